@@ -1,0 +1,60 @@
+"""`python -m executor_sft.minimodel`: train the two mini models that the embedded default runs on."""
+
+import argparse
+import itertools
+from importlib import resources
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from executor_sft.minimodel.architecture import BACKBONE, EXECUTOR, new_model
+from executor_sft.minimodel.stream import Role, batches, conversations
+from executor_sft.minimodel.tokenizer import train_tokenizer
+from executor_sft.minimodel.training import Schedule, save, train
+from executor_sft.miniworld.dialogues import RolePrompts
+
+SHAPES = {"backbone": BACKBONE, "executor": EXECUTOR}
+STEPS = {"backbone": 1900, "executor": 2600}
+FIRST_WORLD = {"backbone": 1_000, "executor": 2_000}
+
+
+def mini_prompts() -> RolePrompts:
+    """The system prompts that the preset `mini` serves."""
+    folder = resources.files("serving") / "prompts" / "mini"
+    texts = [(folder / f"{role}.txt").read_text("utf-8").strip() for role in ("delegation", "execution", "answer")]
+    return RolePrompts(*texts)
+
+
+def mini_tokenizer(system: RolePrompts) -> PreTrainedTokenizerFast:
+    """One tokenizer for both models, from a sample of every kind of conversation."""
+    sample = itertools.chain(
+        itertools.islice(conversations("backbone", system, 0), 2_400),
+        itertools.islice(conversations("executor", system, 10, two_searches=True), 2_400),
+    )
+    return train_tokenizer(turn.text for dialogue in sample for turn in dialogue)
+
+
+def main() -> None:
+    """Train one role's model and save it."""
+    parser = argparse.ArgumentParser(prog="python -m executor_sft.minimodel", description=__doc__)
+    parser.add_argument("role", choices=["backbone", "executor"], help="which of the two models to train")
+    parser.add_argument("--out", type=Path, required=True, help="where the finished model goes")
+    parser.add_argument("--work", type=Path, required=True, help="where checkpoints and the loss log go; reuse it to resume")
+    parser.add_argument("--steps", type=int, help="batches of 4,096 tokens (default: what the shipped models took)")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    role: Role = arguments.role
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(arguments.seed)
+    system = mini_prompts()
+    tokenizer = mini_tokenizer(system)
+    model = new_model(SHAPES[role], tokenizer)
+    source = batches(conversations(role, system, FIRST_WORLD[role] * arguments.seed), tokenizer)
+    train(model, source, Schedule(arguments.steps or STEPS[role]), arguments.work)
+    save(model, tokenizer, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

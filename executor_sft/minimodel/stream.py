@@ -1,0 +1,104 @@
+"""An endless stream of packed training batches: fresh worlds all the time, every conversation used once."""
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePrompts
+from executor_sft.miniworld.world import World
+
+Role = Literal["backbone", "executor"]
+CONVERSATIONS_PER_WORLD = 800
+ROW_TOKENS, ROWS = 512, 8
+_WAITING = 64
+Encoded = tuple[list[int], list[bool]]
+"""Token ids of a conversation, and which of them the model writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """`ROWS` rows of `ROW_TOKENS` tokens; several conversations stand in a row and do not see each other."""
+
+    tokens: torch.Tensor
+    """(rows, row_tokens) int64"""
+    written: torch.Tensor
+    """(rows, row_tokens) bool: whether the model itself writes this token"""
+    positions: torch.Tensor
+    """(rows, row_tokens) int64, from 0 in each conversation"""
+    conversation: torch.Tensor
+    """(rows, row_tokens) int64: the number of the conversation, 0 for padding"""
+
+    def attention(self) -> torch.Tensor:
+        """(rows, 1, row_tokens, row_tokens) bool: causal, within one conversation."""
+        same = self.conversation[:, :, None] == self.conversation[:, None, :]
+        causal = torch.ones(ROW_TOKENS, ROW_TOKENS, dtype=torch.bool).tril()
+        return (same & causal)[:, None]
+
+
+def encode(dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast) -> Encoded:
+    """Token ids as the serving engine sees them, and which of them the model writes (its turns with their end)."""
+    ids: list[int] = []
+    written: list[bool] = []
+    for turn in dialogue:
+        text = f"<|{turn.role}|>{turn.text}{tokenizer.eos_token}"
+        piece: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+        ids += piece
+        written += [False] + [turn.role == "assistant"] * (len(piece) - 1)
+    return ids, written
+
+
+def conversations(role: Role, system: RolePrompts, first_world: int, two_searches: bool = False) -> Iterator[Dialogue]:
+    """Conversations of training worlds `first_world`, `first_world + 1`, …"""
+    number = first_world
+    while True:
+        writer = DialogueWriter(World(number, "train"), system)
+        source = writer.backbone() if role == "backbone" else writer.executor(two_searches)
+        for _ in range(CONVERSATIONS_PER_WORLD):
+            yield next(source)
+        number += 1
+
+
+def batches(source: Iterator[Dialogue], tokenizer: PreTrainedTokenizerFast) -> Iterator[Batch]:
+    """Pack `source` into full rows: each row takes the longest waiting conversation that still fits, until none does."""
+    waiting: list[Encoded] = []
+    rows: list[list[Encoded]] = []
+    while True:
+        while len(waiting) < _WAITING:
+            encoded = encode(next(source), tokenizer)
+            if len(encoded[0]) <= ROW_TOKENS:
+                bisect.insort(waiting, encoded, key=lambda member: len(member[0]))
+        rows.append(_fill(waiting))
+        if len(rows) == ROWS:
+            yield _pack(rows)
+            rows = []
+
+
+def _fill(waiting: list[Encoded]) -> list[Encoded]:
+    """Take one row's conversations out of `waiting`, which is sorted by length; the first is any, so that all get used."""
+    row = [waiting.pop(len(waiting) // 2)]
+    room = ROW_TOKENS - len(row[0][0])
+    while at := bisect.bisect_right(waiting, room, key=lambda member: len(member[0])):
+        row.append(waiting.pop(at - 1))
+        room -= len(row[-1][0])
+    return row
+
+
+def _pack(rows: list[list[Encoded]]) -> Batch:
+    tokens = torch.zeros(ROWS, ROW_TOKENS, dtype=torch.long)
+    written = torch.zeros(ROWS, ROW_TOKENS, dtype=torch.bool)
+    positions = torch.zeros(ROWS, ROW_TOKENS, dtype=torch.long)
+    conversation = torch.zeros(ROWS, ROW_TOKENS, dtype=torch.long)
+    for row, members in enumerate(rows):
+        start = 0
+        for number, (ids, marks) in enumerate(members, 1):
+            end = start + len(ids)
+            tokens[row, start:end] = torch.tensor(ids)
+            written[row, start:end] = torch.tensor(marks)
+            positions[row, start:end] = torch.arange(len(ids))
+            conversation[row, start:end] = number
+            start = end
+    return Batch(tokens, written, positions, conversation)

@@ -1,0 +1,116 @@
+"""Train a mini model from scratch on one or two CPU cores; resumable."""
+
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from torch.nn import functional
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from executor_sft.minimodel.stream import Batch
+
+CONTEXT_WEIGHT = (0.5, 0.1)
+"""Loss weight of tokens the model does not write, at the first and the last step: predicting them teaches it to copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How long and how fast to learn; a step is one batch of 4,096 tokens."""
+
+    steps: int
+    peak_rate: float = 3e-3
+    warm_up: int = 100
+    checkpoint_every: int = 100
+
+    def rate(self, step: int) -> float:
+        """Linear warm-up, constant, then linear decay over the last half."""
+        decay = min(1.0, 2 * (1 - step / self.steps))
+        return self.peak_rate * min(1.0, (step + 1) / self.warm_up) * max(decay, 0.01)
+
+
+def train(model: Qwen3ForCausalLM, source: Iterator[Batch], schedule: Schedule, folder: Path) -> None:
+    """Train `model` in place. A killed run goes on from `folder/checkpoint.pt`, with the batches it had not yet seen."""
+    folder.mkdir(parents=True, exist_ok=True)
+    optimizer = torch.optim.AdamW(_groups(model), lr=schedule.peak_rate, betas=(0.9, 0.95))
+    step = _resume(model, optimizer, folder / "checkpoint.pt")
+    compiled: Any = torch.compile(_loss)
+    progress = Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeRemainingColumn())
+    with progress, (folder / "loss.jsonl").open("a") as log:
+        task = progress.add_task("training", total=schedule.steps, completed=step)
+        for batch in itertools.islice(source, step, schedule.steps):
+            for group in optimizer.param_groups:
+                group["lr"] = schedule.rate(step)
+            share = step / schedule.steps
+            weight = CONTEXT_WEIGHT[0] * (1 - share) + CONTEXT_WEIGHT[1] * share
+            with torch.autocast("cpu", torch.bfloat16):
+                loss, own = compiled(model, batch.tokens, batch.positions, batch.attention(), _weights(batch, weight), batch.written)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            step += 1
+            progress.update(task, completed=step)
+            if step % 20 == 0:
+                log.write(json.dumps({"step": step, "loss": round(loss.item(), 4), "own_loss": round(own.item(), 4)}) + "\n")
+                log.flush()
+            if step % schedule.checkpoint_every == 0:
+                _checkpoint(model, optimizer, step, folder / "checkpoint.pt")
+    _checkpoint(model, optimizer, step, folder / "checkpoint.pt")
+
+
+def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write bf16 safetensors and the tokenizer, as transformers and vLLM load them."""
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _loss(
+    model: Qwen3ForCausalLM,
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    attention: torch.Tensor,
+    weights: torch.Tensor,
+    written: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weighted loss over all tokens, and the mean loss over the model's own."""
+    logits = model(input_ids=tokens, position_ids=positions, attention_mask=attention, use_cache=False).logits
+    each = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
+    own = written[:, 1:].flatten()
+    return (each * weights).sum() / weights.sum(), (each * own).sum() / own.sum()
+
+
+def _weights(batch: Batch, context_weight: float) -> torch.Tensor:
+    """(rows * (row_tokens - 1)) float32: the weight of predicting each token from those before it."""
+    inside = (batch.positions[:, 1:] > 0).float()
+    return (inside * torch.where(batch.written[:, 1:], 1.0, context_weight)).flatten()
+
+
+def _groups(model: Qwen3ForCausalLM) -> list[dict[str, Any]]:
+    """Weight decay for matrices only."""
+    parameters = list(model.parameters())
+    return [
+        {"params": [parameter for parameter in parameters if parameter.ndim > 1], "weight_decay": 0.05},
+        {"params": [parameter for parameter in parameters if parameter.ndim == 1], "weight_decay": 0.0},
+    ]
+
+
+def _resume(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, path: Path) -> int:
+    if not path.exists():
+        return 0
+    state = torch.load(path, weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return int(state["step"])
+
+
+def _checkpoint(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, step: int, path: Path) -> None:
+    """Write beside, then rename: a half-written checkpoint is never read."""
+    beside = path.with_suffix(".tmp")
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, beside)
+    os.replace(beside, path)

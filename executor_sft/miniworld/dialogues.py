@@ -1,0 +1,167 @@
+"""Gold conversations of each role over one world, in the very words that the gateway uses."""
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from executor_sft.miniworld.passages import Library
+from executor_sft.miniworld.questions import Examiner, Question, SubQuery
+from executor_sft.miniworld.relations import BY_NAME, BY_SUBJECT
+from executor_sft.miniworld.world import Entity, World
+from router import prompts
+from router.passage import Passage
+from router.report import NO_EVIDENCE, Report
+
+TurnKind = Literal["system", "user", "delegate", "stop", "search", "report", "answer"]
+STOP = "<stop/>Enough evidence<stop>"
+NOT_FOUND = "not found"
+_NOT_FOUND_SHARE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message; the kinds after `user` are the model's own."""
+
+    kind: TurnKind
+    text: str
+
+    @property
+    def role(self) -> str:
+        """The chat role."""
+        return self.kind if self.kind in ("system", "user") else "assistant"
+
+
+Dialogue = list[Turn]
+
+
+@dataclass(frozen=True, slots=True)
+class RolePrompts:
+    """The system prompts that the mini models are trained and served with."""
+
+    delegation: str
+    execution: str
+    answer: str
+
+
+def delegate_text(texts: list[str]) -> str:
+    """A dispatch: one question, or a JSON list of questions."""
+    body = prompts.request(texts[0] if len(texts) == 1 else json.dumps(texts, ensure_ascii=False))
+    return f"<search>{body}</search>"
+
+
+def report_text(report: Report) -> str:
+    """A report as the executor writes it."""
+    return f"<answer>{prompts.request(report.answer)}</answer><evidence>{prompts.request(chr(10).join(report.evidence))}</evidence>"
+
+
+def answer_text(question: Question, pairs: list[tuple[SubQuery, Report]]) -> str:
+    """The answer; before a comparison, a one-step trace of the two years (a small model cannot compare in silence)."""
+    if any(report is NO_EVIDENCE for _, report in pairs):
+        return f"<answer>{NOT_FOUND}</answer>"
+    trace = ""
+    if question.earlier is not None:
+        years = [report.answer for _, report in pairs]
+        chosen = (min if question.earlier else max)(years, key=int)
+        trace = f"{', '.join(years)}: {'earlier' if question.earlier else 'later'} {chosen} "
+    return f"{trace}<answer>{prompts.request(question.answer)}</answer>"
+
+
+class DialogueWriter:
+    """Writes gold conversations of one world's questions."""
+
+    def __init__(self, world: World, system: RolePrompts) -> None:
+        self._world, self._system = world, system
+        self._rng = random.Random(f"{world.seed}/{world.side}/dialogues")
+        self._library = Library(world)
+        self._examiner = Examiner(world, self._library)
+        self._pages: dict[str, list[Passage]] = {}
+        self._mentions: dict[str, list[Passage]] = {}
+        for entity in world.entities:
+            pages = [self._library.by_id[identity] for identity in self._library.of_entity[entity.mention]]
+            self._pages.setdefault(entity.kind, []).extend(pages)
+        for passage in self._library.passages:
+            for word in {word.strip(".,()") for word in f"{passage.title} {passage.text}".split()}:
+                if word[:1].isupper():
+                    self._mentions.setdefault(word, []).append(passage)
+
+    def backbone(self) -> Iterator[Dialogue]:
+        """A delegation and an answer conversation for each question, endlessly."""
+        while True:
+            question = self._examiner.draw()
+            missing = self._rng.random() < _NOT_FOUND_SHARE
+            yield self.delegation(question, missing)
+            yield self.answering(question, missing)
+
+    def executor(self, two_searches: bool = False) -> Iterator[Dialogue]:
+        """Conversations about sub-queries in all wordings, endlessly; those that one search answers unless told otherwise."""
+        entities = self._world.entities
+        while True:
+            entity = self._rng.choice(entities)
+            relations = [relation for relation in BY_SUBJECT[entity.kind] if relation.name in entity.values]
+            relation = self._rng.choice(relations)
+            plain = self._world.facts[entity.mention, relation.name].detour is None
+            by_alias = two_searches and plain and self._rng.random() < 0.5
+            sub_query = self._examiner.sub_query(entity, relation, self._rng.choice(relation.ask), by_alias)
+            if two_searches or len(sub_query.searches) == 1:
+                yield self.execution(sub_query, entity)
+
+    def delegation(self, question: Question, missing: bool = False) -> Dialogue:
+        """Question, blocks and reports by turns, then the stop; `missing` ends it at a report that found nothing."""
+        turns = [Turn("system", self._system.delegation), Turn("user", prompts.request(question.text))]
+        for number, block in enumerate(question.rounds):
+            last = missing and number == len(question.rounds) - 1
+            turns.append(Turn("delegate", delegate_text([sub_query.text for sub_query in block])))
+            pairs = [(sub_query.text, NO_EVIDENCE if last else self._seen(sub_query)) for sub_query in block]
+            turns.append(Turn("user", prompts.search_results(pairs)))
+        return [*turns, Turn("stop", STOP)]
+
+    def answering(self, question: Question, missing: bool = False) -> Dialogue:
+        """The answerer's single turn."""
+        pairs = [(sub_query, self._seen(sub_query)) for sub_query in question.sub_queries]
+        if missing:
+            pairs[-1] = (pairs[-1][0], NO_EVIDENCE)
+        request = prompts.answer_request(question.text, [(sub_query.text, report) for sub_query, report in pairs])
+        return [
+            Turn("system", self._system.answer),
+            Turn("user", request),
+            Turn("answer", answer_text(question, pairs)),
+        ]
+
+    def execution(self, sub_query: SubQuery, entity: Entity) -> Dialogue:
+        """One or two searches with three passages each, then the report; sometimes told that no search is left."""
+        turns = [Turn("system", self._system.execution), Turn("user", prompts.request(sub_query.text))]
+        for number, (query, gold) in enumerate(zip(sub_query.searches, sub_query.gold_passages, strict=True)):
+            last = number == len(sub_query.searches) - 1 and self._rng.random() < 0.3
+            turns.append(Turn("search", f"<search>{prompts.request(query)}</search>"))
+            turns.append(Turn("user", prompts.documents(self._retrieved(self._library.by_id[gold], sub_query, entity), last)))
+        return [*turns, Turn("report", report_text(sub_query.report))]
+
+    def _seen(self, sub_query: SubQuery) -> Report:
+        """The gold report, with one evidence point as a single-search executor gives it or with all of them."""
+        evidence = sub_query.report.evidence
+        return Report(sub_query.report.answer, evidence if self._rng.random() < 0.5 else evidence[-1:])
+
+    def _retrieved(self, gold: Passage, sub_query: SubQuery, entity: Entity) -> list[Passage]:
+        """The gold passage, mostly first, among the kinds of neighbours that a dense retriever returns."""
+        kind = BY_NAME[sub_query.relation].subject
+        words = [word for word in entity.mention.split() if word[:1].isupper()]
+        relatives = [passage for word in words for passage in self._mentions.get(word, ()) if passage.id != gold.id]
+        found: list[Passage] = []
+        while len(found) < 2:
+            draw = self._rng.random()
+            if draw < 0.4 and relatives:
+                candidate = self._rng.choice(relatives)
+            else:
+                sample = self._rng.sample(self._pages[kind], 1 if draw > 0.8 else 12)
+                candidate = max(sample, key=lambda passage: _likeness(passage.title, gold.title))
+            if candidate.id != gold.id and candidate not in found:
+                found.append(candidate)
+        found.insert(self._rng.choice((0, 0, 0, 0, 1, 2)), gold)
+        return found
+
+
+def _likeness(one: str, other: str) -> int:
+    """Letter pairs in common."""
+    return len({one[at : at + 2] for at in range(len(one) - 1)} & {other[at : at + 2] for at in range(len(other) - 1)})

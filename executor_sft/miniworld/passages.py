@@ -1,0 +1,90 @@
+"""The pages of a world: one to four sentences each, and where each fact is stated."""
+
+import random
+from dataclasses import dataclass
+
+from executor_sft.miniworld.relations import ALIAS, ALIAS_USE, BY_SUBJECT, CHRONICLE, FILLER, REDIRECT, Relation
+from executor_sft.miniworld.world import Entity, Fact, World
+from router.passage import Passage
+
+_FAMILY = ("father", "mother", "spouse")
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A sentence and the passage that holds it."""
+
+    passage_id: str
+    sentence: str
+
+
+class Library:
+    """All passages of a world, in a fixed order, with the statement behind each fact, detour and alias."""
+
+    def __init__(self, world: World) -> None:
+        self._rng = random.Random(f"{world.seed}/{world.side}/passages")
+        self._world = world
+        self.passages: list[Passage] = []
+        self.of_entity: dict[str, list[str]] = {}
+        """Entity mention to the ids of its own passages."""
+        self.states: dict[tuple[str, str], Statement] = {}
+        """(subject mention, relation) to the sentence that gives the value, possibly in a chronicle."""
+        self.points: dict[tuple[str, str], Statement] = {}
+        """(subject mention, relation) to the sentence that says where the value is to be found."""
+        self.aliases: dict[str, Statement] = {}
+        for entity in world.entities:
+            self._write_entity(entity)
+        self.by_id = {passage.id: passage for passage in self.passages}
+
+    def _write_entity(self, entity: Entity) -> None:
+        relations = [relation for relation in BY_SUBJECT[entity.kind] if relation.name in entity.values]
+        family = [relation for relation in relations if relation.name in _FAMILY]
+        own = [relation for relation in relations if relation.name not in _FAMILY]
+        title = f"{entity.name} ({entity.occupation})" if entity.occupation else entity.name
+        self._write_page(entity, title, own)
+        if family:
+            self._write_page(entity, f"Family of {title}", family)
+        if entity.alias:
+            sentence = self._rng.choice(ALIAS[entity.kind]).format(a=entity.alias, x=entity.mention)
+            use = ALIAS_USE[entity.kind].format(a=entity.alias)
+            self.aliases[entity.alias] = Statement(self._add(entity.alias, [sentence, use]), _capital(sentence))
+
+    def _write_page(self, entity: Entity, title: str, relations: list[Relation]) -> None:
+        facts = [self._world.facts[entity.mention, relation.name] for relation in relations]
+        self._rng.shuffle(facts)
+        sentences = [self._sentence(fact) for fact in facts]
+        identity = self._add(title, sentences)
+        self.of_entity.setdefault(entity.mention, []).append(identity)
+        for fact, sentence in zip(facts, sentences, strict=True):
+            key = (entity.mention, fact.relation.name)
+            if fact.detour is None:
+                self.states[key] = Statement(identity, _capital(sentence))
+            else:
+                self.points[key] = Statement(identity, _capital(sentence))
+            if fact.detour == "redirect":
+                self.states[key] = self._write_chronicle(fact)
+
+    def _write_chronicle(self, fact: Fact) -> Statement:
+        sentence = fact.relation.anonymous.format(y=fact.value)
+        return Statement(self._add(f"{fact.via} Chronicle", [CHRONICLE.format(c=fact.via), sentence]), _capital(sentence))
+
+    def _sentence(self, fact: Fact) -> str:
+        subject = fact.subject.mention
+        if fact.detour == "redirect":
+            return self._rng.choice(REDIRECT).format(noun=fact.relation.noun.format(x=subject), c=fact.via)
+        if fact.detour == "shared":
+            return fact.relation.shared.format(x=subject, z=fact.via)
+        return self._rng.choice(fact.relation.tell).format(x=subject, y=fact.value)
+
+    def _add(self, title: str, sentences: list[str]) -> str:
+        """Write one passage with a filler sentence or two among the facts; its id."""
+        shown = [_capital(sentence) for sentence in sentences]
+        for _ in range(self._rng.choice((0, 1, 1, 2) if len(shown) < 3 else (0, 0, 1))):
+            shown.insert(self._rng.randint(1, len(shown)), self._rng.choice(FILLER))
+        identity = f"mini-{len(self.passages):05d}"
+        self.passages.append(Passage(identity, title, " ".join(shown)))
+        return identity
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]

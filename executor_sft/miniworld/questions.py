@@ -1,0 +1,171 @@
+"""Questions over a world, with their gold decompositions, reports and answers."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from executor_sft.miniworld.passages import Library
+from executor_sft.miniworld.relations import BY_NAME, RELATIONS, Relation
+from executor_sft.miniworld.world import Entity, World
+from router.report import Report
+
+QuestionType = Literal["2-hop", "3-hop", "comparison"]
+
+_CHAINS: dict[int, list[tuple[str, ...]]] = {2: [], 3: []}
+_NESTED = tuple(relation for relation in RELATIONS if relation.value != "year")
+for _first in _NESTED:
+    for _second in RELATIONS:
+        if _second.subject == _first.value:
+            _CHAINS[2].append((_first.name, _second.name))
+            if _second.value != "year":
+                _CHAINS[3] += [(_first.name, _second.name, third.name) for third in RELATIONS if third.subject == _second.value]
+_COMPARED = tuple(relation for relation in RELATIONS if relation.compare)
+
+
+@dataclass(frozen=True, slots=True)
+class SubQuery:
+    """One gold sub-query: its wording, the searches that answer it, and the report."""
+
+    text: str
+    searches: tuple[str, ...]
+    """One query, or two where the first search cannot suffice."""
+    gold_passages: tuple[str, ...]
+    """The id of the passage that each search must find."""
+    report: Report
+    kind: str
+    """`plain`, `alias`, `redirect` or `shared`: why a second search is needed."""
+    relation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question and how a faithful run answers it."""
+
+    id: str
+    text: str
+    type: QuestionType
+    answer: str
+    rounds: tuple[tuple[SubQuery, ...], ...]
+    """The gold decomposition: the sub-queries of each delegation round."""
+    earlier: bool | None = None
+    """For comparisons: whether the earlier one is asked for."""
+
+    @property
+    def sub_queries(self) -> Sequence[SubQuery]:
+        """All gold sub-queries, in order of dispatch."""
+        return [sub_query for block in self.rounds for sub_query in block]
+
+    @property
+    def needs_second_search(self) -> bool:
+        """Whether any of its sub-queries does."""
+        return any(len(sub_query.searches) > 1 for sub_query in self.sub_queries)
+
+
+class Examiner:
+    """Asks questions about one world, endlessly and reproducibly."""
+
+    def __init__(self, world: World, library: Library, alias_share: float = 0.75) -> None:
+        self._world, self._library = world, library
+        self._alias_share = alias_share
+        self._rng = random.Random(f"{world.seed}/{world.side}/questions")
+        self._by_kind: dict[str, list[Entity]] = {}
+        for entity in world.entities:
+            self._by_kind.setdefault(entity.kind, []).append(entity)
+        self._count = 0
+
+    def draw(self) -> Question:
+        """The next question: 45 % 2-hop, 25 % 3-hop, 30 % comparison."""
+        draw = self._rng.random()
+        while True:
+            question = self._comparison() if draw < 0.30 else self._chain(2 if draw < 0.75 else 3)
+            if question:
+                self._count += 1
+                return question
+
+    def sub_query(self, entity: Entity, relation: Relation, wording: str, by_alias: bool = False) -> SubQuery:
+        """The gold sub-query for one fact; `by_alias` asks for the entity by its other name."""
+        named = entity.alias if by_alias and entity.alias else entity.mention
+        text = wording.format(x=named)
+        key = (entity.mention, relation.name)
+        fact = self._world.facts[key]
+        stated = self._library.states.get(key)
+        if named != entity.mention:
+            alias = self._library.aliases[named]
+            assert stated is not None, "an alias is used with plainly stated facts only"
+            return SubQuery(
+                text,
+                (text, wording.format(x=entity.mention)),
+                (alias.passage_id, stated.passage_id),
+                Report(fact.value, (alias.sentence, stated.sentence)),
+                "alias",
+                relation.name,
+            )
+        if fact.detour is None:
+            assert stated is not None, "a fact without a detour is stated on its own page"
+            return SubQuery(text, (text,), (stated.passage_id,), Report(fact.value, (stated.sentence,)), "plain", relation.name)
+        pointer = self._library.points[key]
+        if fact.detour == "shared":
+            stated = self._library.states[fact.via, relation.name]
+            second = wording.format(x=fact.via)
+        else:
+            stated = self._library.states[key]
+            second = f"{fact.via} Chronicle"
+        return SubQuery(
+            text,
+            (text, second),
+            (pointer.passage_id, stated.passage_id),
+            Report(fact.value, (pointer.sentence, stated.sentence)),
+            fact.detour,
+            relation.name,
+        )
+
+    def _chain(self, hops: int) -> Question | None:
+        relations = [BY_NAME[name] for name in self._rng.choice(_CHAINS[hops])]
+        start = self._rng.choice(self._by_kind[relations[0].subject])
+        entities = [start]
+        for relation in relations[:-1]:
+            value = entities[-1].values.get(relation.name)
+            if not isinstance(value, Entity):
+                return None
+            entities.append(value)
+        if relations[-1].name not in entities[-1].values or len({entity.mention for entity in entities}) < hops:
+            return None
+        by_alias = self._use_alias(start, relations[0])
+        wording = self._rng.choice(relations[-1].ask)
+        steps = [
+            (self.sub_query(entity, relation, wording if number == hops - 1 else relation.ask[0], by_alias and number == 0),)
+            for number, (entity, relation) in enumerate(zip(entities, relations, strict=True))
+        ]
+        subject = start.alias if by_alias and start.alias else start.mention
+        for relation in relations[:-1]:
+            subject = relation.noun.format(x=subject)
+        answer = steps[-1][0].report.answer
+        if answer in {entity.mention for entity in entities}:
+            return None
+        return Question(self._next_id(), wording.format(x=subject), "2-hop" if hops == 2 else "3-hop", answer, tuple(steps))
+
+    def _comparison(self) -> Question | None:
+        relation = self._rng.choice(_COMPARED)
+        one, other = self._rng.sample(self._by_kind[relation.subject], 2)
+        years = [self._world.facts[entity.mention, relation.name].value for entity in (one, other)]
+        if years[0] == years[1]:
+            return None
+        wording, earlier = self._rng.choice(relation.compare)
+        asked: list[SubQuery] = []
+        named: list[str] = []
+        for entity in (one, other):
+            by_alias = self._use_alias(entity, relation)
+            asked.append(self.sub_query(entity, relation, relation.ask[0], by_alias))
+            named.append(entity.alias if by_alias and entity.alias else entity.mention)
+        first_is_earlier = int(years[0]) < int(years[1])
+        answer = named[0] if first_is_earlier == earlier else named[1]
+        text = wording.format(a=named[0], b=named[1])
+        return Question(self._next_id(), text, "comparison", answer, (tuple(asked),), earlier)
+
+    def _use_alias(self, entity: Entity, relation: Relation) -> bool:
+        plain = self._world.facts[entity.mention, relation.name].detour is None
+        return bool(entity.alias) and plain and self._rng.random() < self._alias_share
+
+    def _next_id(self) -> str:
+        return f"mini-{self._world.side}-{self._world.seed}-{self._count:05d}"

@@ -1,0 +1,232 @@
+"""What can be true in the mini world, and the ways to say and to ask it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["person", "city", "country", "book", "film", "company"]
+Value = Literal["person", "city", "country", "company", "year"]
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """One relation; `{x}` is the subject and `{y}` the value in every wording."""
+
+    name: str
+    subject: Kind
+    value: Value
+    noun: str
+    """How the value is spoken of: `the author of {x}`; for years, the event: `the birth of {x}`."""
+    ask: tuple[str, ...]
+    """Questions; the first one is the wording that the delegator uses between hops."""
+    tell: tuple[str, ...]
+    """Sentences that state the fact."""
+    anonymous: str
+    """The fact without its subject's name, as a chronicle tells it."""
+    shared: str
+    """The fact by way of another subject `{z}` that has the same value."""
+    compare: tuple[tuple[str, bool], ...] = ()
+    """For years: a question about `{a}` and `{b}`, and whether it asks for the earlier one."""
+
+
+def _year(name: str, subject: Kind, noun: str, verb: str, chronicle: str, which: tuple[str, str]) -> Relation:
+    asked, kind = which
+    return Relation(
+        name,
+        subject,
+        "year",
+        f"the {noun} of {{x}}",
+        (f"When was {{x}} {verb}?", f"In which year was {{x}} {verb}?", f"In what year was {{x}} {verb}?"),
+        (
+            f"{{x}} was {verb} in {{y}}.",
+            f"In {{y}}, {{x}} was {verb}.",
+            f"The year in which {{x}} was {verb} is {{y}}.",
+            f"The {noun} of {{x}} came in {{y}}.",
+        ),
+        f"{chronicle} was {verb} in {{y}}.",
+        f"{{x}} was {verb} in the same year as {{z}}.",
+        (
+            (f"{asked} was {verb} earlier, {{a}} or {{b}}?", True),
+            (f"{asked} was {verb} first, {{a}} or {{b}}?", True),
+            (f"{asked} was {verb} later, {{a}} or {{b}}?", False),
+            (f"Of {{a}} and {{b}}, which {kind} was {verb} earlier?", True),
+            (f"Of {{a}} and {{b}}, which {kind} was {verb} later?", False),
+        ),
+    )
+
+
+RELATIONS: tuple[Relation, ...] = (
+    _year("birth_year", "person", "birth", "born", "The person told of here", ("Who", "person")),
+    Relation(
+        "birthplace",
+        "person",
+        "city",
+        "the birthplace of {x}",
+        ("Where was {x} born?", "In which city was {x} born?", "What is the birthplace of {x}?"),
+        (
+            "{x} was born in the city of {y}.",
+            "{x} came from {y}.",
+            "The birthplace of {x} is {y}.",
+            "{y} is the city where {x} was born.",
+        ),
+        "The person told of here came from {y}.",
+        "{x} was born in the same city as {z}.",
+    ),
+    Relation(
+        "father",
+        "person",
+        "person",
+        "the father of {x}",
+        ("Who is the father of {x}?", "Who was the father of {x}?", "What is the name of the father of {x}?"),
+        ("The father of {x} was {y}.", "{x} had {y} as father.", "{y} was the father of {x}."),
+        "The father of the person told of here was {y}.",
+        "{x} had the same father as {z}.",
+    ),
+    Relation(
+        "mother",
+        "person",
+        "person",
+        "the mother of {x}",
+        ("Who is the mother of {x}?", "Who was the mother of {x}?", "What is the name of the mother of {x}?"),
+        ("The mother of {x} was {y}.", "{x} had {y} as mother.", "{y} was the mother of {x}."),
+        "The mother of the person told of here was {y}.",
+        "{x} had the same mother as {z}.",
+    ),
+    Relation(
+        "spouse",
+        "person",
+        "person",
+        "the spouse of {x}",
+        ("Who is the spouse of {x}?", "Whom did {x} marry?", "Who was married to {x}?"),
+        ("{x} married {y}.", "The spouse of {x} was {y}.", "{x} was married to {y}."),
+        "The person told of here was married to {y}.",
+        "",
+    ),
+    Relation(
+        "country",
+        "city",
+        "country",
+        "the country of {x}",
+        ("In which country is {x}?", "Which country is {x} located in?", "In what country does {x} lie?"),
+        ("{x} is a city in {y}.", "{x} lies in {y}.", "The city of {x} belongs to {y}."),
+        "The city told of here lies in {y}.",
+        "{x} lies in the same country as {z}.",
+    ),
+    _year("city_year", "city", "founding", "founded", "The city told of here", ("Which city", "city")),
+    Relation(
+        "capital",
+        "country",
+        "city",
+        "the capital of {x}",
+        ("What is the capital of {x}?", "Which city is the capital of {x}?", "What is the name of the capital of {x}?"),
+        ("The capital of {x} is {y}.", "{x} has {y} as its capital.", "{y} is the capital of {x}."),
+        "The capital of the country told of here is {y}.",
+        "",
+    ),
+    Relation(
+        "author",
+        "book",
+        "person",
+        "the author of {x}",
+        ("Who is the author of {x}?", "Who wrote {x}?", "Which author wrote {x}?"),
+        ("{x} is a book by {y}.", "{x} was written by {y}.", "{y} wrote the book {x}.", "The author of {x} is {y}."),
+        "The book told of here was written by {y}.",
+        "{x} is by the same author as {z}.",
+    ),
+    Relation(
+        "publisher",
+        "book",
+        "company",
+        "the publisher of {x}",
+        ("Who is the publisher of {x}?", "Which company published {x}?", "What is the publisher of {x}?"),
+        ("{x} was published by {y}.", "The publisher of {x} is {y}.", "{y} brought out {x}."),
+        "The book told of here was published by {y}.",
+        "{x} came out at the same publisher as {z}.",
+    ),
+    _year("book_year", "book", "first edition", "published", "The book told of here", ("Which book", "book")),
+    Relation(
+        "director",
+        "film",
+        "person",
+        "the director of {x}",
+        ("Who is the director of {x}?", "Who directed {x}?", "Which director made {x}?"),
+        ("{x} is a film by {y}.", "{x} was directed by {y}.", "{y} directed the film {x}.", "{y} is the director of {x}."),
+        "The film told of here was directed by {y}.",
+        "{x} is by the same director as {z}.",
+    ),
+    _year("film_year", "film", "release", "released", "The film told of here", ("Which film", "film")),
+    Relation(
+        "founder",
+        "company",
+        "person",
+        "the founder of {x}",
+        ("Who is the founder of {x}?", "Who founded {x}?", "Who started the company {x}?"),
+        ("{x} was founded by {y}.", "The founder of {x} is {y}.", "{y} started the company {x}."),
+        "The company told of here was started by {y}.",
+        "{x} has the same founder as {z}.",
+    ),
+    Relation(
+        "headquarters",
+        "company",
+        "city",
+        "the seat of {x}",
+        ("Where is the seat of {x}?", "In which city is {x} based?", "Which city is the seat of {x}?"),
+        ("{x} is based in {y}.", "The seat of {x} is in {y}.", "{x} has its offices in {y}."),
+        "The company told of here is based in {y}.",
+        "{x} is based in the same city as {z}.",
+    ),
+    _year("company_year", "company", "founding", "set up", "The company told of here", ("Which company", "company")),
+)
+
+BY_NAME = {relation.name: relation for relation in RELATIONS}
+BY_SUBJECT: dict[str, tuple[Relation, ...]] = {
+    kind: tuple(relation for relation in RELATIONS if relation.subject == kind)
+    for kind in ("person", "city", "country", "book", "film", "company")
+}
+
+ALIAS: dict[Kind, tuple[str, ...]] = {
+    "person": (
+        "{a} is the pen name of {x}.",
+        "{x} was also known as {a}.",
+        "The name {a} was used by {x}.",
+    ),
+    "city": ("{a} is the former name of {x}.", "The city of {x} was once called {a}.", "{a} is now called {x}."),
+    "book": ("{a} was the working title of {x}.", "{x} was first called {a}.", "{a} later became known as {x}."),
+    "film": ("{a} was the working title of {x}.", "{x} was first called {a}.", "{a} later became known as {x}."),
+    "company": ("{a} is the former name of {x}.", "{x} was once called {a}.", "{a} is now called {x}."),
+}
+
+ALIAS_USE: dict[Kind, str] = {
+    "person": "The person {a} was read by many, and the birth, family and marriage of {a} were often discussed.",
+    "city": "The city {a} stood on old maps.",
+    "book": "The book {a} was announced by a publisher and an author.",
+    "film": "The film {a} was announced by a director before its release.",
+    "company": "The company {a} had its founder and its offices under this name.",
+}
+
+REDIRECT: tuple[str, ...] = (
+    "For {noun}, see the {c} Chronicle.",
+    "The {c} Chronicle tells of {noun}.",
+    "On {noun}, the source is the {c} Chronicle.",
+)
+
+CHRONICLE = "The {c} Chronicle keeps to one story."
+
+FILLER: tuple[str, ...] = (
+    "Little else is recorded.",
+    "Several letters from that time are kept.",
+    "The archive holds an early drawing.",
+    "Visitors still ask about it.",
+    "An old song mentions the name.",
+    "The matter was discussed for many years.",
+    "A small museum keeps the papers.",
+    "The records were copied by hand.",
+    "There are two known portraits.",
+    "Later writers praised the work.",
+    "The story is told in schools.",
+    "A stone marks the place.",
+)
+
+OCCUPATIONS: tuple[str, ...] = ("painter", "lawyer", "sailor", "teacher", "baker", "surgeon", "printer", "gardener")
+BOOK_NOUNS: tuple[str, ...] = ("Letters", "Garden", "Winter", "Ballads", "Diary", "Tales", "Lanterns", "Voyage")
+FILM_NOUNS: tuple[str, ...] = ("Nights", "Road", "Harbour", "Shadows", "Summer", "Bridge", "Return", "Echo")
+COMPANY_NOUNS: tuple[str, ...] = ("Press", "Works", "Mills", "Group", "Brothers", "Trading", "Motors", "House")

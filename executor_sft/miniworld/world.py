@@ -1,0 +1,208 @@
+"""A seeded fictional world: entities, facts, and the facts that need a second search."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from executor_sft.miniworld.names import Names, Side
+from executor_sft.miniworld.relations import (
+    BOOK_NOUNS,
+    BY_SUBJECT,
+    COMPANY_NOUNS,
+    FILM_NOUNS,
+    OCCUPATIONS,
+    Kind,
+    Relation,
+)
+
+Detour = Literal["redirect", "shared"]
+FIRST_YEAR, GENERATION_YEARS = 1640, 30
+
+
+@dataclass(slots=True)
+class Entity:
+    """A thing with pages; `mention` is how a question speaks of it."""
+
+    kind: Kind
+    name: str
+    alias: str | None = None
+    """A pen name, former name or working title, which only its own passage explains."""
+    occupation: str | None = None
+    """Set on namesakes only, to tell them apart."""
+    values: dict[str, "str | Entity"] = field(default_factory=dict)
+    """Relation name to value: a year as text, or another entity."""
+
+    @property
+    def mention(self) -> str:
+        """The unambiguous way to name it."""
+        return f"the {self.occupation} {self.name}" if self.occupation else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One value of one entity, and what it takes to find it."""
+
+    subject: Entity
+    relation: Relation
+    value: str
+    detour: Detour | None = None
+    """Why the subject's own page does not state the value; None where it does."""
+    via: str = ""
+    """`redirect`: the chronicle that states it. `shared`: the other subject with the same value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How many entities of each kind a world has; persons are 3 generations of `couples` couples."""
+
+    couples: int = 130
+    cities: int = 120
+    countries: int = 20
+    books: int = 150
+    films: int = 150
+    companies: int = 100
+    alias_share: float = 0.40
+    redirect_share: float = 0.14
+    shared_share: float = 0.14
+    namesake_share: float = 0.05
+
+
+class World:
+    """Entities and facts drawn from one seed; two worlds of different sides share no name word."""
+
+    def __init__(self, seed: int, side: Side, scale: Scale | None = None) -> None:
+        self.seed, self.side = seed, side
+        self.scale = scale or Scale()
+        self._rng = random.Random(f"{seed}/{side}")
+        self.names = Names(self._rng, side)
+        self.countries = [Entity("country", self.names.word()) for _ in range(self.scale.countries)]
+        self.cities = [self._city() for _ in range(self.scale.cities)]
+        for country, capital in zip(self.countries, self._rng.sample(self.cities, len(self.countries)), strict=True):
+            country.values["capital"] = capital
+            capital.values["country"] = country
+        self.people = self._people()
+        self.companies = [self._company() for _ in range(self.scale.companies)]
+        self.books = [self._book() for _ in range(self.scale.books)]
+        self.films = [self._film() for _ in range(self.scale.films)]
+        self._add_aliases()
+        self.facts: dict[tuple[str, str], Fact] = {}
+        told: dict[tuple[str, str], list[Entity]] = {}
+        for entity in self.entities:
+            for relation in BY_SUBJECT[entity.kind]:
+                if relation.name in entity.values:
+                    fact = self._fact(entity, relation, told)
+                    self.facts[entity.mention, relation.name] = fact
+                    if fact.detour is None:
+                        told.setdefault((relation.name, fact.value), []).append(entity)
+
+    @property
+    def entities(self) -> Sequence[Entity]:
+        """Every entity, in a fixed order."""
+        return [*self.people, *self.cities, *self.countries, *self.books, *self.films, *self.companies]
+
+    def _city(self) -> Entity:
+        values: dict[str, str | Entity] = {"country": self._rng.choice(self.countries)}
+        return Entity("city", self.names.word(), values=values | {"city_year": self._year(900, 1600)})
+
+    def _company(self) -> Entity:
+        return Entity(
+            "company",
+            f"{self.names.word()} {self._rng.choice(COMPANY_NOUNS)}",
+            values={
+                "founder": self._person(),
+                "headquarters": self._rng.choice(self.cities),
+                "company_year": self._year(1700, 1900),
+            },
+        )
+
+    def _book(self) -> Entity:
+        return Entity(
+            "book",
+            f"The {self.names.word()} {self._rng.choice(BOOK_NOUNS)}",
+            values={
+                "author": self._person(),
+                "publisher": self._rng.choice(self.companies),
+                "book_year": self._year(1700, 1900),
+            },
+        )
+
+    def _film(self) -> Entity:
+        return Entity(
+            "film",
+            f"{self.names.word()} {self._rng.choice(FILM_NOUNS)}",
+            values={"director": self._person(), "film_year": self._year(1900, 1990)},
+        )
+
+    def _people(self) -> list[Entity]:
+        """Three generations; children take the surname of their father, and couples never share one."""
+        everyone: list[Entity] = []
+        parents: list[tuple[Entity, Entity]] = []
+        for generation in range(3):
+            start = FIRST_YEAR + generation * GENERATION_YEARS * 2
+            people = [self._newborn(parents, start) for _ in range(2 * self.scale.couples)]
+            shuffled = self._rng.sample(people, len(people))
+            couples = [
+                (one, other)
+                for one, other in zip(shuffled[::2], shuffled[1::2], strict=True)
+                if one.name.split()[-1] != other.name.split()[-1]
+            ]
+            for one, other in couples:
+                one.values["spouse"], other.values["spouse"] = other, one
+            everyone += people
+            parents = couples
+        self._make_namesakes(everyone)
+        return everyone
+
+    def _newborn(self, parents: list[tuple[Entity, Entity]], start: int) -> Entity:
+        person = Entity("person", "", values={"birthplace": self._rng.choice(self.cities)})
+        person.values["birth_year"] = self._year(start, start + GENERATION_YEARS)
+        surname = ""
+        if parents:
+            father, mother = self._rng.choice(parents)
+            person.values |= {"father": father, "mother": mother}
+            surname = father.name.split()[-1]
+        person.name = f"{self.names.word()} {surname or self.names.word()}"
+        return person
+
+    def _make_namesakes(self, people: list[Entity]) -> None:
+        """Give some childless people of the last generation one name between two, told apart by occupation."""
+        count = int(len(people) * self.scale.namesake_share) // 2
+        young = [person for person in people[-2 * self.scale.couples :] if "spouse" not in person.values]
+        young += [person for person in people[-2 * self.scale.couples :] if "spouse" in person.values]
+        for one, other in zip(young[:count], young[count : 2 * count], strict=True):
+            one.occupation, other.occupation = self._rng.sample(OCCUPATIONS, 2)
+            other.name = one.name
+
+    def _add_aliases(self) -> None:
+        rename = {
+            "person": lambda: f"{self.names.word()} {self.names.word()}",
+            "city": lambda: self.names.word(),
+            "book": lambda: f"The {self.names.word()} {self._rng.choice(BOOK_NOUNS)}",
+            "film": lambda: f"{self.names.word()} {self._rng.choice(FILM_NOUNS)}",
+            "company": lambda: f"{self.names.word()} {self._rng.choice(COMPANY_NOUNS)}",
+        }
+        for entity in self.entities:
+            if entity.kind in rename and not entity.occupation and self._rng.random() < self.scale.alias_share:
+                entity.alias = rename[entity.kind]()
+
+    def _fact(self, entity: Entity, relation: Relation, told: dict[tuple[str, str], list[Entity]]) -> Fact:
+        """State a value plainly or by a detour; `told` holds the subjects whose own pages state each value."""
+        value = entity.values[relation.name]
+        text = value if isinstance(value, str) else value.mention
+        draw = self._rng.random()
+        if draw < self.scale.redirect_share:
+            return Fact(entity, relation, text, "redirect", self.names.word())
+        twins = told.get((relation.name, text))
+        if twins and relation.shared and draw < self.scale.redirect_share + self.scale.shared_share:
+            return Fact(entity, relation, text, "shared", self._rng.choice(twins).mention)
+        return Fact(entity, relation, text)
+
+    def _person(self) -> Entity:
+        """Someone whose name alone is enough."""
+        while (person := self._rng.choice(self.people)).occupation:
+            pass
+        return person
+
+    def _year(self, first: int, last: int) -> str:
+        return str(self._rng.randint(first, last))

@@ -1,0 +1,124 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
+from rolegate.v1 import evidence_pb2 as _evidence_pb2
+from rolegate.v1 import usage_pb2 as _usage_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class AnswerOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ANSWER_OUTCOME_UNSPECIFIED: _ClassVar[AnswerOutcome]
+    ANSWER_OUTCOME_ANSWERED: _ClassVar[AnswerOutcome]
+    ANSWER_OUTCOME_ROUNDS_EXHAUSTED: _ClassVar[AnswerOutcome]
+    ANSWER_OUTCOME_NO_SEARCH: _ClassVar[AnswerOutcome]
+    ANSWER_OUTCOME_TIME_EXHAUSTED: _ClassVar[AnswerOutcome]
+    ANSWER_OUTCOME_OUT_OF_SCOPE: _ClassVar[AnswerOutcome]
+    ANSWER_OUTCOME_NOT_FOUND: _ClassVar[AnswerOutcome]
+ANSWER_OUTCOME_UNSPECIFIED: AnswerOutcome
+ANSWER_OUTCOME_ANSWERED: AnswerOutcome
+ANSWER_OUTCOME_ROUNDS_EXHAUSTED: AnswerOutcome
+ANSWER_OUTCOME_NO_SEARCH: AnswerOutcome
+ANSWER_OUTCOME_TIME_EXHAUSTED: AnswerOutcome
+ANSWER_OUTCOME_OUT_OF_SCOPE: AnswerOutcome
+ANSWER_OUTCOME_NOT_FOUND: AnswerOutcome
+
+class AnswerRequest(_message.Message):
+    __slots__ = ("question",)
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    question: str
+    def __init__(self, question: _Optional[str] = ...) -> None: ...
+
+class AnswerResponse(_message.Message):
+    __slots__ = ("run_id", "answer", "outcome", "results", "usage", "duration")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    DURATION_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    answer: str
+    outcome: AnswerOutcome
+    results: _containers.RepeatedCompositeFieldContainer[_evidence_pb2.SubQueryResult]
+    usage: _containers.RepeatedCompositeFieldContainer[_usage_pb2.RoleUsage]
+    duration: _duration_pb2.Duration
+    def __init__(self, run_id: _Optional[str] = ..., answer: _Optional[str] = ..., outcome: _Optional[_Union[AnswerOutcome, str]] = ..., results: _Optional[_Iterable[_Union[_evidence_pb2.SubQueryResult, _Mapping]]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class StreamAnswerRequest(_message.Message):
+    __slots__ = ("question",)
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    question: str
+    def __init__(self, question: _Optional[str] = ...) -> None: ...
+
+class StreamAnswerResponse(_message.Message):
+    __slots__ = ("event_number", "round_started", "sub_query_dispatched", "search_done", "reported", "answer_written", "usage_counted", "done")
+    EVENT_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ROUND_STARTED_FIELD_NUMBER: _ClassVar[int]
+    SUB_QUERY_DISPATCHED_FIELD_NUMBER: _ClassVar[int]
+    SEARCH_DONE_FIELD_NUMBER: _ClassVar[int]
+    REPORTED_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    USAGE_COUNTED_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    event_number: int
+    round_started: RoundStarted
+    sub_query_dispatched: SubQueryDispatched
+    search_done: SearchDone
+    reported: Reported
+    answer_written: AnswerWritten
+    usage_counted: UsageCounted
+    done: AnswerResponse
+    def __init__(self, event_number: _Optional[int] = ..., round_started: _Optional[_Union[RoundStarted, _Mapping]] = ..., sub_query_dispatched: _Optional[_Union[SubQueryDispatched, _Mapping]] = ..., search_done: _Optional[_Union[SearchDone, _Mapping]] = ..., reported: _Optional[_Union[Reported, _Mapping]] = ..., answer_written: _Optional[_Union[AnswerWritten, _Mapping]] = ..., usage_counted: _Optional[_Union[UsageCounted, _Mapping]] = ..., done: _Optional[_Union[AnswerResponse, _Mapping]] = ...) -> None: ...
+
+class RoundStarted(_message.Message):
+    __slots__ = ("round",)
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    def __init__(self, round: _Optional[int] = ...) -> None: ...
+
+class SubQueryDispatched(_message.Message):
+    __slots__ = ("index", "round", "sub_query")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    SUB_QUERY_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    round: int
+    sub_query: str
+    def __init__(self, index: _Optional[int] = ..., round: _Optional[int] = ..., sub_query: _Optional[str] = ...) -> None: ...
+
+class SearchDone(_message.Message):
+    __slots__ = ("index", "query", "titles")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    TITLES_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    query: str
+    titles: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, index: _Optional[int] = ..., query: _Optional[str] = ..., titles: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Reported(_message.Message):
+    __slots__ = ("index", "result")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    result: _evidence_pb2.SubQueryResult
+    def __init__(self, index: _Optional[int] = ..., result: _Optional[_Union[_evidence_pb2.SubQueryResult, _Mapping]] = ...) -> None: ...
+
+class AnswerWritten(_message.Message):
+    __slots__ = ("answer",)
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    answer: str
+    def __init__(self, answer: _Optional[str] = ...) -> None: ...
+
+class UsageCounted(_message.Message):
+    __slots__ = ("usage",)
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    usage: _containers.RepeatedCompositeFieldContainer[_usage_pb2.RoleUsage]
+    def __init__(self, usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ...) -> None: ...

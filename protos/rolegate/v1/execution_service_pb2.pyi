@@ -1,0 +1,25 @@
+from rolegate.v1 import evidence_pb2 as _evidence_pb2
+from rolegate.v1 import usage_pb2 as _usage_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ExecuteRequest(_message.Message):
+    __slots__ = ("sub_query",)
+    SUB_QUERY_FIELD_NUMBER: _ClassVar[int]
+    sub_query: str
+    def __init__(self, sub_query: _Optional[str] = ...) -> None: ...
+
+class ExecuteResponse(_message.Message):
+    __slots__ = ("run_id", "result", "usage")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    result: _evidence_pb2.SubQueryResult
+    usage: _containers.RepeatedCompositeFieldContainer[_usage_pb2.RoleUsage]
+    def __init__(self, run_id: _Optional[str] = ..., result: _Optional[_Union[_evidence_pb2.SubQueryResult, _Mapping]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ...) -> None: ...

@@ -1,0 +1,63 @@
+"""Everything that goes wrong on purpose.
+
+RolegateError                  `str(error)` is for people: what is wrong, where, what to do
+├── BadRequest                 the client's input cannot be used
+├── BadConfig                  the configuration, or a file that it names, cannot be used
+├── BadIndex                   an index folder is incomplete, damaged, or of another embedder
+├── BadCorpus                  a row of a corpus cannot be used
+├── OutOfTime                  the deadline passed before there was anything to answer from
+├── StoreFailed                the run could not be written, so it is not acknowledged
+└── UpstreamError              a model or retrieval endpoint did not do its part
+    ├── UpstreamUnavailable    not reachable, overloaded or broken for now; worth another try
+    ├── UpstreamRefused        it understood and will not: wrong model name, wrong key, prompt too long
+    └── UpstreamGarbled        it answered something that is not its protocol
+"""
+
+
+class RolegateError(Exception):
+    """Base of all errors that this project raises on purpose."""
+
+
+class BadRequest(RolegateError):
+    """The client's input cannot be used."""
+
+
+class BadConfig(RolegateError):
+    """The configuration, or a file that it names, cannot be used."""
+
+
+class BadIndex(RolegateError):
+    """An index folder is incomplete, damaged, or was built with another embedder."""
+
+
+class BadCorpus(RolegateError):
+    """A row of a corpus cannot be used."""
+
+
+class OutOfTime(RolegateError):
+    """The deadline passed before there was anything to answer from."""
+
+
+class StoreFailed(RolegateError):
+    """The run could not be written, so it is not acknowledged."""
+
+
+class UpstreamError(RolegateError):
+    """A model or retrieval endpoint did not do its part."""
+
+    def __init__(self, message: str, *, endpoint: str) -> None:
+        super().__init__(f"{message} (endpoint {endpoint})")
+        self.endpoint = endpoint
+        """Its address; for operators, never for prompts or clients."""
+
+
+class UpstreamUnavailable(UpstreamError):
+    """Not reachable, overloaded or broken for now; worth another try."""
+
+
+class UpstreamRefused(UpstreamError):
+    """It understood and will not: wrong model name, wrong key, prompt too long."""
+
+
+class UpstreamGarbled(UpstreamError):
+    """It answered something that is not its protocol."""

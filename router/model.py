@@ -1,0 +1,98 @@
+"""A language model, as the rest of the code sees it: two methods, frozen values."""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from typing import Literal, Protocol
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One message of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How a model picks its tokens."""
+
+    max_tokens: int = 1024
+    """The most tokens to write, reasoning included."""
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """One call: what is sent upstream."""
+
+    messages: tuple[Message, ...]
+    sampling: Sampling
+    stop: tuple[str, ...] = ()
+    """Strings that end the output. A client returns the output with the string that was met, whatever its engine does."""
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of one call; None where the engine did not say."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = None
+    """A part of `prompt_tokens`."""
+    reasoning_tokens: int | None = None
+    """A part of `completion_tokens`."""
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """A whole output."""
+
+    text: str
+    finish_reason: str
+    """`stop`, `length`, …, as OpenAI's API names them."""
+    reasoning: str = ""
+    usage: Usage | None = None
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """A piece of a streamed output. `usage` is what the engine counted so far; the last one is final."""
+
+    text: str = ""
+    reasoning: str = ""
+    finish_reason: str | None = None
+    usage: Usage | None = None
+
+
+class Model(Protocol):
+    """One model at one endpoint.
+
+    Both methods raise `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamGarbled`, and stop the work upstream when
+    cancelled. They make exactly one attempt: retries and the ledger are the caller's.
+    """
+
+    @property
+    def name(self) -> str:
+        """The model's name, as its endpoint knows it."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where it is served."""
+
+    async def complete(self, prompt: Prompt) -> Completion:
+        """The whole output at once."""
+
+    def stream(self, prompt: Prompt) -> AbstractAsyncContextManager[AsyncIterator[Delta]]:
+        """The output as it is written; leaving the context stops the work upstream."""
+
+
+def end_at_stop(text: str, stop: tuple[str, ...], finish_reason: str, matched: str | None) -> tuple[str, str]:
+    """`text` as if the engine had honoured `stop` and kept the string that was met; and its finish reason.
+
+    Engines differ: some ignore stop strings, some leave the matched one out, few say which it was (`matched`).
+    """
+    ends = [at + len(string) for string in stop if (at := text.find(string)) != -1]
+    if ends:
+        return text[: min(ends)], "stop"
+    if finish_reason == "stop" and matched in stop:
+        return text + (matched or ""), "stop"
+    return text, finish_reason
