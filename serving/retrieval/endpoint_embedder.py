@@ -1,0 +1,113 @@
+"""An embedder behind an OpenAI-compatible `/v1/embeddings`, such as Qwen3-Embedding on vLLM."""
+
+import asyncio
+from collections.abc import Sequence
+from threading import Lock
+
+import aiohttp
+import msgspec
+import numpy as np
+
+from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from serving.retrieval.embedder import Vectors
+
+QWEN3_TASK = "Given a web search query, retrieve relevant passages that answer the query"
+"""The instruction that Qwen3-Embedding's authors use for retrieval."""
+
+
+class _Embedding(msgspec.Struct, frozen=True):
+    index: int
+    embedding: list[float]
+
+
+class _Embeddings(msgspec.Struct, frozen=True):
+    data: list[_Embedding]
+
+
+class EndpointEmbedder:
+    """Sends texts in batches over one pooled session, on an event loop of its own that runs while `embed` does.
+
+    One call at a time; callers are batched above it, by `IndexSearcher`.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        dimension: int,
+        *,
+        task: str | None = QWEN3_TASK,
+        api_key: str | None = None,
+        timeout_s: float = 60.0,
+        batch: int = 64,
+    ) -> None:
+        """`base_url` ends in `/v1`; `task` is put before queries, never before passages; None sends queries bare."""
+        self.identity = model
+        self.dimension = dimension
+        self._url = f"{base_url.rstrip('/')}/embeddings"
+        self._task = task
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._batch = batch
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._session: aiohttp.ClientSession | None = None
+        self._one_at_a_time = Lock()
+
+    def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
+        """As `Embedder.embed`."""
+        inputs = [f"Instruct: {self._task}\nQuery:{text}" for text in texts] if queries and self._task else list(texts)
+        with self._one_at_a_time:
+            rows = self._runner.run(self._embed_all(inputs))
+        vectors = np.array(rows, dtype=np.float32).reshape(len(rows), self.dimension)
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        if not np.all(lengths > 0):  # also catches NaN
+            raise UpstreamGarbled("The embedding endpoint returned a vector without a direction", endpoint=self._url)
+        return np.ascontiguousarray(vectors / lengths, dtype=np.float32)
+
+    def close(self) -> None:
+        """Close the session. Blocks, so from a thread, as `embed`."""
+        with self._one_at_a_time:
+            if self._session is not None:
+                self._runner.run(self._session.close())
+            self._runner.close()
+
+    async def _embed_all(self, inputs: list[str]) -> list[list[float]]:
+        rows: list[list[float]] = []
+        for start in range(0, len(inputs), self._batch):
+            rows += await self._embed_batch(inputs[start : start + self._batch])
+        return rows
+
+    async def _embed_batch(self, inputs: list[str]) -> list[list[float]]:
+        body = await self._post(msgspec.json.encode({"model": self.identity, "input": inputs}))
+        try:
+            data = sorted(msgspec.json.decode(body, type=_Embeddings).data, key=lambda entry: entry.index)
+        except msgspec.DecodeError as error:
+            raise UpstreamGarbled(f"Not a list of embeddings: {error}", endpoint=self._url) from error
+        if [entry.index for entry in data] != list(range(len(inputs))):
+            raise UpstreamGarbled(f"{len(inputs)} texts were sent, {len(data)} embeddings came", endpoint=self._url)
+        if wrong := {len(entry.embedding) for entry in data} - {self.dimension}:
+            raise UpstreamGarbled(
+                f"Vectors of dimension {min(wrong)} where {self.dimension} is configured; correct the dimension",
+                endpoint=self._url,
+            )
+        return [entry.embedding for entry in data]
+
+    async def _post(self, body: bytes) -> bytes:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=self._timeout, headers=self._headers)
+        try:
+            headers = {"Content-Type": "application/json"}
+            async with self._session.post(self._url, data=body, headers=headers) as response:
+                content = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise UpstreamUnavailable(f"No embeddings: {error or type(error).__name__}", endpoint=self._url) from error
+        if response.status != 200:
+            raise _refusal(response.status, content, self._url)
+        return content
+
+
+def _refusal(status: int, content: bytes, url: str) -> UpstreamError:
+    message = f"No embeddings: HTTP {status}: {content[:300].decode(errors='replace')}"
+    if status in (408, 429) or status >= 500:
+        return UpstreamUnavailable(message, endpoint=url)
+    return UpstreamRefused(message, endpoint=url)

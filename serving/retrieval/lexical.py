@@ -1,0 +1,52 @@
+"""Lexical search: BM25 (bm25s, Lucene's variant, English stop words left out)."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from router.errors import BadCorpus, BadIndex
+from serving.retrieval.hit import Hit
+
+LEXICAL = "lexical"
+"""The folder of its files, inside the index folder."""
+
+
+class LexicalIndex:
+    """The word statistics of a corpus, in memory."""
+
+    def __init__(self, scores: Any) -> None:
+        self._scores = scores
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Read the statistics. Raises `BadIndex`."""
+        import bm25s
+
+        try:
+            return cls(bm25s.BM25.load(str(folder / LEXICAL), show_progress=False))
+        except (OSError, ValueError, KeyError) as error:
+            raise BadIndex(f"{folder / LEXICAL}: bm25s cannot read it; build the index again.") from error
+
+    def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
+        """The `top_k` best rows of each query, best first; rows that share no word with it are left out."""
+        import bm25s
+
+        words = bm25s.tokenize(list(queries), stopwords="en", return_ids=False, show_progress=False)
+        depth = min(top_k, self._scores.scores["num_docs"])
+        rows, scores = self._scores.retrieve(words, k=depth, show_progress=False)
+        return [
+            [Hit(row, score) for row, score in zip(*found, strict=True) if score > 0]
+            for found in zip(rows.tolist(), scores.tolist(), strict=True)
+        ]
+
+
+def write_lexical(folder: Path, texts: Iterable[str]) -> None:
+    """Count the words of the texts, in order. Raises `BadCorpus` where there is nothing to count."""
+    import bm25s
+
+    words = bm25s.tokenize(list(texts), stopwords="en", show_progress=False)
+    if not any(words.ids):
+        raise BadCorpus("The corpus has no words but stop words; build its index without word statistics.")
+    scores = bm25s.BM25()
+    scores.index(words, show_progress=False)
+    scores.save(str(folder / LEXICAL), show_progress=False)

@@ -1,0 +1,72 @@
+"""Retrieval from a `rolegate.v1.RetrievalService` at an address."""
+
+from collections.abc import Sequence
+
+import grpc
+import grpc.aio
+from rolegate.v1 import evidence_pb2
+from rolegate.v1.retrieval_service_pb2 import SearchRequest
+from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
+
+from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.passage import Passage
+
+MAX_RESPONSE_BYTES = 64 << 20
+
+ERRORS: dict[grpc.StatusCode, type[UpstreamError]] = {
+    grpc.StatusCode.CANCELLED: UpstreamUnavailable,
+    grpc.StatusCode.UNKNOWN: UpstreamUnavailable,
+    grpc.StatusCode.INVALID_ARGUMENT: UpstreamRefused,
+    grpc.StatusCode.DEADLINE_EXCEEDED: UpstreamUnavailable,
+    grpc.StatusCode.NOT_FOUND: UpstreamRefused,
+    grpc.StatusCode.ALREADY_EXISTS: UpstreamRefused,
+    grpc.StatusCode.PERMISSION_DENIED: UpstreamRefused,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: UpstreamUnavailable,
+    grpc.StatusCode.FAILED_PRECONDITION: UpstreamRefused,
+    grpc.StatusCode.ABORTED: UpstreamUnavailable,
+    grpc.StatusCode.OUT_OF_RANGE: UpstreamRefused,
+    grpc.StatusCode.UNIMPLEMENTED: UpstreamRefused,
+    grpc.StatusCode.INTERNAL: UpstreamUnavailable,
+    grpc.StatusCode.UNAVAILABLE: UpstreamUnavailable,
+    grpc.StatusCode.DATA_LOSS: UpstreamGarbled,
+    grpc.StatusCode.UNAUTHENTICATED: UpstreamRefused,
+}
+"""What each status of a failed call means to whoever searches."""
+
+
+class RemoteRetriever:
+    """A `Retriever` by gRPC, over one plaintext channel. Make it where an event loop runs."""
+
+    def __init__(self, address: str, *, timeout_s: float = 30.0) -> None:
+        """`address` is `host:port`; `timeout_s` is for one search, connecting included."""
+        self._address = address
+        self._timeout_s = timeout_s
+        self._channel = grpc.aio.insecure_channel(
+            address, options=[("grpc.max_receive_message_length", MAX_RESPONSE_BYTES)]
+        )
+        self._stub = RetrievalServiceStub(self._channel)
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        """As `Retriever.search`; one attempt. Cancelling it cancels the call."""
+        if not queries:
+            return []
+        request = SearchRequest(queries=queries, top_k=top_k)
+        try:
+            response = await self._stub.Search(request, timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            message = f"{error.code().name}: {error.details()}"
+            raise ERRORS[error.code()](message, endpoint=self._address) from error
+        if len(response.results) != len(queries):
+            raise UpstreamGarbled(
+                f"{len(queries)} queries were sent, results for {len(response.results)} came", endpoint=self._address
+            )
+        return [[passage_from_proto(passage) for passage in result.passages][:top_k] for result in response.results]
+
+    async def close(self) -> None:
+        """Close the channel; searches under way are cancelled."""
+        await self._channel.close()
+
+
+def passage_from_proto(passage: evidence_pb2.Passage) -> Passage:
+    """A message as a passage."""
+    return Passage(passage.passage_id, passage.title, passage.text, passage.score)

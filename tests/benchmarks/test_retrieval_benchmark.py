@@ -1,0 +1,87 @@
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.retrieval import main, read_questions
+from router.errors import BadCorpus, BadIndex
+from serving.retrieval.corpus import read_corpus
+from serving.retrieval.lexical import LexicalIndex, write_lexical
+from serving.retrieval.passages import embedded_text
+
+CORPUS = (
+    {"id": "cat", "title": "Cat", "text": "The cat is a small mammal that people keep to catch mice."},
+    {"id": "bee", "title": "Honey bee", "text": "Honey bees turn nectar into honey."},
+    {"id": "mars", "title": "Mars", "text": "Mars is the fourth planet from the Sun."},
+)
+QUESTIONS = (
+    {"id": "1", "question": "Which planet is Mars?", "supporting_doc_ids": ["mars"], "answers": ["the fourth"]},
+    {"id": "2", "question": "Do honey bees or the planet Mars eat honey?", "supporting_doc_ids": ["bee", "mars"]},
+    {"id": "3", "question": "Who keeps a cat?", "supporting_doc_ids": ["absent"]},
+)
+HOTPOTQA = Path(__file__).parents[3] / "shared" / "data" / "hotpotqa_dev500"
+
+
+def write(folder: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    write(tmp_path / "tiny", "corpus.jsonl", CORPUS)
+    write(tmp_path / "tiny", "questions.jsonl", QUESTIONS)
+    return tmp_path / "tiny"
+
+
+def test_only_full_evidence_is_a_hit(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One of three questions has all of its evidence first, two have it among the first three, one never."""
+    out = tmp_path / "out" / "figures.json"
+
+    assert main(["--data", str(data), "--json", str(out)]) == 0
+
+    figures = json.loads(out.read_bytes())
+    assert (figures["data"], figures["passages"], figures["questions"]) == ("tiny", 3, 3)
+    assert set(figures["hit"]) == {"dense", "lexical", "fused"}
+    for hit in figures["hit"].values():
+        assert hit == pytest.approx({"1": 1 / 3, "3": 2 / 3, "5": 2 / 3, "10": 2 / 3})
+    assert figures["passages_per_s"] > 0
+    assert "0.667" in capsys.readouterr().out
+
+
+def test_a_kept_index_is_used_again(data: Path, tmp_path: Path) -> None:
+    """The second run builds nothing; another corpus under the same index is refused."""
+    argv = ["--data", str(data), "--json", str(tmp_path / "figures.json"), "--index", str(tmp_path / "index")]
+    main(argv)
+    main(argv)
+    assert json.loads((tmp_path / "figures.json").read_bytes())["passages_per_s"] is None
+
+    write(data, "corpus.jsonl", CORPUS[:2])
+    with pytest.raises(BadIndex, match=r"not an index of .*corpus\.jsonl"):
+        main(argv)
+
+
+def test_a_bad_question_is_refused_with_its_line(data: Path) -> None:
+    """A question without supporting passages cannot be scored."""
+    write(data, "questions.jsonl", [QUESTIONS[0], {"id": "2", "question": "?"}])
+
+    with pytest.raises(BadCorpus, match=r"questions\.jsonl:2: .*supporting_doc_ids"):
+        read_questions(data / "questions.jsonl")
+
+
+@pytest.mark.skipif(not HOTPOTQA.is_dir(), reason="no HotpotQA sample at ../shared/data/hotpotqa_dev500")
+def test_bm25_on_hotpotqa_finds_what_it_is_known_to_find(tmp_path: Path) -> None:
+    """BM25 alone finds the full evidence of half of the 500 questions among its first five passages."""
+    passages = list(read_corpus(HOTPOTQA / "corpus.jsonl"))
+    questions = read_questions(HOTPOTQA / "questions.jsonl")
+    write_lexical(tmp_path, map(embedded_text, passages))
+
+    rankings = LexicalIndex.open(tmp_path).search([question.question for question in questions], 5)
+
+    hits = sum(
+        set(question.supporting_doc_ids) <= {passages[hit.row].id for hit in hits}
+        for question, hits in zip(questions, rankings, strict=True)
+    )
+    assert hits / len(questions) == pytest.approx(0.508, abs=0.02)

@@ -1,0 +1,131 @@
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from router.errors import UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from serving.retrieval.embedder import Vectors
+from serving.retrieval.endpoint_embedder import EndpointEmbedder
+
+Answer = Callable[[dict[str, Any]], web.Response]
+
+
+@asynccontextmanager
+async def serving(answer: Answer, **options: Any) -> AsyncIterator[EndpointEmbedder]:
+    """An embedder of dimension 2 over a real server on a free port."""
+
+    async def embeddings(request: web.Request) -> web.Response:
+        return answer(await request.json())
+
+    app = web.Application()
+    app.router.add_post("/v1/embeddings", embeddings)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    embedder = EndpointEmbedder(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", "qwen", 2, **options)
+    try:
+        yield embedder
+    finally:
+        await asyncio.to_thread(embedder.close)
+        await runner.cleanup()
+
+
+def vectors(body: dict[str, Any]) -> web.Response:
+    """The length of each text and 0, last text first."""
+    data = [{"index": number, "embedding": [float(len(text)), 0.0]} for number, text in enumerate(body["input"])]
+    return web.json_response({"object": "list", "model": body["model"], "data": data[::-1]})
+
+
+async def embed(embedder: EndpointEmbedder, *texts: str, queries: bool = False) -> Vectors:
+    return await asyncio.to_thread(embedder.embed, texts, queries=queries)
+
+
+async def test_only_queries_carry_the_instruction() -> None:
+    """Queries are sent as `Instruct: {task}`, a new line, and `Query:{query}` without a space; passages bare."""
+    bodies: list[dict[str, Any]] = []
+
+    def answer(body: dict[str, Any]) -> web.Response:
+        bodies.append(body)
+        return vectors(body)
+
+    async with serving(answer, task="Find it") as embedder:
+        await embed(embedder, "who?", queries=True)
+        await embed(embedder, "a passage")
+
+    assert bodies == [
+        {"model": "qwen", "input": ["Instruct: Find it\nQuery:who?"]},
+        {"model": "qwen", "input": ["a passage"]},
+    ]
+
+
+async def test_vectors_keep_the_order_of_the_texts_across_batches() -> None:
+    """The server's `index` decides the order, rows are scaled to length 1, and no request exceeds the batch."""
+    sizes: list[int] = []
+
+    def answer(body: dict[str, Any]) -> web.Response:
+        sizes.append(len(body["input"]))
+        data = [
+            {"index": number, "embedding": [3.0, 4.0] if text == "a" else [0.0, 2.0]}
+            for number, text in enumerate(body["input"])
+        ]
+        return web.json_response({"data": data[::-1]})
+
+    async with serving(answer, batch=2) as embedder:
+        found = await embed(embedder, "a", "b", "b", "a", "b")
+        assert (await embed(embedder)).shape == (0, 2)
+
+    assert sizes == [2, 2, 1]
+    assert found.dtype == np.float32
+    assert np.allclose(found, np.array([[0.6, 0.8], [0, 1], [0, 1], [0.6, 0.8], [0, 1]]))
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
+async def test_an_overloaded_or_broken_endpoint_is_worth_another_try(status: int) -> None:
+    """408, 429 and 5xx raise `UpstreamUnavailable`."""
+    async with serving(lambda _: web.Response(status=status, text="later")) as embedder:
+        with pytest.raises(UpstreamUnavailable, match=f"HTTP {status}: later"):
+            await embed(embedder, "text")
+
+
+@pytest.mark.parametrize("status", [400, 401, 404])
+async def test_a_refusal_is_not_worth_another_try(status: int) -> None:
+    """Other 4xx raise `UpstreamRefused` with the endpoint's own words."""
+    async with serving(lambda _: web.Response(status=status, text="no such model")) as embedder:
+        with pytest.raises(UpstreamRefused, match=f"HTTP {status}: no such model"):
+            await embed(embedder, "text")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("<html>", "Not a list of embeddings"),
+        ('{"data": []}', "1 texts were sent, 0 embeddings came"),
+        ('{"data": [{"index": 0, "embedding": [1.0, 2.0, 3.0]}]}', "dimension 3 where 2 is configured"),
+        ('{"data": [{"index": 0, "embedding": [0.0, 0.0]}]}', "without a direction"),
+    ],
+)
+async def test_what_is_not_embeddings_is_garbled(content: str, said: str) -> None:
+    """An answer outside the protocol, of the wrong number or of the wrong size raises `UpstreamGarbled`."""
+    async with serving(lambda _: web.Response(text=content)) as embedder:
+        with pytest.raises(UpstreamGarbled, match=said):
+            await embed(embedder, "text")
+
+
+async def test_a_dead_endpoint_is_named() -> None:
+    """A refused connection raises `UpstreamUnavailable` with the address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    dead = EndpointEmbedder(url, "qwen", 2)
+    try:
+        with pytest.raises(UpstreamUnavailable) as raised:
+            await embed(dead, "text")
+    finally:
+        await asyncio.to_thread(dead.close)
+
+    assert raised.value.endpoint == f"{url}/embeddings"
