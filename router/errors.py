@@ -46,13 +46,23 @@ class UpstreamError(RolegateError):
     """A model or retrieval endpoint did not do its part."""
 
     def __init__(self, message: str, *, endpoint: str) -> None:
-        super().__init__(f"{message} (endpoint {endpoint})")
+        super().__init__(message)
         self.endpoint = endpoint
-        """Its address; for operators, never for prompts or clients."""
+        """Its address."""
+        self.role: str | None = None
+        """The role whose model it is; None for retrieval."""
+
+    def __str__(self) -> str:
+        return f"{self.role or 'retrieval'} at {self.endpoint}: {super().__str__()}"
 
 
 class UpstreamUnavailable(UpstreamError):
     """Not reachable, overloaded or broken for now; worth another try."""
+
+    def __init__(self, message: str, *, endpoint: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message, endpoint=endpoint)
+        self.retry_after_s = retry_after_s
+        """How long the endpoint asked to be left alone; None where it did not say."""
 
 
 class UpstreamRefused(UpstreamError):

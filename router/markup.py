@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
+_ENTITY = re.compile("&(?:amp|lt|gt|quot|#39|#x27);")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,14 @@ def escape(text: str) -> str:
 
 
 def unescape(text: str) -> str:
-    """Undo `escape`; text that was never escaped comes back as it is."""
-    return html.unescape(text)
+    """Undo `escape`, and the entities for quotes that models add; all else stays, such as `&copy=` in an address."""
+    return _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
+
+
+def one_line(text: str) -> str:
+    """Unescaped text with single spaces, which every encoding of Unicode can hold."""
+    encodable = unescape(text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return " ".join(encodable.split())
 
 
 def without_thinking(text: str) -> str:

@@ -30,7 +30,7 @@ class Prompt(msgspec.Struct, frozen=True):
     messages: tuple[Message, ...]
     sampling: Sampling
     stop: tuple[str, ...] = ()
-    """Strings that end the output. A client returns the output with the string that was met, whatever its engine does."""
+    """Strings that end the output; the one that was met is part of it, whatever the engine does."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -42,6 +42,8 @@ class Usage(msgspec.Struct, frozen=True):
     """A part of `prompt_tokens`."""
     reasoning_tokens: int | None = None
     """A part of `completion_tokens`."""
+    lower_bound: bool = False
+    """True where the client left the engine before its last count, so that more may have been spent."""
 
 
 class Completion(msgspec.Struct, frozen=True):

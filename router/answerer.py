@@ -1,0 +1,26 @@
+"""The answerer: the answer, from the question and the reports alone (TBSS 3.1)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router import prompts
+from router.answer_text import parse_answer
+from router.execution import Conversation, Execution
+from router.ledger import Ledger
+from router.role import Role
+
+STOP = ("</answer>",)
+
+
+@dataclass(frozen=True, slots=True)
+class Answerer:
+    """Sees no reasoning, no trajectories and no passages."""
+
+    role: Role
+
+    async def answer(self, question: str, executions: Sequence[Execution], ledger: Ledger) -> tuple[str, Conversation]:
+        """The answer, possibly empty, and the call behind it."""
+        pairs = [(execution.sub_query, execution.report) for execution in executions]
+        messages = self.role.opening(prompts.answer_request(question, pairs))
+        output = await self.role.ask(messages, STOP, ledger)
+        return parse_answer(output.text), Conversation(messages, (output,))

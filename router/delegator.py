@@ -1,0 +1,54 @@
+"""The delegator: one decision a round, dispatch or stop (TBSS 3.1)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router import prompts
+from router.delegation import Decision, Dispatch, Malformed, Stop, parse_decision
+from router.execution import Conversation, Execution
+from router.ledger import Ledger, Purpose
+from router.markup import without_thinking
+from router.model import Message
+from router.role import Role
+
+STOP = ("</search>",)
+
+
+@dataclass(frozen=True, slots=True)
+class Delegator:
+    """Splits the question into sub-queries; it never writes the answer."""
+
+    role: Role
+    max_sub_queries: int = 8
+    """How many sub-queries of one block are dispatched."""
+
+    def open(self, question: str) -> Conversation:
+        """A conversation that holds the question and nothing else."""
+        return Conversation(self.role.opening(prompts.request(question)))
+
+    async def decide(self, conversation: Conversation, ledger: Ledger) -> tuple[Dispatch | Stop, Conversation]:
+        """The next decision; malformed output is corrected once, then it counts as a stop."""
+        decision, conversation = await self._ask(conversation, ledger)
+        if isinstance(decision, Malformed):
+            conversation = _told(conversation, prompts.CORRECT_DELEGATION)
+            decision, conversation = await self._ask(conversation, ledger, "correction")
+        return Stop() if isinstance(decision, Malformed) else decision, conversation
+
+    def inform(
+        self, conversation: Conversation, executions: Sequence[Execution], over_limit: Sequence[str]
+    ) -> Conversation:
+        """The conversation with the reports of a block, and what of the block was not dispatched."""
+        pairs = [(execution.sub_query, execution.report) for execution in executions]
+        return _told(conversation, prompts.search_results(pairs, over_limit))
+
+    async def _ask(
+        self, conversation: Conversation, ledger: Ledger, purpose: Purpose = "first"
+    ) -> tuple[Decision, Conversation]:
+        output = await self.role.ask(conversation.messages, STOP, ledger, purpose=purpose)
+        decision = parse_decision(output.text, limit=self.max_sub_queries, cut=output.finish_reason == "length")
+        said = Message("assistant", without_thinking(output.text).strip())
+        return decision, Conversation((*conversation.messages, said), (*conversation.outputs, output))
+
+
+def _told(conversation: Conversation, text: str) -> Conversation:
+    return Conversation((*conversation.messages, Message("user", text)), conversation.outputs)

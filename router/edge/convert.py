@@ -1,0 +1,134 @@
+"""Wire types to values and back."""
+
+from typing import assert_never
+
+from google.protobuf.duration_pb2 import Duration
+from rolegate.v1 import answer_service_pb2 as answer_pb
+from rolegate.v1 import completion_service_pb2 as completion_pb
+from rolegate.v1 import evidence_pb2, usage_pb2
+
+from router.errors import BadRequest
+from router.events import AnswerWritten, Event, Reported, RoundStarted, SearchDone, SubQueryDispatched
+from router.execution import Execution, ExecutionOutcome
+from router.gateway import CompletionRequest
+from router.ledger import Call, RoleName, totals
+from router.model import Message
+from router.run import Run
+from router.search import AnswerOutcome, Trajectory
+
+_ROLES: dict[RoleName, usage_pb2.Role] = {
+    "delegation": usage_pb2.ROLE_DELEGATION,
+    "execution": usage_pb2.ROLE_EXECUTION,
+    "answer": usage_pb2.ROLE_ANSWER,
+}
+_ROLE_NAMES = {number: name for name, number in _ROLES.items()}
+_ANSWER_OUTCOMES: dict[AnswerOutcome, answer_pb.AnswerOutcome] = {
+    "answered": answer_pb.ANSWER_OUTCOME_ANSWERED,
+    "rounds_exhausted": answer_pb.ANSWER_OUTCOME_ROUNDS_EXHAUSTED,
+    "no_search": answer_pb.ANSWER_OUTCOME_NO_SEARCH,
+    "time_exhausted": answer_pb.ANSWER_OUTCOME_TIME_EXHAUSTED,
+    "out_of_scope": answer_pb.ANSWER_OUTCOME_OUT_OF_SCOPE,
+    "not_found": answer_pb.ANSWER_OUTCOME_NOT_FOUND,
+}
+_EXECUTION_OUTCOMES: dict[ExecutionOutcome, evidence_pb2.ExecutionOutcome] = {
+    "reported": evidence_pb2.EXECUTION_OUTCOME_REPORTED,
+    "no_report": evidence_pb2.EXECUTION_OUTCOME_NO_REPORT,
+    "timed_out": evidence_pb2.EXECUTION_OUTCOME_TIMED_OUT,
+    "model_failed": evidence_pb2.EXECUTION_OUTCOME_MODEL_FAILED,
+    "retrieval_failed": evidence_pb2.EXECUTION_OUTCOME_RETRIEVAL_FAILED,
+}
+
+
+def usage_to_proto(calls: tuple[Call, ...]) -> list[usage_pb2.RoleUsage]:
+    """Sums by role and model."""
+    return [
+        usage_pb2.RoleUsage(
+            role=_ROLES[total.role],
+            model=total.model,
+            attempts=total.attempts,
+            attempts_without_usage=total.attempts_without_usage,
+            prompt_tokens=total.prompt_tokens,
+            cached_tokens=total.cached_tokens,
+            completion_tokens=total.completion_tokens,
+            reasoning_tokens=total.reasoning_tokens,
+        )
+        for total in totals(calls)
+    ]
+
+
+def execution_to_proto(execution: Execution) -> evidence_pb2.SubQueryResult:
+    """A sub-query with its report and where its evidence stands."""
+    return evidence_pb2.SubQueryResult(
+        sub_query=execution.sub_query,
+        answer=execution.report.answer,
+        evidence=[
+            evidence_pb2.EvidencePoint(
+                text=point,
+                citations=[
+                    evidence_pb2.Citation(passage_id=passage.id, title=passage.title)
+                    for passage in execution.citations(point)
+                ],
+            )
+            for point in execution.report.evidence
+        ],
+        outcome=_EXECUTION_OUTCOMES[execution.outcome],
+        search_queries=[search.query for search in execution.searches],
+    )
+
+
+def answer_to_proto(run: Run, trajectory: Trajectory) -> answer_pb.AnswerResponse:
+    """The answer to a question."""
+    duration = Duration()
+    duration.FromMicroseconds(round(run.duration_s * 1e6))
+    return answer_pb.AnswerResponse(
+        run_id=run.id,
+        answer=trajectory.answer,
+        outcome=_ANSWER_OUTCOMES[trajectory.outcome],
+        results=[execution_to_proto(execution) for execution in trajectory.executions],
+        usage=usage_to_proto(run.calls),
+        duration=duration,
+    )
+
+
+def event_to_proto(number: int, event: Event) -> answer_pb.StreamAnswerResponse:
+    """One numbered event."""
+    response = answer_pb.StreamAnswerResponse(event_number=number)
+    match event:
+        case RoundStarted():
+            response.round_started.round = event.round
+        case SubQueryDispatched():
+            response.sub_query_dispatched.index = event.index
+            response.sub_query_dispatched.round = event.round
+            response.sub_query_dispatched.sub_query = event.sub_query
+        case SearchDone():
+            response.search_done.index = event.index
+            response.search_done.query = event.query
+            response.search_done.titles.extend(event.titles)
+        case Reported():
+            response.reported.index = event.index
+            response.reported.result.CopyFrom(execution_to_proto(event.execution))
+        case AnswerWritten():
+            response.answer_written.answer = event.answer
+        case _:
+            assert_never(event)
+    return response
+
+
+def completion_from_proto(
+    request: completion_pb.CompleteRequest | completion_pb.StreamCompleteRequest,
+) -> CompletionRequest:
+    """A model call. Raises `BadRequest` for an unknown role."""
+    if request.role not in _ROLE_NAMES:
+        raise BadRequest("role must be ROLE_DELEGATION, ROLE_EXECUTION or ROLE_ANSWER.")
+    if request.max_tokens < 0:
+        raise BadRequest("max_tokens is negative; leave it 0 for the role's own limit.")
+    messages = tuple(_message(position, message) for position, message in enumerate(request.messages))
+    return CompletionRequest(_ROLE_NAMES[request.role], messages, tuple(request.stop), request.max_tokens)
+
+
+def _message(position: int, message: completion_pb.ChatMessage) -> Message:
+    match message.role:
+        case "system" | "user" | "assistant" as role:
+            return Message(role, message.content)
+        case other:
+            raise BadRequest(f"messages[{position}].role is {other!r}; it must be system, user or assistant.")

@@ -1,0 +1,75 @@
+"""The gRPC server: services, health, reflection, limits."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from rolegate.v1 import answer_service_pb2, completion_service_pb2, execution_service_pb2, retrieval_service_pb2
+from rolegate.v1.answer_service_pb2_grpc import add_AnswerServiceServicer_to_server
+from rolegate.v1.completion_service_pb2_grpc import add_CompletionServiceServicer_to_server
+from rolegate.v1.execution_service_pb2_grpc import add_ExecutionServiceServicer_to_server
+from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceServicer, add_RetrievalServiceServicer_to_server
+
+from router.edge.answer_service import AnswerServicer
+from router.edge.completion_service import CompletionServicer
+from router.edge.execution_service import ExecutionServicer
+from router.edge.status import StatusInterceptor
+from router.errors import BadConfig
+from router.gateway import Gateway
+
+_OPTIONS: Mapping[str, int] = {
+    "grpc.max_receive_message_length": 4 * 1024 * 1024,
+    "grpc.max_concurrent_streams": 1000,
+    "grpc.so_reuseport": 0,
+}
+
+
+class Server:
+    """Serves a gateway, a retriever, or both, until drained."""
+
+    def __init__(self, gateway: Gateway | None, retrieval: RetrievalServiceServicer | None) -> None:
+        self._server = grpc.aio.server(interceptors=[StatusInterceptor()], options=list(_OPTIONS.items()))
+        self._health = health.aio.HealthServicer()
+        self._names: list[str] = []
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if gateway is not None:
+            add_AnswerServiceServicer_to_server(AnswerServicer(gateway), self._server)
+            add_CompletionServiceServicer_to_server(CompletionServicer(gateway), self._server)
+            add_ExecutionServiceServicer_to_server(ExecutionServicer(gateway), self._server)
+            self._names += [
+                _service_name(module, service)
+                for module, service in (
+                    (answer_service_pb2, "AnswerService"),
+                    (completion_service_pb2, "CompletionService"),
+                    (execution_service_pb2, "ExecutionService"),
+                )
+            ]
+        if retrieval is not None:
+            add_RetrievalServiceServicer_to_server(retrieval, self._server)
+            self._names.append(_service_name(retrieval_service_pb2, "RetrievalService"))
+        reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
+
+    async def start(self, address: str) -> int:
+        """Listen on `host:port` (port 0: any free one) and report healthy; the port. Raises `BadConfig`."""
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise BadConfig(
+                f"server.address: cannot listen on {address}; is the port in use? Name another one, or port 0 for any."
+            ) from error
+        await self._server.start()
+        for name in ("", *self._names):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        return port
+
+    async def drain(self, grace_s: float) -> None:
+        """Report NOT_SERVING, take nothing new, and give what is running `grace_s` seconds to finish."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+
+def _service_name(module: Any, service: str) -> str:
+    name: str = module.DESCRIPTOR.services_by_name[service].full_name
+    return name

@@ -1,0 +1,102 @@
+"""The executor: search, read, search again if need be, report (TBSS 3.1)."""
+
+import asyncio
+from dataclasses import dataclass
+
+from router import prompts
+from router.context import RunContext
+from router.errors import UpstreamError
+from router.events import SearchDone
+from router.execution import Conversation, Execution, ExecutionOutcome, SearchRecord
+from router.execution_turn import Malformed, ReportTurn, Search, parse_turn
+from router.ledger import Purpose
+from router.markup import without_thinking
+from router.model import Completion, Message
+from router.report import NO_EVIDENCE, Report
+from router.retrieval import Retriever
+from router.role import Role
+
+STOP = ("</search>", "</evidence>")
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorLimits:
+    """How far an executor may go."""
+
+    max_turns: int = 3
+    """Assistant turns, the report included (K in TBSS 4.1)."""
+    max_searches: int = 2
+    top_k: int = 3
+    """Passages shown for each search."""
+
+
+class Executor:
+    """Works on one sub-query at a time in a context that holds nothing else; any number of runs at once."""
+
+    def __init__(self, role: Role, retriever: Retriever, limits: ExecutorLimits) -> None:
+        self._role, self._retriever, self._limits = role, retriever, limits
+
+    async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
+        """Search and report. What goes wrong upstream is not raised: the outcome says it and the report is neutral."""
+        run = _Run(self._role.opening(prompts.request(sub_query)))
+        outcome: ExecutionOutcome = "no_report"
+        try:
+            async with asyncio.timeout_at(context.search_deadline):
+                while len(run.outputs) < self._limits.max_turns and run.report is None:
+                    await self._turn(run, index, context)
+        except TimeoutError:
+            outcome = "timed_out"
+        except UpstreamError as error:
+            outcome = "model_failed" if error.role else "retrieval_failed"
+        if run.report is not None:
+            outcome = "reported"
+        conversation = Conversation(run.messages, tuple(run.outputs))
+        return Execution(sub_query, run.report or NO_EVIDENCE, outcome, tuple(run.searches), conversation)
+
+    async def _turn(self, run: "_Run", index: int, context: RunContext) -> None:
+        purpose: Purpose = "correction" if run.corrected else "first"
+        output = await self._role.ask(run.messages, STOP, context.ledger, purpose=purpose, sub_query=index)
+        run.absorb(output)
+        match parse_turn(output.text, cut=output.finish_reason == "length"):
+            case Search(query, ignored) if self._may_search(run, len(run.outputs)):
+                (passages,) = await self._retriever.search([query], self._limits.top_k)
+                run.searches.append(SearchRecord(query, tuple(passages), ignored))
+                run.show(prompts.documents(passages, last=not self._may_search(run, len(run.outputs) + 1)))
+                context.emit(SearchDone(index, query, tuple(passage.title for passage in passages)))
+            case ReportTurn(report) if run.searches:
+                run.report = report
+            case Search():
+                run.correct(prompts.LAST_SEARCH)
+            case ReportTurn() | Malformed() if not run.searches:
+                run.correct(prompts.CORRECT_SEARCH)
+            case _:
+                run.correct(
+                    prompts.CORRECT_REPORT if self._may_search(run, len(run.outputs) + 1) else prompts.LAST_SEARCH
+                )
+
+    def _may_search(self, run: "_Run", turn: int) -> bool:
+        """Whether a search in this turn (from 1) would leave another one to report in."""
+        return len(run.searches) < self._limits.max_searches and turn < self._limits.max_turns
+
+
+class _Run:
+    """One executor run as it grows."""
+
+    def __init__(self, messages: tuple[Message, ...]) -> None:
+        self.messages = messages
+        self.outputs: list[Completion] = []
+        self.searches: list[SearchRecord] = []
+        self.report: Report | None = None
+        self.corrected = False
+
+    def absorb(self, output: Completion) -> None:
+        self.outputs.append(output)
+        self.messages += (Message("assistant", without_thinking(output.text).strip()),)
+
+    def show(self, text: str) -> None:
+        self.messages += (Message("user", text),)
+        self.corrected = False
+
+    def correct(self, text: str) -> None:
+        self.show(text)
+        self.corrected = True

@@ -1,0 +1,173 @@
+"""The gateway: every request becomes a run, and a run is stored before it is acknowledged."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+
+import msgspec
+import structlog
+
+from router.context import RunContext
+from router.errors import BadRequest, OutOfTime
+from router.events import Emit
+from router.execution import Conversation, Execution
+from router.executor import Executor
+from router.ledger import RoleName
+from router.model import Completion, Delta, Message
+from router.role import Role
+from router.run import RoleSetting, Run, RunKind, RunStatus
+from router.scope import Scope
+from router.search import Search, Trajectory
+from router.store import RunStore
+
+_log = structlog.get_logger("gateway")
+
+OUT_OF_SCOPE = (
+    "not in the demo world: the demo's models know a small fictional world only, and nothing of {words}. "
+    "To ask about other things, name real models in a config (README, \"Real models\") and give it to --config."
+)
+
+
+class GatewayLimits(msgspec.Struct, frozen=True):
+    """What a request may be."""
+
+    max_question_chars: int = 4000
+    timeout_s: float = 120.0
+    """The longest a request may take, whatever its deadline."""
+
+
+class CompletionRequest(msgspec.Struct, frozen=True):
+    """A conversation to be continued by the model of a role."""
+
+    role: RoleName
+    messages: tuple[Message, ...]
+    stop: tuple[str, ...]
+    max_tokens: int
+    """0 takes the role's own limit."""
+
+
+Send = Callable[[Delta], Awaitable[None]]
+
+
+class Gateway:
+    """Answers, completes and executes. All of it is booked, traced and stored."""
+
+    def __init__(
+        self,
+        *,
+        search: Search,
+        executor: Executor,
+        roles: Mapping[RoleName, Role],
+        settings: dict[RoleName, RoleSetting],
+        store: RunStore,
+        limits: GatewayLimits,
+        scope: Scope | None = None,
+    ) -> None:
+        """`scope`: what questions may be about; None for models that know the language."""
+        self._search, self._executor, self._roles = search, executor, roles
+        self._settings, self._store, self._limits, self._scope = settings, store, limits, scope
+
+    async def answer(self, question: str, time_s: float | None, emit: Emit) -> Run:
+        """Answer a question within `time_s` seconds. The run's result is a `Trajectory`."""
+        question = self._readable("question", question)
+
+        async def work(context: RunContext) -> Trajectory:
+            if self._scope and (outside := self._scope.outside(question)):
+                named = ", ".join(f'"{word}"' for word in outside[:5])
+                return Trajectory(OUT_OF_SCOPE.format(words=named), "out_of_scope")
+            return await self._search.run(question, context)
+
+        return await self._conduct("answer", question, time_s, emit, work)
+
+    async def execute(self, sub_query: str, time_s: float | None) -> Run:
+        """Work on one sub-query. The run's result is an `Execution`."""
+        sub_query = self._readable("sub_query", sub_query)
+
+        async def work(context: RunContext) -> Execution:
+            return await self._executor.run(sub_query, 0, context)
+
+        return await self._conduct("execute", sub_query, time_s, _ignore, work)
+
+    async def complete(self, request: CompletionRequest, time_s: float | None, send: Send | None = None) -> Run:
+        """Continue a conversation with a role's model, passing each piece to `send`, if given, as it is written.
+        The run's result is a `Conversation`.
+        """
+        messages = request.messages
+        if not messages or messages[-1].role == "assistant":
+            raise BadRequest("messages must end with a message of role `user` or `system`.")
+        role = self._roles[request.role].limited(request.max_tokens)
+
+        async def work(context: RunContext) -> Conversation:
+            if send is None:
+                return Conversation(messages, (await role.ask(messages, request.stop, context.ledger),))
+            async with aclosing(role.stream(messages, request.stop, context.ledger)) as deltas:
+                return Conversation(messages, (await _relay(deltas, send),))
+
+        return await self._conduct("complete", messages[-1].content, time_s, _ignore, work)
+
+    async def _conduct(
+        self,
+        kind: RunKind,
+        request: str,
+        time_s: float | None,
+        emit: Emit,
+        work: Callable[[RunContext], Awaitable[Trajectory | Execution | Conversation]],
+    ) -> Run:
+        """Do the work under a deadline and store the run, however it ends, before anyone hears of it."""
+        started_at, begun = time.time(), time.monotonic()
+        limit = self._limits.timeout_s
+        context = RunContext.lasting(min(time_s, limit) if time_s is not None else limit, emit)
+        run_id = f"run-{secrets.token_hex(8)}"
+
+        def finished(status: RunStatus, result: Trajectory | Execution | Conversation | None, error: str = "") -> Run:
+            duration_s = time.monotonic() - begun
+            calls = context.ledger.calls
+            return Run(run_id, kind, request, status, error, result, self._settings, calls, started_at, duration_s)
+
+        try:
+            async with asyncio.timeout_at(context.deadline):
+                result = await work(context)
+        except TimeoutError:
+            await self._store.save(finished("failed", None, "OutOfTime"))
+            raise OutOfTime(f"Time ran out (run {run_id}); allow a longer deadline.") from None
+        except asyncio.CancelledError:
+            await asyncio.shield(self._store.save(finished("cancelled", None)))
+            raise
+        except Exception as error:
+            await self._store.save(finished("failed", None, f"{type(error).__name__}: {error}"))
+            raise
+        run = finished("finished", result)
+        await self._store.save(run)
+        _log.info("run.stored", run_id=run_id, kind=kind, calls=len(run.calls), duration_s=round(run.duration_s, 3))
+        return run
+
+    def _readable(self, field: str, text: str) -> str:
+        text = text.strip()
+        if not text:
+            raise BadRequest(f"{field} is empty; put a question in plain words into it.")
+        if len(text) > self._limits.max_question_chars:
+            allowed = self._limits.max_question_chars
+            raise BadRequest(
+                f"{field} has {len(text)} characters; at most {allowed} are allowed (server.max_question_chars)."
+            )
+        return text
+
+
+async def _relay(deltas: AsyncIterator[Delta], send: Send) -> Completion:
+    """Pass deltas on; the whole output at the end."""
+    texts: list[str] = []
+    reasoning: list[str] = []
+    last = Delta()
+    usage = None
+    async for last in deltas:
+        texts.append(last.text)
+        reasoning.append(last.reasoning)
+        usage = last.usage or usage
+        await send(last)
+    return Completion("".join(texts), last.finish_reason or "", "".join(reasoning), usage)
+
+
+def _ignore(_event: object) -> None:
+    """Listen to nothing."""

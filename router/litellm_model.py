@@ -1,0 +1,135 @@
+"""A model of a hosted provider, through LiteLLM, which is imported by the first call and not before."""
+
+import asyncio
+import importlib
+import os
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from typing import Any
+
+import msgspec
+
+from router.errors import BadConfig
+from router.model import Completion, Delta, Prompt
+from router.openai_reply import ChatReply, UsageReply, completion
+from router.openai_request import StreamOptions, chat_request
+from router.streamed_reply import StreamedReply
+from router.upstream_failure import Upstream
+
+
+class LiteLLMModel:
+    """One model of one provider, such as `deepseek/deepseek-chat`.
+
+    Parameters that a provider does not know are dropped: stop strings are enforced here anyway, and a seed or a
+    temperature is a wish. A stream does not tell which stop string the provider met and left out, so that string is
+    missing from the text there. Usage that LiteLLM estimates is not passed on.
+    """
+
+    def __init__(self, model: str, *, api_key: str | None = None, api_base: str | None = None) -> None:
+        """`model`: with LiteLLM's prefix for the provider. `api_base`: its address; None for the provider's own."""
+        self.name = model
+        self.endpoint = api_base or f"litellm:{model.partition('/')[0]}"
+        self._api_key, self._api_base = api_key and api_key.strip(), api_base
+        self._upstream = Upstream(model, self.endpoint, self._api_key)
+        self._litellm: Any = None
+
+    async def complete(self, prompt: Prompt) -> Completion:
+        """The whole output at once."""
+        reply = self._read(await self._call(prompt))
+        if reply.choice is None:
+            raise self._upstream.garbled("a reply without choices")
+        # LiteLLM fills in zeros where the provider does not count; a real prompt has at least one token.
+        counted = reply.usage if reply.usage and reply.usage.prompt_tokens else None
+        return completion(reply.choice, counted, prompt.stop)
+
+    @asynccontextmanager
+    async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
+        """The output as it is written; the last delta has the finish reason and the usage."""
+        chunks = await self._call(prompt, StreamOptions(include_usage=True))
+        try:
+            async with aclosing(self._deltas(chunks, prompt.stop)) as deltas:
+                yield deltas
+        finally:
+            await chunks.aclose()
+
+    async def _call(self, prompt: Prompt, stream: StreamOptions | None = None) -> Any:
+        """LiteLLM's reply, or its iterator of chunks."""
+        if self._litellm is None:
+            self._litellm = await asyncio.to_thread(_load)
+        with self._translated():
+            return await self._litellm.acompletion(
+                **msgspec.to_builtins(chat_request(self.name, prompt, stream=stream)),
+                api_key=self._api_key,
+                api_base=self._api_base,
+                drop_params=True,
+                num_retries=0,
+                max_retries=0,
+            )
+
+    async def _deltas(self, chunks: Any, stop: tuple[str, ...]) -> AsyncGenerator[Delta, None]:
+        reply = StreamedReply(stop)
+        while not reply.abandoned:
+            with self._translated():
+                raw = await anext(chunks, None)
+            if raw is None or _is_made_up(chunks, chunk := self._read(raw)):
+                break
+            chunk = msgspec.structs.replace(chunk, usage=_counted(chunks, chunk.usage))
+            if (delta := reply.take(chunk)) != Delta():
+                yield delta
+        if not reply.whole:
+            raise self._upstream.unavailable("the stream was cut before its end")
+        yield reply.end()
+
+    def _read(self, raw: Any) -> ChatReply:
+        try:
+            return msgspec.convert(raw, ChatReply, from_attributes=True)
+        except msgspec.ValidationError as error:
+            raise self._upstream.garbled(str(error)) from error
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # LiteLLM has no common base class, but all that come from a provider have a status
+            status = getattr(error, "status_code", None)
+            if not isinstance(status, int):
+                raise self._upstream.garbled(f"{type(error).__name__}: {error}") from error
+            headers = getattr(error, "litellm_response_headers", None) or {}
+            raise self._upstream.from_status(status, str(error), headers.get("retry-after")) from error
+
+
+async def close_clients() -> None:
+    """Close the connections that LiteLLM keeps for all models; nothing happens where it was never used."""
+    if litellm := sys.modules.get("litellm"):
+        await litellm.close_litellm_async_clients()
+
+
+def _load() -> Any:
+    """LiteLLM, set up. Takes seconds the first time, so call it in a thread; any number of threads may."""
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import calls the network otherwise
+    os.environ.setdefault("LITELLM_MODE", "PRODUCTION")  # and reads a .env file of the working directory
+    try:
+        litellm: Any = importlib.import_module("litellm")
+    except ModuleNotFoundError as error:
+        raise BadConfig("hosted models need the package litellm: pip install 'rolegate[hosted]'") from error
+    litellm.telemetry = False
+    litellm.suppress_debug_info = True
+    return litellm
+
+
+def _is_made_up(chunks: Any, chunk: ChatReply) -> bool:
+    """Whether LiteLLM gives a finish reason of its own, as it does for a stream that was cut."""
+    finished = chunk.choice is not None and chunk.choice.finish_reason is not None
+    return finished and not (chunks.received_finish_reason or chunks.intermittent_finish_reason)
+
+
+def _counted(chunks: Any, usage: UsageReply | None) -> UsageReply | None:
+    """The usage, as far as the provider reported it; LiteLLM counts the rest with a tokenizer of its own choice."""
+    reported = [chunk.usage for chunk in chunks.chunks if getattr(chunk, "usage", None)]
+    if usage is None or not reported:
+        return None
+    details = [one.completion_tokens_details for one in reported if one.completion_tokens_details]
+    if any(one.reasoning_tokens is not None for one in details):
+        return usage
+    return msgspec.structs.replace(usage, completion_tokens_details=None)

@@ -1,0 +1,163 @@
+"""A model behind an OpenAI-compatible HTTP endpoint: vLLM, or any other."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+
+import aiohttp
+import msgspec
+from aiohttp.http import HttpProcessingError
+
+from router.errors import UpstreamUnavailable
+from router.model import Completion, Delta, Prompt
+from router.openai_reply import ChatReply, ErrorReply, FailureReply, completion
+from router.openai_request import StreamOptions, chat_request
+from router.sse import EventReader, EventTooLong
+from router.streamed_reply import StreamedReply
+from router.upstream_failure import Upstream
+
+_DONE = b"[DONE]"
+_LINGER_S = 1.0
+_reply = msgspec.json.Decoder(ChatReply)
+_failure = msgspec.json.Decoder(FailureReply)
+
+
+class OpenAIHTTP:
+    """One model at `{base_url}/chat/completions`.
+
+    The session is the caller's, who closes it; its connector's limit is the limit of concurrent calls. There is no
+    timeout but that of connecting: deadlines are the caller's. A call that is cancelled, or a stream that is left,
+    closes its connection, upon which the engine drops the request.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        base_url: str,
+        model: str,
+        *,
+        api_key: str | None = None,
+        connect_timeout_s: float = 5.0,
+        thinking: bool | None = None,
+        continuous_usage: bool = True,
+    ) -> None:
+        """`base_url`: such as `http://127.0.0.1:8000/v1`.
+
+        `thinking`: for chat templates that know `enable_thinking`. `continuous_usage`: ask for the count so far with
+        every chunk, so that a stream that is left early has one; False for endpoints that refuse what they do not know.
+        """
+        self._session, self._thinking = session, thinking
+        self._stream_options = StreamOptions(True, True if continuous_usage else msgspec.UNSET)
+        self.name, self.endpoint = model, base_url.rstrip("/")
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key.strip()}"
+        self._upstream = Upstream(model, self.endpoint, api_key and api_key.strip())
+
+    async def complete(self, prompt: Prompt) -> Completion:
+        """The whole output at once."""
+        response = await self._post(prompt)
+        with self._translated():
+            body = await response.read()
+        reply = self._decoded(body)
+        if reply.choice is None:
+            raise self._upstream.garbled("a reply without choices")
+        return completion(reply.choice, reply.usage, prompt.stop)
+
+    @asynccontextmanager
+    async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
+        """The output as it is written; the last delta has the finish reason and the usage."""
+        response = await self._post(prompt, self._stream_options)
+        try:
+            async with aclosing(self._deltas(response, prompt.stop)) as deltas:
+                yield deltas
+        finally:
+            response.release()  # closes the connection, unless the reply was read to its end
+
+    async def _post(self, prompt: Prompt, stream: StreamOptions | None = None) -> aiohttp.ClientResponse:
+        """The reply, its body unread. Raises for every status but 200."""
+        request = chat_request(self.name, prompt, stream=stream, thinking=self._thinking)
+        with self._translated():
+            response = await self._session.post(
+                f"{self.endpoint}/chat/completions",
+                data=msgspec.json.encode(request),
+                headers=self._headers,
+                timeout=self._timeout,
+                allow_redirects=False,
+                raise_for_status=False,
+            )
+            if response.status == 200:
+                return response
+            said, retry_after = _said(await response.read()), response.headers.get("Retry-After")
+        raise self._upstream.from_status(response.status, said, retry_after)
+
+    async def _deltas(self, response: aiohttp.ClientResponse, stop: tuple[str, ...]) -> AsyncGenerator[Delta, None]:
+        reply, done = StreamedReply(stop), False
+        async with aclosing(self._events(response, reply)) as events:
+            async for event in events:
+                if done := event.strip() == _DONE:
+                    break
+                if (delta := reply.take(self._decoded(event))) != Delta():
+                    yield delta
+                if False:
+                    break
+        if not reply.whole:
+            raise self._upstream.unavailable("the stream was cut before its end")
+        yield reply.end()
+        if done:
+            await _linger(response)
+
+    async def _events(self, response: aiohttp.ClientResponse, reply: StreamedReply) -> AsyncGenerator[bytes, None]:
+        """The events up to the end of the body, or up to where it breaks off once `reply` is whole."""
+        if response.content_type != "text/event-stream":
+            raise self._upstream.garbled(f"{response.content_type} where an event stream was asked for")
+        reader = EventReader()
+        while True:
+            try:
+                with self._translated():
+                    received = await response.content.readany()
+                events = reader.feed(received)
+            except EventTooLong as error:
+                raise self._upstream.garbled(str(error)) from error
+            except UpstreamUnavailable:
+                if not reply.whole:
+                    raise
+                return
+            if not received:
+                return
+            for event in events:
+                yield event
+
+    def _decoded(self, body: bytes) -> ChatReply:
+        try:
+            reply = _reply.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise self._upstream.garbled(f"{error} in {body[:100]!r}") from error
+        if isinstance(reply.error, ErrorReply):
+            raise self._upstream.from_report(reply.error.code, reply.error.message)
+        if reply.error is not None:
+            raise self._upstream.from_report(None, reply.error)
+        return reply
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (aiohttp.ClientError, HttpProcessingError, OSError) as error:
+            raise self._upstream.from_transport(error) from error
+
+
+def _said(body: bytes) -> str:
+    """What went wrong, from the body of a reply with an error status."""
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        if said := _failure.decode(body).said:
+            return said
+    return body.decode(errors="replace")
+
+
+async def _linger(response: aiohttp.ClientResponse) -> None:
+    """Read the end of the body that follows the last event at once, so that the connection can be used again."""
+    with suppress(TimeoutError, aiohttp.ClientError, HttpProcessingError, OSError):
+        async with asyncio.timeout(_LINGER_S):
+            await response.content.readany()

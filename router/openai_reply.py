@@ -1,0 +1,122 @@
+"""The replies of OpenAI's chat completions API, whole or in chunks, as vLLM and others really write them."""
+
+from typing import Annotated
+
+import msgspec
+
+from router.model import Completion, Usage, end_at_stop
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    """A part of the prompt tokens."""
+
+    cached_tokens: Count | None = None
+
+
+class CompletionDetails(msgspec.Struct, frozen=True):
+    """A part of the completion tokens."""
+
+    reasoning_tokens: Count | None = None
+
+
+class UsageReply(msgspec.Struct, frozen=True):
+    """What the engine counted."""
+
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None
+
+    def usage(self) -> Usage | None:
+        """The same as our value; None where a total is missing, because unknown is not zero."""
+        if self.prompt_tokens is None or self.completion_tokens is None:
+            return None
+        cached = self.prompt_tokens_details or PromptDetails()
+        reasoning = self.completion_tokens_details or CompletionDetails()
+        return Usage(self.prompt_tokens, self.completion_tokens, cached.cached_tokens, reasoning.reasoning_tokens)
+
+
+class MessageReply(msgspec.Struct, frozen=True):
+    """A message, or a chunk's piece of one."""
+
+    content: str | None = None
+    reasoning: str | None = None
+    """vLLM's name."""
+    reasoning_content: str | None = None
+    """The name of DeepSeek's API and of LiteLLM."""
+
+    @property
+    def thought(self) -> str:
+        """The reasoning under either name."""
+        return self.reasoning or self.reasoning_content or ""
+
+
+class ProviderFields(msgspec.Struct, frozen=True):
+    """Where LiteLLM keeps a choice's fields that it has no name for."""
+
+    stop_reason: str | int | None = None
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """One output, or a chunk's piece of it."""
+
+    index: int = 0
+    message: MessageReply | None = None
+    delta: MessageReply | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    """vLLM's: the stop string that was met, or the id of the stop token."""
+    provider_specific_fields: ProviderFields | None = None
+
+    @property
+    def said(self) -> MessageReply:
+        """The message or the piece of one."""
+        return self.message or self.delta or MessageReply()
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string that was met, where the engine names it."""
+        reason = self.stop_reason or (self.provider_specific_fields and self.provider_specific_fields.stop_reason)
+        return reason if isinstance(reason, str) else None
+
+
+class ErrorReply(msgspec.Struct, frozen=True):
+    """What an engine says about its failure."""
+
+    message: str = ""
+    code: str | int | None = None
+
+
+class ChatReply(msgspec.Struct, frozen=True):
+    """A whole reply or one chunk of a stream; or an error, which some servers send with status 200."""
+
+    choices: tuple[Choice, ...] | None = None
+    usage: UsageReply | None = None
+    error: ErrorReply | str | None = None
+
+    @property
+    def choice(self) -> Choice | None:
+        """The first output; no more than one is ever asked for."""
+        return next((choice for choice in self.choices or () if choice.index == 0), None)
+
+
+class FailureReply(msgspec.Struct, frozen=True):
+    """The body of a reply with an error status: OpenAI's shape, that of older vLLMs, or FastAPI's."""
+
+    error: ErrorReply | str | None = None
+    message: str | None = None
+    detail: str | None = None
+
+    @property
+    def said(self) -> str:
+        """What went wrong, in the server's words."""
+        error = self.error.message if isinstance(self.error, ErrorReply) else self.error
+        return error or self.message or self.detail or ""
+
+
+def completion(choice: Choice, usage: UsageReply | None, stop: tuple[str, ...]) -> Completion:
+    """The whole output, ended at `stop`. A whole reply that gives no finish reason counts as stopped."""
+    text, finish_reason = end_at_stop(choice.said.content or "", stop, choice.finish_reason or "stop", choice.matched)
+    return Completion(text, finish_reason, choice.said.thought, usage.usage() if usage else None)

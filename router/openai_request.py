@@ -1,0 +1,53 @@
+"""The request of OpenAI's chat completions API, as far as it is used here."""
+
+import msgspec
+
+from router.model import Message, Prompt
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """What a stream tells beside its text."""
+
+    include_usage: bool
+    continuous_usage_stats: bool | msgspec.UnsetType = msgspec.UNSET
+    """vLLM's: the count so far with every chunk."""
+
+
+class TemplateKwargs(msgspec.Struct, frozen=True):
+    """vLLM's: what the chat template is rendered with."""
+
+    enable_thinking: bool
+
+
+class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The body of `POST /chat/completions`; what is not set is not sent."""
+
+    model: str
+    messages: tuple[Message, ...]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+
+
+def chat_request(
+    model: str, prompt: Prompt, *, stream: StreamOptions | None = None, thinking: bool | None = None
+) -> ChatRequest:
+    """The request for `prompt`. `thinking`: the template's `enable_thinking`; None leaves it to the template."""
+    sampling = prompt.sampling
+    return ChatRequest(
+        model=model,
+        messages=prompt.messages,
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        seed=sampling.seed,
+        stop=prompt.stop,
+        stream=stream is not None,
+        stream_options=stream,
+        chat_template_kwargs=None if thinking is None else TemplateKwargs(thinking),
+    )

@@ -1,0 +1,84 @@
+"""A role: a model with its prompt, its sampling and its patience."""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+from router.errors import UpstreamError, UpstreamUnavailable
+from router.ledger import Attempt, Caller, Ledger, Purpose, RoleName
+from router.model import Completion, Delta, Message, Model, Prompt, Sampling
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Calls its model, tries again what is worth it, and books every attempt."""
+
+    name: RoleName
+    model: Model
+    system: str
+    """The system prompt."""
+    sampling: Sampling
+    attempts: int = 3
+    """How often one call is tried while its endpoint is unavailable."""
+
+    def opening(self, text: str) -> tuple[Message, ...]:
+        """A fresh conversation whose first user turn is `text`."""
+        return (Message("system", self.system), Message("user", text))
+
+    async def ask(
+        self,
+        messages: tuple[Message, ...],
+        stop: tuple[str, ...],
+        ledger: Ledger,
+        *,
+        purpose: Purpose = "first",
+        sub_query: int | None = None,
+    ) -> Completion:
+        """The model's next turn. Raises `UpstreamError`, naming this role, once it is not worth another attempt."""
+        prompt = Prompt(messages, self.sampling, stop)
+        for number in range(1, self.attempts + 1):
+            why: Purpose = purpose if number == 1 else "retry"
+            try:
+                with self._attempt(ledger, why, number, sub_query) as attempt:
+                    completion = await self.model.complete(prompt)
+                    attempt.usage = completion.usage
+                    return completion
+            except UpstreamError as error:
+                error.role = self.name
+                if not isinstance(error, UpstreamUnavailable) or number == self.attempts:
+                    raise
+                pause = error.retry_after_s or random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**number))
+                await asyncio.sleep(pause)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def stream(
+        self, messages: tuple[Message, ...], stop: tuple[str, ...], ledger: Ledger
+    ) -> AsyncGenerator[Delta, None]:
+        """The model's next turn as it is written; one attempt, booked also when the reader leaves early."""
+        prompt = Prompt(messages, self.sampling, stop)
+        try:
+            with self._attempt(ledger) as attempt:
+                async with self.model.stream(prompt) as deltas:
+                    async for delta in deltas:
+                        attempt.usage = delta.usage or attempt.usage
+                        yield delta
+        except UpstreamError as error:
+            error.role = self.name
+            raise
+
+    def limited(self, max_tokens: int) -> "Role":
+        """The same role, writing at most `max_tokens` tokens; 0 keeps its own limit."""
+        if not max_tokens:
+            return self
+        sampling = Sampling(max_tokens, self.sampling.temperature, self.sampling.top_p, self.sampling.seed)
+        return replace(self, sampling=sampling)
+
+    def _attempt(
+        self, ledger: Ledger, purpose: Purpose = "first", number: int = 1, sub_query: int | None = None
+    ) -> AbstractContextManager[Attempt]:
+        caller = Caller(self.name, self.model.name, self.model.endpoint, sub_query)
+        return ledger.attempt(caller, purpose, number)

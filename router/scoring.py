@@ -1,0 +1,35 @@
+"""Exact match and token F1, as the official SQuAD and HotpotQA scripts compute them."""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_CLOSED = ("yes", "no", "noanswer")
+
+
+def normal_answer(text: str) -> str:
+    """Lower case, without ASCII punctuation, articles and surplus space."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(answer: str, golds: Sequence[str]) -> bool:
+    """Whether `answer` is one of `golds` after normalising."""
+    return normal_answer(answer) in {normal_answer(gold) for gold in golds}
+
+
+def token_f1(answer: str, golds: Sequence[str]) -> float:
+    """The best token F1 against any of `golds`, 0 to 1; yes, no and noanswer count whole or not (HotpotQA)."""
+    return max((_f1(normal_answer(answer), normal_answer(gold)) for gold in golds), default=0.0)
+
+
+def _f1(answer: str, gold: str) -> float:
+    if answer != gold and (answer in _CLOSED or gold in _CLOSED):
+        return 0.0
+    common = sum((Counter(answer.split()) & Counter(gold.split())).values())
+    if common == 0:
+        return 0.0
+    precision, recall = common / len(answer.split()), common / len(gold.split())
+    return 2 * precision * recall / (precision + recall)

@@ -1,0 +1,143 @@
+"""Where runs are kept: a finished run with its trace and its calls goes in as one transaction."""
+
+from typing import Protocol
+
+import msgspec
+from sqlalchemy import Column, Engine, Float, ForeignKey, Integer, LargeBinary, MetaData, String, Table, event, select
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from router.errors import BadConfig, StoreFailed
+from router.ledger import Call
+from router.run import Run
+
+_METADATA = MetaData()
+RUNS = Table(
+    "runs",
+    _METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("kind", String, nullable=False),
+    Column("request", String, nullable=False),
+    Column("status", String, nullable=False),
+    Column("started_at", Float, nullable=False, index=True),
+    Column("duration_s", Float, nullable=False),
+    Column("trace", LargeBinary, nullable=False),
+)
+CALLS = Table(
+    "calls",
+    _METADATA,
+    Column("run_id", String, ForeignKey("runs.run_id"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("role", String, nullable=False),
+    Column("model", String, nullable=False),
+    Column("endpoint", String, nullable=False),
+    Column("purpose", String, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("sub_query", Integer),
+    Column("outcome", String, nullable=False),
+    Column("prompt_tokens", Integer),
+    Column("cached_tokens", Integer),
+    Column("completion_tokens", Integer),
+    Column("reasoning_tokens", Integer),
+    Column("lower_bound", Integer, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("duration_s", Float, nullable=False),
+)
+
+
+class RunStore(Protocol):
+    """Keeps runs."""
+
+    async def save(self, run: Run) -> None:
+        """Keep `run` durably. Raises `StoreFailed`; then nothing of it was kept."""
+
+
+class SQLStore:
+    """Runs in a database that SQLAlchemy reaches asynchronously; SQLite by default."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    @classmethod
+    async def open(cls, url: str) -> "SQLStore":
+        """Connect and create what is missing. Raises `BadConfig` where that fails."""
+        try:
+            engine = create_async_engine(url)
+            if make_url(url).get_backend_name() == "sqlite":
+                _make_durable(engine.sync_engine)
+            async with engine.begin() as connection:
+                await connection.run_sync(_METADATA.create_all)
+        except (SQLAlchemyError, OSError, ImportError) as error:
+            raise BadConfig(f"server.store: cannot open {url!r}: {error}; is the folder there and writable?") from error
+        return cls(engine)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._engine.dispose()
+
+    async def save(self, run: Run) -> None:
+        """One transaction: the run, its trace, its calls."""
+        calls = [_call_row(run.id, number, call) for number, call in enumerate(run.calls)]
+        try:
+            async with self._engine.begin() as connection:
+                await connection.execute(RUNS.insert().values(_run_row(run)))
+                if calls:
+                    await connection.execute(CALLS.insert(), calls)
+        except SQLAlchemyError as error:
+            raise StoreFailed(f"The run could not be stored, so its answer is withheld: {error}") from error
+
+    async def load(self, run_id: str) -> Run | None:
+        """The run as it was saved, None where there is none."""
+        async with self._engine.connect() as connection:
+            trace = await connection.scalar(select(RUNS.c.trace).where(RUNS.c.run_id == run_id))
+        return None if trace is None else msgspec.msgpack.decode(trace, type=Run)
+
+    async def calls(self) -> list[dict[str, object]]:
+        """Every row of the ledger, oldest run first."""
+        joined = select(CALLS).join(RUNS).order_by(RUNS.c.started_at, CALLS.c.run_id, CALLS.c.number)
+        async with self._engine.connect() as connection:
+            return [dict(row) for row in (await connection.execute(joined)).mappings()]
+
+
+def _make_durable(engine: Engine) -> None:
+    @event.listens_for(engine, "connect")
+    def set_pragmas(connection, _record) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+        cursor = connection.cursor()
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+
+def _run_row(run: Run) -> dict[str, object]:
+    return {
+        "run_id": run.id,
+        "kind": run.kind,
+        "request": run.request,
+        "status": run.status,
+        "started_at": run.started_at,
+        "duration_s": run.duration_s,
+        "trace": msgspec.msgpack.encode(run),
+    }
+
+
+def _call_row(run_id: str, number: int, call: Call) -> dict[str, object]:
+    usage = call.usage
+    return {
+        "run_id": run_id,
+        "number": number,
+        "role": call.role,
+        "model": call.model,
+        "endpoint": call.endpoint,
+        "purpose": call.purpose,
+        "attempt": call.attempt,
+        "sub_query": call.sub_query,
+        "outcome": call.outcome,
+        "prompt_tokens": usage.prompt_tokens if usage else None,
+        "cached_tokens": usage.cached_tokens if usage else None,
+        "completion_tokens": usage.completion_tokens if usage else None,
+        "reasoning_tokens": usage.reasoning_tokens if usage else None,
+        "lower_bound": int(call.lower_bound),
+        "started_at": call.started_at,
+        "duration_s": call.duration_s,
+    }

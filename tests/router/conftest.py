@@ -1,0 +1,22 @@
+"""Fixtures of the router's tests."""
+
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from tests.router.openai_server import OpenAIServer, serving
+
+
+@pytest.fixture
+async def openai_server() -> AsyncIterator[OpenAIServer]:
+    """An OpenAI-compatible server that plays what the test scripts."""
+    async with serving() as server:
+        yield server
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    """A pooled HTTP session, as the composition root owns one."""
+    async with aiohttp.ClientSession() as session:
+        yield session

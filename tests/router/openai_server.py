@@ -1,0 +1,196 @@
+"""A small real HTTP server that answers chat completions as a test scripts them."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+MODEL = "tiny"
+"""The one model that is served; any other name gets a 404, as vLLM gives it."""
+
+USAGE = {
+    "prompt_tokens": 11,
+    "completion_tokens": 7,
+    "total_tokens": 18,
+    "prompt_tokens_details": {"cached_tokens": 4},
+    "completion_tokens_details": {"reasoning_tokens": 3},
+}
+
+Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
+"""One answer to one request."""
+
+
+class OpenAIServer:
+    """Plays its behaviours in order, one a request, and the last one for ever; records what it sees."""
+
+    def __init__(self, base_url: str) -> None:
+        self.base_url = base_url
+        self.bodies: list[dict[str, Any]] = []
+        """The JSON of every request."""
+        self.headers: list[dict[str, str]] = []
+        self.connections: set[object] = set()
+        """Every connection that brought a request."""
+        self.received = asyncio.Event()
+        """Set once a request is there."""
+        self._disconnected = asyncio.Event()
+        self._behaviours: list[Behaviour] = [says("hello")]
+
+    def plays(self, *behaviours: Behaviour) -> None:
+        """From now on, answer with these."""
+        self._behaviours = list(behaviours)
+
+    async def sees_disconnect(self) -> None:
+        """Wait until a client has left before its answer was complete; fails where none does."""
+        async with asyncio.timeout(10):
+            await self._disconnected.wait()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Answer one request."""
+        self.bodies.append(await request.json())
+        self.headers.append(dict(request.headers))
+        self.connections.add(request.transport)
+        self.received.set()
+        if (model := self.bodies[-1]["model"]) != MODEL:
+            return await fails(404, f"The model `{model}` does not exist.")(request)
+        play = self._behaviours.pop(0) if len(self._behaviours) > 1 else self._behaviours[0]
+        try:
+            return await play(request)
+        except (asyncio.CancelledError, ConnectionError):
+            self._disconnected.set()
+            raise
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[OpenAIServer]:
+    """A server on a free port of the loopback."""
+    app = web.Application()
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
+    server = OpenAIServer("")
+    app.router.add_post("/v1/chat/completions", server.answer)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    server.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    try:
+        yield server
+    finally:
+        await runner.cleanup()
+
+
+def says(
+    *texts: str | None,
+    finish_reason: str = "stop",
+    stop_reason: str | int | None = None,
+    reasoning: dict[str, str] | None = None,
+    usage: dict[str, Any] | None = USAGE,
+) -> Behaviour:
+    """Say `texts`: joined, or one a chunk where a stream is asked for, as vLLM does it.
+
+    `reasoning`: such as `{"reasoning_content": "hm"}`, under the name that the engine gives it.
+    """
+    end = {"finish_reason": finish_reason, "stop_reason": stop_reason}
+    thought = [_chunk({"delta": {**reasoning}})] if reasoning else []
+    pieces = [_chunk({"delta": {"content": text}}) for text in texts]
+    chunks = [_chunk({"delta": {"role": "assistant"}}), *thought, *pieces, _chunk({"delta": {}, **end})]
+    if usage:
+        chunks.append({"choices": [], "usage": usage})
+
+    async def play(request: web.Request) -> web.StreamResponse:
+        if (await request.json()).get("stream"):
+            return await streams(*map(event, chunks), DONE)(request)
+        content = None if None in texts else "".join(text for text in texts if text)
+        message = {"role": "assistant", "content": content, **(reasoning or {})}
+        return web.json_response({**_chunk({"message": message, **end}), **({"usage": usage} if usage else {})})
+
+    return play
+
+
+def streams(*pieces: bytes, then: Callable[[web.Request], Awaitable[None]] | None = None) -> Behaviour:
+    """Send an event stream in these pieces, whatever is in them; then end it, or do `then` first."""
+
+    async def play(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        for piece in pieces:
+            await response.write(piece)
+        if then is not None:
+            await then(request)
+        return response
+
+    return play
+
+
+def replies(body: bytes, content_type: str = "application/json") -> Behaviour:
+    """Send these bytes."""
+
+    async def play(_request: web.Request) -> web.StreamResponse:
+        return web.Response(body=body, content_type=content_type)
+
+    return play
+
+
+def fails(status: int, message: str, retry_after: str | None = None) -> Behaviour:
+    """Refuse with an HTTP status and an error in OpenAI's shape."""
+    headers = {"Retry-After": retry_after} if retry_after else {}
+
+    async def play(_request: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": {"message": message, "code": status}}, status=status, headers=headers)
+
+    return play
+
+
+async def hang(request: web.Request) -> web.StreamResponse:
+    """Never answer: a black hole, until the client leaves."""
+    await asyncio.Event().wait()
+    raise AssertionError("only cancelling ends this")
+
+
+async def hang_on(request: web.Request) -> None:
+    """For `streams(…, then=hang_on)`: stay silent until the client leaves."""
+    await hang(request)
+
+
+async def break_off(request: web.Request) -> None:
+    """For `streams(…, then=break_off)`: reset the connection in the middle of the body."""
+    assert request.transport is not None
+    request.transport.abort()
+
+
+async def reset(request: web.Request) -> web.StreamResponse:
+    """Reset the connection instead of answering."""
+    await break_off(request)
+    return web.Response()
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(chunk: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+
+
+def text_event(text: str, usage: dict[str, Any] | None = None) -> bytes:
+    """One piece of text, with the count so far as vLLM gives it on request."""
+    return event({**_chunk({"delta": {"content": text}}), **({"usage": usage} if usage else {})})
+
+
+def end_event(finish_reason: str = "stop", stop_reason: str | int | None = None) -> bytes:
+    """The finish reason."""
+    return event(_chunk({"delta": {}, "finish_reason": finish_reason, "stop_reason": stop_reason}))
+
+
+def split(body: bytes, sizes: Iterable[int]) -> list[bytes]:
+    """`body` in pieces of these sizes, and the rest."""
+    pieces, position = [], 0
+    for size in sizes:
+        pieces.append(body[position : position + size])
+        position += size
+    return [piece for piece in (*pieces, body[position:]) if piece]
+
+
+def _chunk(choice: dict[str, Any]) -> dict[str, Any]:
+    kind = "chat.completion.chunk" if "delta" in choice else "chat.completion"
+    return {"id": "c", "object": kind, "created": 1, "model": MODEL, "choices": [{"index": 0, **choice}]}

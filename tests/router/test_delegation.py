@@ -1,0 +1,249 @@
+"""The delegator's output: what is dispatched, what stops, what is corrected."""
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from router import prompts
+from router.delegation import Decision, Dispatch, Malformed, Stop, parse_decision
+from router.markup import escape
+from router.passage import Passage
+from router.report import Report
+from tests.router.outputs import FLOODS, OUTPUTS
+
+
+def asked(text: str, *, cut: bool = False) -> tuple[str, ...]:
+    """The sub-queries that `text` dispatches; none where it is no dispatch."""
+    decision = parse_decision(text, limit=8, cut=cut)
+    return decision.sub_queries if isinstance(decision, Dispatch) else ()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '["Who directed Heat?", "When was he born?"]',
+        "['Who directed Heat?', 'When was he born?']",
+        '[["Who directed Heat?"], ["When was he born?"]]',
+        '{"queries": ["Who directed Heat?", "When was he born?"]}',
+        '[{"query": "Who directed Heat?"}, {"query": "When was he born?"}]',
+        "1. Who directed Heat?\n2. When was he born?",
+        "- Who directed Heat?\n- When was he born?",
+        "Who directed Heat?\nWhen was he born?",
+    ],
+)
+@pytest.mark.parametrize("end", ["</search>", "</search>\n", "", "\n", "</sea"])
+def test_the_questions_of_a_block_are_dispatched_whether_or_not_a_stop_string_took_its_end(body: str, end: str) -> None:
+    assert asked(f"<search>{body}{end}") == ("Who directed Heat?", "When was he born?")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<Search>Who directed Heat?</SEARCH>",
+        "< search >Who directed Heat?</ search >",
+        "```\n<search>Who directed Heat?</search>\n```",
+        '```xml\n<search>\n["Who directed Heat?"]\n</search>\n```',
+        "```xml\n<search>\nWho directed Heat?\n```",
+        "I will ask.\n\n<search>Who directed Heat?</search>\n\nI wait.",
+        '<think>Two hops.</think>\n\n<search>["Who directed Heat?"]</search>',
+        "The template opened the thinking.</think><search>Who directed Heat?</search>",
+        "<think>First <search>Who acted in Heat?</search></think><search>Who directed Heat?</search>",
+        "<think>Is it enough? <stop/>Enough evidence<stop></think><search>Who directed Heat?</search>",
+        "Shall I <search>Who acted?</search> or <stop>?</think><search>Who directed Heat?</search>",
+        "<think>a</think><think><search>b?</search></think><search>Who directed Heat?</search>",
+        "<search>Who directed Heat?</search><think><search>Who acted in Heat?</search>",
+        "<search>Who directed Heat?</search><stop/>Enough evidence<stop>",
+        "<stop/>Enough evidence<stop><search>Who directed Heat?</search>",
+        "<search>Who directed Heat?<stop/>Enough evidence<stop>",
+        "<search>Who directed Heat?</search><search>who directed  heat</search>",
+        "<search>Who directed Heat?</search>\n<search></search>",
+        "<search>Who directed Heat?<search>",
+        "I write a <search> block. <search>Who directed Heat?</search>",
+        "<search>Who directed Heat?</sea",
+        '<search>Who directed Heat?\n<search_results><result index="0"><request>Who?</request>',
+        "<search>Who directed Heat?</search>\n<search_results><result index='0'>Mann</result></search_results>\n"
+        "<search>When was Mann born?</search>\n<search_results>1943</search_results>\n<stop/>Enough evidence<stop>",
+        "<search>Who directed Heat?</search><information>Mann</information><search>When was he born?</search>",
+        "From the <search_results> I know the film. <search>Who directed Heat?</search>",
+    ],
+)
+def test_what_stands_around_a_block_changes_nothing(text: str) -> None:
+    assert asked(text) == ("Who directed Heat?",)
+
+
+@pytest.mark.parametrize(
+    ("text", "questions"),
+    [
+        ('<search>["a?", "b?"', ("a?", "b?")),
+        ('<search>["a?", "b?"]', ("a?", "b?")),
+        ('<search>["a?", "b?"]</sear', ("a?", "b?")),
+        ('<search>["a?", "Who is the mo', ("a?",)),
+        ('<search>["a?", "Is it so?', ("a?",)),
+        ("<search>['a?', 'Whose is John's ", ("a?",)),
+        ('<search>{"queries": ["a?", "Who', ("a?",)),
+        ('<search>[{"query": "a?"}, {"que', ("a?",)),
+        ('<search>```json\n["a?", "Who', ("a?",)),
+        ("<search>[Who is x?, Who", ("Who is x?",)),
+        ('<search>{"query": "a?", "why"', ("a?",)),
+        ("<search>a?", ("a?",)),
+        ("<search>capital of France</sea", ("capital of France",)),
+        ("<search>1. a?\n2. b?\n3. Who is", ("a?", "b?")),
+        ("<search>- a?\n- Who is the mother of\nthe dir", ("a?",)),
+        ("<search>a?\nb?\nWho is", ("a?", "b?")),
+        ("<search>capital of France\npopulation of Par", ("capital of France",)),
+        ("<search>a?</search><search>Who is the mo", ("a?",)),
+        ("<search>a?</search>And now I wr", ("a?",)),
+        ("<search>capital of France\n<search_results><result>Par", ("capital of France",)),
+    ],
+)
+def test_of_a_cut_output_the_complete_questions_are_kept(text: str, questions: tuple[str, ...]) -> None:
+    assert asked(text, cut=True) == questions
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<search>",
+        "<sear",
+        "<search>Who is the mo",
+        '<search>["Who is the mo',
+        '<search>["Is it so?',
+        "<search>['Who",
+        '<search>{"queries": [',
+        '<search>{"queries',
+        '<search>{"queries"',
+        "<search>1. Who is",
+        "<think>a long thought <search>a?</search>",
+        "<stop/>Enough evidence<stop><search>Who is the mo",
+    ],
+)
+def test_a_cut_output_without_a_complete_question_is_malformed(text: str) -> None:
+    assert isinstance(parse_decision(text, limit=8, cut=True), Malformed)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Who directed Heat?",
+        '["Who directed Heat?"]',
+        "The answer is Michael Mann.",
+        "<answer>Michael Mann</answer>",
+        "Enough evidence",
+        "stop",
+        "&lt;stop/&gt;Enough evidence&lt;stop&gt;",
+        "&lt;search&gt;a?&lt;/search&gt;",
+        "<stopped>",
+        "<searching>a?</searching>",
+        "a?</search>",
+        "<think><search>a?</search></think>",
+        "<think><stop/>Enough evidence<stop></think>",
+        "<think><stop/>Enough evidence<stop>",
+        "I could <search>a?</search> or <stop></think> but will not.",
+        "<search_results><result index='0'><request>a?</request></result></search_results>",
+    ],
+)
+def test_no_block_and_no_stop_is_malformed(text: str) -> None:
+    assert parse_decision(text, limit=8) == Malformed("neither a search block nor a stop")
+
+
+def test_the_reason_says_what_was_wrong() -> None:
+    assert parse_decision("<search> </search>", limit=8) == Malformed("the search block is empty")
+    assert parse_decision("<search>[]</search>", limit=8) == Malformed("no complete question in the search block")
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<stop/>Enough evidence<stop>",
+        "<stop/>Enough evidence</stop>",
+        "<stop/>Enough evidence<stop/>",
+        "<stop>Enough evidence</stop>",
+        "<stop>Enough evidence",
+        "<stop/>Enough evid",
+        "<stop/>",
+        "<stop />",
+        "<stop>",
+        "</stop>",
+        "< / stop >",
+        "<STOP/>ENOUGH EVIDENCE<STOP>",
+        "<Stop/>",
+        "\n\n<stop/>\nEnough evidence\n<stop>\n",
+        "```\n<stop/>Enough evidence<stop>\n```",
+        "`<stop/>Enough evidence<stop>`",
+        "**<stop/>Enough evidence<stop>**",
+        "All is known. <stop/>Enough evidence<stop>",
+        "<think>One more <search>a?</search>? No.</think>\n<stop/>Enough evidence<stop>",
+        "It is known.</think><stop/>Enough evidence<stop>",
+        "<stop/>Enough evidence<stop><think>wait",
+        "<search></search><stop/>Enough evidence<stop>",
+        "<stop/>Enough evidence<stop><search></search>",
+        "<search>[]</search><stop/>Enough evidence<stop>",
+        "<search><stop/>Enough evidence<stop></search>",
+        "No <search> is needed. <stop/>Enough evidence<stop>",
+        "By the <search_results> I am done. <stop/>Enough evidence<stop>",
+    ],
+)
+def test_a_stop_is_read_as_printed_and_in_its_variants(text: str, cut: bool) -> None:
+    assert parse_decision(text, limit=8, cut=cut) == Stop()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<search>["a?", "b?"]</search><search>["b?", "c?"]</search>',
+        '<search>["a?"]</search> and <search>["b?", "c?"]</search>',
+        "<search>a?</search><search>b?</search><search>c?</search>",
+        "<search>a?<search>b?</search><search>c?",
+        '```\n<search>a?</search>\n```\n```\n<search>["b?", "c?"]</search>\n```',
+    ],
+)
+def test_several_blocks_are_united_in_order(text: str) -> None:
+    assert asked(text) == ("a?", "b?", "c?")
+
+
+@pytest.mark.parametrize(
+    "again", ["who DIRECTED heat?", "Who directed Heat", "Who  directed Heat ?", "Who directed Heat?!"]
+)
+def test_a_duplicate_runs_once_in_its_first_spelling(again: str) -> None:
+    assert asked(f'<search>["Who directed Heat?", "{again}", "b?"]</search>') == ("Who directed Heat?", "b?")
+
+
+def test_what_is_over_the_limit_is_told_apart() -> None:
+    text = '<search>["a?", "b?", "A", "c?"]</search><search>d?</search>'
+    assert parse_decision(text, limit=2) == Dispatch(("a?", "b?"), ("c?", "d?"))
+    assert parse_decision(text, limit=4) == Dispatch(("a?", "b?", "c?", "d?"), ())
+
+
+@settings(deadline=None)
+@given(OUTPUTS, st.booleans(), st.integers(1, 8))
+def test_any_text_gives_a_decision(text: str, cut: bool, limit: int) -> None:
+    decision = parse_decision(text, limit=limit, cut=cut)
+    if isinstance(decision, Dispatch):
+        questions = decision.sub_queries + decision.over_limit
+        assert 0 < len(decision.sub_queries) <= limit
+        assert len(set(questions)) == len(questions)
+        assert all(len(question.encode()) > 0 and question == " ".join(question.split()) for question in questions)
+
+
+@settings(deadline=None)
+@given(OUTPUTS)
+@example("<stop/>Enough evidence<stop>")
+@example("<search>a?</search>")
+def test_escaped_text_decides_nothing_wherever_it_stands(text: str) -> None:
+    report = Report(text, (text, text))
+    for shown in (
+        escape(text),
+        prompts.request(text),
+        prompts.documents([Passage("1", text, text)], last=False),
+        prompts.search_results([(text, report)], [text]),
+        prompts.answer_request(text, [(text, report)]),
+    ):
+        assert isinstance(parse_decision(shown, limit=8), Malformed)
+
+
+@pytest.mark.parametrize("flood", FLOODS, ids=lambda flood: repr(flood[:12]))
+def test_a_flood_is_read_without_deep_recursion_and_in_linear_time(flood: str) -> None:
+    for text in (flood, f'<search>["{flood}', f"<search>[{flood}</search>"):
+        assert isinstance(parse_decision(text, limit=3, cut=text is flood), Decision)

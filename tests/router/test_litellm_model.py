@@ -1,0 +1,269 @@
+"""Hosted models: the real LiteLLM against a server on the loopback."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+
+from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.litellm_model import LiteLLMModel, close_clients
+from router.model import Completion, Delta, Message, Prompt, Sampling, Usage
+from router.upstream_failure import Upstream
+from tests.router.openai_server import (
+    DONE,
+    MODEL,
+    USAGE,
+    Behaviour,
+    OpenAIServer,
+    break_off,
+    end_event,
+    event,
+    fails,
+    hang,
+    hang_on,
+    replies,
+    reset,
+    says,
+    streams,
+    text_event,
+)
+
+PROMPT = Prompt((Message("user", "hi"),), Sampling(), stop=("</x>",))
+COUNTED = Usage(11, 7, cached_tokens=4, reasoning_tokens=3)
+
+
+@pytest.fixture
+async def model(openai_server: OpenAIServer) -> AsyncIterator[LiteLLMModel]:
+    yield LiteLLMModel(f"openai/{MODEL}", api_key="sk-secret", api_base=openai_server.base_url)
+    await close_clients()
+
+
+async def streamed(model: LiteLLMModel, prompt: Prompt = PROMPT) -> list[Delta]:
+    async with model.stream(prompt) as deltas:
+        return [delta async for delta in deltas]
+
+
+def joined(deltas: list[Delta]) -> Completion:
+    """What the deltas amount to."""
+    last = deltas[-1]
+    text, reasoning = ("".join(texts) for texts in zip(*((d.text, d.reasoning) for d in deltas), strict=True))
+    return Completion(text, last.finish_reason or "", reasoning, last.usage)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "expected"),
+    [
+        (says("a ", "b"), Completion("a b", "stop", usage=COUNTED)),
+        (says("a", finish_reason="length"), Completion("a", "length", usage=COUNTED)),
+        (says(None), Completion("", "stop", usage=COUNTED)),
+        (says("a", reasoning={"reasoning_content": "hm"}), Completion("a", "stop", "hm", COUNTED)),
+        (says("a", reasoning={"reasoning": "hm"}), Completion("a", "stop", "hm", COUNTED)),
+        (says("a</", "x>", finish_reason="length"), Completion("a</x>", "stop", usage=COUNTED)),
+        (says("a", "</x>"), Completion("a</x>", "stop", usage=COUNTED)),
+    ],
+)
+async def test_both_ways(
+    model: LiteLLMModel, openai_server: OpenAIServer, behaviour: Behaviour, expected: Completion
+) -> None:
+    """A stream amounts to what the whole reply would be, usage included."""
+    openai_server.plays(behaviour)
+    assert await model.complete(PROMPT) == expected
+    assert joined(await streamed(model)) == expected
+
+
+async def test_named_stop(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
+    """A stop string that a whole reply names is part of the text; in a stream LiteLLM does not pass the name on."""
+    openai_server.plays(says("a", stop_reason="</x>"))
+    assert (await model.complete(PROMPT)).text == "a</x>"
+    assert joined(await streamed(model)).text == "a"
+
+
+async def test_ignored_stop(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
+    """A provider that writes on past a stop string is left at once."""
+    openai_server.plays(streams(text_event("a</"), text_event("x>b"), then=hang_on))
+    assert joined(await streamed(model)) == Completion("a</x>", "stop")
+    await openai_server.sees_disconnect()
+    openai_server.plays(says("a</x>b"))
+    assert (await model.complete(PROMPT)).text == "a</x>"
+
+
+async def test_unknown_usage(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
+    """What the provider does not count is unknown: neither zero nor LiteLLM's own estimate."""
+    openai_server.plays(says("a", usage=None, reasoning={"reasoning_content": "hm"}))
+    assert (await model.complete(PROMPT)).usage is None
+    assert joined(await streamed(model)).usage is None
+
+
+async def test_unknown_reasoning(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
+    """So are reasoning tokens, which LiteLLM would estimate from the text."""
+    usage = {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14}
+    openai_server.plays(says("a", usage=usage, reasoning={"reasoning_content": "hm"}))
+    assert (await model.complete(PROMPT)).usage == Usage(5, 9)
+    assert joined(await streamed(model)).usage == Usage(5, 9)
+
+
+async def test_request(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
+    """The request has what was set; a stream asks for its usage."""
+    await model.complete(Prompt((Message("system", "be"), Message("user", "é")), Sampling(9, 0.5, 0.9, seed=3)))
+    assert openai_server.bodies[-1] == {
+        "model": MODEL,
+        "messages": [{"role": "system", "content": "be"}, {"role": "user", "content": "é"}],
+        "max_tokens": 9,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "seed": 3,
+    }
+    await streamed(model)
+    assert openai_server.bodies[-1]["stream_options"] == {"include_usage": True}
+    assert openai_server.bodies[-1]["stop"] == ["</x>"]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "kind", "said"),
+    [
+        (fails(429, "slow down"), UpstreamUnavailable, "slow down"),
+        (fails(503, "loading"), UpstreamUnavailable, "loading"),
+        (fails(504, "timeout"), UpstreamUnavailable, "timeout"),
+        (fails(400, "at most 512 tokens"), UpstreamRefused, "at most 512 tokens; perhaps the prompt is too long"),
+        (fails(401, "no sk-secret"), UpstreamRefused, "check the API key"),
+        (fails(403, "no"), UpstreamRefused, "check the API key"),
+        (fails(404, "no such model"), UpstreamRefused, "check that the endpoint serves"),
+        (fails(418, "teapot"), UpstreamGarbled, "teapot"),
+        (reset, UpstreamUnavailable, ""),
+        (replies(b"<html>", "text/html"), UpstreamUnavailable, ""),
+    ],
+)
+async def test_failures(
+    model: LiteLLMModel, openai_server: OpenAIServer, behaviour: Behaviour, kind: type[UpstreamError], said: str
+) -> None:
+    """Failures are typed, say what the provider said, keep the key to themselves, and cost one request each."""
+    openai_server.plays(behaviour)
+    with pytest.raises(kind) as whole:
+        await model.complete(PROMPT)
+    with pytest.raises(kind) as stream:
+        await streamed(model)
+    for caught in (whole, stream):
+        assert said in str(caught.value)
+        assert caught.value.endpoint == openai_server.base_url
+        assert "sk-secret" not in f"{caught.value} {caught.value!r}"
+    assert len(openai_server.bodies) == 2
+
+
+async def test_every_error(model: LiteLLMModel) -> None:
+    """Every kind of error that LiteLLM declares has a status, which the table of statuses knows, or is garbled."""
+    await model.complete(PROMPT)
+    litellm = sys.modules["litellm"]
+    upstream = Upstream("tiny", "http://x", None)
+    for kind in litellm.exceptions.LITELLM_EXCEPTION_TYPES:
+        status = getattr(kind.__new__(kind), "status_code", None)
+        assert status is None or isinstance(upstream.from_status(status, ""), UpstreamRefused | UpstreamUnavailable)
+
+
+async def test_retry_after(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
+    """Retry-After reaches whoever retries."""
+    openai_server.plays(fails(429, "slow down", retry_after="7"))
+    with pytest.raises(UpstreamUnavailable) as caught:
+        await model.complete(PROMPT)
+    assert caught.value.retry_after_s == 7.0
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        streams(text_event("a")),
+        streams(text_event("a"), then=break_off),
+        streams(text_event("a"), event({"error": {"message": "engine died", "code": 500}}), DONE),
+        streams(text_event("a"), b"data: {nope\n\n"),
+    ],
+)
+async def test_broken_streams(model: LiteLLMModel, openai_server: OpenAIServer, behaviour: Behaviour) -> None:
+    """A stream that was cut is an error, though LiteLLM makes up a finish reason and a usage for it."""
+    openai_server.plays(behaviour)
+    with pytest.raises(UpstreamUnavailable):
+        await streamed(model)
+
+
+async def test_finish_in_the_last_text(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
+    """A finish reason that comes with the last piece of text is the provider's own."""
+    last = {"choices": [{"index": 0, "delta": {"content": "b"}, "finish_reason": "length"}]}
+    openai_server.plays(streams(text_event("a"), event(last), event({"choices": [], "usage": USAGE}), DONE))
+    assert joined(await streamed(model)) == Completion("ab", "length", usage=COUNTED)
+
+
+async def test_late_end(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
+    """A stream without usage and without `[DONE]` is whole by its finish reason."""
+    openai_server.plays(streams(text_event("a"), end_event()))
+    assert joined(await streamed(model)) == Completion("a", "stop")
+
+
+async def test_cancelling(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
+    """A call that is cancelled is cancelled at the provider too."""
+    openai_server.plays(hang)
+    async with asyncio.TaskGroup() as group:
+        call = group.create_task(model.complete(PROMPT))
+        await openai_server.received.wait()
+        call.cancel()
+    await openai_server.sees_disconnect()
+
+
+async def test_leaving(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
+    """Leaving a stream's context stops the work upstream."""
+    openai_server.plays(streams(text_event("a"), then=hang_on))
+    async with model.stream(PROMPT) as deltas:
+        assert (await anext(deltas)).text == "a"
+    await openai_server.sees_disconnect()
+
+
+async def test_the_readers_errors(model: LiteLLMModel) -> None:
+    """An error of the stream's reader stays what it is."""
+    error = ValueError("the reader's own")
+    with pytest.raises(ValueError, match="own") as caught:
+        async with model.stream(PROMPT) as deltas:
+            await anext(deltas)
+            raise error
+    assert caught.value is error
+
+
+def in_a_fresh_python(code: str) -> str:
+    """What `code` prints in an interpreter of its own."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_import_is_lazy() -> None:
+    """Importing the module and making a model imports no LiteLLM, and closing then does nothing."""
+    code = """
+import asyncio, sys
+from router.litellm_model import LiteLLMModel, close_clients
+model = LiteLLMModel("deepseek/deepseek-chat", api_key="sk-secret")
+asyncio.run(close_clients())
+print("litellm" in sys.modules, model.name, model.endpoint, "sk-secret" in repr(model))
+"""
+    assert in_a_fresh_python(code) == "False deepseek/deepseek-chat litellm:deepseek False"
+
+
+def test_import_in_a_thread() -> None:
+    """The first call imports LiteLLM in a thread, with its set-up in place; where it is missing, it says what to do."""
+    code = """
+import asyncio, os, sys, threading
+from router.errors import BadConfig
+from router.litellm_model import LiteLLMModel
+from router.model import Message, Prompt, Sampling
+
+class Watcher:
+    def find_spec(self, name, path=None, target=None):
+        if name == "litellm":
+            main = threading.current_thread() is threading.main_thread()
+            print(main, os.environ["LITELLM_LOCAL_MODEL_COST_MAP"], os.environ["LITELLM_MODE"])
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Watcher())
+try:
+    asyncio.run(LiteLLMModel("deepseek/x").complete(Prompt((Message("user", "hi"),), Sampling())))
+except BadConfig as error:
+    print(error)
+"""
+    imported, error = in_a_fresh_python(code).splitlines()
+    assert imported == "False True PRODUCTION"
+    assert "pip install 'rolegate[hosted]'" in error

@@ -1,0 +1,350 @@
+"""The client of OpenAI-compatible endpoints, against a real server."""
+
+import asyncio
+import json
+import socket
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.model import Completion, Delta, Message, Model, Prompt, Sampling, Usage
+from router.openai_http import OpenAIHTTP
+from tests.router.openai_server import (
+    DONE,
+    MODEL,
+    USAGE,
+    Behaviour,
+    OpenAIServer,
+    break_off,
+    end_event,
+    event,
+    fails,
+    hang,
+    hang_on,
+    replies,
+    reset,
+    says,
+    split,
+    streams,
+    text_event,
+)
+
+PROMPT = Prompt((Message("user", "hi"),), Sampling(), stop=("</x>", "</y>"))
+COUNTED = Usage(11, 7, cached_tokens=4, reasoning_tokens=3)
+SOFAR = {"prompt_tokens": 11, "completion_tokens": 2, "total_tokens": 13}
+
+
+@pytest.fixture
+def model(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> OpenAIHTTP:
+    return OpenAIHTTP(session, openai_server.base_url, MODEL, api_key="sk-secret")
+
+
+async def streamed(model: Model, prompt: Prompt = PROMPT) -> list[Delta]:
+    async with model.stream(prompt) as deltas:
+        return [delta async for delta in deltas]
+
+
+def joined(deltas: list[Delta]) -> Completion:
+    """What the deltas amount to."""
+    last = deltas[-1]
+    text, reasoning = ("".join(texts) for texts in zip(*((d.text, d.reasoning) for d in deltas), strict=True))
+    return Completion(text, last.finish_reason or "", reasoning, last.usage)
+
+
+BOTH_WAYS: list[tuple[Behaviour, Completion]] = [
+    (says("a ", "b"), Completion("a b", "stop", usage=COUNTED)),
+    (says("a", finish_reason="length"), Completion("a", "length", usage=COUNTED)),
+    (says("a", usage=None), Completion("a", "stop")),
+    (says(None), Completion("", "stop", usage=COUNTED)),
+    (says("a", reasoning={"reasoning": "hm"}), Completion("a", "stop", "hm", COUNTED)),
+    (says("a", reasoning={"reasoning_content": "hm"}), Completion("a", "stop", "hm", COUNTED)),
+    (says("<think>hm</think>", "a"), Completion("<think>hm</think>a", "stop", usage=COUNTED)),
+    (says("a", stop_reason="</y>"), Completion("a</y>", "stop", usage=COUNTED)),
+    (says("a</y>", stop_reason="</y>"), Completion("a</y>", "stop", usage=COUNTED)),
+    (says("a", stop_reason=151645), Completion("a", "stop", usage=COUNTED)),
+    (says("a</", "y>", finish_reason="length"), Completion("a</y>", "stop", usage=COUNTED)),
+]
+
+
+@pytest.mark.parametrize(("behaviour", "expected"), BOTH_WAYS)
+async def test_both_ways(
+    model: OpenAIHTTP, openai_server: OpenAIServer, behaviour: Behaviour, expected: Completion
+) -> None:
+    """A stream amounts to what the whole reply would be, usage included."""
+    openai_server.plays(behaviour)
+    assert await model.complete(PROMPT) == expected
+    assert joined(await streamed(model)) == expected
+
+
+async def test_request(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
+    """The request has what was set, and nothing that was not."""
+    await model.complete(Prompt((Message("system", "be"), Message("user", "é")), Sampling(9, 0.5, 0.9)))
+    assert openai_server.bodies[-1] == {
+        "model": MODEL,
+        "messages": [{"role": "system", "content": "be"}, {"role": "user", "content": "é"}],
+        "max_tokens": 9,
+        "temperature": 0.5,
+        "top_p": 0.9,
+    }
+    assert openai_server.headers[-1]["Authorization"] == "Bearer sk-secret"
+
+
+async def test_request_of_a_stream(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+    """A stream asks for usage with every chunk; seed, stop strings and thinking go along where they are set."""
+    model = OpenAIHTTP(session, f"{openai_server.base_url}/", MODEL, thinking=False)
+    await streamed(model, Prompt((Message("user", "hi"),), Sampling(seed=0), ("</x>",)))
+    body = openai_server.bodies[-1]
+    assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    assert (body["seed"], body["stop"], body["stream"]) == (0, ["</x>"], True)
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
+    assert "Authorization" not in openai_server.headers[-1]
+
+
+async def test_continuous_usage_off(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+    """Endpoints that refuse what they do not know are not sent vLLM's option."""
+    await streamed(OpenAIHTTP(session, openai_server.base_url, MODEL, continuous_usage=False))
+    assert openai_server.bodies[-1]["stream_options"] == {"include_usage": True}
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(1, 60), max_size=40), st.sampled_from([b"\n", b"\r\n"]))
+async def test_any_chunking(model: OpenAIHTTP, openai_server: OpenAIServer, sizes: list[int], line_end: bytes) -> None:
+    """A stream may arrive in any pieces, with keep-alives in between and either line end."""
+    usage = event({"choices": [], "usage": USAGE})
+    body = b": hello\n\n" + text_event("é ") + b": ping\n\n" + text_event("ü") + end_event() + usage + DONE
+    openai_server.plays(streams(*split(body.replace(b"\n", line_end), sizes)))
+    assert joined(await streamed(model)) == Completion("é ü", "stop", usage=COUNTED)
+
+
+async def test_usage_as_it_grows(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
+    """Every delta has the count so far, which is what a caller who leaves early can book."""
+    openai_server.plays(streams(text_event("a", SOFAR), then=hang_on))
+    async with model.stream(PROMPT) as deltas:
+        assert await anext(deltas) == Delta("a", usage=Usage(11, 2))
+
+
+FAILURES: list[tuple[Behaviour, type[UpstreamError], str]] = [
+    (fails(429, "slow down"), UpstreamUnavailable, "slow down"),
+    (fails(503, "loading"), UpstreamUnavailable, "loading"),
+    (fails(400, "at most 512 tokens"), UpstreamRefused, "at most 512 tokens; perhaps the prompt is too long"),
+    (fails(401, "no sk-secret"), UpstreamRefused, "check the API key"),
+    (fails(418, "teapot"), UpstreamGarbled, "teapot"),
+    (reset, UpstreamUnavailable, ""),
+    (replies(b"<html>", "text/html"), UpstreamGarbled, ""),
+    (replies(b'{"error": "out of memory"}'), UpstreamError, ""),
+]
+
+
+@pytest.mark.parametrize(("behaviour", "kind", "said"), FAILURES)
+async def test_failures(
+    model: OpenAIHTTP, openai_server: OpenAIServer, behaviour: Behaviour, kind: type[UpstreamError], said: str
+) -> None:
+    """Failures are typed, say what the server said, name the endpoint, and keep the key to themselves."""
+    openai_server.plays(behaviour)
+    with pytest.raises(kind) as whole:
+        await model.complete(PROMPT)
+    with pytest.raises(kind) as stream:
+        await streamed(model)
+    for caught in (whole, stream):
+        assert said in str(caught.value)
+        assert caught.value.endpoint == openai_server.base_url
+        assert "sk-secret" not in f"{caught.value} {caught.value!r}"
+
+
+async def test_retry_after(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
+    """Retry-After reaches whoever retries."""
+    openai_server.plays(fails(429, "slow down", retry_after="7"))
+    with pytest.raises(UpstreamUnavailable) as caught:
+        await model.complete(PROMPT)
+    assert caught.value.retry_after_s == 7.0
+
+
+async def test_wrong_model(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+    """A model that is not served is refused, with its name and what to check."""
+    with pytest.raises(UpstreamRefused, match=r"`large` does not exist.*check that the endpoint serves"):
+        await OpenAIHTTP(session, openai_server.base_url, "large").complete(PROMPT)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b'{"choices": []}',
+        b'{"choices": [{"message": {"content": 7}}]}',
+        b'{"choices": [{"message": {"content": "\xff"}}]}',
+        b'{"choices": [{"message": {"content": "a"}}], "usage": {"prompt_tokens": -1}}',
+    ],
+)
+async def test_garbage(model: OpenAIHTTP, openai_server: OpenAIServer, body: bytes) -> None:
+    """A reply of status 200 that is none is garbled, not an exception of a decoder."""
+    openai_server.plays(replies(body))
+    with pytest.raises(UpstreamGarbled):
+        await model.complete(PROMPT)
+
+
+ERROR = event({"error": {"message": "engine died", "type": "InternalServerError", "code": 500}})
+HEAD = text_event("a")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "kind", "said"),
+    [
+        (streams(HEAD), UpstreamUnavailable, "cut"),
+        (streams(HEAD, DONE), UpstreamUnavailable, "cut"),
+        (streams(HEAD, end_event()[:-9]), UpstreamUnavailable, "cut"),
+        (streams(HEAD, then=break_off), UpstreamUnavailable, "ClientPayloadError"),
+        (streams(HEAD, ERROR, DONE), UpstreamUnavailable, "engine died"),
+        (streams(HEAD, event({"error": {"message": "too long", "code": 400}})), UpstreamRefused, "too long"),
+        (streams(HEAD, event({"error": "out of memory"})), UpstreamUnavailable, "out of memory"),
+        (streams(HEAD, b"data: {nope\n\n"), UpstreamGarbled, "nope"),
+        (streams(HEAD, b'data: {"choices": 7}\n\n'), UpstreamGarbled, "choices"),
+        (streams(HEAD, b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n\n'), UpstreamGarbled, "utf-8"),
+        (streams(HEAD, b"x" * (2**22 + 1)), UpstreamGarbled, "4194304"),
+    ],
+)
+async def test_broken_streams(
+    model: OpenAIHTTP, openai_server: OpenAIServer, behaviour: Behaviour, kind: type[UpstreamError], said: str
+) -> None:
+    """What came before a break is delivered; the break is a typed error, never a quiet end."""
+    openai_server.plays(behaviour)
+    texts = []
+    with pytest.raises(kind, match=said):
+        async with model.stream(PROMPT) as deltas:
+            async for delta in deltas:
+                texts.append(delta.text)  # noqa: PERF401 - a comprehension would lose them
+    assert texts == ["a"]
+
+
+@pytest.mark.parametrize("tail", [streams(HEAD, end_event(), then=break_off), streams(HEAD, end_event())])
+async def test_broken_after_the_end(model: OpenAIHTTP, openai_server: OpenAIServer, tail: Behaviour) -> None:
+    """A stream that breaks after its finish reason has lost its usage only."""
+    openai_server.plays(tail)
+    assert joined(await streamed(model)) == Completion("a", "stop")
+
+
+async def test_nobody_listens(session: aiohttp.ClientSession) -> None:
+    """A port where nobody listens is unavailable."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        with pytest.raises(UpstreamUnavailable, match=str(port)):
+            await OpenAIHTTP(session, f"http://127.0.0.1:{port}/v1", MODEL).complete(PROMPT)
+
+
+@pytest.mark.parametrize("address", ["ftp://x/v1", "no address", "http://"])
+async def test_wrong_address(session: aiohttp.ClientSession, address: str) -> None:
+    """What is no address is refused and not retried."""
+    with pytest.raises(UpstreamRefused, match="check its address"):
+        await OpenAIHTTP(session, address, MODEL).complete(PROMPT)
+
+
+async def test_unknown_host(session: aiohttp.ClientSession) -> None:
+    """A name that does not resolve is unavailable; names under `.invalid` never do."""
+    with pytest.raises(UpstreamUnavailable):
+        await OpenAIHTTP(session, "http://rolegate.invalid/v1", MODEL).complete(PROMPT)
+
+
+async def test_ignored_stop(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
+    """An engine that writes on past a stop string is left at once, and its last count is a lower bound."""
+    pieces = (text_event("a</", SOFAR), text_event("x>b", SOFAR))
+    openai_server.plays(streams(*pieces, then=hang_on))
+    deltas = await streamed(model)
+    assert joined(deltas) == Completion("a</x>", "stop", usage=Usage(11, 2, lower_bound=True))
+    await openai_server.sees_disconnect()
+
+
+async def test_ignored_stop_at_the_end_of_a_chunk(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
+    """Whether an engine ignores a stop string shows in the next chunk, of which nothing is passed on."""
+    openai_server.plays(streams(text_event("a</x>"), text_event("b"), then=hang_on))
+    assert joined(await streamed(model)) == Completion("a</x>", "stop")
+    await openai_server.sees_disconnect()
+
+
+async def test_cancelling(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
+    """A call that is cancelled is cancelled at the server too."""
+    openai_server.plays(hang)
+    async with asyncio.TaskGroup() as group:
+        call = group.create_task(model.complete(PROMPT))
+        await openai_server.received.wait()
+        call.cancel()
+    await openai_server.sees_disconnect()
+
+
+async def test_cancelling_a_stream(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
+    """So is a stream, whether it waits for its first or for its next chunk."""
+    openai_server.plays(streams(HEAD, then=hang_on))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(None) as timeout, model.stream(PROMPT) as deltas:
+            async for _ in deltas:
+                timeout.reschedule(0)
+    await openai_server.sees_disconnect()
+
+
+async def test_leaving(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
+    """Leaving a stream's context stops the work upstream."""
+    openai_server.plays(streams(HEAD, then=hang_on))
+    async with model.stream(PROMPT) as deltas:
+        assert (await anext(deltas)).text == "a"
+    await openai_server.sees_disconnect()
+
+
+async def test_the_readers_errors(model: OpenAIHTTP) -> None:
+    """An error of the stream's reader stays what it is, though it looks like one of the network."""
+    error = ConnectionResetError("the reader's own")
+    with pytest.raises(ConnectionResetError) as caught:
+        async with model.stream(PROMPT) as deltas:
+            await anext(deltas)
+            raise error
+    assert caught.value is error
+
+
+async def test_pooled(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
+    """Calls that ended well, streamed or whole, refused or not, share one connection."""
+    openai_server.plays(says("a"), says("b"), fails(400, "no"), says("c"), says("d"))
+    await streamed(model)
+    await model.complete(PROMPT)
+    with pytest.raises(UpstreamRefused):
+        await streamed(model)
+    await streamed(model)
+    await model.complete(PROMPT)
+    assert len(openai_server.connections) == 1
+
+
+async def test_one_attempt(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
+    """A call is one request, also when a pooled connection breaks under it."""
+    openai_server.plays(says("a"), reset)
+    await model.complete(PROMPT)
+    with pytest.raises(UpstreamUnavailable):
+        await model.complete(PROMPT)
+    assert len(openai_server.bodies) == 2
+
+
+def usage_reply(usage: dict[str, Any]) -> bytes:
+    """A whole reply with this usage."""
+    return json.dumps({"choices": [{"message": {"content": "a"}}], "usage": usage}).encode()
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"prompt_tokens": 3, "completion_tokens": 0}, Usage(3, 0)),
+        ({"prompt_tokens": 3, "completion_tokens": None}, None),
+        ({"prompt_tokens": 3}, None),
+        ({"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": None}, Usage(3, 1)),
+        ({"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}, Usage(3, 1, 0)),
+        ({"prompt_tokens": 3, "completion_tokens": 1, "completion_tokens_details": {}}, Usage(3, 1)),
+    ],
+)
+async def test_usage(
+    model: OpenAIHTTP, openai_server: OpenAIServer, said: dict[str, Any], expected: Usage | None
+) -> None:
+    """What an engine does not count is unknown, which is not zero."""
+    openai_server.plays(replies(usage_reply(said)))
+    assert (await model.complete(PROMPT)).usage == expected

@@ -1,0 +1,49 @@
+"""Server-sent events, however they arrive."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.sse import MAX_EVENT_BYTES, EventReader, EventTooLong
+from tests.router.openai_server import split
+
+BODY = (
+    ': keep-alive\n\ndata: {"a":\ndata:1}\r\n\r\nid: 7\revent: x\rdata: é\r\r\n\n: x\r\ndata:\n\ndata: [DONE]\r\n\r\n'
+).encode()
+EVENTS = [b'{"a":\n1}', "é".encode(), b"[DONE]"]
+
+
+@given(st.lists(st.integers(1, 9)))
+def test_any_chunking(sizes: list[int]) -> None:
+    """The same events come out of the same bytes, wherever they are split and however their lines end."""
+    reader = EventReader()
+    assert [event for piece in split(BODY, sizes) for event in reader.feed(piece)] == EVENTS
+
+
+@given(st.lists(st.lists(st.text("ab:\r\n", max_size=3).map(str.encode), max_size=8), max_size=4))
+def test_never_stumbles(bodies: list[list[bytes]]) -> None:
+    """Any bytes in any pieces give what the same bytes give in one."""
+    for pieces in bodies:
+        whole, split_up = EventReader(), EventReader()
+        assert [event for piece in pieces for event in split_up.feed(piece)] == whole.feed(b"".join(pieces))
+
+
+@given(st.lists(st.sampled_from([b"data:a", b"\r", b"\n", b"\r\n", b":c"]), max_size=12), st.lists(st.integers(1, 3)))
+def test_line_ends(tokens: list[bytes], sizes: list[int]) -> None:
+    """A CR LF that is split in two ends one line, not two."""
+    body = b"".join(tokens)
+    whole, split_up = EventReader(), EventReader()
+    assert [event for piece in split(body, sizes) for event in split_up.feed(piece)] == whole.feed(body)
+
+
+def test_unfinished() -> None:
+    """What no blank line ends is not an event."""
+    assert EventReader().feed(b"data: a\n\ndata: b\n") == [b"a"]
+
+
+def test_too_long() -> None:
+    """A line without an end does not fill the memory."""
+    reader = EventReader()
+    with pytest.raises(EventTooLong, match="4194304"):
+        for _ in range(MAX_EVENT_BYTES // 2**16 + 1):
+            reader.feed(b"x" * 2**16)
