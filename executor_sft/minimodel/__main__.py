@@ -1,7 +1,9 @@
-"""`python -m executor_sft.minimodel`: train the two mini models that the embedded default runs on."""
+"""`rolegate sft mini-model`, or `python -m executor_sft.minimodel`: train the two mini models that the embedded default runs on."""
 
 import argparse
 import itertools
+import sys
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from executor_sft.minimodel.training import Schedule, save, train
 from executor_sft.miniworld.dialogues import RolePrompts
 
 SHAPES = {"backbone": BACKBONE, "executor": EXECUTOR}
-STEPS = {"backbone": 1900, "executor": 2600}
+STEPS = {"backbone": 1900, "executor": 4200}
 FIRST_WORLD = {"backbone": 1_000, "executor": 2_000}
 
 
@@ -30,21 +32,21 @@ def mini_tokenizer(system: RolePrompts) -> PreTrainedTokenizerFast:
     """One tokenizer for both models, from a sample of every kind of conversation."""
     sample = itertools.chain(
         itertools.islice(conversations("backbone", system, 0), 2_400),
-        itertools.islice(conversations("executor", system, 10, two_searches=True), 2_400),
+        itertools.islice(conversations("executor", system, 10, two_searches=True, passages=3), 2_400),
     )
     return train_tokenizer(turn.text for dialogue in sample for turn in dialogue)
 
 
-def main() -> None:
-    """Train one role's model and save it."""
-    parser = argparse.ArgumentParser(prog="python -m executor_sft.minimodel", description=__doc__)
+def main(given: Sequence[str] | None = None) -> int:
+    """Train one role's model and save it; the exit status."""
+    parser = argparse.ArgumentParser(prog="rolegate sft mini-model", description=__doc__)
     parser.add_argument("role", choices=["backbone", "executor"], help="which of the two models to train")
     parser.add_argument("--out", type=Path, required=True, help="where the finished model goes")
     parser.add_argument("--work", type=Path, required=True, help="where checkpoints and the loss log go; reuse it to resume")
     parser.add_argument("--steps", type=int, help="batches of 4,096 tokens (default: what the shipped models took)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
     parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     role: Role = arguments.role
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
@@ -54,7 +56,8 @@ def main() -> None:
     source = batches(conversations(role, system, FIRST_WORLD[role] * arguments.seed), tokenizer)
     train(model, source, Schedule(arguments.steps or STEPS[role]), arguments.work)
     save(model, tokenizer, arguments.out)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -16,8 +16,8 @@ class Shape:
 
 BACKBONE = Shape(width=256, layers=5, feed_forward=640)
 """About 4 million parameters: delegates and answers."""
-EXECUTOR = Shape(width=160, layers=5, feed_forward=400)
-"""About 1.7 million parameters: executes."""
+EXECUTOR = Shape(width=192, layers=5, feed_forward=288)
+"""About 1.8 million parameters: executes."""
 HEAD_WIDTH = 32
 
 

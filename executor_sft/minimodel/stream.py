@@ -1,6 +1,7 @@
 """An endless stream of packed training batches: fresh worlds all the time, every conversation used once."""
 
 import bisect
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -13,6 +14,7 @@ from executor_sft.miniworld.world import World
 
 Role = Literal["backbone", "executor"]
 CONVERSATIONS_PER_WORLD = 800
+WORLDS_PER_STAGE = 25
 ROW_TOKENS, ROWS = 512, 8
 _WAITING = 64
 Encoded = tuple[list[int], list[bool]]
@@ -51,15 +53,16 @@ def encode(dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast) -> Encoded:
     return ids, written
 
 
-def conversations(role: Role, system: RolePrompts, first_world: int, two_searches: bool = False) -> Iterator[Dialogue]:
-    """Conversations of training worlds `first_world`, `first_world + 1`, …"""
-    number = first_world
-    while True:
-        writer = DialogueWriter(World(number, "train"), system)
-        source = writer.backbone() if role == "backbone" else writer.executor(two_searches)
-        for _ in range(CONVERSATIONS_PER_WORLD):
-            yield next(source)
-        number += 1
+def conversations(
+    role: Role, system: RolePrompts, first_world: int, *, two_searches: bool = False, passages: int | None = None
+) -> Iterator[Dialogue]:
+    """Conversations of training worlds `first_world`, `first_world + 1`, … Unless told how many `passages` a search
+    finds, executors begin with one and go on to two, then three: in a short context copying is learnt sooner."""
+    for number in itertools.count():
+        writer = DialogueWriter(World(first_world + number, "train"), system)
+        found = passages or min(3, 1 + number // WORLDS_PER_STAGE)
+        source = writer.backbone() if role == "backbone" else writer.executor(two_searches, found)
+        yield from itertools.islice(source, CONVERSATIONS_PER_WORLD)
 
 
 def batches(source: Iterator[Dialogue], tokenizer: PreTrainedTokenizerFast) -> Iterator[Batch]:

@@ -94,8 +94,9 @@ class DialogueWriter:
             yield self.delegation(question, missing)
             yield self.answering(question, missing)
 
-    def executor(self, two_searches: bool = False) -> Iterator[Dialogue]:
-        """Conversations about sub-queries in all wordings, endlessly; those that one search answers unless told otherwise."""
+    def executor(self, two_searches: bool = False, passages: int = 3) -> Iterator[Dialogue]:
+        """Conversations about sub-queries in all wordings, with `passages` for each search, endlessly; only those
+        that one search answers, unless `two_searches`."""
         entities = self._world.entities
         while True:
             entity = self._rng.choice(entities)
@@ -105,7 +106,7 @@ class DialogueWriter:
             by_alias = two_searches and plain and self._rng.random() < 0.5
             sub_query = self._examiner.sub_query(entity, relation, self._rng.choice(relation.ask), by_alias)
             if two_searches or len(sub_query.searches) == 1:
-                yield self.execution(sub_query, entity)
+                yield self.execution(sub_query, entity, passages)
 
     def delegation(self, question: Question, missing: bool = False) -> Dialogue:
         """Question, blocks and reports by turns, then the stop; `missing` ends it at a report that found nothing."""
@@ -129,13 +130,14 @@ class DialogueWriter:
             Turn("answer", answer_text(question, pairs)),
         ]
 
-    def execution(self, sub_query: SubQuery, entity: Entity) -> Dialogue:
-        """One or two searches with three passages each, then the report; sometimes told that no search is left."""
+    def execution(self, sub_query: SubQuery, entity: Entity, passages: int = 3) -> Dialogue:
+        """One or two searches with so many passages each, then the report; sometimes told that no search is left."""
         turns = [Turn("system", self._system.execution), Turn("user", prompts.request(sub_query.text))]
         for number, (query, gold) in enumerate(zip(sub_query.searches, sub_query.gold_passages, strict=True)):
             last = number == len(sub_query.searches) - 1 and self._rng.random() < 0.3
+            found = self._retrieved(self._library.by_id[gold], sub_query, entity, passages - 1)
             turns.append(Turn("search", f"<search>{prompts.request(query)}</search>"))
-            turns.append(Turn("user", prompts.documents(self._retrieved(self._library.by_id[gold], sub_query, entity), last)))
+            turns.append(Turn("user", prompts.documents(found, last)))
         return [*turns, Turn("report", report_text(sub_query.report))]
 
     def _seen(self, sub_query: SubQuery) -> Report:
@@ -143,13 +145,13 @@ class DialogueWriter:
         evidence = sub_query.report.evidence
         return Report(sub_query.report.answer, evidence if self._rng.random() < 0.5 else evidence[-1:])
 
-    def _retrieved(self, gold: Passage, sub_query: SubQuery, entity: Entity) -> list[Passage]:
-        """The gold passage, mostly first, among the kinds of neighbours that a dense retriever returns."""
+    def _retrieved(self, gold: Passage, sub_query: SubQuery, entity: Entity, others: int) -> list[Passage]:
+        """The gold passage, mostly first, among `others` neighbours of the kinds that a dense retriever returns."""
         kind = BY_NAME[sub_query.relation].subject
         words = [word for word in entity.mention.split() if word[:1].isupper()]
         relatives = [passage for word in words for passage in self._mentions.get(word, ()) if passage.id != gold.id]
         found: list[Passage] = []
-        while len(found) < 2:
+        while len(found) < others:
             draw = self._rng.random()
             if draw < 0.4 and relatives:
                 candidate = self._rng.choice(relatives)
@@ -158,7 +160,7 @@ class DialogueWriter:
                 candidate = max(sample, key=lambda passage: _likeness(passage.title, gold.title))
             if candidate.id != gold.id and candidate not in found:
                 found.append(candidate)
-        found.insert(self._rng.choice((0, 0, 0, 0, 1, 2)), gold)
+        found.insert(min(self._rng.choice((0, 0, 0, 0, 1, 2)), others), gold)
         return found
 
 

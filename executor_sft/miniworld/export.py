@@ -1,0 +1,41 @@
+"""A world as files: corpus, questions with gold decompositions, and the scope that its questions stay in."""
+
+import itertools
+from pathlib import Path
+
+import msgspec
+
+from executor_sft.miniworld.passages import Library
+from executor_sft.miniworld.questions import Examiner, Question
+from executor_sft.miniworld.relations import OCCUPATIONS, RELATIONS
+from executor_sft.miniworld.world import World
+
+
+class _Document(msgspec.Struct, frozen=True):
+    id: str
+    title: str
+    text: str
+
+
+def export(world: World, folder: Path, questions: int) -> list[Question]:
+    """Write `corpus.jsonl`, `questions.jsonl` and `scope.txt` into `folder`; the questions."""
+    folder.mkdir(parents=True, exist_ok=True)
+    library = Library(world)
+    examiner = Examiner(world, library)
+    asked = [examiner.draw() for _ in range(questions)]
+    encoder = msgspec.json.Encoder()
+    documents = [_Document(passage.id, passage.title, passage.text) for passage in library.passages]
+    (folder / "corpus.jsonl").write_bytes(encoder.encode_lines(documents))
+    (folder / "questions.jsonl").write_bytes(encoder.encode_lines(asked))
+    (folder / "scope.txt").write_text(scope(world), "utf-8")
+    return asked
+
+
+def scope(world: World) -> str:
+    """What questions may be about, as `router.scope.Scope` reads it: the words of all wordings, then all names."""
+    wordings = itertools.chain.from_iterable(
+        (relation.noun, *relation.ask, *(text for text, _ in relation.compare)) for relation in RELATIONS
+    )
+    words = {word.strip("?,.").format(x="", a="", b="") for wording in wordings for word in wording.split()}
+    names = {name for entity in world.entities for name in (entity.name, entity.alias) if name}
+    return "\n".join([*sorted(filter(None, words)), *OCCUPATIONS, "", *sorted(names), ""])
