@@ -1,0 +1,73 @@
+"""`rolegate ask`: ask a question over gRPC and show how the answer came about.
+
+Without --address a gateway is started for the question and stopped after it.
+"""
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+import grpc
+from rich.console import Console
+from rolegate.v1 import answer_service_pb2 as pb
+from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
+
+from router.errors import RolegateError
+from serving.cli.answer_view import AnswerView
+from serving.cli.options import add_config, chosen_config, timeout
+from serving.composition import running_gateway
+
+
+class AskFailed(RolegateError):
+    """The gateway did not answer."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Ask one question."""
+    parser = argparse.ArgumentParser(
+        prog="rolegate ask", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("question", metavar="QUESTION")
+    parser.add_argument("--address", metavar="HOST:PORT", help="ask the gateway that runs there")
+    add_config(parser)
+    parser.add_argument("--stream", action="store_true", help="show rounds, sub-queries and searches as they happen")
+    parser.add_argument("--json", action="store_true", help="print JSON; with --stream, one line an event")
+    parser.add_argument("--timeout", type=timeout, default=120.0, metavar="SECONDS", help="the deadline (default: 120)")
+    asyncio.run(_ask(parser.parse_args(arguments)))
+    return 0
+
+
+async def _ask(given: argparse.Namespace) -> None:
+    progress = Console(stderr=True, quiet=given.json)
+    async with AsyncExitStack() as stack:
+        address = given.address
+        if address is None:
+            status = stack.enter_context(progress.status("starting the gateway"))
+
+            def tell(text: str) -> None:
+                progress.print(f"[dim]{text}[/dim]", highlight=False)
+                status.update(text)
+
+            address = await stack.enter_async_context(running_gateway(chosen_config(given), "127.0.0.1:0", tell))
+            status.stop()
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
+        view = AnswerView(Console(), progress, stream=given.stream, as_json=given.json)
+        try:
+            request = pb.StreamAnswerRequest(question=given.question)
+            with progress.status("asking"):
+                async for event in AnswerServiceStub(channel).StreamAnswer(request, timeout=given.timeout):
+                    view.show(event)
+        except grpc.aio.AioRpcError as error:
+            raise AskFailed(_plainly(error, address)) from None
+
+
+def _plainly(error: grpc.aio.AioRpcError, address: str) -> str:
+    details = error.details() or ""
+    if error.code() is grpc.StatusCode.UNAVAILABLE and "connect" in details.lower():
+        return f"no gateway answers at {address}; start one with `rolegate serve`, or leave --address out."
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and details == "Deadline Exceeded":
+        return "the deadline passed before the answer came; give a longer --timeout."
+    return details or error.code().name
+
+

@@ -1,0 +1,33 @@
+"""`rolegate config`: check a configuration before anything is started."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from serving.config import RoleConfig, load_config
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`rolegate config check FILE`."""
+    parser = argparse.ArgumentParser(prog="rolegate config", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    check = commands.add_parser(
+        "check",
+        help="read a file, refuse what is wrong in it, show what it means",
+        description="Reads a configuration as `rolegate serve` would. Nothing is started and nothing is called.",
+    )
+    check.add_argument("file", type=Path)
+    file: Path = parser.parse_args(arguments).file
+    config = load_config(file)
+    table = Table("role", "model", "where", "prompt")
+    for name in ("delegation", "execution", "answer"):
+        role: RoleConfig = getattr(config.roles, name)
+        where = f"vLLM engine {role.engine}" if role.engine else role.base_url or "LiteLLM"
+        table.add_row(name, role.model, where, role.prompt)
+    console = Console(soft_wrap=True)
+    console.print(table)
+    console.print(f"{file}: fine")
+    return 0

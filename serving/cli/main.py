@@ -1,0 +1,44 @@
+"""`rolegate`: one command for asking, serving, indexing, training and measuring."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+
+from router.errors import RolegateError
+
+_COMMANDS = {
+    "ask": "ask a question, of a running gateway or of one started for it",
+    "serve": "run the gateway until stopped",
+    "index": "build an index over a corpus",
+    "retrieve": "run a retrieval server",
+    "config": "check a configuration",
+}
+_GROUP = "rolegate.commands"
+"""Entry points of packages above this one; each is a `main(argv)`, loaded only when called."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; its exit status. Errors raised on purpose are printed in one line."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    others = {point.name: point for point in entry_points(group=_GROUP)}
+    if given and given[0] in others:
+        return int(others[given[0]].load()(given[1:]) or 0)
+    parser = argparse.ArgumentParser(
+        prog="rolegate",
+        description=__doc__,
+        epilog=f"Also: {', '.join(sorted(others))} (see `rolegate COMMAND --help`).",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, summary in _COMMANDS.items():
+        commands.add_parser(name, help=summary, add_help=False)
+    chosen, rest = parser.parse_known_args(given[:1])
+    command = importlib.import_module(f"serving.cli.{chosen.command}")
+    try:
+        return int(command.main([*rest, *given[1:]]))
+    except RolegateError as error:
+        print(f"rolegate: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,108 @@
+"""A vLLM engine as a child process: started, awaited, stopped."""
+
+import asyncio
+import contextlib
+import ctypes
+import importlib.util
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from router.errors import BadConfig
+from serving.config import EngineConfig
+
+_READY_WITHIN_S = 600.0
+_STOP_WITHIN_S = 10.0
+_ENVIRONMENT = {
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+Tell = Callable[[str], None]
+
+
+@asynccontextmanager
+async def engine(name: str, config: EngineConfig, served: list[str], log: Path, tell: Tell) -> AsyncIterator[str]:
+    """Serve a model under the names `served` while the context is open; its base URL, `http://…/v1`.
+
+    vLLM's own output goes to `log`. Raises `BadConfig` where vLLM is not installed or ends before it is ready.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise BadConfig(f"engines.{name}: vLLM is not installed; install rolegate[cpu] or rolegate[gpu], or use base_url.")
+    port = _free_port()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *_command(config, served, port),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **_ENVIRONMENT},
+            start_new_session=True,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        )
+    try:
+        tell(f"vLLM engine {name}: loading {Path(config.path).name}")
+        await _ready(name, process, port, log)
+        tell(f"vLLM engine {name}: ready")
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        await _stop(process)
+
+
+def _command(config: EngineConfig, served: list[str], port: int) -> list[str]:
+    return [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", config.path, "--served-model-name", *served),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        "--enforce-eager",
+        "--enable-prompt-tokens-details",
+        *config.arguments,
+    ]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to end this process when its parent dies, however it dies (PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+async def _ready(name: str, process: asyncio.subprocess.Process, port: int, log: Path) -> None:
+    """Wait until the engine answers its health check."""
+    async with asyncio.timeout(_READY_WITHIN_S), aiohttp.ClientSession() as session:
+        while process.returncode is None:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with session.get(f"http://127.0.0.1:{port}/health") as response:
+                    if response.status == 200:
+                        return
+            await asyncio.sleep(0.2)
+    last = "\n".join(log.read_text("utf-8", "replace").splitlines()[-5:])
+    raise BadConfig(f"engines.{name}: vLLM ended with code {process.returncode}; the end of {log}:\n{last}")
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """End the process and all it started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        try:
+            async with asyncio.timeout(_STOP_WITHIN_S):
+                await process.wait()
+        except TimeoutError:
+            continue
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
