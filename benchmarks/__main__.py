@@ -1,0 +1,33 @@
+"""`rolegate bench`, or `python -m benchmarks`: what answers cost and how good they are."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from router.errors import RolegateError
+
+_BENCHMARKS = {
+    "mini": "a held-out mini world through real vLLM and retrieval: exact match, and which role loses what",
+    "retrieval": "hit@k of dense, lexical and fused retrieval over a corpus with gold evidence",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one benchmark; its exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(prog="rolegate bench", description=__doc__)
+    commands = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
+    for name, summary in _BENCHMARKS.items():
+        commands.add_parser(name, help=summary, add_help=False)
+    chosen, rest = parser.parse_known_args(given[:1])
+    benchmark = importlib.import_module(f"benchmarks.{chosen.benchmark}")
+    try:
+        return int(benchmark.main([*rest, *given[1:]]) or 0)
+    except RolegateError as error:
+        print(f"rolegate bench: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
