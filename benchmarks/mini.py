@@ -26,7 +26,6 @@ from serving.composition import running_gateway
 from serving.config import Config, load_config, preset
 from serving.retrieval.atomic_file import write_atomically
 
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -111,6 +110,4 @@ async def _confident_outside(given: argparse.Namespace, client: MiniClient, prog
     questions = [msgspec.json.decode(line, type=_Outside).question for line in lines]
     answers = await _all(progress, "asking from outside", questions, client.answer, given.concurrency)
     refused = (answer_pb.ANSWER_OUTCOME_OUT_OF_SCOPE, answer_pb.ANSWER_OUTCOME_NOT_FOUND)
-    return [
-        question for question, answer in zip(questions, answers, strict=True) if answer.outcome not in refused
-    ]
+    return [question for question, answer in zip(questions, answers, strict=True) if answer.outcome not in refused]

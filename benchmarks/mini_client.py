@@ -39,7 +39,9 @@ class Asked:
         gold_before, before = "", ""
         right = 0
         for number, block in enumerate(self.question.rounds):
-            expected = [sub_query.text.replace(gold_before, before) if before else sub_query.text for sub_query in block]
+            expected = [
+                sub_query.text.replace(gold_before, before) if before else sub_query.text for sub_query in block
+            ]
             if number >= len(self.rounds) or list(self.rounds[number]) != expected:
                 return right, right + 1
             right += 1

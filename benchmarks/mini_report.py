@@ -51,7 +51,9 @@ def report(seed: int, asked: Sequence[Asked], outside_confident: list[str] | Non
     """Count everything."""
     groups: dict[str, Callable[[Asked], bool]] = {
         "all": lambda _: True,
-        **{kind: lambda one, kind=kind: one.question.type == kind for kind in ("2-hop", "3-hop", "comparison")},
+        "2-hop": lambda one: one.question.type == "2-hop",
+        "3-hop": lambda one: one.question.type == "3-hop",
+        "comparison": lambda one: one.question.type == "comparison",
         "one search suffices": lambda one: not one.question.needs_second_search,
         "needs a second search": lambda one: one.question.needs_second_search,
     }

@@ -7,6 +7,10 @@ import msgspec
 from router.model import Completion, Message
 from router.passage import Passage
 from router.report import Report
+from router.scope import words
+
+_CITED_SHARE = 0.75
+"""Executors copy or closely reword; a point with fewer of its words in a passage does not rest on it."""
 
 ExecutionOutcome = Literal["reported", "no_report", "timed_out", "model_failed", "retrieval_failed"]
 
@@ -38,16 +42,16 @@ class Execution(msgspec.Struct, frozen=True, tag=True):
     conversation: Conversation
 
     def citations(self, point: str) -> list[Passage]:
-        """The retrieved passages that contain `point` word for word, best first, each once."""
-        wanted = _normal(point)
-        found = {
-            passage.id: passage
-            for search in self.searches
-            for passage in search.passages
-            if wanted and wanted in _normal(passage.text)
-        }
-        return list(found.values())
+        """The retrieved passages that `point` may rest on: those that hold the most of its words, if that is most of
+        them; in the order in which they were found, each once.
+        """
+        wanted = words(point)
+        shown = {passage.id: passage for search in self.searches for passage in search.passages}
+        shares = {key: _share(wanted, passage) for key, passage in shown.items()}
+        best = max(shares.values(), default=0.0)
+        return [passage for key, passage in shown.items() if shares[key] == best] if best >= _CITED_SHARE else []
 
 
-def _normal(text: str) -> str:
-    return " ".join(text.casefold().split())
+def _share(wanted: set[str], passage: Passage) -> float:
+    """The share of `wanted` that stands in the passage."""
+    return len(wanted & words(f"{passage.title} {passage.text}")) / len(wanted) if wanted else 0.0

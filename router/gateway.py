@@ -26,7 +26,7 @@ _log = structlog.get_logger("gateway")
 
 OUT_OF_SCOPE = (
     "not in the demo world: the demo's models know a small fictional world only, and nothing of {words}. "
-    "To ask about other things, name real models in a config (README, \"Real models\") and give it to --config."
+    'To ask about other things, name real models in a config (README, "Real models") and give it to --config.'
 )
 
 

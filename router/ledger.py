@@ -108,7 +108,7 @@ class Ledger:
                     sub_query=caller.sub_query,
                     outcome=outcome,
                     usage=attempt.usage,
-                    lower_bound=attempt.usage is not None and outcome != "completed",
+                    lower_bound=attempt.usage is not None and (attempt.usage.lower_bound or outcome != "completed"),
                     started_at=started_at,
                     duration_s=time.monotonic() - begun,
                 )

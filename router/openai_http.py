@@ -100,7 +100,7 @@ class OpenAIHTTP:
                     break
                 if (delta := reply.take(self._decoded(event))) != Delta():
                     yield delta
-                if False:
+                if reply.abandoned:
                     break
         if not reply.whole:
             raise self._upstream.unavailable("the stream was cut before its end")

@@ -16,7 +16,8 @@ _KEYS = frozenset(
 _NOTHING = frozenset({"none", "null", "n/a"})
 _FENCE = re.compile(r"```(?:json|python|text|plaintext|markdown|xml)?", re.IGNORECASE)
 _ITEM_TAG = re.compile(r"<\s*+/?\s*+(?:sub[-_]?)?(?:query|queries|questions?|request)\s*+>", re.IGNORECASE)
-_OPENS_LIST = re.compile(r"""[\[{(]\s*+["'“]""")
+_OPENS_TEXT = re.compile(r"""\(?\s*+["'“]""")
+_OPENS_LIST = re.compile(r"""[\[{]\s*+["'“]""")
 _MARKER = re.compile(
     r"(?:[-*+•–—]\s+|\(?\d{1,2}[.)]\s+|\(?[a-h]\)\s+|(?:Q|(?:sub[-_ ]?)?(?:query|question))\s*+\d*+\s*+[:.)]\s*+)+",
     re.IGNORECASE,
@@ -39,7 +40,7 @@ def _is_question(text: str) -> bool:
 
 
 def _texts(body: str, partial: bool) -> list[str]:
-    if body.startswith(('"', "'", "“")):
+    if _OPENS_TEXT.match(body):
         strings = list(quoted_strings(body))
         if strings and strings[0].closed and all(string.exact for string in strings):
             return _asked(strings, partial)

@@ -42,5 +42,10 @@ class Scope:
         return next((length for length in lengths if tuple(folded[at : at + length]) in self._names), 0)
 
 
+def words(text: str) -> set[str]:
+    """The words of a text, case folded."""
+    return {word.casefold() for word in _WORD.findall(text)}
+
+
 def _folded(name: str) -> tuple[str, ...]:
     return tuple(word.casefold() for word in _WORD.findall(name))

@@ -16,7 +16,7 @@ from router.errors import BadConfig
 from router.executor import Executor, ExecutorLimits
 from router.gateway import Gateway, GatewayLimits
 from router.ledger import RoleName
-from router.litellm_model import LiteLLMModel
+from router.litellm_model import LiteLLMModel, close_clients
 from router.model import Model, Sampling
 from router.openai_http import OpenAIHTTP
 from router.retrieval import Retriever
@@ -45,6 +45,7 @@ async def running_gateway(config: Config, address: str, tell: Tell) -> AsyncIter
         session = await stack.enter_async_context(
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=_UPSTREAM_CONNECTIONS))
         )
+        stack.push_async_callback(close_clients)
         store = await SQLStore.open(config.server.store)
         stack.push_async_callback(store.close)
         roles = _roles(config, session, engines)
@@ -100,7 +101,9 @@ def _key(name: RoleName, config: RoleConfig) -> str | None:
         return None
     key = os.environ.get(config.api_key_env)
     if not key:
-        raise BadConfig(f"roles.{name}.api_key_env: the environment variable {config.api_key_env} is not set; export it.")
+        raise BadConfig(
+            f"roles.{name}.api_key_env: the environment variable {config.api_key_env} is not set; export it."
+        )
     return key
 
 

@@ -199,13 +199,17 @@ def _problems(config: Config) -> list[str]:
             found.append(f"{key}: both engine and base_url are given; keep one.")
         if not Path(role.prompt).is_file():
             found.append(f"{key}.prompt: there is no file {role.prompt}.")
-        found += [f"{key}.{field}: must be at least 1." for field in ("max_tokens", "attempts") if getattr(role, field) < 1]
+        found += [
+            f"{key}.{field}: must be at least 1." for field in ("max_tokens", "attempts") if getattr(role, field) < 1
+        ]
     for field in ("max_rounds", "max_sub_queries", "max_turns", "max_searches", "top_k"):
         if getattr(config.search, field) < 1:
             found.append(f"search.{field}: must be at least 1.")
     found += _missing_files(config)
     if (config.retrieval.address is None) == (config.retrieval.index is None):
-        found.append("retrieval: give either address (a retrieval server) or index (a folder), not both and not neither.")
+        found.append(
+            "retrieval: give either address (a retrieval server) or index (a folder), not both and not neither."
+        )
     return found
 
 

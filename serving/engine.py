@@ -36,7 +36,9 @@ async def engine(name: str, config: EngineConfig, served: list[str], log: Path, 
     vLLM's own output goes to `log`. Raises `BadConfig` where vLLM is not installed or ends before it is ready.
     """
     if importlib.util.find_spec("vllm") is None:
-        raise BadConfig(f"engines.{name}: vLLM is not installed; install rolegate[cpu] or rolegate[gpu], or use base_url.")
+        raise BadConfig(
+            f"engines.{name}: vLLM is not installed; install rolegate[cpu] or rolegate[gpu], or use base_url."
+        )
     port = _free_port()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:

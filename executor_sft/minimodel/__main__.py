@@ -1,4 +1,4 @@
-"""`rolegate sft mini-model`, or `python -m executor_sft.minimodel`: train the two mini models that the embedded default runs on."""
+"""`rolegate sft mini-model`: train the two mini models that the embedded default runs on."""
 
 import argparse
 import itertools
@@ -42,7 +42,9 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="rolegate sft mini-model", description=__doc__)
     parser.add_argument("role", choices=["backbone", "executor"], help="which of the two models to train")
     parser.add_argument("--out", type=Path, required=True, help="where the finished model goes")
-    parser.add_argument("--work", type=Path, required=True, help="where checkpoints and the loss log go; reuse it to resume")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="where checkpoints and the loss log go; reuse it to resume"
+    )
     parser.add_argument("--steps", type=int, help="batches of 4,096 tokens (default: what the shipped models took)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
     parser.add_argument("--seed", type=int, default=1)

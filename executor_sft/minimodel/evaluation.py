@@ -24,10 +24,11 @@ def turn_accuracy(
 
 
 @torch.inference_mode()
-def _turns(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, dialogue: Dialogue
-) -> list[tuple[str, bool]]:
-    pieces = [tokenizer(f"<|{turn.role}|>{turn.text}{tokenizer.eos_token}", add_special_tokens=False).input_ids for turn in dialogue]
+def _turns(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, dialogue: Dialogue) -> list[tuple[str, bool]]:
+    pieces = [
+        tokenizer(f"<|{turn.role}|>{turn.text}{tokenizer.eos_token}", add_special_tokens=False).input_ids
+        for turn in dialogue
+    ]
     ids = torch.tensor([list(itertools.chain.from_iterable(pieces))])
     written = model(input_ids=ids).logits[0].argmax(-1)
     places: Counter[str] = Counter()

@@ -66,7 +66,7 @@ def conversations(
 
 
 def batches(source: Iterator[Dialogue], tokenizer: PreTrainedTokenizerFast) -> Iterator[Batch]:
-    """Pack `source` into full rows: each row takes the longest waiting conversation that still fits, until none does."""
+    """Pack `source` into full rows: each takes the longest waiting conversation that still fits, until none does."""
     waiting: list[Encoded] = []
     rows: list[list[Encoded]] = []
     while True:
@@ -81,7 +81,7 @@ def batches(source: Iterator[Dialogue], tokenizer: PreTrainedTokenizerFast) -> I
 
 
 def _fill(waiting: list[Encoded]) -> list[Encoded]:
-    """Take one row's conversations out of `waiting`, which is sorted by length; the first is any, so that all get used."""
+    """Take one row's conversations out of `waiting`, sorted by length; the first is any, so that all get used."""
     row = [waiting.pop(len(waiting) // 2)]
     room = ROW_TOKENS - len(row[0][0])
     while at := bisect.bisect_right(waiting, room, key=lambda member: len(member[0])):

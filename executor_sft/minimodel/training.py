@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from executor_sft.minimodel.stream import Batch
 
 CONTEXT_WEIGHT = (0.5, 0.1)
-"""Loss weight of tokens the model does not write, at the first and the last step: predicting them teaches it to copy."""
+"""Loss weight of tokens the model does not write, first and last: predicting them teaches it to copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +34,17 @@ class Schedule:
 
 
 def train(model: Qwen3ForCausalLM, source: Iterator[Batch], schedule: Schedule, folder: Path) -> None:
-    """Train `model` in place. A killed run goes on from `folder/checkpoint.pt`, with the batches it had not yet seen."""
+    """Train `model` in place. A killed run goes on from `folder/checkpoint.pt`, with the batches not yet seen."""
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = torch.optim.AdamW(_groups(model), lr=schedule.peak_rate, betas=(0.9, 0.95))
     step = _resume(model, optimizer, folder / "checkpoint.pt")
     compiled: Any = torch.compile(_loss)
-    progress = Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeRemainingColumn())
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeRemainingColumn(),
+    )
     with progress, (folder / "loss.jsonl").open("a") as log:
         task = progress.add_task("training", total=schedule.steps, completed=step)
         for batch in itertools.islice(source, step, schedule.steps):
@@ -49,7 +53,9 @@ def train(model: Qwen3ForCausalLM, source: Iterator[Batch], schedule: Schedule, 
             share = step / schedule.steps
             weight = CONTEXT_WEIGHT[0] * (1 - share) + CONTEXT_WEIGHT[1] * share
             with torch.autocast("cpu", torch.bfloat16):
-                loss, own = compiled(model, batch.tokens, batch.positions, batch.attention(), _weights(batch, weight), batch.written)
+                loss, own = compiled(
+                    model, batch.tokens, batch.positions, batch.attention(), _weights(batch, weight), batch.written
+                )
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -57,7 +63,9 @@ def train(model: Qwen3ForCausalLM, source: Iterator[Batch], schedule: Schedule, 
             step += 1
             progress.update(task, completed=step)
             if step % 20 == 0:
-                log.write(json.dumps({"step": step, "loss": round(loss.item(), 4), "own_loss": round(own.item(), 4)}) + "\n")
+                log.write(
+                    json.dumps({"step": step, "loss": round(loss.item(), 4), "own_loss": round(own.item(), 4)}) + "\n"
+                )
                 log.flush()
             if step % schedule.checkpoint_every == 0:
                 _checkpoint(model, optimizer, step, folder / "checkpoint.pt")
@@ -71,17 +79,13 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
 
 
 def _loss(
-    model: Qwen3ForCausalLM,
-    tokens: torch.Tensor,
-    positions: torch.Tensor,
-    attention: torch.Tensor,
-    weights: torch.Tensor,
-    written: torch.Tensor,
+    model: Qwen3ForCausalLM, batch: Batch, attention: torch.Tensor, weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The weighted loss over all tokens, and the mean loss over the model's own."""
-    logits = model(input_ids=tokens, position_ids=positions, attention_mask=attention, use_cache=False).logits
+    tokens = batch.tokens
+    logits = model(input_ids=tokens, position_ids=batch.positions, attention_mask=attention, use_cache=False).logits
     each = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
-    own = written[:, 1:].flatten()
+    own = batch.written[:, 1:].flatten()
     return (each * weights).sum() / weights.sum(), (each * own).sum() / own.sum()
 
 
@@ -113,4 +117,4 @@ def _checkpoint(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, step:
     """Write beside, then rename: a half-written checkpoint is never read."""
     beside = path.with_suffix(".tmp")
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, beside)
-    os.replace(beside, path)
+    beside.replace(path)

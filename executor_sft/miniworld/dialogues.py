@@ -11,6 +11,7 @@ from executor_sft.miniworld.questions import Examiner, Question, SubQuery
 from executor_sft.miniworld.relations import BY_NAME, BY_SUBJECT
 from executor_sft.miniworld.world import Entity, World
 from router import prompts
+from router.markup import element
 from router.passage import Passage
 from router.report import NO_EVIDENCE, Report
 
@@ -53,7 +54,8 @@ def delegate_text(texts: list[str]) -> str:
 
 def report_text(report: Report) -> str:
     """A report as the executor writes it."""
-    return f"<answer>{prompts.request(report.answer)}</answer><evidence>{prompts.request(chr(10).join(report.evidence))}</evidence>"
+    evidence = "\n".join(report.evidence)
+    return f"{element('answer', report.answer)}{element('evidence', evidence)}"
 
 
 def answer_text(question: Question, pairs: list[tuple[SubQuery, Report]]) -> str:

@@ -66,7 +66,9 @@ class Library:
 
     def _write_chronicle(self, fact: Fact) -> Statement:
         sentence = fact.relation.anonymous.format(y=fact.value)
-        return Statement(self._add(f"{fact.via} Chronicle", [CHRONICLE.format(c=fact.via), sentence]), _capital(sentence))
+        return Statement(
+            self._add(f"{fact.via} Chronicle", [CHRONICLE.format(c=fact.via), sentence]), _capital(sentence)
+        )
 
     def _sentence(self, fact: Fact) -> str:
         subject = fact.subject.mention

@@ -6,20 +6,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from executor_sft.miniworld.passages import Library
-from executor_sft.miniworld.relations import BY_NAME, RELATIONS, Relation
+from executor_sft.miniworld.relations import RELATIONS, Relation
 from executor_sft.miniworld.world import Entity, World
 from router.report import Report
 
 QuestionType = Literal["2-hop", "3-hop", "comparison"]
 
-_CHAINS: dict[int, list[tuple[str, ...]]] = {2: [], 3: []}
 _NESTED = tuple(relation for relation in RELATIONS if relation.value != "year")
-for _first in _NESTED:
-    for _second in RELATIONS:
-        if _second.subject == _first.value:
-            _CHAINS[2].append((_first.name, _second.name))
-            if _second.value != "year":
-                _CHAINS[3] += [(_first.name, _second.name, third.name) for third in RELATIONS if third.subject == _second.value]
+_PAIRS = tuple((first, second) for first in _NESTED for second in RELATIONS if second.subject == first.value)
+_TRIPLES = tuple((*pair, third) for pair in _PAIRS for third in RELATIONS if third.subject == pair[1].value)
+_CHAINS: dict[int, tuple[tuple[Relation, ...], ...]] = {2: _PAIRS, 3: _TRIPLES}
 _COMPARED = tuple(relation for relation in RELATIONS if relation.compare)
 
 
@@ -103,7 +99,9 @@ class Examiner:
             )
         if fact.detour is None:
             assert stated is not None, "a fact without a detour is stated on its own page"
-            return SubQuery(text, (text,), (stated.passage_id,), Report(fact.value, (stated.sentence,)), "plain", relation.name)
+            return SubQuery(
+                text, (text,), (stated.passage_id,), Report(fact.value, (stated.sentence,)), "plain", relation.name
+            )
         pointer = self._library.points[key]
         if fact.detour == "shared":
             stated = self._library.states[fact.via, relation.name]
@@ -121,7 +119,7 @@ class Examiner:
         )
 
     def _chain(self, hops: int) -> Question | None:
-        relations = [BY_NAME[name] for name in self._rng.choice(_CHAINS[hops])]
+        relations = self._rng.choice(_CHAINS[hops])
         start = self._rng.choice(self._by_kind[relations[0].subject])
         entities = [start]
         for relation in relations[:-1]:
@@ -134,7 +132,11 @@ class Examiner:
         by_alias = self._use_alias(start, relations[0])
         wording = self._rng.choice(relations[-1].ask)
         steps = [
-            (self.sub_query(entity, relation, wording if number == hops - 1 else relation.ask[0], by_alias and number == 0),)
+            (
+                self.sub_query(
+                    entity, relation, wording if number == hops - 1 else relation.ask[0], by_alias and number == 0
+                ),
+            )
             for number, (entity, relation) in enumerate(zip(entities, relations, strict=True))
         ]
         subject = start.alias if by_alias and start.alias else start.mention
@@ -143,7 +145,9 @@ class Examiner:
         answer = steps[-1][0].report.answer
         if answer in {entity.mention for entity in entities}:
             return None
-        return Question(self._next_id(), wording.format(x=subject), "2-hop" if hops == 2 else "3-hop", answer, tuple(steps))
+        return Question(
+            self._next_id(), wording.format(x=subject), "2-hop" if hops == 2 else "3-hop", answer, tuple(steps)
+        )
 
     def _comparison(self) -> Question | None:
         relation = self._rng.choice(_COMPARED)

@@ -28,8 +28,9 @@ class Relation:
     """For years: a question about `{a}` and `{b}`, and whether it asks for the earlier one."""
 
 
-def _year(name: str, subject: Kind, noun: str, verb: str, chronicle: str, which: tuple[str, str]) -> Relation:
-    asked, kind = which
+def _year(name: str, subject: Kind, noun: str, verb: str, *, asked: str) -> Relation:
+    chronicle = f"The {subject} told of here"
+    kind = subject
     return Relation(
         name,
         subject,
@@ -55,7 +56,7 @@ def _year(name: str, subject: Kind, noun: str, verb: str, chronicle: str, which:
 
 
 RELATIONS: tuple[Relation, ...] = (
-    _year("birth_year", "person", "birth", "born", "The person told of here", ("Who", "person")),
+    _year("birth_year", "person", "birth", "born", asked="Who"),
     Relation(
         "birthplace",
         "person",
@@ -111,7 +112,7 @@ RELATIONS: tuple[Relation, ...] = (
         "The city told of here lies in {y}.",
         "{x} lies in the same country as {z}.",
     ),
-    _year("city_year", "city", "founding", "founded", "The city told of here", ("Which city", "city")),
+    _year("city_year", "city", "founding", "founded", asked="Which city"),
     Relation(
         "capital",
         "country",
@@ -142,18 +143,23 @@ RELATIONS: tuple[Relation, ...] = (
         "The book told of here was published by {y}.",
         "{x} came out at the same publisher as {z}.",
     ),
-    _year("book_year", "book", "first edition", "published", "The book told of here", ("Which book", "book")),
+    _year("book_year", "book", "first edition", "published", asked="Which book"),
     Relation(
         "director",
         "film",
         "person",
         "the director of {x}",
         ("Who is the director of {x}?", "Who directed {x}?", "Which director made {x}?"),
-        ("{x} is a film by {y}.", "{x} was directed by {y}.", "{y} directed the film {x}.", "{y} is the director of {x}."),
+        (
+            "{x} is a film by {y}.",
+            "{x} was directed by {y}.",
+            "{y} directed the film {x}.",
+            "{y} is the director of {x}.",
+        ),
         "The film told of here was directed by {y}.",
         "{x} is by the same director as {z}.",
     ),
-    _year("film_year", "film", "release", "released", "The film told of here", ("Which film", "film")),
+    _year("film_year", "film", "release", "released", asked="Which film"),
     Relation(
         "founder",
         "company",
@@ -174,7 +180,7 @@ RELATIONS: tuple[Relation, ...] = (
         "The company told of here is based in {y}.",
         "{x} is based in the same city as {z}.",
     ),
-    _year("company_year", "company", "founding", "set up", "The company told of here", ("Which company", "company")),
+    _year("company_year", "company", "founding", "set up", asked="Which company"),
 )
 
 BY_NAME = {relation.name: relation for relation in RELATIONS}

@@ -108,7 +108,7 @@ class World:
     def _company(self) -> Entity:
         return Entity(
             "company",
-            f"{self.names.word()} {self._rng.choice(COMPANY_NOUNS)}",
+            self._new_name("company"),
             values={
                 "founder": self._person(),
                 "headquarters": self._rng.choice(self.cities),
@@ -119,7 +119,7 @@ class World:
     def _book(self) -> Entity:
         return Entity(
             "book",
-            f"The {self.names.word()} {self._rng.choice(BOOK_NOUNS)}",
+            self._new_name("book"),
             values={
                 "author": self._person(),
                 "publisher": self._rng.choice(self.companies),
@@ -130,7 +130,7 @@ class World:
     def _film(self) -> Entity:
         return Entity(
             "film",
-            f"{self.names.word()} {self._rng.choice(FILM_NOUNS)}",
+            self._new_name("film"),
             values={"director": self._person(), "film_year": self._year(1900, 1990)},
         )
 
@@ -175,16 +175,24 @@ class World:
             other.name = one.name
 
     def _add_aliases(self) -> None:
-        rename = {
-            "person": lambda: f"{self.names.word()} {self.names.word()}",
-            "city": lambda: self.names.word(),
-            "book": lambda: f"The {self.names.word()} {self._rng.choice(BOOK_NOUNS)}",
-            "film": lambda: f"{self.names.word()} {self._rng.choice(FILM_NOUNS)}",
-            "company": lambda: f"{self.names.word()} {self._rng.choice(COMPANY_NOUNS)}",
-        }
         for entity in self.entities:
-            if entity.kind in rename and not entity.occupation and self._rng.random() < self.scale.alias_share:
-                entity.alias = rename[entity.kind]()
+            renamed = entity.kind != "country" and not entity.occupation
+            if renamed and self._rng.random() < self.scale.alias_share:
+                entity.alias = self._new_name(entity.kind)
+
+    def _new_name(self, kind: Kind) -> str:
+        """A name such as things of this kind have."""
+        match kind:
+            case "person":
+                return f"{self.names.word()} {self.names.word()}"
+            case "book":
+                return f"The {self.names.word()} {self._rng.choice(BOOK_NOUNS)}"
+            case "film":
+                return f"{self.names.word()} {self._rng.choice(FILM_NOUNS)}"
+            case "company":
+                return f"{self.names.word()} {self._rng.choice(COMPANY_NOUNS)}"
+            case _:
+                return self.names.word()
 
     def _fact(self, entity: Entity, relation: Relation, told: dict[tuple[str, str], list[Entity]]) -> Fact:
         """State a value plainly or by a detour; `told` holds the subjects whose own pages state each value."""

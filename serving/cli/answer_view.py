@@ -36,7 +36,9 @@ class AnswerView:
     def _show_answer(self, answer: pb.AnswerResponse) -> None:
         outcome = pb.AnswerOutcome.Name(answer.outcome).removeprefix("ANSWER_OUTCOME_").lower().replace("_", " ")
         colour = "green" if answer.outcome == pb.ANSWER_OUTCOME_ANSWERED else "yellow"
-        self._out.print(Panel(escape(answer.answer), title="answer", subtitle=outcome, border_style=colour, expand=False))
+        self._out.print(
+            Panel(escape(answer.answer), title="answer", subtitle=outcome, border_style=colour, expand=False)
+        )
         for number, result in enumerate(answer.results, 1):
             self._show_result(number, result)
         if answer.usage:
@@ -47,7 +49,10 @@ class AnswerView:
     def _show_result(self, number: int, result: evidence_pb2.SubQueryResult) -> None:
         self._out.print(f"{number}. {escape(result.sub_query)} [bold]{escape(result.answer)}[/bold]", highlight=False)
         for point in result.evidence:
-            titles = ", ".join(dict.fromkeys(citation.title for citation in point.citations)) or "not word for word"
+            titles = (
+                ", ".join(dict.fromkeys(citation.title for citation in point.citations))
+                or "in no passage that was found"
+            )
             self._out.print(f'   "{escape(point.text)}" [cyan]\\[{escape(titles)}][/cyan]', highlight=False)
 
 

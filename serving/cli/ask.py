@@ -69,5 +69,3 @@ def _plainly(error: grpc.aio.AioRpcError, address: str) -> str:
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and details == "Deadline Exceeded":
         return "the deadline passed before the answer came; give a longer --timeout."
     return details or error.code().name
-
-

@@ -67,7 +67,7 @@ class OpenAIServer:
 async def serving() -> AsyncIterator[OpenAIServer]:
     """A server on a free port of the loopback."""
     app = web.Application()
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     server = OpenAIServer("")
     app.router.add_post("/v1/chat/completions", server.answer)
     await runner.setup()

@@ -41,7 +41,7 @@ async def model(openai_server: OpenAIServer) -> AsyncIterator[LiteLLMModel]:
 
 
 async def streamed(model: LiteLLMModel, prompt: Prompt = PROMPT) -> list[Delta]:
-    async with model.stream(prompt) as deltas:
+    async with asyncio.timeout(10), model.stream(prompt) as deltas:
         return [delta async for delta in deltas]
 
 

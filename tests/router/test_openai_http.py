@@ -7,6 +7,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -44,7 +45,7 @@ def model(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> OpenAI
 
 
 async def streamed(model: Model, prompt: Prompt = PROMPT) -> list[Delta]:
-    async with model.stream(prompt) as deltas:
+    async with asyncio.timeout(10), model.stream(prompt) as deltas:
         return [delta async for delta in deltas]
 
 
@@ -313,6 +314,22 @@ async def test_pooled(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
     with pytest.raises(UpstreamRefused):
         await streamed(model)
     await streamed(model)
+    await model.complete(PROMPT)
+    assert len(openai_server.connections) == 1
+
+
+async def test_pooled_though_the_end_is_late(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
+    """A connection whose body ends a little after the last event is used again."""
+    last_delta_read = asyncio.Event()
+
+    async def wait(_request: web.Request) -> None:
+        await last_delta_read.wait()
+
+    openai_server.plays(streams(HEAD, end_event(), DONE, then=wait), says("b"))
+    async with model.stream(PROMPT) as deltas:
+        async for delta in deltas:
+            if delta.finish_reason:
+                last_delta_read.set()
     await model.complete(PROMPT)
     assert len(openai_server.connections) == 1
 

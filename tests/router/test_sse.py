@@ -8,7 +8,7 @@ from router.sse import MAX_EVENT_BYTES, EventReader, EventTooLong
 from tests.router.openai_server import split
 
 BODY = (
-    ': keep-alive\n\ndata: {"a":\ndata:1}\r\n\r\nid: 7\revent: x\rdata: é\r\r\n\n: x\r\ndata:\n\ndata: [DONE]\r\n\r\n'
+    ': keep-alive\n\ndata: {"a":\r\ndata:1}\r\n\r\nid: 7\revent: x\rdata: é\r\r\n\n: x\r\ndata:\n\ndata: [DONE]\r\n\r\n'
 ).encode()
 EVENTS = [b'{"a":\n1}', "é".encode(), b"[DONE]"]
 

@@ -1,0 +1,34 @@
+VENV ?= .venv
+BIN := $(VENV)/bin
+export Q ?= In which city was the author of The Grunshorpe Ballads born?
+
+.PHONY: ask test check protos clean
+
+ask: $(VENV)/ready
+	@$(BIN)/rolegate ask --stream -- "$$Q"
+
+test: $(VENV)/ready-dev
+	@$(BIN)/pytest
+
+check: $(VENV)/ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PYTHONPATH=protos $(BIN)/lint-imports
+	@fresh=$$(mktemp -d) && $(MAKE) --no-print-directory protos OUT=$$fresh >/dev/null && \
+	  for file in $$(cd $$fresh && find . -type f); do cmp $$fresh/$$file protos/$$file || exit 1; done && \
+	  rm -r $$fresh && echo "generated code is fresh"
+
+OUT ?= protos
+protos: $(VENV)/ready-dev
+	@PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=$(OUT) --pyi_out=$(OUT) \
+	  --grpc_python_out=$(OUT) --mypy_grpc_out=quiet:$(OUT) protos/rolegate/v1/*.proto
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/ready: pyproject.toml scripts/setup.sh
+	@sh scripts/setup.sh $(VENV) && touch $@
+
+$(VENV)/ready-dev: pyproject.toml scripts/setup.sh
+	@sh scripts/setup.sh $(VENV) dev && touch $(VENV)/ready $@

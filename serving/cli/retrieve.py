@@ -1,0 +1,59 @@
+"""`rolegate retrieve`: search an index on behalf of other processes."""
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+from router.edge.server import Server
+from router.errors import BadConfig
+from serving.cli.index import add_embedder, embedder_config
+from serving.cli.until_stopped import tell, until_stopped
+from serving.config import RetrievalConfig
+from serving.retrieval.grpc_service import RetrievalServicer
+from serving.retrieval.http_service import retrieval_app
+from serving.retrieval.open_retriever import open_retriever
+
+_GRACE_S = 10.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`rolegate retrieve serve`."""
+    parser = argparse.ArgumentParser(prog="rolegate retrieve", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser(
+        "serve",
+        help="gRPC RetrievalService, and HTTP POST /retrieve",
+        description="Serves one index over gRPC and, as search agents expect it, over HTTP: POST /retrieve takes "
+        '{"queries", "topk", "return_scores"} or {"query_list", "k"}.',
+    )
+    serve.add_argument("--index", type=Path, required=True, metavar="DIR")
+    serve.add_argument("--address", default="127.0.0.1:50552", metavar="HOST:PORT", help="gRPC (default: %(default)s)")
+    serve.add_argument("--http", default="127.0.0.1:50553", metavar="HOST:PORT", help="HTTP (default: %(default)s)")
+    serve.add_argument("--top-k", type=int, default=3, help="passages where a caller does not say (default: 3)")
+    add_embedder(serve)
+    given = parser.parse_args(arguments)
+    config = RetrievalConfig(index=str(given.index), embedder=embedder_config(given))
+    asyncio.run(until_stopped(_serving(config, given)))
+    return 0
+
+
+@asynccontextmanager
+async def _serving(config: RetrievalConfig, given: argparse.Namespace) -> AsyncIterator[str]:
+    async with AsyncExitStack() as stack:
+        retriever = await stack.enter_async_context(open_retriever(config, tell))
+        runner = web.AppRunner(retrieval_app(retriever, default_top_k=given.top_k))
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        host, _, port = given.http.rpartition(":")
+        try:
+            await web.TCPSite(runner, host, int(port)).start()
+        except (OSError, ValueError) as error:
+            raise BadConfig(f"--http {given.http}: cannot listen there: {error}.") from None
+        server = Server(None, RetrievalServicer(retriever, default_top_k=given.top_k))
+        bound = await server.start(given.address)
+        stack.push_async_callback(server.drain, _GRACE_S)
+        yield f"{given.address.rpartition(':')[0]}:{bound}, http://{given.http}/retrieve"
