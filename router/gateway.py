@@ -4,13 +4,13 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import msgspec
 import structlog
 
 from router.context import RunContext
-from router.errors import BadRequest, OutOfTime
+from router.errors import BadRequest, OutOfTime, StoreFailed
 from router.events import Emit
 from router.execution import Conversation, Execution
 from router.executor import Executor
@@ -48,7 +48,7 @@ class CompletionRequest(msgspec.Struct, frozen=True):
     """0 takes the role's own limit."""
 
 
-Send = Callable[[Delta], Awaitable[None]]
+Send = Callable[[Delta], None]
 
 
 class Gateway:
@@ -130,18 +130,28 @@ class Gateway:
             async with asyncio.timeout_at(context.deadline):
                 result = await work(context)
         except TimeoutError:
-            await self._store.save(finished("failed", None, "OutOfTime"))
+            await self._keep(finished("failed", None, "OutOfTime"))
             raise OutOfTime(f"Time ran out (run {run_id}); allow a longer deadline.") from None
         except asyncio.CancelledError:
-            await asyncio.shield(self._store.save(finished("cancelled", None)))
+            with suppress(StoreFailed):  # nobody is left to hear of it
+                await self._keep(finished("cancelled", None))
             raise
         except Exception as error:
-            await self._store.save(finished("failed", None, f"{type(error).__name__}: {error}"))
+            await self._keep(finished("failed", None, f"{type(error).__name__}: {error}"))
             raise
         run = finished("finished", result)
-        await self._store.save(run)
+        await self._keep(run)
         _log.info("run.stored", run_id=run_id, kind=kind, calls=len(run.calls), duration_s=round(run.duration_s, 3))
         return run
+
+    async def _keep(self, run: Run) -> None:
+        """Store `run` to the end, also when the request is cancelled meanwhile."""
+        saving = asyncio.ensure_future(self._store.save(run))
+        try:
+            await asyncio.shield(saving)
+        except asyncio.CancelledError:
+            await asyncio.gather(saving, return_exceptions=True)
+            raise
 
     def _readable(self, field: str, text: str) -> str:
         text = text.strip()
@@ -165,7 +175,7 @@ async def _relay(deltas: AsyncIterator[Delta], send: Send) -> Completion:
         texts.append(last.text)
         reasoning.append(last.reasoning)
         usage = last.usage or usage
-        await send(last)
+        send(last)
     return Completion("".join(texts), last.finish_reason or "", "".join(reasoning), usage)
 
 

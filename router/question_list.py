@@ -42,7 +42,8 @@ def _is_question(text: str) -> bool:
 def _texts(body: str, partial: bool) -> list[str]:
     if _OPENS_TEXT.match(body):
         strings = list(quoted_strings(body))
-        if strings and strings[0].closed and all(string.exact for string in strings):
+        listed = bool(strings) and strings[0].closed and all(string.exact for string in strings)
+        if listed or (partial and body.startswith("(")):
             return _asked(strings, partial)
     listed = _OPENS_LIST.search(body) is not None
     if listed or body.startswith(("[", "{")):

@@ -51,8 +51,8 @@ class Role:
                 error.role = self.name
                 if not isinstance(error, UpstreamUnavailable) or number == self.attempts:
                     raise
-                pause = error.retry_after_s or random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**number))
-                await asyncio.sleep(pause)
+                pause = random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**number))
+                await asyncio.sleep(pause if error.retry_after_s is None else error.retry_after_s)
         raise AssertionError("the last attempt returns or raises")
 
     async def stream(

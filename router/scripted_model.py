@@ -1,6 +1,7 @@
 """A model that says what it is told to: the shipped double of `Model` for tests and examples."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
@@ -40,8 +41,10 @@ class ScriptedModel:
         completion = await self.complete(prompt)
 
         async def pieces() -> AsyncIterator[Delta]:
-            for word in completion.text.split(" "):
-                yield Delta(text=f"{word} ")
+            if completion.reasoning:
+                yield Delta(reasoning=completion.reasoning)
+            for word in re.findall(r"\s*\S+|\s+", completion.text):
+                yield Delta(text=word)
             yield Delta(finish_reason=completion.finish_reason, usage=completion.usage)
 
         yield pieces()

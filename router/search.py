@@ -70,6 +70,9 @@ class Search:
                 conversation = self._delegator.inform(conversation, block, decision.over_limit)
                 executions += block
                 rounds.append(len(block))
+                if any(execution.outcome == "timed_out" for execution in block):
+                    outcome = "time_exhausted"
+                    break
         except TimeoutError:
             outcome = "time_exhausted"
         return await self._answer(

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 import msgspec
+import structlog
 from sqlalchemy import Column, Engine, Float, ForeignKey, Integer, LargeBinary, MetaData, String, Table, event, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
@@ -11,6 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from router.errors import BadConfig, StoreFailed
 from router.ledger import Call
 from router.run import Run
+
+_log = structlog.get_logger("store")
 
 _METADATA = MetaData()
 RUNS = Table(
@@ -85,7 +88,9 @@ class SQLStore:
                 if calls:
                     await connection.execute(CALLS.insert(), calls)
         except SQLAlchemyError as error:
-            raise StoreFailed(f"The run could not be stored, so its answer is withheld: {error}") from error
+            _log.error("store.failed", run_id=run.id, error=str(getattr(error, "orig", error)))
+            # Not the error's text: SQLAlchemy puts the row into it, and the row holds the answer.
+            raise StoreFailed(f"Run {run.id} could not be stored, so its answer is withheld.") from error
 
     async def load(self, run_id: str) -> Run | None:
         """The run as it was saved, None where there is none."""

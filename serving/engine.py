@@ -22,6 +22,7 @@ _STOP_WITHIN_S = 10.0
 _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
+    "PYTHONSAFEPATH": "1",  # modules that lie in the working directory are not ours
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",

@@ -59,14 +59,17 @@ def report_text(report: Report) -> str:
 
 
 def answer_text(question: Question, pairs: list[tuple[SubQuery, Report]]) -> str:
-    """The answer; before a comparison, a one-step trace of the two years (a small model cannot compare in silence)."""
+    """The answer; before a comparison, a trace of the two years with their names: a small model cannot compare in
+    silence, nor find the name that belongs to a year.
+    """
     if any(report is NO_EVIDENCE for _, report in pairs):
         return f"<answer>{NOT_FOUND}</answer>"
     trace = ""
     if question.earlier is not None:
-        years = [report.answer for _, report in pairs]
-        chosen = (min if question.earlier else max)(years, key=int)
-        trace = f"{', '.join(years)}: {'earlier' if question.earlier else 'later'} {chosen} "
+        dated = [f"{report.answer} {name}" for (_, report), name in zip(pairs, question.compared, strict=True)]
+        years = [int(report.answer) for _, report in pairs]
+        chosen = dated[years.index((min if question.earlier else max)(years))]
+        trace = f"{', '.join(dated)}: {'earlier' if question.earlier else 'later'} {chosen} "
     return f"{trace}<answer>{prompts.request(question.answer)}</answer>"
 
 
@@ -92,7 +95,7 @@ class DialogueWriter:
         """A delegation and an answer conversation for each question, endlessly."""
         while True:
             question = self._examiner.draw()
-            missing = self._rng.random() < _NOT_FOUND_SHARE
+            missing = self._rng.randrange(len(question.rounds)) if self._rng.random() < _NOT_FOUND_SHARE else None
             yield self.delegation(question, missing)
             yield self.answering(question, missing)
 
@@ -110,21 +113,22 @@ class DialogueWriter:
             if two_searches or len(sub_query.searches) == 1:
                 yield self.execution(sub_query, entity, passages)
 
-    def delegation(self, question: Question, missing: bool = False) -> Dialogue:
-        """Question, blocks and reports by turns, then the stop; `missing` ends it at a report that found nothing."""
+    def delegation(self, question: Question, missing: int | None = None) -> Dialogue:
+        """Question, blocks and reports by turns, then the stop; it comes early where round `missing` finds nothing."""
         turns = [Turn("system", self._system.delegation), Turn("user", prompts.request(question.text))]
-        for number, block in enumerate(question.rounds):
-            last = missing and number == len(question.rounds) - 1
+        for number, block in enumerate(_until(question, missing)):
             turns.append(Turn("delegate", delegate_text([sub_query.text for sub_query in block])))
-            pairs = [(sub_query.text, NO_EVIDENCE if last else self._seen(sub_query)) for sub_query in block]
+            pairs = [(sub_query.text, self._seen(sub_query, number == missing)) for sub_query in block]
             turns.append(Turn("user", prompts.search_results(pairs)))
         return [*turns, Turn("stop", STOP)]
 
-    def answering(self, question: Question, missing: bool = False) -> Dialogue:
-        """The answerer's single turn."""
-        pairs = [(sub_query, self._seen(sub_query)) for sub_query in question.sub_queries]
-        if missing:
-            pairs[-1] = (pairs[-1][0], NO_EVIDENCE)
+    def answering(self, question: Question, missing: int | None = None) -> Dialogue:
+        """The answerer's single turn, after a run in which round `missing`, if any, found nothing."""
+        pairs = [
+            (sub_query, self._seen(sub_query, number == missing))
+            for number, block in enumerate(_until(question, missing))
+            for sub_query in block
+        ]
         request = prompts.answer_request(question.text, [(sub_query.text, report) for sub_query, report in pairs])
         return [
             Turn("system", self._system.answer),
@@ -142,8 +146,10 @@ class DialogueWriter:
             turns.append(Turn("user", prompts.documents(found, last)))
         return [*turns, Turn("report", report_text(sub_query.report))]
 
-    def _seen(self, sub_query: SubQuery) -> Report:
+    def _seen(self, sub_query: SubQuery, missing: bool) -> Report:
         """The gold report, with one evidence point as a single-search executor gives it or with all of them."""
+        if missing:
+            return NO_EVIDENCE
         evidence = sub_query.report.evidence
         return Report(sub_query.report.answer, evidence if self._rng.random() < 0.5 else evidence[-1:])
 
@@ -164,6 +170,11 @@ class DialogueWriter:
                 found.append(candidate)
         found.insert(min(self._rng.choice((0, 0, 0, 0, 1, 2)), others), gold)
         return found
+
+
+def _until(question: Question, missing: int | None) -> tuple[tuple[SubQuery, ...], ...]:
+    """The rounds of a question, up to the one that finds nothing."""
+    return question.rounds if missing is None else question.rounds[: missing + 1]
 
 
 def _likeness(one: str, other: str) -> int:

@@ -46,6 +46,8 @@ class Question:
     """The gold decomposition: the sub-queries of each delegation round."""
     earlier: bool | None = None
     """For comparisons: whether the earlier one is asked for."""
+    compared: tuple[str, ...] = ()
+    """For comparisons: the two as the question names them."""
 
     @property
     def sub_queries(self) -> Sequence[SubQuery]:
@@ -165,7 +167,7 @@ class Examiner:
         first_is_earlier = int(years[0]) < int(years[1])
         answer = named[0] if first_is_earlier == earlier else named[1]
         text = wording.format(a=named[0], b=named[1])
-        return Question(self._next_id(), text, "comparison", answer, (tuple(asked),), earlier)
+        return Question(self._next_id(), text, "comparison", answer, (tuple(asked),), earlier, tuple(named))
 
     def _use_alias(self, entity: Entity, relation: Relation) -> bool:
         plain = self._world.facts[entity.mention, relation.name].detour is None

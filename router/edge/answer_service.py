@@ -1,6 +1,5 @@
 """The wire side of answering."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -8,6 +7,7 @@ from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import answer_service_pb2_grpc as pb_grpc
 
 from router.edge.convert import answer_to_proto, event_to_proto, usage_to_proto
+from router.edge.running import Running
 from router.events import Event
 from router.gateway import Gateway
 from router.run import Run
@@ -29,21 +29,13 @@ class AnswerServicer(pb_grpc.AnswerServiceServicer):
         self, request: pb.StreamAnswerRequest, context: Any
     ) -> AsyncIterator[pb.StreamAnswerResponse]:
         """Answer one question, telling what happens."""
-        events: asyncio.Queue[Event | None] = asyncio.Queue()
+        time_s = context.time_remaining()
         number = 0
-
-        async def answer() -> Run:
-            try:
-                return await self._gateway.answer(request.question, context.time_remaining(), events.put_nowait)
-            finally:
-                events.put_nowait(None)
-
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(answer())
-            while (event := await events.get()) is not None:
+        async with Running[Event, Run](lambda tell: self._gateway.answer(request.question, time_s, tell)) as running:
+            async for event in running:
                 number += 1
                 yield event_to_proto(number, event)
-        run = running.result()
+            run = await running.result()
         yield pb.StreamAnswerResponse(
             event_number=number + 1, usage_counted=pb.UsageCounted(usage=usage_to_proto(run.calls))
         )

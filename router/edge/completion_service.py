@@ -1,6 +1,5 @@
 """The wire side of single model calls."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -8,6 +7,7 @@ from rolegate.v1 import completion_service_pb2 as pb
 from rolegate.v1 import completion_service_pb2_grpc as pb_grpc
 
 from router.edge.convert import completion_from_proto, usage_to_proto
+from router.edge.running import Running
 from router.execution import Conversation
 from router.gateway import Gateway
 from router.model import Completion, Delta
@@ -36,21 +36,12 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
         self, request: pb.StreamCompleteRequest, context: Any
     ) -> AsyncIterator[pb.StreamCompleteResponse]:
         """Call the model of a role and pass on what it writes."""
-        deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
-        asked = completion_from_proto(request)
-
-        async def complete() -> Run:
-            try:
-                return await self._gateway.complete(asked, context.time_remaining(), deltas.put)
-            finally:
-                deltas.put_nowait(None)
-
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(complete())
-            while (delta := await deltas.get()) is not None:
+        asked, time_s = completion_from_proto(request), context.time_remaining()
+        async with Running[Delta, Run](lambda tell: self._gateway.complete(asked, time_s, tell)) as running:
+            async for delta in running:
                 if delta.text or delta.reasoning:
                     yield pb.StreamCompleteResponse(text=delta.text, reasoning=delta.reasoning)
-        run = running.result()
+            run = await running.result()
         yield pb.StreamCompleteResponse(
             finish_reason=_output(run).finish_reason, usage=usage_to_proto(run.calls)[0], run_id=run.id
         )

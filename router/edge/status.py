@@ -1,6 +1,8 @@
 """From our errors to `google.rpc.Status`: one table, one translator."""
 
 import asyncio
+import inspect
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -96,10 +98,14 @@ def _translating(behaviour: Any) -> Any:
 
 
 def _translating_stream(behaviour: Any) -> Any:
+    if inspect.iscoroutinefunction(behaviour):  # it writes to the context by itself, as health's Watch does
+        return _translating(behaviour)
+
     async def translated(request: Any, context: Any) -> Any:
         try:
-            async for response in behaviour(request, context):
-                yield response
+            async with aclosing(behaviour(request, context)) as responses:
+                async for response in responses:
+                    yield response
         except (grpc.aio.AbortError, asyncio.CancelledError):
             raise
         except Exception as error:

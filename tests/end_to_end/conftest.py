@@ -1,0 +1,38 @@
+"""The demo as `rolegate ask` runs it, once for all tests of this folder: real engines, a real index, one gateway."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import msgspec
+import pytest
+import pytest_asyncio
+
+from serving.composition import running_gateway
+from serving.config import Config, load_config, preset
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """The running demo."""
+
+    config: Config
+    database: Path
+    channel: grpc.aio.Channel
+    steps: tuple[str, ...]
+    """What was told while it started."""
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def demo(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Demo]:
+    folder: Path = tmp_path_factory.mktemp("demo")
+    config = load_config(preset("mini"))
+    server = msgspec.structs.replace(config.server, store=f"sqlite+aiosqlite:///{folder}/runs.db")
+    config = msgspec.structs.replace(config, server=server)
+    steps: list[str] = []
+    async with (
+        running_gateway(config, "127.0.0.1:0", steps.append) as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        yield Demo(config, folder / "runs.db", channel, tuple(steps))

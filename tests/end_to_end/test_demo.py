@@ -1,0 +1,166 @@
+"""The whole system, nothing faked."""
+
+import asyncio
+import re
+import sqlite3
+from collections import Counter
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+from rolegate.v1 import answer_service_pb2 as answer_pb
+from rolegate.v1 import completion_service_pb2 as completion_pb
+from rolegate.v1 import execution_service_pb2 as execution_pb
+from rolegate.v1 import usage_pb2
+from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
+from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
+from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
+
+from executor_sft.miniworld.passages import Library
+from executor_sft.miniworld.questions import Examiner, Question
+from executor_sft.miniworld.world import World
+from router.scoring import exact_match
+from tests.end_to_end.conftest import Demo
+
+pytestmark = pytest.mark.asyncio(loop_scope="package")
+DEMO_SEED = 7
+
+
+def _questions(count: int, *, single_search: bool) -> list[Question]:
+    world = World(DEMO_SEED, "test")
+    examiner = Examiner(world, Library(world))
+    questions: list[Question] = []
+    while len(questions) < count:
+        question = examiner.draw()
+        if not (single_search and question.needs_second_search):
+            questions.append(question)
+    return questions
+
+
+async def test_answers_questions_of_an_unseen_world(demo: Demo) -> None:
+    """Of 30 questions whose sub-queries need one search, most are answered exactly, with citations."""
+    stub = AnswerServiceStub(demo.channel)
+    questions = _questions(30, single_search=True)
+    answers = await asyncio.gather(
+        *(stub.Answer(answer_pb.AnswerRequest(question=question.text), timeout=120) for question in questions)
+    )
+    right = [exact_match(one.answer, [question.answer]) for one, question in zip(answers, questions, strict=True)]
+    assert sum(right) >= 21
+    cited = [point.citations for one in answers for result in one.results for point in result.evidence]
+    assert sum(map(bool, cited)) / len(cited) > 0.9
+
+
+async def test_events_are_numbered_and_end_with_the_answer(demo: Demo) -> None:
+    """A stream tells rounds, sub-queries, searches, reports, answer and usage, without gaps; `done` is last."""
+    (question,) = _questions(1, single_search=True)
+    request = answer_pb.StreamAnswerRequest(question=question.text)
+    events = [event async for event in AnswerServiceStub(demo.channel).StreamAnswer(request, timeout=120)]
+    kinds = Counter(event.WhichOneof("event") for event in events)
+    assert [event.event_number for event in events] == list(range(1, len(events) + 1))
+    assert events[-1].WhichOneof("event") == "done"
+    assert kinds["sub_query_dispatched"] == kinds["reported"] == len(events[-1].done.results)
+    assert set(kinds) == {
+        *("round_started", "sub_query_dispatched", "search_done", "reported", "answer_written", "usage_counted", "done")
+    }
+
+
+async def test_refuses_what_is_outside_its_world(demo: Demo) -> None:
+    """A question from the real world gets no guess but a way to real models, and spends nothing."""
+    request = answer_pb.AnswerRequest(question="Who directed the film Metropolis?")
+    answer = await AnswerServiceStub(demo.channel).Answer(request, timeout=60)
+    assert answer.outcome == answer_pb.ANSWER_OUTCOME_OUT_OF_SCOPE
+    assert answer.answer.startswith("not in the demo world")
+    assert "--config" in answer.answer
+    assert not answer.usage
+
+
+async def test_ledger_equals_the_engines_own_counters(demo: Demo) -> None:
+    """What each engine counts while questions run equals the new rows of the roles that it serves, exactly."""
+    stub = AnswerServiceStub(demo.channel)
+    questions = [answer_pb.AnswerRequest(question=question.text) for question in _questions(20, single_search=False)]
+    await stub.Answer(questions[0], timeout=60)
+    first = _rows(demo)
+    endpoints = {str(row["endpoint"]) for row in first}
+    before = {endpoint: await _counted(endpoint) for endpoint in endpoints}
+    await asyncio.gather(*(stub.Answer(question, timeout=120) for question in questions))
+    booked = _rows(demo)[len(first) :]
+    assert len(endpoints) == 2
+    assert {row["outcome"] for row in booked} == {"completed"}
+    for endpoint in endpoints:
+        rows = [row for row in booked if row["endpoint"] == endpoint]
+        after = await _counted(endpoint)
+        assert after - before[endpoint] == Counter(
+            prompt_tokens=sum(row["prompt_tokens"] for row in rows),
+            generation_tokens=sum(row["completion_tokens"] for row in rows),
+        )
+
+
+async def test_executes_a_single_sub_query(demo: Demo) -> None:
+    """A client with a backbone of its own gets a report, with the searches behind it."""
+    sub_query = _questions(1, single_search=True)[0].sub_queries[0]
+    request = execution_pb.ExecuteRequest(sub_query=sub_query.text)
+    response = await ExecutionServiceStub(demo.channel).Execute(request, timeout=60)
+    assert list(response.result.search_queries) == [sub_query.text]
+    assert response.result.evidence
+    assert [usage.role for usage in response.usage] == [usage_pb2.ROLE_EXECUTION]
+
+
+async def test_completes_whole_and_streamed_alike(demo: Demo) -> None:
+    """A client with a loop of its own gets the same greedy output in one piece or in many, ended by the stop string."""
+    message = completion_pb.ChatMessage(role="user", content=_questions(1, single_search=True)[0].text)
+    role, stop = usage_pb2.ROLE_DELEGATION, ["</search>"]
+    call = completion_pb.CompleteRequest(role=role, messages=[message], stop=stop)
+    streamed = completion_pb.StreamCompleteRequest(role=role, messages=[message], stop=stop)
+    stub = CompletionServiceStub(demo.channel)
+    whole = await stub.Complete(call, timeout=60)
+    pieces = [piece async for piece in stub.StreamComplete(streamed, timeout=60)]
+    assert whole.text == "".join(piece.text for piece in pieces)
+    assert whole.text.endswith("</search>") == (whole.finish_reason == "stop" and "<search>" in whole.text)
+    assert len(pieces) > 2
+    assert whole.usage.completion_tokens == pieces[-1].usage.completion_tokens > 0
+
+
+async def test_a_cancelled_question_is_stored_and_its_engine_goes_idle(demo: Demo) -> None:
+    """A client that leaves ends the work upstream; the run is stored as cancelled."""
+    question = _questions(1, single_search=True)[0].text
+    stub = AnswerServiceStub(demo.channel)
+    call = stub.StreamAnswer(answer_pb.StreamAnswerRequest(question=question), timeout=60)
+    await call.read()
+    call.cancel()
+    await stub.Answer(answer_pb.AnswerRequest(question=question), timeout=60)
+    with sqlite3.connect(demo.database) as database:
+        statuses = Counter(status for (status,) in database.execute("SELECT status FROM runs"))
+    assert statuses["cancelled"] == 1
+    for endpoint in {str(row["endpoint"]) for row in _rows(demo)}:
+        assert (await _metrics(endpoint, "num_requests_running")) == 0
+
+
+async def test_oversized_question_is_refused(demo: Demo) -> None:
+    """The limit is named, and nothing is spent."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await AnswerServiceStub(demo.channel).Answer(answer_pb.AnswerRequest(question="who " * 2000), timeout=60)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "at most 4000" in (caught.value.details() or "")
+
+
+def _rows(demo: Demo) -> list[dict[str, Any]]:
+    """The ledger, in the order in which runs were stored."""
+    with sqlite3.connect(demo.database) as database:
+        database.row_factory = sqlite3.Row
+        return [dict(row) for row in database.execute("SELECT * FROM calls ORDER BY rowid")]
+
+
+async def _counted(base_url: str) -> Counter[str]:
+    """Tokens since the engine's start, by its own counters."""
+    names = ("prompt_tokens", "generation_tokens")
+    return Counter({name: int(await _metrics(base_url, f"{name}_total")) for name in names})
+
+
+async def _metrics(base_url: str, name: str) -> float:
+    """The sum of one of the engine's Prometheus metrics."""
+    async with aiohttp.ClientSession() as session, session.get(f"{base_url.removesuffix('/v1')}/metrics") as response:
+        text = await response.text()
+    values = re.findall(rf"^vllm:{name}{{.*}} (\S+)$", text, re.MULTILINE)
+    assert values, f"the engine has no metric {name}"
+    return sum(map(float, values))

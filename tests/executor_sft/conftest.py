@@ -1,0 +1,36 @@
+"""One held-out world with its pages and its first questions, and the system prompts of the mini models."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from executor_sft.minimodel.__main__ import mini_prompts
+from executor_sft.minimodel.stream import conversations
+from executor_sft.minimodel.tokenizer import train_tokenizer
+from executor_sft.miniworld.dialogues import RolePrompts
+from executor_sft.miniworld.passages import Library
+from executor_sft.miniworld.questions import Examiner, Question
+from executor_sft.miniworld.world import World
+
+
+@pytest.fixture(scope="session")
+def world() -> World:
+    return World(11, "test")
+
+
+@pytest.fixture(scope="session")
+def library(world: World) -> Library:
+    return Library(world)
+
+
+@pytest.fixture(scope="session")
+def questions(world: World, library: Library) -> list[Question]:
+    """1,000 of its questions."""
+    examiner = Examiner(world, library)
+    return [examiner.draw() for _ in range(1000)]
+
+
+@pytest.fixture(scope="session")
+def system() -> RolePrompts:
+    return mini_prompts()

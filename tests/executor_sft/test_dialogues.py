@@ -1,0 +1,206 @@
+import itertools
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePrompts, Turn
+from executor_sft.miniworld.passages import Library
+from executor_sft.miniworld.questions import Question, SubQuery
+from executor_sft.miniworld.world import World
+from router import answerer, delegator, executor, prompts
+from router.answer_text import parse_answer
+from router.context import RunContext
+from router.delegation import Dispatch, Stop, parse_decision
+from router.execution_turn import ReportTurn, Search, parse_turn
+from router.executor import Executor, ExecutorLimits
+from router.markup import unescape
+from router.model import Sampling
+from router.passage import Passage
+from router.report import NO_EVIDENCE, Report
+from router.retrieval import FixedRetriever
+from router.role import Role
+from router.scripted_model import ScriptedModel
+
+_DOCUMENT = re.compile(r'<document index="\d+"><title>(.*?)</title><text>(.*?)</text></document>')
+
+
+@pytest.fixture
+def writer(world: World, system: RolePrompts) -> DialogueWriter:
+    return DialogueWriter(world, system)
+
+
+@pytest.fixture
+def executions(
+    writer: DialogueWriter, world: World, questions: list[Question]
+) -> Iterator[tuple[SubQuery, Dialogue]]:
+    """Sub-queries of the questions, each with its conversation."""
+    anyone = world.people[0]
+    asked = (sub_query for question in questions for sub_query in question.sub_queries)
+    return ((sub_query, writer.execution(sub_query, anyone)) for sub_query in asked)
+
+
+def texts(dialogue: Dialogue, *kinds: str) -> list[str]:
+    return [turn.text for turn in dialogue if turn.kind in kinds]
+
+
+def seen(pairs: list[tuple[str, Report]]) -> set[str]:
+    """What a role may be shown of the gold reports: each with all of its evidence or with the last point of it."""
+    shortened = [(report, Report(report.answer, report.evidence[-1:])) for _, report in pairs]
+    requests = [request for request, _ in pairs]
+    return {
+        prompts.search_results(list(zip(requests, reports, strict=True))) for reports in itertools.product(*shortened)
+    }
+
+
+def passages_of(text: str) -> list[tuple[str, str]]:
+    """Title and text of each document that a turn shows."""
+    return [(unescape(title), unescape(body)) for title, body in _DOCUMENT.findall(text)]
+
+
+def test_the_gold_decisions_dispatch_the_gold_sub_queries(writer: DialogueWriter, questions: list[Question]) -> None:
+    """Block by block, then a stop. Each ends where the delegator's stop string ends it."""
+    for question in questions:
+        *dispatched, stop = texts(writer.delegation(question), "delegate", "stop")
+        decisions = [parse_decision(text, limit=8) for text in dispatched]
+        blocks = [tuple(sub_query.text for sub_query in block) for block in question.rounds]
+        assert decisions == [Dispatch(block, ()) for block in blocks]
+        assert parse_decision(stop, limit=8) == Stop()
+        assert all(ends_at(text, delegator.STOP) for text in dispatched)
+
+
+def test_the_gold_turns_of_an_executor_search_and_report(executions: Iterator[tuple[SubQuery, Dialogue]]) -> None:
+    """The gold searches in order, then the gold report. Each ends where the executor's stop strings end it."""
+    for sub_query, dialogue in executions:
+        *searches, report = texts(dialogue, "search", "report")
+        assert [parse_turn(text) for text in searches] == [Search(query, 0) for query in sub_query.searches]
+        assert parse_turn(report) == ReportTurn(sub_query.report)
+        assert all(ends_at(text, executor.STOP) for text in (*searches, report))
+
+
+def test_the_gold_answer_is_read_as_the_questions_answer(writer: DialogueWriter, questions: list[Question]) -> None:
+    for question in questions:
+        (text,) = texts(writer.answering(question), "answer")
+        assert parse_answer(text) == question.answer
+        assert ends_at(text, answerer.STOP)
+
+
+def test_a_comparison_is_answered_after_a_trace(writer: DialogueWriter, questions: list[Question]) -> None:
+    """Both years, the word, the year that it picks, and only then the answer."""
+    for question in questions:
+        (text,) = texts(writer.answering(question), "answer")
+        if question.earlier is None:
+            assert text == f"<answer>{question.answer}</answer>"
+        else:
+            trace = re.fullmatch(r"(\d+), (\d+): (earlier|later) (\d+) <answer>.*</answer>", text)
+            assert trace
+            years = [sub_query.report.answer for sub_query in question.sub_queries]
+            assert [trace[1], trace[2]] == years
+            assert trace[3] == ("earlier" if question.earlier else "later")
+            assert int(trace[4]) == (min if question.earlier else max)(map(int, years))
+
+
+def test_a_report_that_found_nothing_ends_the_search_and_the_answer_says_so(
+    writer: DialogueWriter, questions: list[Question]
+) -> None:
+    """The delegator stops at it; the answerer does not guess."""
+    for question in questions[:200]:
+        delegation, answering = writer.delegation(question, missing=True), writer.answering(question, missing=True)
+        assert NO_EVIDENCE.answer in delegation[-2].text
+        assert parse_decision(delegation[-1].text, limit=8) == Stop()
+        assert parse_answer(answering[-1].text) == "not found"
+
+
+def test_the_delegator_sees_the_question_and_the_reports(
+    writer: DialogueWriter, questions: list[Question], system: RolePrompts
+) -> None:
+    """Nothing else: no passage, no search of an executor, no evidence beyond the gold report's."""
+    for question in questions[:300]:
+        told, asked, *results = texts(writer.delegation(question), "system", "user")
+        assert (told, asked) == (system.delegation, question.text)
+        for block, result in zip(question.rounds, results, strict=True):
+            assert result in seen([(sub_query.text, sub_query.report) for sub_query in block])
+
+
+def test_the_answerer_sees_the_question_and_the_reports(
+    writer: DialogueWriter, questions: list[Question], system: RolePrompts
+) -> None:
+    """In one turn, with the sub-queries in order of dispatch, and nothing of the delegator's turns."""
+    for question in questions[:300]:
+        told, asked = texts(writer.answering(question), "system", "user")
+        pairs = [(sub_query.text, sub_query.report) for sub_query in question.sub_queries]
+        assert told == system.answer
+        assert asked in {f"<question>{question.text}</question>{results}" for results in seen(pairs)}
+
+
+def test_an_executor_sees_its_sub_query_and_passages(
+    executions: Iterator[tuple[SubQuery, Dialogue]], library: Library, system: RolePrompts
+) -> None:
+    """Three different passages of the world after each search, the gold one among them, and nothing of the question
+    or of other sub-queries."""
+    known = {(passage.title, passage.text) for passage in library.passages}
+    for sub_query, dialogue in itertools.islice(executions, 500):
+        told, asked, *results = texts(dialogue, "system", "user")
+        assert (told, asked) == (system.execution, sub_query.text)
+        for identity, result in zip(sub_query.gold_passages, results, strict=True):
+            gold = library.by_id[identity]
+            shown = passages_of(result)
+            assert len(set(shown)) == len(shown) == 3
+            assert (gold.title, gold.text) in shown
+            assert set(shown) <= known
+            rest = _DOCUMENT.sub("", result)
+            assert rest in ("<documents></documents>", f"<documents></documents>\n{prompts.LAST_SEARCH}")
+
+
+@pytest.mark.parametrize("passages", [1, 2, 3])
+def test_a_search_finds_as_many_passages_as_told(writer: DialogueWriter, passages: int) -> None:
+    for dialogue in itertools.islice(writer.executor(two_searches=True, passages=passages), 100):
+        assert {len(passages_of(text)) for text in texts(dialogue, "user")[1:]} == {passages}
+
+
+def test_the_naive_executor_is_never_shown_a_second_search(writer: DialogueWriter) -> None:
+    """Its conversations have one search each; with `two_searches` about half have two."""
+    naive = list(itertools.islice(writer.executor(), 300))
+    both = list(itertools.islice(writer.executor(two_searches=True), 300))
+
+    assert {len(texts(dialogue, "search")) for dialogue in naive} == {1}
+    assert {len(texts(dialogue, "search")) for dialogue in both} == {1, 2}
+
+
+def test_the_last_search_is_sometimes_announced_and_only_the_last(
+    executions: Iterator[tuple[SubQuery, Dialogue]],
+) -> None:
+    """In about three conversations of ten."""
+    sample = [texts(dialogue, "user")[1:] for _, dialogue in itertools.islice(executions, 1000)]
+    announced = sum(results[-1].endswith(prompts.LAST_SEARCH) for results in sample)
+
+    assert 0.2 < announced / len(sample) < 0.4
+    assert not any(prompts.LAST_SEARCH in text for results in sample for text in results[:-1])
+
+
+async def test_the_gateways_executor_says_the_very_words_of_the_gold_conversation(
+    executions: Iterator[tuple[SubQuery, Dialogue]], system: RolePrompts
+) -> None:
+    """A scripted model that writes the gold turns is shown the gold user turns, letter by letter."""
+    for sub_query, dialogue in itertools.islice(executions, 100):
+        *searches, report = texts(dialogue, "search", "report")
+        results = texts(dialogue, "user")[1:]
+        shown = [[Passage("", *passage) for passage in passages_of(result)] for result in results]
+        told_last = results[-1].endswith(prompts.LAST_SEARCH)
+        limits = ExecutorLimits(len(searches) + (1 if told_last else 2), len(searches) + (0 if told_last else 1))
+        model = ScriptedModel([*searches, report])
+        retriever = FixedRetriever(dict(zip(sub_query.searches, shown, strict=True)))
+        context = RunContext.lasting(60.0, lambda _event: None)
+
+        run = Executor(Role("execution", model, system.execution, Sampling()), retriever, limits)
+        execution = await run.run(sub_query.text, 0, context)
+
+        assert [Turn("user", message.content).text for message in execution.conversation.messages] == [
+            turn.text for turn in dialogue
+        ]
+        assert execution.report == sub_query.report
+
+
+def ends_at(text: str, stop: tuple[str, ...]) -> bool:
+    """Whether one of the strings ends `text` and none stands before its end."""
+    return any(text.endswith(string) for string in stop) and all(text.find(s) in (-1, len(text) - len(s)) for s in stop)

@@ -1,0 +1,93 @@
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from executor_sft.__main__ import main
+from executor_sft.miniworld.export import export, scope
+from executor_sft.miniworld.passages import Library
+from executor_sft.miniworld.questions import Examiner, Question
+from executor_sft.miniworld.world import World
+from router.scope import Scope
+from serving.config import load_config, preset
+from serving.retrieval.corpus import read_corpus
+
+HOTPOTQA = Path(__file__).parents[3] / "shared" / "data" / "hotpotqa_dev500" / "questions.jsonl"
+
+
+@pytest.fixture(scope="module")
+def scope_of_world(world: World) -> Scope:
+    return Scope.parse(scope(world))
+
+
+def asked_of(world: World, count: int) -> list[str]:
+    examiner = Examiner(world, Library(world))
+    return [examiner.draw().text for _ in range(count)]
+
+
+def test_every_question_of_a_world_is_inside_its_scope(scope_of_world: Scope, questions: list[Question]) -> None:
+    assert {question.text: scope_of_world.outside(question.text) for question in questions} == {
+        question.text: [] for question in questions
+    }
+
+
+def test_every_gold_sub_query_is_inside_the_scope_too(scope_of_world: Scope, questions: list[Question]) -> None:
+    """They are in the same language."""
+    sub_queries = [sub_query.text for question in questions for sub_query in question.sub_queries]
+
+    assert not [text for text in sub_queries if scope_of_world.outside(text)]
+
+
+@pytest.mark.parametrize("other", [World(12, "test"), World(11, "train")], ids=["another seed", "another side"])
+def test_every_question_of_another_world_is_outside(scope_of_world: Scope, other: World) -> None:
+    """Though it is asked in the same words, its names are strange."""
+    assert all(scope_of_world.outside(text) for text in asked_of(other, 300))
+
+
+def test_real_questions_are_outside(scope_of_world: Scope) -> None:
+    """None of 500 questions of HotpotQA gets through."""
+    if not HOTPOTQA.is_file():
+        pytest.skip(f"there is no {HOTPOTQA.name} of HotpotQA in a folder `shared` beside the checkout")
+    rows = [json.loads(line) for line in HOTPOTQA.read_text("utf-8").splitlines()]
+
+    assert len(rows) == 500
+    assert not [row["question"] for row in rows if not scope_of_world.outside(row["question"])]
+
+
+@pytest.mark.parametrize(
+    ("question", "strange"),
+    [
+        ("Who directed Heat?", ["Heat"]),
+        ("Who is the father of Barack Obama?", ["Barack", "Obama"]),
+        ("When was he born?", ["When", "was", "he", "born"]),
+        ("Who is the father?", ["Who", "is", "the", "father"]),
+    ],
+)
+def test_what_is_strange_is_named(scope_of_world: Scope, question: str, strange: list[str]) -> None:
+    """The strange words, or all of them where nothing of the world is named."""
+    assert [word for word in scope_of_world.outside(question) if word in strange] == strange
+
+
+def test_an_exported_world_is_the_world(tmp_path: Path) -> None:
+    """Corpus, questions and scope come back from their files as they were."""
+    world = World(12, "test")
+    asked = export(world, tmp_path, 50)
+    written = msgspec.json.Decoder(Question).decode_lines((tmp_path / "questions.jsonl").read_bytes())
+
+    assert list(read_corpus(tmp_path / "corpus.jsonl")) == Library(world).passages
+    assert written == asked
+    assert (tmp_path / "scope.txt").read_text("utf-8") == scope(world)
+    assert len(asked) == 50
+
+
+def test_the_command_writes_the_demos_world(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`rolegate sft mini-world` without a seed writes, byte for byte, what the preset `mini` serves."""
+    config = load_config(preset("mini"))
+
+    assert main(["mini-world", "--out", str(tmp_path), "--questions", "3"]) == 0
+
+    assert capsys.readouterr().out == f"{tmp_path}: a world of seed 7 with 3 questions\n"
+    for name, shipped in (("corpus.jsonl", config.retrieval.corpus), ("scope.txt", config.search.scope)):
+        assert shipped is not None
+        assert (tmp_path / name).read_bytes() == Path(shipped).read_bytes()
