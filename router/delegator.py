@@ -44,7 +44,9 @@ class Delegator:
     async def _ask(
         self, conversation: Conversation, ledger: Ledger, purpose: Purpose = "first"
     ) -> tuple[Decision, Conversation]:
-        output = await self.role.ask(conversation.messages, STOP, ledger, purpose=purpose)
+        # No stop string in a correction: one that was met while the model was thinking would be met again.
+        stop = STOP if purpose == "first" else ()
+        output = await self.role.ask(conversation.messages, stop, ledger, purpose=purpose)
         decision = parse_decision(output.text, limit=self.max_sub_queries, cut=output.finish_reason == "length")
         said = Message("assistant", without_thinking(output.text).strip())
         return decision, Conversation((*conversation.messages, said), (*conversation.outputs, output))

@@ -55,7 +55,9 @@ class Executor:
 
     async def _turn(self, run: "_Run", index: int, context: RunContext) -> None:
         purpose: Purpose = "correction" if run.corrected else "first"
-        output = await self._role.ask(run.messages, STOP, context.ledger, purpose=purpose, sub_query=index)
+        # No stop string in a correction: one that was met while the model was thinking would be met again.
+        stop = () if run.corrected else STOP
+        output = await self._role.ask(run.messages, stop, context.ledger, purpose=purpose, sub_query=index)
         run.absorb(output)
         match parse_turn(output.text, cut=output.finish_reason == "length"):
             case Search(query, ignored) if self._may_search(run, len(run.outputs)):

@@ -110,8 +110,9 @@ class Search:
                 answer, answering = await self._answerer.answer(question, found.executions, context.ledger)
         except TimeoutError:
             raise OutOfTime("Time ran out before the answer was written; allow a longer deadline.") from None
-        outcome: AnswerOutcome = "not_found" if answer.casefold() in ("", NOT_FOUND) else found.outcome
-        return msgspec.structs.replace(found, answer=answer or NOT_FOUND, outcome=outcome, answering=answering)
+        if answer.casefold().rstrip(" .!") in ("", NOT_FOUND):
+            return msgspec.structs.replace(found, answer=NOT_FOUND, outcome="not_found", answering=answering)
+        return msgspec.structs.replace(found, answer=answer, answering=answering)
 
 
 def _has_evidence(executions: Sequence[Execution]) -> bool:

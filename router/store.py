@@ -67,12 +67,16 @@ class SQLStore:
         """Connect and create what is missing. Raises `BadConfig` where that fails."""
         try:
             engine = create_async_engine(url)
+        except (SQLAlchemyError, ImportError) as error:
+            raise _cannot_open(url, error) from error
+        try:
             if make_url(url).get_backend_name() == "sqlite":
                 _make_durable(engine.sync_engine)
             async with engine.begin() as connection:
                 await connection.run_sync(_METADATA.create_all)
-        except (SQLAlchemyError, OSError, ImportError) as error:
-            raise BadConfig(f"server.store: cannot open {url!r}: {error}; is the folder there and writable?") from error
+        except (SQLAlchemyError, OSError) as error:
+            await engine.dispose()
+            raise _cannot_open(url, error) from error
         return cls(engine)
 
     async def close(self) -> None:
@@ -103,6 +107,10 @@ class SQLStore:
         joined = select(CALLS).join(RUNS).order_by(RUNS.c.started_at, CALLS.c.run_id, CALLS.c.number)
         async with self._engine.connect() as connection:
             return [dict(row) for row in (await connection.execute(joined)).mappings()]
+
+
+def _cannot_open(url: str, error: Exception) -> BadConfig:
+    return BadConfig(f"server.store: cannot open {url!r}: {error}; is the folder there and writable?")
 
 
 def _make_durable(engine: Engine) -> None:

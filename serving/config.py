@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -123,9 +123,10 @@ def load_config(path: Path) -> Config:
     except OSError as error:
         raise BadConfig(f"{path}: cannot be read ({error.strerror}); name a TOML file, or a preset.") from None
     try:
-        config = msgspec.toml.decode(raw, type=Config)
+        tables = msgspec.toml.decode(raw)
+        config = msgspec.convert(tables, Config)
     except msgspec.ValidationError as error:
-        raise BadConfig(f"{path}: {_plainly(str(error))}") from None
+        raise BadConfig(f"{path}: {_plainly(str(error), tables)}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadConfig(f"{path}: not TOML: {error}") from None
     config = _resolved(config, path.resolve().parent)
@@ -144,10 +145,12 @@ def preset(name: str) -> Path:
     return path
 
 
-def _plainly(message: str) -> str:
+def _plainly(message: str, tables: dict[str, Any]) -> str:
     """msgspec's message with the key first: `roles.execution.max_turn: unknown field`."""
     text, _, where = message.partition(" - at `$")
     key = where.strip("`").lstrip(".")
+    if key.startswith("engines[...]"):
+        key = key.replace("[...]", f".{_bad_engine(tables['engines'])}", 1)
     if unknown := re.fullmatch(r"Object contains unknown field `(.+)`", text):
         return f"{'.'.join(filter(None, (key, unknown[1])))}: unknown field"
     if missing := re.fullmatch(r"Object missing required field `(.+)`", text):
@@ -155,11 +158,29 @@ def _plainly(message: str) -> str:
     return f"{key or 'the file'}: {text}"
 
 
+def _bad_engine(engines: dict[str, Any]) -> str:
+    """The name of the first engine that cannot be read; msgspec does not tell it."""
+    for name, engine in engines.items():
+        try:
+            msgspec.convert(engine, EngineConfig)
+        except msgspec.ValidationError:
+            return name
+    return "*"
+
+
+def _expanded(path: str) -> Path:
+    """`~` is the home folder; with a user who is not there it is left as it is."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def _resolved(config: Config, base: Path) -> Config:
     """The same with every path absolute; `~` is the home folder, other paths stand beside the file."""
 
     def absolute(path: str) -> str:
-        return str((base / Path(path).expanduser()).resolve())
+        return str((base / _expanded(path)).resolve())
 
     def with_prompt(role: RoleConfig) -> RoleConfig:
         return msgspec.structs.replace(role, prompt=absolute(role.prompt))
