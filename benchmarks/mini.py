@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="rolegate bench mini", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seed", type=int, default=11, help="the seed of the world; its names are never trained on")
-    parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--questions", type=int, default=200, metavar="N", help="how many (default: 200)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="other models than the preset mini's")
     parser.add_argument("--outside", type=Path, metavar="FILE", help="a questions.jsonl from another world")
     parser.add_argument("--outside-questions", type=int, default=100, metavar="N", help="how many of it (default: 100)")

@@ -52,7 +52,9 @@ class Figures(msgspec.Struct, frozen=True):
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark, print a table and write the figures as JSON. Raises `RolegateError`."""
-    parser = argparse.ArgumentParser("retrieval", description="Full-evidence hit@k of dense, lexical and fused search.")
+    parser = argparse.ArgumentParser(
+        "rolegate bench retrieval", description="Full-evidence hit@k of dense, lexical and fused search."
+    )
     parser.add_argument("--data", type=Path, required=True, help="a folder with corpus.jsonl and questions.jsonl")
     parser.add_argument("--json", type=Path, required=True, help="where to write the figures")
     parser.add_argument("--index", type=Path, help="keep the index in this folder, and use it if it is there")

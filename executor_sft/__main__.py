@@ -15,11 +15,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return train_mini_model(given[1:])
     parser = argparse.ArgumentParser(prog="rolegate sft", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    world = commands.add_parser("mini-world", help="write a mini world: corpus, questions with gold plans, scope")
-    world.add_argument("--seed", type=int, default=7, help="the demo's world has seed 7 (default)")
+    world = commands.add_parser(
+        "mini-world",
+        help="write a mini world: corpus, questions with gold plans, scope",
+        description="Writes corpus.jsonl, questions.jsonl with gold plans, reports and answers, and scope.txt.",
+    )
+    world.add_argument("--seed", type=int, default=7, metavar="N", help="the demo's world has seed 7 (default)")
     world.add_argument("--side", choices=["test", "train"], default="test", help="worlds of two sides share no name")
-    world.add_argument("--questions", type=int, default=200)
-    world.add_argument("--out", type=Path, required=True, metavar="DIR")
+    world.add_argument("--questions", type=int, default=200, metavar="N", help="how many (default: 200)")
+    world.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the files go")
     commands.add_parser("mini-model", help="train one of the mini models", add_help=False)
     return _write_world(parser.parse_args(given))
 

@@ -3,8 +3,8 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
 
 import msgspec
 import structlog
@@ -68,6 +68,7 @@ class Gateway:
         """`scope`: what questions may be about; None for models that know the language."""
         self._search, self._executor, self._roles = search, executor, roles
         self._settings, self._store, self._limits, self._scope = settings, store, limits, scope
+        self._under_way: set[asyncio.Task[object]] = set()
 
     async def answer(self, question: str, time_s: float | None, emit: Emit) -> Run:
         """Answer a question within `time_s` seconds. The run's result is a `Trajectory`."""
@@ -107,6 +108,11 @@ class Gateway:
 
         return await self._conduct("complete", messages[-1].content, time_s, _ignore, work)
 
+    async def settled(self) -> None:
+        """Wait until every run that has begun has ended and is stored."""
+        if self._under_way:
+            await asyncio.wait(self._under_way)
+
     async def _conduct(
         self,
         kind: RunKind,
@@ -126,23 +132,35 @@ class Gateway:
             calls = context.ledger.calls
             return Run(run_id, kind, request, status, error, result, self._settings, calls, started_at, duration_s)
 
-        try:
-            async with asyncio.timeout_at(context.deadline):
-                result = await work(context)
-        except TimeoutError:
-            await self._keep(finished("failed", None, "OutOfTime"))
-            raise OutOfTime(f"Time ran out (run {run_id}); allow a longer deadline.") from None
-        except asyncio.CancelledError:
-            with suppress(StoreFailed):  # nobody is left to hear of it
-                await self._keep(finished("cancelled", None))
-            raise
-        except Exception as error:
-            await self._keep(finished("failed", None, f"{type(error).__name__}: {error}"))
-            raise
-        run = finished("finished", result)
-        await self._keep(run)
+        with self._noted():
+            try:
+                async with asyncio.timeout_at(context.deadline):
+                    result = await work(context)
+            except TimeoutError:
+                await self._keep(finished("failed", None, "OutOfTime"))
+                raise OutOfTime(f"Time ran out (run {run_id}); allow a longer deadline.") from None
+            except asyncio.CancelledError:
+                with suppress(StoreFailed):  # nobody is left to hear of it
+                    await self._keep(finished("cancelled", None))
+                raise
+            except Exception as error:
+                await self._keep(finished("failed", None, f"{type(error).__name__}: {error}"))
+                raise
+            run = finished("finished", result)
+            await self._keep(run)
         _log.info("run.stored", run_id=run_id, kind=kind, calls=len(run.calls), duration_s=round(run.duration_s, 3))
         return run
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """While this is open, `settled` waits for the task that runs it."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._under_way.add(task)
+        try:
+            yield
+        finally:
+            self._under_way.discard(task)
 
     async def _keep(self, run: Run) -> None:
         """Store `run` to the end, also when the request is cancelled meanwhile."""

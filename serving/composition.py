@@ -64,9 +64,12 @@ async def _slow_parts(config: Config, stack: AsyncExitStack, tell: Tell) -> tupl
         engine(name, settings, served[name], logs / f"{name}-{os.getpid()}.log", tell)
         for name, settings in config.engines.items()
     ]
-    async with asyncio.TaskGroup() as group:
-        urls = [group.create_task(stack.enter_async_context(context)) for context in contexts]
-        retriever = group.create_task(stack.enter_async_context(open_retriever(config.retrieval, tell)))
+    try:
+        async with asyncio.TaskGroup() as group:
+            urls = [group.create_task(stack.enter_async_context(context)) for context in contexts]
+            retriever = group.create_task(stack.enter_async_context(open_retriever(config.retrieval, tell)))
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
     return dict(zip(config.engines, [url.result() for url in urls], strict=True)), retriever.result()
 
 

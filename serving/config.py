@@ -223,9 +223,11 @@ def _problems(config: Config) -> list[str]:
         found += [
             f"{key}.{field}: must be at least 1." for field in ("max_tokens", "attempts") if getattr(role, field) < 1
         ]
-    for field in ("max_rounds", "max_sub_queries", "max_turns", "max_searches", "top_k"):
+    for field in ("max_rounds", "max_sub_queries", "max_searches", "top_k"):
         if getattr(config.search, field) < 1:
             found.append(f"search.{field}: must be at least 1.")
+    if config.search.max_turns < 2:
+        found.append("search.max_turns: must be at least 2, one to search and one to report.")
     found += _missing_files(config)
     if (config.retrieval.address is None) == (config.retrieval.index is None):
         found.append(

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from executor_sft.minimodel.architecture import BACKBONE, EXECUTOR, new_model
 from executor_sft.minimodel.stream import Role, batches, conversations
-from executor_sft.minimodel.tokenizer import train_tokenizer
+from executor_sft.minimodel.tokenizer import load_tokenizer, train_tokenizer
 from executor_sft.minimodel.training import Schedule, save, train
 from executor_sft.miniworld.dialogues import RolePrompts
 
@@ -47,13 +47,14 @@ def main(given: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--steps", type=int, help="batches of 4,096 tokens (default: what the shipped models took)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="that of a finished model (default: learn one)")
+    parser.add_argument("--seed", type=int, default=1, help="of the weights and of the training worlds (default: 1)")
     arguments = parser.parse_args(given)
     role: Role = arguments.role
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     system = mini_prompts()
-    tokenizer = mini_tokenizer(system)
+    tokenizer = load_tokenizer(arguments.tokenizer) if arguments.tokenizer else mini_tokenizer(system)
     model = new_model(SHAPES[role], tokenizer)
     source = batches(conversations(role, system, FIRST_WORLD[role] * arguments.seed), tokenizer)
     train(model, source, Schedule(arguments.steps or STEPS[role]), arguments.work)

@@ -1,6 +1,7 @@
 """The mini models' tokenizer: byte-level BPE, the protocol's tags as single tokens, digits apart."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -54,3 +55,9 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     )
     fast.chat_template = CHAT_TEMPLATE
     return fast
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of a finished model."""
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
+    return tokenizer

@@ -117,11 +117,13 @@ def event_to_proto(number: int, event: Event) -> answer_pb.StreamAnswerResponse:
 def completion_from_proto(
     request: completion_pb.CompleteRequest | completion_pb.StreamCompleteRequest,
 ) -> CompletionRequest:
-    """A model call. Raises `BadRequest` for an unknown role."""
+    """A model call. Raises `BadRequest` for what cannot be used."""
     if request.role not in _ROLE_NAMES:
         raise BadRequest("role must be ROLE_DELEGATION, ROLE_EXECUTION or ROLE_ANSWER.")
     if request.max_tokens < 0:
         raise BadRequest("max_tokens is negative; leave it 0 for the role's own limit.")
+    if "" in request.stop:
+        raise BadRequest(f"stop[{list(request.stop).index('')}] is empty; every output would end at its beginning.")
     messages = tuple(_message(position, message) for position, message in enumerate(request.messages))
     return CompletionRequest(_ROLE_NAMES[request.role], messages, tuple(request.stop), request.max_tokens)
 

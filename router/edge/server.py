@@ -31,7 +31,7 @@ class Server:
 
     def __init__(self, gateway: Gateway | None, retrieval: RetrievalServiceServicer | None) -> None:
         self._server = grpc.aio.server(interceptors=[StatusInterceptor()], options=list(_OPTIONS.items()))
-        self._health = health.aio.HealthServicer()
+        self._gateway, self._health = gateway, health.aio.HealthServicer()
         self._names: list[str] = []
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if gateway is not None:
@@ -65,9 +65,14 @@ class Server:
         return port
 
     async def drain(self, grace_s: float) -> None:
-        """Report NOT_SERVING, take nothing new, and give what is running `grace_s` seconds to finish."""
+        """Report NOT_SERVING, take nothing new, and give what is running `grace_s` seconds to finish.
+
+        Then it is cancelled. When this returns, every run is stored.
+        """
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
+        if self._gateway is not None:
+            await self._gateway.settled()
 
 
 def _service_name(module: Any, service: str) -> str:

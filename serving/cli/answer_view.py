@@ -36,9 +36,8 @@ class AnswerView:
     def _show_answer(self, answer: pb.AnswerResponse) -> None:
         outcome = pb.AnswerOutcome.Name(answer.outcome).removeprefix("ANSWER_OUTCOME_").lower().replace("_", " ")
         colour = "green" if answer.outcome == pb.ANSWER_OUTCOME_ANSWERED else "yellow"
-        self._out.print(
-            Panel(escape(answer.answer), title="answer", subtitle=outcome, border_style=colour, expand=False)
-        )
+        shown = escape(answer.answer.ljust(len(outcome) + 2))  # a panel makes no room for its subtitle
+        self._out.print(Panel(shown, title="answer", subtitle=outcome, border_style=colour, expand=False))
         for number, result in enumerate(answer.results, 1):
             self._show_result(number, result)
         if answer.usage:
@@ -78,7 +77,7 @@ def _usage_table(usage: list[usage_pb2.RoleUsage]) -> Table:
     for row in usage:
         table.add_row(
             usage_pb2.Role.Name(row.role).removeprefix("ROLE_").lower(),
-            row.model,
+            escape(row.model),
             str(row.attempts),
             str(row.prompt_tokens),
             str(row.cached_tokens) if row.HasField("cached_tokens") else "unknown",

@@ -5,10 +5,13 @@ Without --address a gateway is started for the question and stopped after it.
 
 import argparse
 import asyncio
+import logging
+import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 import grpc
+import structlog
 from rich.console import Console
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
@@ -17,6 +20,9 @@ from router.errors import RolegateError
 from serving.cli.answer_view import AnswerView
 from serving.cli.options import add_config, chosen_config, timeout
 from serving.composition import running_gateway
+
+_DETAILS = "grpc-status-details-bin"
+"""What a gateway sends along with every error of its own."""
 
 
 class AskFailed(RolegateError):
@@ -28,13 +34,18 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="rolegate ask", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("question", metavar="QUESTION")
+    parser.add_argument("question", metavar="QUESTION", help="in plain words")
     parser.add_argument("--address", metavar="HOST:PORT", help="ask the gateway that runs there")
     add_config(parser)
     parser.add_argument("--stream", action="store_true", help="show rounds, sub-queries and searches as they happen")
     parser.add_argument("--json", action="store_true", help="print JSON; with --stream, one line an event")
     parser.add_argument("--timeout", type=timeout, default=120.0, metavar="SECONDS", help="the deadline (default: 120)")
-    asyncio.run(_ask(parser.parse_args(arguments)))
+    given = parser.parse_args(arguments)
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    asyncio.run(_ask(given))
     return 0
 
 
@@ -64,7 +75,8 @@ async def _ask(given: argparse.Namespace) -> None:
 
 def _plainly(error: grpc.aio.AioRpcError, address: str) -> str:
     details = error.details() or ""
-    if error.code() is grpc.StatusCode.UNAVAILABLE and "connect" in details.lower():
+    from_gateway = _DETAILS in (error.trailing_metadata() or ())
+    if error.code() is grpc.StatusCode.UNAVAILABLE and not from_gateway:
         return f"no gateway answers at {address}; start one with `rolegate serve`, or leave --address out."
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and details == "Deadline Exceeded":
         return "the deadline passed before the answer came; give a longer --timeout."

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from serving.config import RoleConfig, load_config
@@ -19,15 +20,15 @@ def main(arguments: Sequence[str]) -> int:
         help="read a file, refuse what is wrong in it, show what it means",
         description="Reads a configuration as `rolegate serve` would. Nothing is started and nothing is called.",
     )
-    check.add_argument("file", type=Path)
+    check.add_argument("file", type=Path, metavar="FILE", help="a TOML file")
     file: Path = parser.parse_args(arguments).file
     config = load_config(file)
     table = Table("role", "model", "where", "prompt")
     for name in ("delegation", "execution", "answer"):
         role: RoleConfig = getattr(config.roles, name)
         where = f"vLLM engine {role.engine}" if role.engine else role.base_url or "LiteLLM"
-        table.add_row(name, role.model, where, role.prompt)
+        table.add_row(name, *map(escape, (role.model, where, role.prompt)))
     console = Console(soft_wrap=True)
     console.print(table)
-    console.print(f"{file}: fine")
+    console.out(f"{file}: fine", highlight=False)
     return 0

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         description="Serves one index over gRPC and, as search agents expect it, over HTTP: POST /retrieve takes "
         '{"queries", "topk", "return_scores"} or {"query_list", "k"}.',
     )
-    serve.add_argument("--index", type=Path, required=True, metavar="DIR")
+    serve.add_argument("--index", type=Path, required=True, metavar="DIR", help="what `index build` wrote")
     serve.add_argument("--address", default="127.0.0.1:50552", metavar="HOST:PORT", help="gRPC (default: %(default)s)")
     serve.add_argument("--http", default="127.0.0.1:50553", metavar="HOST:PORT", help="HTTP (default: %(default)s)")
     serve.add_argument("--top-k", type=int, default=3, help="passages where a caller does not say (default: 3)")
@@ -56,4 +56,4 @@ async def _serving(config: RetrievalConfig, given: argparse.Namespace) -> AsyncI
         server = Server(None, RetrievalServicer(retriever, default_top_k=given.top_k))
         bound = await server.start(given.address)
         stack.push_async_callback(server.drain, _GRACE_S)
-        yield f"{given.address.rpartition(':')[0]}:{bound}, http://{given.http}/retrieve"
+        yield f"{given.address.rpartition(':')[0]}:{bound}, http://{host}:{runner.addresses[0][1]}/retrieve"

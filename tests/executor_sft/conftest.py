@@ -1,13 +1,8 @@
 """One held-out world with its pages and its first questions, and the system prompts of the mini models."""
 
-import itertools
-from collections.abc import Iterator
-
 import pytest
 
 from executor_sft.minimodel.__main__ import mini_prompts
-from executor_sft.minimodel.stream import conversations
-from executor_sft.minimodel.tokenizer import train_tokenizer
 from executor_sft.miniworld.dialogues import RolePrompts
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, Question

@@ -31,9 +31,7 @@ def writer(world: World, system: RolePrompts) -> DialogueWriter:
 
 
 @pytest.fixture
-def executions(
-    writer: DialogueWriter, world: World, questions: list[Question]
-) -> Iterator[tuple[SubQuery, Dialogue]]:
+def executions(writer: DialogueWriter, world: World, questions: list[Question]) -> Iterator[tuple[SubQuery, Dialogue]]:
     """Sub-queries of the questions, each with its conversation."""
     anyone = world.people[0]
     asked = (sub_query for question in questions for sub_query in question.sub_queries)
@@ -86,28 +84,37 @@ def test_the_gold_answer_is_read_as_the_questions_answer(writer: DialogueWriter,
 
 
 def test_a_comparison_is_answered_after_a_trace(writer: DialogueWriter, questions: list[Question]) -> None:
-    """Both years, the word, the year that it picks, and only then the answer."""
+    """Each year with its name, the word, the one that it picks, and only then the answer; others answer at once."""
     for question in questions:
         (text,) = texts(writer.answering(question), "answer")
+        trace, _, answer = text.rpartition("<answer>")
+        assert answer == f"{question.answer}</answer>"
         if question.earlier is None:
-            assert text == f"<answer>{question.answer}</answer>"
+            assert trace == ""
         else:
-            trace = re.fullmatch(r"(\d+), (\d+): (earlier|later) (\d+) <answer>.*</answer>", text)
-            assert trace
             years = [sub_query.report.answer for sub_query in question.sub_queries]
-            assert [trace[1], trace[2]] == years
-            assert trace[3] == ("earlier" if question.earlier else "later")
-            assert int(trace[4]) == (min if question.earlier else max)(map(int, years))
+            dated = [f"{year} {name}" for year, name in zip(years, question.compared, strict=True)]
+            chosen = (min if question.earlier else max)(dated, key=lambda one: int(one.split()[0]))
+            assert trace == f"{', '.join(dated)}: {'earlier' if question.earlier else 'later'} {chosen} "
+            assert chosen.endswith(f" {question.answer}")
 
 
-def test_a_report_that_found_nothing_ends_the_search_and_the_answer_says_so(
-    writer: DialogueWriter, questions: list[Question]
+@pytest.mark.parametrize("number", [0, -1], ids=["the first round", "the last round"])
+def test_a_round_that_found_nothing_ends_the_search_and_the_answer_says_so(
+    writer: DialogueWriter, questions: list[Question], number: int
 ) -> None:
-    """The delegator stops at it; the answerer does not guess."""
+    """The delegator stops at it, and the answerer, who sees the reports up to it, does not guess."""
     for question in questions[:200]:
-        delegation, answering = writer.delegation(question, missing=True), writer.answering(question, missing=True)
-        assert NO_EVIDENCE.answer in delegation[-2].text
-        assert parse_decision(delegation[-1].text, limit=8) == Stop()
+        missing = range(len(question.rounds))[number]
+        asked = question.rounds[: missing + 1]
+        *_, results, stop = writer.delegation(question, missing)
+        delegated = texts(writer.delegation(question, missing), "delegate")
+        answering = writer.answering(question, missing)
+        nothing = prompts.search_results([(sub_query.text, NO_EVIDENCE) for sub_query in asked[-1]])
+        assert len(delegated) == len(asked)
+        assert results.text == nothing
+        assert parse_decision(stop.text, limit=8) == Stop()
+        assert answering[-2].text.count("<result ") == sum(map(len, asked))
         assert parse_answer(answering[-1].text) == "not found"
 
 

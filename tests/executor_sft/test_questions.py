@@ -1,10 +1,11 @@
+import itertools
 import re
 from collections import Counter
 
 import pytest
 
 from executor_sft.miniworld.passages import Library
-from executor_sft.miniworld.questions import Examiner, Question, SubQuery
+from executor_sft.miniworld.questions import Question, SubQuery
 from executor_sft.miniworld.relations import RELATIONS, Relation
 from executor_sft.miniworld.world import Entity, World
 
@@ -37,7 +38,7 @@ def gold(meanings: Meanings, sub_query: SubQuery) -> str:
 
 def test_the_types_are_mixed(questions: list[Question]) -> None:
     """45 % two hops, 25 % three, 30 % comparisons, each within 5 points."""
-    types = Counter(question.type for question in questions)
+    types: Counter[str] = Counter(question.type for question in questions)
     shares = {"2-hop": 0.45, "3-hop": 0.25, "comparison": 0.30}
 
     assert set(types) == set(shares)
@@ -84,7 +85,7 @@ def test_a_chain_follows_the_facts(questions: list[Question], meanings: Meanings
     for question in questions:
         if question.type != "comparison":
             hops = [meanings[sub_query.text] for sub_query in question.sub_queries]
-            for (entity, relation), (found, _) in zip(hops, hops[1:], strict=False):
+            for (entity, relation), (found, _) in itertools.pairwise(hops):
                 assert entity.values[relation.name] is found
             assert question.answer == question.sub_queries[-1].report.answer
             assert question.earlier is None

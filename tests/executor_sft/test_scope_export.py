@@ -60,13 +60,13 @@ def test_real_questions_are_outside(scope_of_world: Scope) -> None:
     [
         ("Who directed Heat?", ["Heat"]),
         ("Who is the father of Barack Obama?", ["Barack", "Obama"]),
-        ("When was he born?", ["When", "was", "he", "born"]),
+        ("When was he born?", ["he"]),
         ("Who is the father?", ["Who", "is", "the", "father"]),
     ],
 )
 def test_what_is_strange_is_named(scope_of_world: Scope, question: str, strange: list[str]) -> None:
     """The strange words, or all of them where nothing of the world is named."""
-    assert [word for word in scope_of_world.outside(question) if word in strange] == strange
+    assert scope_of_world.outside(question) == strange
 
 
 def test_an_exported_world_is_the_world(tmp_path: Path) -> None:

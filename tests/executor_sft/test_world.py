@@ -114,9 +114,7 @@ def test_each_namesake_has_a_page_of_its_own(world: World, library: Library) -> 
             shown = [library.by_id[identity] for identity in library.of_entity[entity.mention]]
             assert {passage.title for passage in shown} <= {title, f"Family of {title}"}
             assert all(
-                f"{entity.occupation} {entity.name}" in passage.text
-                for passage in shown
-                if entity.name in passage.text
+                f"{entity.occupation} {entity.name}" in passage.text for passage in shown if entity.name in passage.text
             )
 
 

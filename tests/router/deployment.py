@@ -132,14 +132,17 @@ class Kept:
 
 
 class HeldModel:
-    """Says what `model` says, once it is let."""
+    """Says what `model` says: the first `free` times at once, then only once it is let."""
 
-    def __init__(self, model: ScriptedModel) -> None:
-        self._model = model
+    def __init__(self, model: ScriptedModel, free: int = 0) -> None:
+        self._model, self._free = model, free
         self.name, self.endpoint = model.name, model.endpoint
         self.called, self.let, self.cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def _held(self) -> None:
+        if self._free:
+            self._free -= 1
+            return
         self.called.set()
         try:
             await self.let.wait()

@@ -1,0 +1,94 @@
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import scripted_gateway
+from tests.scripted_gateway import BORN, DEAD_QUESTION, DIRECTOR, QUESTION, ROOT
+
+SOURCES = Path(__file__).parent / "grpc_js"
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[str]:
+    """The address of a gateway of scripted models."""
+    with scripted_gateway.running() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The client with the official gRPC packages for Node.js beside it."""
+    for program in ("node", "npm"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed")
+    folder = tmp_path_factory.mktemp("grpc_js")
+    shutil.copytree(SOURCES, folder, dirs_exist_ok=True)
+    command = ["npm", "install", "--no-audit", "--no-fund", "--fetch-retries=0", "--fetch-timeout=20000"]
+    installed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if installed.returncode != 0:
+        pytest.skip(f"npm could not install @grpc/grpc-js: {installed.stderr.strip()[-300:]}")
+    return folder / "client.mjs"
+
+
+def called(client: Path, *arguments: str) -> tuple[int, list[Any]]:
+    """Exit status and printed JSON of one run of the client."""
+    command = ["node", str(client), str(ROOT / "protos"), *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert run.stderr == ""
+    return run.returncode, [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def test_answer(client: Path, gateway: str) -> None:
+    """The whole response, with enums by name, evidence and citations, and tokens by role."""
+    status, (answer,) = called(client, gateway, QUESTION)
+
+    assert status == 0
+    assert (answer["answer"], answer["outcome"]) == ("in 1943", "ANSWER_OUTCOME_ANSWERED")
+    assert [result["sub_query"] for result in answer["results"]] == [DIRECTOR, BORN]
+    (point,) = answer["results"][0]["evidence"]
+    assert point["text"] == "Heat is a film by Michael Mann."
+    assert point["citations"] == [{"passage_id": "p1", "title": "Heat"}]
+    spent = {usage["role"]: usage["attempts"] for usage in answer["usage"]}
+    assert spent == {"ROLE_DELEGATION": 3, "ROLE_EXECUTION": 4, "ROLE_ANSWER": 1}
+
+
+def test_stream_answer(client: Path, gateway: str) -> None:
+    """Each event as it comes, numbered from 1 without gaps, `done` at the end."""
+    status, events = called(client, gateway, QUESTION, "stream")
+
+    one_round = ["round_started", "sub_query_dispatched", "search_done", "reported"]
+    kinds = [event["event"] for event in events]
+    assert status == 0
+    assert kinds == [*one_round, *one_round, "round_started", "answer_written", "usage_counted", "done"]
+    assert [event["event_number"] for event in events] == list(range(1, len(events) + 1))
+    assert events[2]["search_done"] == {"index": 0, "query": DIRECTOR, "titles": ["Heat"]}
+    assert events[-1]["done"]["answer"] == "in 1943"
+
+
+@pytest.mark.parametrize("method", ["answer", "stream"])
+def test_a_refused_question(client: Path, gateway: str, method: str) -> None:
+    """Code, reason and what to do, for people and for programs."""
+    status, (error,) = called(client, gateway, " ", method)
+
+    assert status == 1
+    assert error == {
+        "code": "INVALID_ARGUMENT",
+        "message": "question is empty; put a question in plain words into it.",
+        "reason": "BAD_REQUEST",
+        "domain": "rolegate",
+        "metadata": {},
+    }
+
+
+def test_a_dead_model(client: Path, gateway: str) -> None:
+    """The client learns which role's model failed, and that it may try again."""
+    status, (error,) = called(client, gateway, DEAD_QUESTION)
+
+    assert status == 1
+    assert (error["code"], error["reason"]) == ("UNAVAILABLE", "UPSTREAM_UNAVAILABLE")
+    assert error["metadata"] == {"role": "delegation"}

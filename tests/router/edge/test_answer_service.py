@@ -1,0 +1,173 @@
+"""Answering over a real channel."""
+
+import asyncio
+
+import grpc
+import pytest
+from rolegate.v1 import answer_service_pb2 as pb
+from rolegate.v1 import evidence_pb2, usage_pb2
+from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
+
+from router.errors import UpstreamRefused
+from router.gateway import GatewayLimits
+from router.scope import Scope
+from router.scripted_model import ScriptedModel
+from tests.router.clock import ended
+from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
+from tests.router.edge.wire import info_of, served
+
+QUESTION = "Who directed Heat?"
+
+
+def stub_of(channel: grpc.aio.Channel) -> AnswerServiceStub:
+    return AnswerServiceStub(channel)  # type: ignore[no-untyped-call]
+
+
+async def test_answer() -> None:
+    """The answer comes with its outcome, what it rests on, what it cost, and the run's name."""
+    store = Kept()
+    async with served(Deployment().gateway(store)) as channel:
+        response = await stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION))
+    assert (response.answer, response.outcome) == ("Michael Mann", pb.ANSWER_OUTCOME_ANSWERED)
+    (result,) = response.results
+    assert (result.sub_query, list(result.search_queries)) == (QUESTION, [QUESTION])
+    assert result.outcome == evidence_pb2.EXECUTION_OUTCOME_REPORTED
+    assert result.answer == f"the answer to {QUESTION}"
+    assert [(usage.role, usage.model, usage.attempts) for usage in response.usage] == [
+        (usage_pb2.ROLE_DELEGATION, "backbone", 2),
+        (usage_pb2.ROLE_EXECUTION, "small", 2),
+        (usage_pb2.ROLE_ANSWER, "fixed", 1),
+    ]
+    assert not response.usage[0].HasField("cached_tokens")
+    assert response.run_id == store.runs[0].id
+    assert response.duration.ToTimedelta().total_seconds() == pytest.approx(store.runs[0].duration_s, abs=1e-6)
+
+
+async def test_stream_answer() -> None:
+    """Events are numbered from 1 without gaps; the last one is the very message that `Answer` returns."""
+    store = Kept()
+    deployment = Deployment(ScriptedModel([block("a?", "b?"), STOP]))
+    async with served(deployment.gateway(store)) as channel:
+        call = stub_of(channel).StreamAnswer(pb.StreamAnswerRequest(question=QUESTION))
+        events = [event async for event in call]
+    assert [event.event_number for event in events] == list(range(1, len(events) + 1))
+    kinds = [event.WhichOneof("event") for event in events]
+    assert kinds[0] == "round_started"
+    assert kinds[-3:] == ["answer_written", "usage_counted", "done"]
+    assert sorted(kinds[1:-4]) == [*["reported"] * 2, *["search_done"] * 2, *["sub_query_dispatched"] * 2]
+    assert events[-1].done.run_id == store.runs[0].id
+    assert events[-1].done.answer == events[-3].answer_written.answer == "Michael Mann"
+    assert list(events[-1].done.usage) == list(events[-2].usage_counted.usage)
+    assert [result.sub_query for result in events[-1].done.results] == ["a?", "b?"]
+
+
+async def test_the_stream_tells_what_happens_when_it_happens() -> None:
+    """Events come while the run goes on, not at its end."""
+    model = HeldModel(ScriptedModel([STOP]))
+    async with served(Deployment(model).gateway()) as channel:
+        call = stub_of(channel).StreamAnswer(pb.StreamAnswerRequest(question=QUESTION))
+        assert (await ended(call.read())).round_started.round == 1
+        assert not model.let.is_set()
+        model.let.set()
+        kinds = [(await ended(call.read())).WhichOneof("event") for _ in range(3)]
+        assert kinds == ["answer_written", "usage_counted", "done"]
+
+
+async def test_out_of_scope() -> None:
+    """A question that nobody was asked about has an answer that says so, and no usage."""
+    async with served(Deployment().gateway(scope=Scope(["who"], ["Ilse"]))) as channel:
+        response = await stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION))
+        stream = stub_of(channel).StreamAnswer(pb.StreamAnswerRequest(question=QUESTION))
+        events = [event async for event in stream]
+    assert (response.outcome, list(response.usage)) == (pb.ANSWER_OUTCOME_OUT_OF_SCOPE, [])
+    assert [event.WhichOneof("event") for event in events] == ["usage_counted", "done"]
+
+
+@pytest.mark.parametrize("question", ["", "  ", "x" * 4001])
+async def test_bad_questions(question: str) -> None:
+    """A question that cannot be used is the client's to mend, whichever way it was asked."""
+    async with served(Deployment().gateway()) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as whole:
+            await stub_of(channel).Answer(pb.AnswerRequest(question=question))
+        with pytest.raises(grpc.aio.AioRpcError) as stream:
+            await stub_of(channel).StreamAnswer(pb.StreamAnswerRequest(question=question)).read()
+    for caught in (whole.value, stream.value):
+        assert caught.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert (info_of(caught).reason, (caught.details() or "").split()[0]) == ("BAD_REQUEST", "question")
+
+
+async def test_a_message_over_the_limit() -> None:
+    """What is larger than any question is refused before it is read."""
+    async with served(Deployment().gateway()) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub_of(channel).Answer(pb.AnswerRequest(question="x" * (5 * 2**20)))
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_client_that_cancels(streamed: bool) -> None:
+    """Its work upstream stops, and the run is stored as cancelled with its calls."""
+    store, model = Kept(), HeldModel(ScriptedModel([]))
+    async with served(Deployment(model).gateway(store)) as channel:
+        call = (
+            stub_of(channel).StreamAnswer(pb.StreamAnswerRequest(question=QUESTION))
+            if streamed
+            else stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION))
+        )
+        reading = asyncio.gather(*([call.read()] if streamed else []))
+        await ended(model.called.wait())
+        await reading
+        call.cancel()
+        await ended(model.cancelled.wait())
+        run = await store.next()
+    assert run.status == "cancelled"
+    assert [call.outcome for call in run.calls] == ["cancelled"]
+
+
+async def test_the_clients_deadline() -> None:
+    """A client that waits no longer gets DEADLINE_EXCEEDED, and the run is on the books."""
+    store, model = Kept(), HeldModel(ScriptedModel([]))
+    async with served(Deployment(model).gateway(store)) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION), timeout=0.3)
+        run = await store.next()
+    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert run.status in ("failed", "cancelled")
+    assert [call.outcome for call in run.calls] == ["cancelled"]
+
+
+async def test_the_gateways_limit() -> None:
+    """A client without a deadline is not kept waiting for ever."""
+    deployment = Deployment(HeldModel(ScriptedModel([])))
+    async with served(deployment.gateway(limits=GatewayLimits(timeout_s=0.1))) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await ended(stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION)))
+    assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "OUT_OF_TIME")
+
+
+async def test_a_failure_in_mid_stream() -> None:
+    """Events that came before a failure are delivered, and then the typed error, however fast it follows."""
+    refused = UpstreamRefused("wrong key", endpoint="e")
+    for answers in ([refused], [block("a?"), refused]):
+        async with served(Deployment(ScriptedModel(answers)).gateway()) as channel:
+            call = stub_of(channel).StreamAnswer(pb.StreamAnswerRequest(question=QUESTION))
+            rounds = 0
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async for event in call:
+                    rounds += event.HasField("round_started")
+        assert rounds == len(answers)
+        assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_many_at_once() -> None:
+    """Questions do not wait for each other, and each gets its own answer."""
+    deployment = Deployment(
+        ScriptedModel(lambda prompt: block(prompt.messages[1].content) if len(prompt.messages) == 2 else STOP),
+        answerer=ScriptedModel(lambda prompt: f"<answer>{prompt.messages[1].content[10:24]}</answer>"),
+    )
+    async with served(deployment.gateway()) as channel:
+        asked = [f"question {number:04}?" for number in range(50)]
+        calls = (stub_of(channel).Answer(pb.AnswerRequest(question=question)) for question in asked)
+        responses = await ended(asyncio.gather(*calls))
+    assert [response.answer for response in responses] == asked
+    assert len({response.run_id for response in responses}) == 50

@@ -1,0 +1,177 @@
+"""Single model calls over a real channel."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from rolegate.v1 import completion_service_pb2 as pb
+from rolegate.v1 import usage_pb2
+from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
+
+from router.errors import UpstreamUnavailable
+from router.model import Completion, Delta, Message, Prompt, Usage
+from router.scripted_model import ScriptedModel
+from tests.router.clock import ended
+from tests.router.deployment import Deployment, HeldModel, Kept
+from tests.router.edge.wire import info_of, served
+
+HI = [pb.ChatMessage(role="system", content="be"), pb.ChatMessage(role="user", content="hi")]
+SAID = Completion("a b c", "stop", "hm", Usage(9, 3, 4, 1))
+
+
+def stub_of(channel: grpc.aio.Channel) -> CompletionServiceStub:
+    return CompletionServiceStub(channel)  # type: ignore[no-untyped-call]
+
+
+def asked(role: usage_pb2.Role = usage_pb2.ROLE_ANSWER) -> pb.CompleteRequest:
+    return pb.CompleteRequest(role=role, messages=HI)
+
+
+async def test_complete() -> None:
+    """Text, reasoning, finish reason and tokens of one call, and the run's name."""
+    store = Kept()
+    async with served(Deployment(answerer=ScriptedModel([SAID], "fixed")).gateway(store)) as channel:
+        response = await stub_of(channel).Complete(asked())
+    assert (response.text, response.reasoning, response.finish_reason) == ("a b c", "hm", "stop")
+    assert response.usage == usage_pb2.RoleUsage(
+        role=usage_pb2.ROLE_ANSWER,
+        model="fixed",
+        attempts=1,
+        prompt_tokens=9,
+        cached_tokens=4,
+        completion_tokens=3,
+        reasoning_tokens=1,
+    )
+    assert response.run_id == store.runs[0].id
+
+
+@pytest.mark.parametrize(
+    ("role", "model"),
+    [
+        (usage_pb2.ROLE_DELEGATION, "backbone"),
+        (usage_pb2.ROLE_EXECUTION, "small"),
+        (usage_pb2.ROLE_ANSWER, "fixed"),
+    ],
+)
+async def test_the_role_chooses_the_model(role: usage_pb2.Role, model: str) -> None:
+    """Each role's model is reached by its role, with the messages as they were sent."""
+    models = {name: ScriptedModel([f"I am {name}"], name) for name in ("backbone", "small", "fixed")}
+    async with served(Deployment(models["backbone"], models["small"], models["fixed"]).gateway()) as channel:
+        request = pb.CompleteRequest(role=role, messages=HI, stop=["</x>"], max_tokens=7)
+        response = await stub_of(channel).Complete(request)
+    assert (response.text, response.usage.model) == (f"I am {model}", model)
+    (prompt,) = models[model].prompts
+    assert prompt.messages == (Message("system", "be"), Message("user", "hi"))
+    assert (prompt.stop, prompt.sampling.max_tokens) == (("</x>",), 7)
+
+
+async def test_stream_complete() -> None:
+    """The pieces amount to the whole; finish reason, tokens and name come last, and only there."""
+    store = Kept()
+    async with served(Deployment(answerer=ScriptedModel([SAID])).gateway(store)) as channel:
+        request = pb.StreamCompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI)
+        pieces = [piece async for piece in stub_of(channel).StreamComplete(request)]
+    assert "".join(piece.text for piece in pieces) == "a b c"
+    assert "".join(piece.reasoning for piece in pieces) == "hm"
+    assert len(pieces) == 5
+    assert not any(piece.finish_reason or piece.run_id or piece.HasField("usage") for piece in pieces[:-1])
+    assert (pieces[-1].finish_reason, pieces[-1].run_id) == ("stop", store.runs[0].id)
+    assert pieces[-1].usage.completion_tokens == 3
+
+
+async def test_unknown_usage_is_counted_as_such() -> None:
+    """Where the engine did not count, the response says that one attempt is not counted."""
+    async with served(Deployment(answerer=ScriptedModel([Completion("a", "stop")])).gateway()) as channel:
+        usage = (await stub_of(channel).Complete(asked())).usage
+    assert (usage.attempts, usage.attempts_without_usage, usage.HasField("cached_tokens")) == (1, 1, False)
+
+
+async def test_retries_are_counted() -> None:
+    """An attempt that failed is an attempt."""
+    model = ScriptedModel([UpstreamUnavailable("loading", endpoint="e", retry_after_s=0.0), SAID])
+    async with served(Deployment(answerer=model, attempts=2).gateway()) as channel:
+        usage = (await stub_of(channel).Complete(asked())).usage
+    assert (usage.attempts, usage.attempts_without_usage, usage.completion_tokens) == (2, 1, 3)
+
+
+BAD: list[tuple[pb.CompleteRequest, str]] = [
+    (pb.CompleteRequest(messages=HI), "role must be"),
+    (pb.CompleteRequest(role=99, messages=HI), "role must be"),  # type: ignore[arg-type]
+    (pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER), "messages must end"),
+    (pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=[pb.ChatMessage(role="tool")]), r"messages\[0\]\.role"),
+    (
+        pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=[*HI, pb.ChatMessage(role="assistant")]),
+        "messages must end",
+    ),
+    (pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI, max_tokens=-1), "max_tokens is negative"),
+    (pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI, stop=["a", ""]), r"stop\[1\] is empty"),
+]
+
+
+@pytest.mark.parametrize(("request_", "why"), BAD)
+async def test_bad_requests(request_: pb.CompleteRequest, why: str) -> None:
+    """What cannot be used is refused with what was wrong and where."""
+    streamed = pb.StreamCompleteRequest.FromString(request_.SerializeToString())
+    async with served(Deployment(answerer=ScriptedModel(lambda _: "a")).gateway()) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match=why) as whole:
+            await stub_of(channel).Complete(request_)
+        with pytest.raises(grpc.aio.AioRpcError, match=why) as stream:
+            await stub_of(channel).StreamComplete(streamed).read()
+    for caught in (whole.value, stream.value):
+        assert (caught.code(), info_of(caught).reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
+
+
+async def test_a_client_that_leaves_a_stream() -> None:
+    """The engine's work stops, and the run is stored as cancelled with its call."""
+    store, model = Kept(), HeldModel(ScriptedModel(["a b c"]))
+    async with served(Deployment(answerer=model).gateway(store)) as channel:
+        call = stub_of(channel).StreamComplete(pb.StreamCompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI))
+        assert (await ended(call.read())).text == "a"
+        await ended(model.called.wait())
+        call.cancel()
+        await ended(model.cancelled.wait())
+        run = await store.next()
+    assert (run.status, [call.outcome for call in run.calls]) == ("cancelled", ["cancelled"])
+
+
+class Flood:
+    """A model that writes large pieces without an end."""
+
+    name, endpoint = "flood", "flood://"
+
+    def __init__(self) -> None:
+        self.written = 0
+        self.ample, self.left = asyncio.Event(), asyncio.Event()
+
+    async def complete(self, prompt: Prompt) -> Completion:
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
+        async def pieces() -> AsyncIterator[Delta]:
+            while True:
+                self.written += 1
+                if self.written == 500:  # far more than any window holds
+                    self.ample.set()
+                await asyncio.sleep(0)
+                yield Delta("x" * 100_000, usage=Usage(1, self.written))
+
+        try:
+            yield pieces()
+        finally:
+            self.left.set()
+
+
+async def test_a_client_that_does_not_read_and_leaves() -> None:
+    """A stream that stands still in sending ends all the same, and what it had cost by then is booked."""
+    store, model = Kept(), Flood()
+    async with served(Deployment(answerer=model).gateway(store)) as channel:
+        call = stub_of(channel).StreamComplete(pb.StreamCompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI))
+        assert (await ended(call.read())).text
+        await ended(model.ample.wait())
+        call.cancel()
+        await ended(model.left.wait())
+        run = await store.next()
+    assert [(call.outcome, call.lower_bound) for call in run.calls] == [("cancelled", True)]

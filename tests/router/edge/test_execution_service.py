@@ -1,0 +1,70 @@
+"""The executor as a tool, over a real channel."""
+
+import grpc
+import pytest
+from rolegate.v1 import evidence_pb2, usage_pb2
+from rolegate.v1 import execution_service_pb2 as pb
+from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
+
+from router.errors import UpstreamUnavailable
+from router.scripted_model import ScriptedModel
+from tests.router.clock import ended
+from tests.router.deployment import Deployment, HeldModel, Kept, report
+from tests.router.edge.wire import info_of, served
+
+SUB_QUERY = "Who directed Heat?"
+
+
+def stub_of(channel: grpc.aio.Channel) -> ExecutionServiceStub:
+    return ExecutionServiceStub(channel)  # type: ignore[no-untyped-call]
+
+
+async def test_execute() -> None:
+    """A report with its evidence, where the evidence stands, and what it cost."""
+    store = Kept()
+    executor = ScriptedModel(
+        [f"<search>{SUB_QUERY}</search>", report("Michael Mann", "Heat is a film by Michael Mann.", "Penguins fly.")],
+        "small",
+    )
+    async with served(Deployment(executor=executor).gateway(store)) as channel:
+        response = await stub_of(channel).Execute(pb.ExecuteRequest(sub_query=f" {SUB_QUERY} "))
+    result = response.result
+    assert (result.sub_query, result.answer) == (SUB_QUERY, "Michael Mann")
+    assert result.outcome == evidence_pb2.EXECUTION_OUTCOME_REPORTED
+    assert [point.text for point in result.evidence] == ["Heat is a film by Michael Mann.", "Penguins fly."]
+    cited = [[(citation.passage_id, citation.title) for citation in point.citations] for point in result.evidence]
+    assert cited == [[("p1", "Heat")], []]
+    assert [(usage.role, usage.attempts) for usage in response.usage] == [(usage_pb2.ROLE_EXECUTION, 2)]
+    assert response.run_id == store.runs[0].id
+    assert store.runs[0].kind == "execute"
+
+
+async def test_a_failing_model_is_an_outcome() -> None:
+    """A client with a loop of its own gets the same neutral report as our delegator, and the typed outcome."""
+    executor = ScriptedModel([UpstreamUnavailable("10.0.0.7 is down", endpoint="http://10.0.0.7")])
+    async with served(Deployment(executor=executor).gateway()) as channel:
+        response = await stub_of(channel).Execute(pb.ExecuteRequest(sub_query=SUB_QUERY))
+    assert response.result.outcome == evidence_pb2.EXECUTION_OUTCOME_MODEL_FAILED
+    assert (response.result.answer, list(response.result.evidence)) == ("no evidence found", [])
+    assert "10.0.0.7" not in str(response)
+    assert [usage.attempts_without_usage for usage in response.usage] == [1]
+
+
+@pytest.mark.parametrize("sub_query", ["", " ", "x" * 4001])
+async def test_bad_sub_queries(sub_query: str) -> None:
+    """What cannot be used is the client's to mend."""
+    async with served(Deployment().gateway()) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="sub_query") as caught:
+            await stub_of(channel).Execute(pb.ExecuteRequest(sub_query=sub_query))
+    assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
+
+
+async def test_a_client_that_cancels() -> None:
+    """Its work upstream stops, and the run is stored as cancelled."""
+    store, model = Kept(), HeldModel(ScriptedModel([]))
+    async with served(Deployment(executor=model).gateway(store)) as channel:
+        call = stub_of(channel).Execute(pb.ExecuteRequest(sub_query=SUB_QUERY))
+        await ended(model.called.wait())
+        call.cancel()
+        await ended(model.cancelled.wait())
+        assert (await store.next()).status == "cancelled"

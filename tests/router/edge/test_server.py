@@ -1,0 +1,149 @@
+"""The server: health that is told, reflection, and a drain that loses nothing."""
+
+import asyncio
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
+from rolegate.v1 import answer_service_pb2 as pb
+from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
+from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceServicer
+
+from router.edge.server import Server
+from router.errors import BadConfig
+from router.scripted_model import ScriptedModel
+from tests.router.clock import ended
+from tests.router.deployment import STOP, Deployment, HeldModel, Kept
+from tests.router.edge.wire import connected, served
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+GATEWAY = ["rolegate.v1.AnswerService", "rolegate.v1.CompletionService", "rolegate.v1.ExecutionService"]
+RETRIEVAL = "rolegate.v1.RetrievalService"
+
+
+def health_of(channel: grpc.aio.Channel) -> HealthStub:
+    return HealthStub(channel)  # type: ignore[no-untyped-call]
+
+
+def answers_of(channel: grpc.aio.Channel) -> AnswerServiceStub:
+    return AnswerServiceStub(channel)  # type: ignore[no-untyped-call]
+
+
+async def reflected(channel: grpc.aio.Channel) -> set[str]:
+    """The services that reflection lists."""
+    stub = ServerReflectionStub(channel)  # type: ignore[no-untyped-call]
+    call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+    response = await ended(call.read())
+    call.cancel()
+    return {service.name for service in response.list_services_response.service}
+
+
+@pytest.mark.parametrize("service", ["", *GATEWAY])
+async def test_health(service: str) -> None:
+    """The server is healthy as a whole and service by service."""
+    async with served(Deployment().gateway()) as channel:
+        response = await health_of(channel).Check(health_pb2.HealthCheckRequest(service=service))
+        assert response.status == SERVING
+
+
+async def test_the_health_of_what_is_not_served() -> None:
+    """A service that is not there is not found, to a check, and unknown, to a watch."""
+    async with served(Deployment().gateway()) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health_of(channel).Check(health_pb2.HealthCheckRequest(service=RETRIEVAL))
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+        watch = health_of(channel).Watch(health_pb2.HealthCheckRequest(service=RETRIEVAL))
+        response = await ended(watch.read())
+        assert response.status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        watch.cancel()
+
+
+async def test_reflection() -> None:
+    """A client learns which services there are, and only those that are there."""
+    infrastructure = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    async with served(Deployment().gateway()) as channel:
+        assert await reflected(channel) == {*GATEWAY, *infrastructure}
+    server = Server(None, RetrievalServiceServicer())
+    async with connected(await server.start("127.0.0.1:0")) as channel:
+        assert await reflected(channel) == {RETRIEVAL, *infrastructure}
+        response = await health_of(channel).Check(health_pb2.HealthCheckRequest(service=RETRIEVAL))
+        assert response.status == SERVING
+    await server.drain(0)
+
+
+async def test_a_method_that_is_not_there() -> None:
+    """A call to nothing is unimplemented, not a crash."""
+    async with served(None) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await answers_of(channel).Answer(pb.AnswerRequest(question="why?"))
+    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_port_in_use() -> None:
+    """Two servers do not share a port in silence; the error says which setting to change."""
+    first, second = Server(None, None), Server(None, None)
+    port = await first.start("127.0.0.1:0")
+    with pytest.raises(BadConfig, match=rf"^server\.address: cannot listen on 127\.0\.0\.1:{port}"):
+        await second.start(f"127.0.0.1:{port}")
+    await first.drain(0)
+
+
+@pytest.mark.parametrize("address", ["nonsense", "no.such.host.invalid:1"])
+async def test_an_address_that_is_none(address: str) -> None:
+    """So is an address at which nothing can listen."""
+    with pytest.raises(BadConfig, match=r"^server\.address"):
+        await Server(None, None).start(address)
+
+
+async def test_watchers_are_told_of_the_drain() -> None:
+    """A watch is pushed the change, also when another watcher of the same service has left before."""
+    server = Server(Deployment().gateway(), None)
+    async with connected(await server.start("127.0.0.1:0")) as channel:
+        stub = health_of(channel)
+        watches = [stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in ("", "", *GATEWAY)]
+        for watch in watches:
+            assert (await ended(watch.read())).status == SERVING
+        watches.pop(0).cancel()
+        draining = asyncio.create_task(server.drain(10))
+        for watch in watches:
+            assert (await ended(watch.read())).status == NOT_SERVING
+            watch.cancel()
+        await ended(draining)
+
+
+async def test_a_drain_lets_a_running_call_finish() -> None:
+    """What is running ends as if nothing had happened; what comes new is turned away."""
+    store, model = Kept(), HeldModel(ScriptedModel([STOP]))
+    server = Server(Deployment(model).gateway(store), None)
+    async with connected(port := await server.start("127.0.0.1:0")) as channel, connected(port) as late:
+        running = answers_of(channel).Answer(pb.AnswerRequest(question="why?"))
+        await ended(model.called.wait())
+        watch = health_of(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await ended(watch.read())).status == SERVING
+        draining = asyncio.create_task(server.drain(30))
+        assert (await ended(watch.read())).status == NOT_SERVING
+        watch.cancel()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await ended(answers_of(late).Answer(pb.AnswerRequest(question="too late?")))
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        model.let.set()
+        assert (await ended(running)).answer == "not found"
+        await ended(draining)
+    assert [run.status for run in store.runs] == ["finished"]
+
+
+async def test_a_drain_without_patience() -> None:
+    """What does not end in time is cancelled, and its run is stored before the drain is over."""
+    store, model = Kept(), HeldModel(ScriptedModel([]))
+    server = Server(Deployment(model).gateway(store), None)
+    async with connected(await server.start("127.0.0.1:0")) as channel:
+        running = answers_of(channel).Answer(pb.AnswerRequest(question="why?"))
+        await ended(model.called.wait())
+        await ended(server.drain(0))
+        assert [(run.status, len(run.calls)) for run in store.runs] == [("cancelled", 1)]
+        with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
+            await ended(running)

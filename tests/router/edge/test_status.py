@@ -1,0 +1,162 @@
+"""The error table: complete, and all that a client learns."""
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from rolegate.v1 import answer_service_pb2 as pb
+from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
+
+from router import errors
+from router.edge.status import DOMAIN, STATUS, status_of
+from router.errors import (
+    BadRequest,
+    OutOfTime,
+    RolegateError,
+    StoreFailed,
+    UpstreamError,
+    UpstreamGarbled,
+    UpstreamRefused,
+    UpstreamUnavailable,
+)
+from router.scripted_model import ScriptedModel
+from tests.router.deployment import Deployment, Kept
+from tests.router.edge.wire import info_of, served
+
+
+def subclasses(kind: type[RolegateError]) -> Iterator[type[RolegateError]]:
+    """All classes below `kind`."""
+    for child in kind.__subclasses__():
+        yield child
+        yield from subclasses(child)
+
+
+def raised() -> list[type[RolegateError]]:
+    """The leaves of the tree, which are all that is raised."""
+    return [kind for kind in subclasses(RolegateError) if not kind.__subclasses__()]
+
+
+def info(status: status_pb2.Status) -> error_details_pb2.ErrorInfo:
+    """The detail of a status."""
+    (detail,) = status.details
+    unpacked = error_details_pb2.ErrorInfo()
+    assert detail.Unpack(unpacked)
+    return unpacked
+
+
+def test_the_table_is_complete() -> None:
+    """Every error that is raised has its row, and no row is for anything else."""
+    assert set(STATUS) == set(raised())
+
+
+def test_the_tree_is_drawn_whole() -> None:
+    """The tree at the top of the module names every class, with what its docstring says."""
+    assert errors.__doc__ is not None
+    for kind in (RolegateError, *subclasses(RolegateError)):
+        assert kind.__module__ == "router.errors"
+        assert kind.__name__ in errors.__doc__
+
+
+def test_reasons_tell_errors_apart() -> None:
+    """Reasons are upper snake case, one for each class, and codes are those of gRPC that mean an error."""
+    reasons = [reason for _, reason in STATUS.values()]
+    assert len(set(reasons)) == len(reasons)
+    assert all(reason == reason.upper() and reason.replace("_", "").isalpha() for reason in reasons)
+    assert all(code in code_pb2.Code.values() and code != code_pb2.OK for code, _ in STATUS.values())
+
+
+@pytest.mark.parametrize("kind", raised())
+def test_a_status_says_what_the_error_says(kind: type[RolegateError]) -> None:
+    """The message is for people; reason and domain are for programs."""
+    says = "what is wrong"
+    error = kind(says, endpoint="e") if issubclass(kind, UpstreamError) else kind(says)
+    status = status_of(error)
+    assert (status.code, info(status).reason) == STATUS[kind]
+    assert (status.message, info(status).domain) == (str(error), DOMAIN)
+    assert "what is wrong" in status.message
+
+
+def test_the_role_is_metadata() -> None:
+    """A client that owns three models learns which of them failed."""
+    error = UpstreamRefused("wrong key", endpoint="e")
+    assert dict(info(status_of(error)).metadata) == {}
+    error.role = "answer"
+    assert dict(info(status_of(error)).metadata) == {"role": "answer"}
+
+
+@pytest.mark.parametrize("error", [ValueError("password=1234"), KeyError("password"), RuntimeError("password")])
+def test_foreign_errors_say_nothing(error: Exception) -> None:
+    """What is not ours is internal, without a word of its text."""
+    status = status_of(error)
+    assert (status.code, info(status).reason) == (code_pb2.INTERNAL, "INTERNAL")
+    assert "password" not in str(status)
+
+
+def test_what_a_task_group_wrapped_is_unwrapped() -> None:
+    """An error that came through any number of task groups is what it was."""
+    group = ExceptionGroup("outer", [ExceptionGroup("inner", [BadRequest("empty")]), ValueError("later")])
+    assert status_of(group) == status_of(BadRequest("empty"))
+    assert "outer" not in str(status_of(ExceptionGroup("outer", [ValueError("x")])))
+
+
+WIRE: list[tuple[UpstreamError, grpc.StatusCode, str]] = [
+    (UpstreamUnavailable("down", endpoint="e"), grpc.StatusCode.UNAVAILABLE, "UPSTREAM_UNAVAILABLE"),
+    (UpstreamRefused("wrong key", endpoint="e"), grpc.StatusCode.FAILED_PRECONDITION, "UPSTREAM_REFUSED"),
+    (UpstreamGarbled("not JSON", endpoint="e"), grpc.StatusCode.INTERNAL, "UPSTREAM_GARBLED"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "reason"), WIRE)
+async def test_over_a_channel(error: UpstreamError, code: grpc.StatusCode, reason: str) -> None:
+    """Code, message and details cross the wire, for a whole reply and for a stream."""
+    async with served(Deployment(ScriptedModel(lambda _: error)).gateway()) as channel:
+        stub = AnswerServiceStub(channel)  # type: ignore[no-untyped-call]
+        with pytest.raises(grpc.aio.AioRpcError) as whole:
+            await stub.Answer(pb.AnswerRequest(question="why?"))
+        with pytest.raises(grpc.aio.AioRpcError) as stream:
+            async for _ in stub.StreamAnswer(pb.StreamAnswerRequest(question="why?")):
+                pass
+    for caught in (whole.value, stream.value):
+        assert (caught.code(), caught.details()) == (code, str(error))
+        assert (info_of(caught).reason, info_of(caught).domain) == (reason, "rolegate")
+        assert dict(info_of(caught).metadata) == {"role": "delegation"}
+
+
+async def test_a_bug_over_a_channel() -> None:
+    """A bug is internal, and the client learns nothing of it."""
+    async with served(Deployment(ScriptedModel([])).gateway()) as channel:
+        stub = AnswerServiceStub(channel)  # type: ignore[no-untyped-call]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Answer(pb.AnswerRequest(question="why?"))
+    assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+    assert "StopIteration" not in str(caught.value)
+
+
+async def test_an_executors_bug_over_a_channel() -> None:
+    """So is one that came through the task group of the executors."""
+    async with served(Deployment(executor=ScriptedModel([])).gateway()) as channel:
+        stub = AnswerServiceStub(channel)  # type: ignore[no-untyped-call]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Answer(pb.AnswerRequest(question="why?"))
+    assert caught.value.code() == grpc.StatusCode.INTERNAL
+    assert "TaskGroup" not in str(caught.value)
+
+
+async def test_a_failed_store_over_a_channel() -> None:
+    """Another try may help, and the status says so; the answer is not in it."""
+    store = Kept()
+    store.full = True
+    async with served(Deployment().gateway(store)) as channel:
+        stub = AnswerServiceStub(channel)  # type: ignore[no-untyped-call]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Answer(pb.AnswerRequest(question="why?"))
+    assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.UNAVAILABLE, "STORE_FAILED")
+    assert "Michael Mann" not in str(caught.value)
+
+
+def test_the_codes_that_clients_act_upon() -> None:
+    """A client retries what is UNAVAILABLE, mends what is INVALID_ARGUMENT, and gives more time to the rest."""
+    assert STATUS[BadRequest][0] == code_pb2.INVALID_ARGUMENT
+    assert STATUS[OutOfTime][0] == code_pb2.DEADLINE_EXCEEDED
+    assert STATUS[StoreFailed][0] == STATUS[UpstreamUnavailable][0] == code_pb2.UNAVAILABLE

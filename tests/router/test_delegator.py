@@ -1,0 +1,132 @@
+"""The delegator: one decision a round, in a conversation of the question, its own outputs and the reports."""
+
+import pytest
+
+from router import prompts
+from router.delegation import Dispatch, Stop
+from router.delegator import Delegator
+from router.errors import UpstreamRefused
+from router.execution import Conversation, Execution
+from router.ledger import Ledger
+from router.model import Completion, Message
+from router.report import NO_EVIDENCE, Report
+from router.scripted_model import Answer, ScriptedModel
+from tests.router.deployment import STOP, block, role
+
+QUESTION = "Was the director of Heat born before 1950?"
+
+
+def delegator(*answers: Answer, limit: int = 8) -> tuple[Delegator, ScriptedModel]:
+    """A delegator and the model behind it."""
+    model = ScriptedModel(answers)
+    return Delegator(role("delegation", model), limit), model
+
+
+def executed(sub_query: str, report: Report) -> Execution:
+    """An execution with a trajectory that nobody but the trace may see."""
+    private = Conversation((Message("system", "private"),), (Completion("private", "stop"),))
+    return Execution(sub_query, report, "reported", (), private)
+
+
+async def test_a_decision() -> None:
+    """The model sees its prompt and the question; its output joins the conversation."""
+    asked, model = delegator(block("Who directed Heat?"))
+    decision, conversation = await asked.decide(asked.open(f"{QUESTION} <b>"), Ledger())
+    assert decision == Dispatch(("Who directed Heat?",), ())
+    (prompt,) = model.prompts
+    assert prompt.messages == (Message("system", "delegate"), Message("user", f"{QUESTION} &lt;b&gt;"))
+    assert prompt.stop == ("</search>",)
+    assert conversation.messages[2:] == (Message("assistant", block("Who directed Heat?")),)
+
+
+async def test_a_stop() -> None:
+    """A stop ends the delegation; nothing more is asked of the model."""
+    asked, model = delegator(STOP)
+    decision, _ = await asked.decide(asked.open(QUESTION), Ledger())
+    assert (decision, len(model.prompts)) == (Stop(), 1)
+
+
+@pytest.mark.parametrize("bad", ["He was born in 1943.", "", "<search>[]</search>", "<think>a"])
+async def test_malformed_output_is_corrected_once(bad: str) -> None:
+    """The correction is a turn of its own, booked as a correction."""
+    ledger = Ledger()
+    asked, model = delegator(bad, block("Who directed Heat?"))
+    decision, conversation = await asked.decide(asked.open(QUESTION), ledger)
+    assert isinstance(decision, Dispatch)
+    assert model.prompts[1].messages[-1] == Message("user", prompts.CORRECT_DELEGATION)
+    assert [call.purpose for call in ledger.calls] == ["first", "correction"]
+    assert len(conversation.outputs) == 2
+
+
+async def test_malformed_twice_is_a_stop() -> None:
+    """After one correction the round counts as a stop."""
+    asked, model = delegator("He was born in 1943.", "Yes.", block("never asked?"))
+    decision, _ = await asked.decide(asked.open(QUESTION), Ledger())
+    assert (decision, len(model.prompts)) == (Stop(), 2)
+
+
+async def test_each_round_may_be_corrected() -> None:
+    """A correction in one round leaves one for the next."""
+    asked, model = delegator("hm", block("a?"), "hm", STOP)
+    conversation = asked.open(QUESTION)
+    for expected in (Dispatch, Stop):
+        decision, conversation = await asked.decide(conversation, Ledger())
+        assert isinstance(decision, expected)
+    assert len(model.prompts) == 4
+
+
+async def test_a_block_cut_by_the_length_limit() -> None:
+    """Of a block that was cut, the complete questions are dispatched."""
+    asked, _ = delegator(Completion('<search>["a?", "b?", "Who is the mo', "length"))
+    decision, _ = await asked.decide(asked.open(QUESTION), Ledger())
+    assert decision == Dispatch(("a?", "b?"), ())
+
+
+async def test_the_limit_of_a_block() -> None:
+    """What is over the limit is told apart, to be told back."""
+    asked, _ = delegator(block("a?", "b?", "c?"), limit=2)
+    decision, conversation = await asked.decide(asked.open(QUESTION), Ledger())
+    assert decision == Dispatch(("a?", "b?"), ("c?",))
+    told = asked.inform(conversation, [executed("a?", NO_EVIDENCE), executed("b?", NO_EVIDENCE)], ["c?"])
+    assert "<not_dispatched>" in told.messages[-1].content
+    assert "<request>c?</request>" in told.messages[-1].content
+
+
+async def test_reports_go_back_as_printed() -> None:
+    """The results stand as in Fig. 7 of the paper, in the order of the block, and nothing else of the executors."""
+    asked, _ = delegator()
+    told = asked.inform(
+        asked.open(QUESTION), [executed("a?", Report("A", ("one", "two"))), executed("b?", NO_EVIDENCE)], []
+    )
+    assert told.messages[-1] == Message(
+        "user",
+        '<search_results><result index="0">'
+        "<request>a?</request><answer>A</answer><evidence>one\ntwo</evidence></result>"
+        '<result index="1"><request>b?</request><answer>no evidence found</answer><evidence></evidence></result>'
+        "</search_results>",
+    )
+    assert "private" not in repr(told)
+
+
+async def test_thinking_is_not_shown_again() -> None:
+    """Earlier thinking stays in the trace, out of the next prompt."""
+    asked, _ = delegator(f"<think>I wonder</think>{block('a?')}")
+    _, conversation = await asked.decide(asked.open(QUESTION), Ledger())
+    assert "I wonder" in conversation.outputs[0].text
+    assert "I wonder" not in repr(conversation.messages)
+
+
+async def test_a_stop_string_met_while_thinking() -> None:
+    """Engines end the output there, within the thought; the correction is asked for without stop strings."""
+    said = f"<think>I could <search>x?</search>, or not.</think>{block('a?')}"
+    asked, model = delegator(said, said)
+    decision, _ = await asked.decide(asked.open(QUESTION), Ledger())
+    assert decision == Dispatch(("a?",), ())
+    assert [prompt.stop for prompt in model.prompts] == [("</search>",), ()]
+
+
+async def test_a_failure_names_the_delegation() -> None:
+    """There is no way on without a delegator."""
+    asked, _ = delegator(UpstreamRefused("wrong key", endpoint="e"))
+    with pytest.raises(UpstreamRefused, match=r"^delegation at e"):
+        await asked.decide(asked.open(QUESTION), Ledger())

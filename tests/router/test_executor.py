@@ -1,0 +1,230 @@
+"""The executor: search first, a few turns, and a report that is all that leaves it."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+from router import prompts
+from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.events import Event, SearchDone
+from router.execution import Execution, SearchRecord
+from router.executor import Executor, ExecutorLimits
+from router.model import Completion, Message
+from router.passage import Passage
+from router.report import NO_EVIDENCE, Report
+from router.retrieval import FixedRetriever, Retriever
+from router.scripted_model import Answer, ScriptedModel
+from tests.router.clock import Clock, with_clock
+from tests.router.deployment import PASSAGE, HeldModel, Meeting, lasting, report, role
+
+SUB_QUERY = "Who directed Heat?"
+SEARCH = "<search>director of Heat</search>"
+AGAIN = "<search>Heat 1995 film</search>"
+REPORT = report("Michael Mann", "Heat is a film by Michael Mann.")
+READ = Report("Michael Mann", ("Heat is a film by Michael Mann.",))
+LIMITS = ExecutorLimits()
+RETRIEVER = FixedRetriever({"director of Heat": [PASSAGE], "Heat 1995 film": [PASSAGE]})
+
+
+def turned(execution: Execution) -> list[str]:
+    """What the executor was told after each of its turns."""
+    return [message.content for message in execution.conversation.messages[2:] if message.role == "user"]
+
+
+async def run(
+    *answers: Answer,
+    limits: ExecutorLimits = LIMITS,
+    retriever: Retriever = RETRIEVER,
+) -> Execution:
+    """One run over what the model says."""
+    executor = Executor(role("execution", ScriptedModel(answers)), retriever, limits)
+    return await executor.run(SUB_QUERY, 0, lasting())
+
+
+async def test_it_searches_and_reports() -> None:
+    """A search, then a report: the paper's usual run."""
+    execution = await run(SEARCH, REPORT)
+    assert (execution.outcome, execution.report, execution.sub_query) == ("reported", READ, SUB_QUERY)
+    assert execution.searches == (SearchRecord("director of Heat", (PASSAGE,)),)
+    assert [output.text for output in execution.conversation.outputs] == [SEARCH, REPORT]
+
+
+async def test_it_is_shown_its_sub_query_and_nothing_else() -> None:
+    """The context holds the role's prompt, the sub-query and what the search found."""
+    model = ScriptedModel([SEARCH, REPORT])
+    await Executor(role("execution", model), RETRIEVER, ExecutorLimits()).run("A < B & <stop/>?", 0, lasting())
+    opening = (Message("system", "execute"), Message("user", "A &lt; B &amp; &lt;stop/&gt;?"))
+    shown = Message("user", prompts.documents([PASSAGE], last=False))
+    assert [prompt.messages for prompt in model.prompts] == [opening, (*opening, Message("assistant", SEARCH), shown)]
+    assert {prompt.stop for prompt in model.prompts} == {("</search>", "</evidence>")}
+
+
+async def test_it_may_not_answer_from_memory() -> None:
+    """A report before any search is sent back, however good it looks."""
+    execution = await run(REPORT, SEARCH, REPORT)
+    assert (execution.outcome, execution.report) == ("reported", READ)
+    assert turned(execution)[0] == prompts.CORRECT_SEARCH
+
+
+async def test_it_may_search_twice_in_three_turns() -> None:
+    """After its second search it is told that no searches are left."""
+    execution = await run(SEARCH, AGAIN, REPORT)
+    assert (execution.outcome, len(execution.searches)) == ("reported", 2)
+    assert [prompts.LAST_SEARCH in told for told in turned(execution)] == [False, True]
+
+
+async def test_a_third_search_is_not_run() -> None:
+    """The last turn is for the report; a search there ends in a typed failure with a neutral report."""
+    execution = await run(SEARCH, AGAIN, "<search>one more</search>")
+    assert (execution.outcome, execution.report, len(execution.searches)) == ("no_report", NO_EVIDENCE, 2)
+    assert len(execution.conversation.outputs) == 3
+
+
+@pytest.mark.parametrize(
+    ("max_turns", "max_searches", "searches", "turns"),
+    [(2, 2, 1, 2), (3, 1, 1, 3), (3, 2, 2, 3), (4, 2, 2, 4), (4, 3, 3, 4), (5, 9, 4, 5)],
+)
+async def test_both_budgets_bind(max_turns: int, max_searches: int, searches: int, turns: int) -> None:
+    """An executor that only searches is stopped by whichever budget ends first, and has a turn to report in."""
+    limits = ExecutorLimits(max_turns, max_searches)
+    execution = await run(*[SEARCH] * 9, limits=limits)
+    assert (len(execution.searches), len(execution.conversation.outputs)) == (searches, turns)
+    (last_documents,) = [told for told in turned(execution) if told.startswith("<doc") and prompts.LAST_SEARCH in told]
+    assert last_documents == [told for told in turned(execution) if told.startswith("<doc")][-1]
+
+
+@pytest.mark.parametrize("bad", ["I think it is Mann.", "", "<search></search>", "<think>hm", "<evidence>x</evidence>"])
+async def test_malformed_output_is_corrected(bad: str) -> None:
+    """Before the first search the correction asks for a search, after it for a search or a report."""
+    first = await run(bad, SEARCH, REPORT, limits=ExecutorLimits(4, 2))
+    assert (first.outcome, turned(first)[0]) == ("reported", prompts.CORRECT_SEARCH)
+    later = await run(SEARCH, bad, REPORT, limits=ExecutorLimits(4, 2))
+    assert (later.outcome, turned(later)[1]) == ("reported", prompts.CORRECT_REPORT)
+    last = await run(SEARCH, bad, REPORT)
+    assert (last.outcome, turned(last)[1]) == ("reported", prompts.LAST_SEARCH)
+
+
+async def test_malformed_to_the_end() -> None:
+    """A run that never reports ends after its turns, with neutral text."""
+    execution = await run(*["I think it is Mann."] * 3)
+    assert (execution.outcome, execution.report, execution.searches) == ("no_report", NO_EVIDENCE, ())
+
+
+async def test_corrections_are_booked_as_such() -> None:
+    """The ledger tells a correction turn from a first one."""
+    context = lasting()
+    model = ScriptedModel(["hm", SEARCH, REPORT])
+    await Executor(role("execution", model), RETRIEVER, ExecutorLimits()).run(SUB_QUERY, 7, context)
+    assert [(call.purpose, call.sub_query) for call in context.ledger.calls] == [
+        ("first", 7),
+        ("correction", 7),
+        ("first", 7),
+    ]
+
+
+async def test_of_several_searches_the_first_runs() -> None:
+    """The others are counted, not dropped in silence."""
+    retriever = FixedRetriever({})
+    (search,) = (await run(Completion(f"{SEARCH}{AGAIN}", "stop"), REPORT, retriever=retriever)).searches
+    assert (search.query, search.ignored_queries) == ("director of Heat", 1)
+    assert retriever.queries == ["director of Heat"]
+
+
+async def test_a_report_cut_by_the_length_limit_is_none() -> None:
+    """Half a report is corrected, not believed."""
+    cut = Completion("<answer>Michael Mann</answer><evidence>Heat is a fi", "length")
+    execution = await run(SEARCH, cut, REPORT)
+    assert (execution.outcome, len(execution.conversation.outputs)) == ("reported", 3)
+
+
+async def test_thinking_stays_in_the_trace() -> None:
+    """Earlier thinking is not shown to the model again, but the trace keeps it."""
+    model = ScriptedModel([f"<think>I wonder</think>{SEARCH}", REPORT])
+    execution = await Executor(role("execution", model), RETRIEVER, ExecutorLimits()).run(SUB_QUERY, 0, lasting())
+    assert model.prompts[1].messages[2] == Message("assistant", SEARCH)
+    assert "I wonder" in execution.conversation.outputs[0].text
+
+
+async def test_a_stop_string_met_while_thinking() -> None:
+    """Engines end the output there, within the thought; the correction is asked for without stop strings."""
+    said = f"<think>I could <search>x</search>, or not.</think>{SEARCH}"
+    execution = await run(said, said, REPORT)
+    assert (execution.outcome, [search.query for search in execution.searches]) == ("reported", ["director of Heat"])
+
+
+async def test_top_k_passages_are_shown() -> None:
+    """As many passages as configured, best first; a search that finds nothing is shown as such."""
+    found = [Passage(str(number), f"T{number}", "text") for number in range(5)]
+    execution = await run(
+        SEARCH, AGAIN, REPORT, limits=ExecutorLimits(top_k=2), retriever=FixedRetriever({"director of Heat": found})
+    )
+    assert [search.passages for search in execution.searches] == [tuple(found[:2]), ()]
+    assert turned(execution)[1].startswith("<documents></documents>")
+
+
+async def test_searches_are_told() -> None:
+    """Each search is an event with the titles that it found."""
+    events: list[Event] = []
+    executor = Executor(role("execution", ScriptedModel([SEARCH, REPORT])), RETRIEVER, ExecutorLimits())
+    await executor.run(SUB_QUERY, 2, lasting(events=events))
+    assert events == [SearchDone(2, "director of Heat", ("Heat",))]
+
+
+class Broken:
+    """A retriever that fails."""
+
+    def __init__(self, error: UpstreamError) -> None:
+        self._error = error
+
+    async def search(self, _queries: Sequence[str], _top_k: int) -> list[list[Passage]]:
+        raise self._error
+
+
+FAILURES: Iterable[type[UpstreamError]] = (UpstreamUnavailable, UpstreamRefused, UpstreamGarbled)
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+async def test_a_failure_upstream_is_an_outcome(kind: type[UpstreamError]) -> None:
+    """What fails is told apart in the trace; the report says nothing of it."""
+    error = kind("secret-host refused", endpoint="http://secret-host")
+    model = await run(SEARCH, error)
+    retrieval = await run(SEARCH, retriever=Broken(kind("secret-host refused", endpoint="http://secret-host")))
+    assert (model.outcome, retrieval.outcome) == ("model_failed", "retrieval_failed")
+    for execution in (model, retrieval):
+        assert execution.report == NO_EVIDENCE
+        assert "secret" not in repr(execution.report)
+    assert len(model.searches) == 1
+
+
+async def test_what_is_no_failure_upstream_is_raised() -> None:
+    """A bug is not disguised as missing evidence."""
+    with pytest.raises(RuntimeError):
+        await run(SEARCH)
+
+
+def test_time_runs_out() -> None:
+    """An executor ends when searching ends, and what it spent is booked."""
+
+    async def main(clock: Clock) -> None:
+        model = HeldModel(ScriptedModel([]))
+        context = lasting(10.0)
+        executor = Executor(role("execution", model), RETRIEVER, ExecutorLimits())
+        running = asyncio.create_task(executor.run(SUB_QUERY, 0, context))
+        await clock.advance(7.9)
+        assert not running.done()
+        await clock.advance(0.2)
+        execution = await running
+        assert (execution.outcome, execution.report) == ("timed_out", NO_EVIDENCE)
+        assert [call.outcome for call in context.ledger.calls] == ["cancelled"]
+
+    with_clock(main)
+
+
+async def test_runs_do_not_wait_for_each_other() -> None:
+    """One executor works on any number of sub-queries at once."""
+    model = ScriptedModel(lambda prompt: SEARCH if len(prompt.messages) == 2 else REPORT)
+    executor = Executor(role("execution", model), Meeting(3), ExecutorLimits())
+    async with asyncio.timeout(10):
+        done = await asyncio.gather(*(executor.run(f"{number}?", number, lasting()) for number in range(3)))
+    assert [execution.sub_query for execution in done] == ["0?", "1?", "2?"]

@@ -1,0 +1,270 @@
+"""The full-length prompts with answers as real models give them, through the real client, to the end of a search."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from router.answer_text import parse_answer
+from router.answerer import Answerer
+from router.delegation import Dispatch, Stop, parse_decision
+from router.delegator import Delegator
+from router.execution_turn import Search as SearchTurn
+from router.execution_turn import parse_turn
+from router.executor import Executor, ExecutorLimits
+from router.ledger import RoleName
+from router.model import Sampling
+from router.openai_http import OpenAIHTTP
+from router.passage import Passage
+from router.retrieval import FixedRetriever
+from router.role import Role
+from router.search import NOT_FOUND, Search, Trajectory
+from tests.router.deployment import lasting
+from tests.router.openai_server import MODEL, Behaviour, OpenAIServer, says
+
+FOLDER = Path(__file__).parents[2] / "serving" / "prompts" / "full"
+NAMES: tuple[RoleName, ...] = ("delegation", "execution", "answer")
+PROMPTS: Mapping[RoleName, str] = {name: (FOLDER / f"{name}.txt").read_text("utf-8").strip() for name in NAMES}
+
+QUESTION = "Are the directors of Heat and Jaws from the same country?"
+FIRST, SECOND = "Which country is the director of Heat from?", "Which country is the director of Jaws from?"
+HEAT = Passage("heat", "Heat (1995 film)", "Heat is a 1995 American film directed by Michael Mann, an American.", 0.9)
+JAWS = Passage("jaws", "Jaws (film)", "Jaws is a 1975 film directed by Steven Spielberg, an American director.", 0.8)
+RETRIEVER = FixedRetriever({FIRST: [HEAT], SECOND: [JAWS]})
+LIST = json.dumps([FIRST, SECOND])
+THOUGHT = "The user asks about two films. I should ask for each of them.\n"
+
+
+def of_content(text: str, finish_reason: str = "stop") -> Behaviour:
+    """An engine without a reasoning parser: thinking, if any, stands in the content."""
+    return says(text, finish_reason=finish_reason)
+
+
+def of_deepseek(thought: str, text: str) -> Behaviour:
+    """An endpoint that returns its thinking as `reasoning_content`."""
+    return says(text, reasoning={"reasoning_content": thought})
+
+
+def of_vllm(thought: str, text: str, stop_reason: str | None = None) -> Behaviour:
+    """vLLM with a reasoning parser, which leaves the stop string out and names it."""
+    return says(text, reasoning={"reasoning": thought}, stop_reason=stop_reason)
+
+
+def reports(answer: str, evidence: str) -> str:
+    """A report as the prompt asks for it."""
+    return f"<answer>{answer}</answer><evidence>{evidence}</evidence>"
+
+
+class Script:
+    """Plays its behaviours in order for the delegator, for the answerer, and for the executor of each sub-query."""
+
+    def __init__(self, delegation: list[Behaviour], execution: dict[str, list[Behaviour]], answer: Behaviour) -> None:
+        self._delegation, self._answer = iter(delegation), answer
+        self._execution = {sub_query: iter(turns) for sub_query, turns in execution.items()}
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        system, asked, *_ = (message["content"] for message in (await request.json())["messages"])
+        if system == PROMPTS["execution"]:
+            return await next(self._execution[asked])(request)
+        return await (next(self._delegation) if system == PROMPTS["delegation"] else self._answer)(request)
+
+
+SEARCHES: dict[str, Behaviour] = {
+    "plain": of_content(f"<search>{LIST}</search>"),
+    "the stop string is left out": says(f"<search>{LIST}", stop_reason="</search>"),
+    "thinking in the content": of_content(f"<think>\n{THOUGHT}</think>\n\n<search>{LIST}</search>"),
+    "thinking that the template opened": of_content(f"{THOUGHT}</think>\n\n<search>{LIST}</search>"),
+    "thinking about the other turn": of_content(f"<think>Not <stop/> yet.</think><search>{LIST}</search>"),
+    "reasoning_content": of_deepseek(THOUGHT, f"<search>{LIST}</search>"),
+    "reasoning": of_vllm(THOUGHT, f"\n\n<search>{LIST}", "</search>"),
+    "a fence around the block": of_content(f"```xml\n<search>{LIST}</search>\n```"),
+    "a fence in the block": of_content(f"<search>\n```json\n{LIST}\n```\n</search>"),
+    "Markdown and chatter": of_content(
+        f"**Step 1.** I need two facts.\n\n<search>\n1. {FIRST}\n2. {SECOND}\n</search>"
+    ),
+    "two blocks, stop strings ignored": of_content(
+        f"<search>{LIST}</search>\n\n<search_results><result index='0'>France</result></search_results>\n<stop/>"
+    ),
+    "it goes on to invent results": of_content(
+        f"<search>{LIST}\n<search_results><result index='0'><answer>France</answer></result></search_results>"
+    ),
+    "an object": of_content(f'<search>{{"queries": {LIST}}}</search>'),
+    "lines": of_content(f"<search>\n- {FIRST}\n- {SECOND}\n</search>"),
+    "upper case": of_content(f"<SEARCH>{LIST}</SEARCH>"),
+}
+STOPS: dict[str, Behaviour] = {
+    "as printed": of_content("<stop/>Enough evidence<stop>"),
+    "closed": of_content("<stop>Enough evidence</stop>"),
+    "thought over": of_content("<think>No <search> is needed.</think>\n<stop/>Enough evidence<stop>"),
+    "reasoned": of_deepseek("Should I <search>more</search>? No.", "<stop/>Enough evidence<stop>"),
+    "with chatter": of_content("Both reports are in.\n\n```\n<stop/>Enough evidence<stop>\n```"),
+}
+ANSWERS: dict[str, Behaviour] = {
+    "plain": of_content("<answer>yes</answer>"),
+    "the stop string is left out": says("<answer>yes", stop_reason="</answer>"),
+    "thinking": of_content("<think>Both American.</think>\n<answer>yes</answer>"),
+    "reasoned": of_deepseek("Both American, so <answer>no</answer> is wrong.", "<answer>yes</answer>"),
+    "fenced": of_content("```xml\n<answer>yes</answer>\n```"),
+    "stop string ignored": of_content("<answer>yes</answer>\n\nBoth directors are American."),
+    "without tags": of_content("yes"),
+}
+LOOKS_UP = {
+    "plain": "<search>{}</search>",
+    "thinking": "<think>\nI must search first.\n</think>\n\n<search>{}</search>",
+    "fenced": "```\n<search>{}</search>\n```",
+    "chatty": "I will look this up.\n\n<search>\n{}\n</search>",
+    "quoted": '<search>"{}"</search>',
+    "two blocks": "<search>{}</search>\n<search>something else entirely</search>",
+    "invented results": "<search>{}</search>\n<documents><document>France</document></documents>\n"
+    + reports("France", "France."),
+}
+REPORTS = {
+    "plain": reports("United States", "directed by Michael Mann, an American"),
+    "bullets": "<answer>\nUnited States\n</answer>\n\n<evidence>\n- an American\n- a 1995 film\n</evidence>",
+    "thinking": "<think>It says American. I need no <search>.</think>" + reports("United States", "an American"),
+    "fenced": "```xml\n" + reports("United States", "an American") + "\n```",
+    "chatty": "Based on the documents:\n" + reports("United States", "an American") + "\nI hope this helps!",
+    "unclosed": "<answer>United States</answer><evidence>an American",
+}
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How the models of a search write."""
+
+    delegation: tuple[Behaviour, ...] = (SEARCHES["plain"], STOPS["as printed"])
+    execution: tuple[str, ...] = (LOOKS_UP["plain"], REPORTS["plain"])
+    """With a place for the query."""
+    answer: Behaviour = ANSWERS["plain"]
+
+
+async def searched(session: aiohttp.ClientSession, server: OpenAIServer, manner: Manner) -> Trajectory:
+    """A whole search of two sub-queries."""
+    execution = {asked: [of_content(turn.format(asked)) for turn in manner.execution] for asked in (FIRST, SECOND)}
+    server.plays(Script(list(manner.delegation), execution, manner.answer))
+    model = OpenAIHTTP(session, server.base_url, MODEL)
+
+    def role(name: RoleName) -> Role:
+        return Role(name, model, PROMPTS[name], Sampling())
+
+    executor = Executor(role("execution"), RETRIEVER, ExecutorLimits())
+    search = Search(Delegator(role("delegation")), executor, Answerer(role("answer")))
+    return await search.run(QUESTION, lasting())
+
+
+def is_whole(trajectory: Trajectory) -> bool:
+    """Whether both sub-queries were searched and reported, and the answer came from them."""
+    assert (trajectory.answer, trajectory.outcome, trajectory.rounds) == ("yes", "answered", (2,))
+    assert [execution.sub_query for execution in trajectory.executions] == [FIRST, SECOND]
+    for execution in trajectory.executions:
+        assert execution.outcome == "reported"
+        assert execution.report.answer == "United States"
+        assert execution.searches[0].query == execution.sub_query
+        assert execution.searches[0].passages
+        assert all("<" not in point for point in execution.report.evidence)
+    return True
+
+
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
+async def test_dispatches(session: aiohttp.ClientSession, openai_server: OpenAIServer, search: Behaviour) -> None:
+    """Both sub-queries are dispatched at the first try, in whichever of these ways they were written."""
+    assert is_whole(await searched(session, openai_server, Manner(delegation=(search, STOPS["as printed"]))))
+    assert len(openai_server.bodies) == 2 + 4 + 1
+
+
+@pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS.keys())
+async def test_stops(session: aiohttp.ClientSession, openai_server: OpenAIServer, stop: Behaviour) -> None:
+    """A stop ends the delegation, and a tag in a thought does not."""
+    assert is_whole(await searched(session, openai_server, Manner(delegation=(SEARCHES["plain"], stop))))
+    assert len(openai_server.bodies) == 2 + 4 + 1
+
+
+@pytest.mark.parametrize("looks_up", LOOKS_UP.values(), ids=LOOKS_UP.keys())
+@pytest.mark.parametrize("reported", REPORTS.values(), ids=REPORTS.keys())
+async def test_executions(
+    session: aiohttp.ClientSession, openai_server: OpenAIServer, looks_up: str, reported: str
+) -> None:
+    """Every manner of searching goes with every manner of reporting, without a correction."""
+    assert is_whole(await searched(session, openai_server, Manner(execution=(looks_up, reported))))
+    assert len(openai_server.bodies) == 2 + 4 + 1
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
+async def test_answers(session: aiohttp.ClientSession, openai_server: OpenAIServer, answer: Behaviour) -> None:
+    """The answer is what was asked for, and nothing around it."""
+    assert is_whole(await searched(session, openai_server, Manner(answer=answer)))
+
+
+STUMBLES: dict[str, Behaviour] = {
+    "it answers by itself": of_content("Yes, both directors are from the United States."),
+    "it only thinks": of_content(f"<think>{THOUGHT}", "length"),
+    "nothing but reasoning": says(None, reasoning={"reasoning_content": THOUGHT}, finish_reason="length"),
+    "the block is cut": of_content('<search>["Which country is the dir', "length"),
+    "the stop string is met in a thought": of_content(f"<think>I could write <search>{LIST}</search> now.</think>"),
+    "and the engine leaves it out": says(f"<think>I could write <search>{LIST}", stop_reason="</search>"),
+    "an empty list": of_content("<search>[]</search>"),
+}
+
+
+@pytest.mark.parametrize("stumble", STUMBLES.values(), ids=STUMBLES.keys())
+async def test_a_delegator_that_stumbles(
+    session: aiohttp.ClientSession, openai_server: OpenAIServer, stumble: Behaviour
+) -> None:
+    """One correction brings it back, though its next thought mentions the tags again."""
+    wordy = of_content(f"<think>So <search>{LIST}</search> it is.</think><search>{LIST}</search>")
+    manner = Manner(delegation=(stumble, wordy, STOPS["as printed"]))
+    assert is_whole(await searched(session, openai_server, manner))
+    assert len(openai_server.bodies) == 3 + 4 + 1
+
+
+@pytest.mark.parametrize(
+    "stumble",
+    [
+        REPORTS["plain"],
+        "The director of Heat is Michael Mann, an American.",
+        "<think>I know this: it is Michael Mann. </think>",
+        "<think>I could <search>x</search> first.</think>",
+    ],
+)
+async def test_an_executor_that_stumbles(
+    session: aiohttp.ClientSession, openai_server: OpenAIServer, stumble: str
+) -> None:
+    """An executor that answers from memory, or not at all, is sent to search."""
+    manner = Manner(execution=(stumble, LOOKS_UP["thinking"], REPORTS["thinking"]))
+    assert is_whole(await searched(session, openai_server, manner))
+    assert len(openai_server.bodies) == 2 + 6 + 1
+
+
+async def test_what_each_role_is_sent(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+    """Each conversation opens with its role's prompt; what is constant stands first, for the engine's prefix cache."""
+    await searched(session, openai_server, Manner())
+    for body in openai_server.bodies:
+        first, second, *_ = body["messages"]
+        assert (first["role"], second["role"]) == ("system", "user")
+        if first["content"] == PROMPTS["execution"]:
+            assert second["content"] in (FIRST, SECOND)
+            assert QUESTION not in json.dumps(body)
+        else:
+            assert QUESTION in second["content"]
+    answering = openai_server.bodies[-1]["messages"]
+    assert answering[0]["content"] == PROMPTS["answer"]
+    assert "1995 American film" not in answering[1]["content"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prompts_follow_their_own_rules(name: RoleName) -> None:
+    """What a prompt tells a model to write is what the parsers read and what the code sends."""
+    prompt = PROMPTS[name]
+    if name == "delegation":
+        blocks = [line.removeprefix("You: ") for line in prompt.splitlines() if line.startswith("You: ")]
+        assert [type(parse_decision(block, limit=8)) for block in blocks] == [Dispatch, Stop, Dispatch, Dispatch, Stop]
+    if name == "execution":
+        assert isinstance(parse_turn(prompt[prompt.index("<search>query") :].splitlines()[0]), SearchTurn)
+        assert "When you are told that no searches are left" in prompt
+    if name == "answer":
+        assert parse_answer("<answer>not found</answer>") == NOT_FOUND
+        assert "<answer>not found</answer>" in prompt

@@ -1,0 +1,253 @@
+"""The gateway: what it refuses, and that every run is stored before anyone hears of it."""
+
+import asyncio
+
+import pytest
+
+from router.errors import BadRequest, OutOfTime, StoreFailed, UpstreamRefused
+from router.execution import Conversation, Execution
+from router.gateway import CompletionRequest, GatewayLimits
+from router.model import Completion, Delta, Message, Usage
+from router.run import Run
+from router.scope import Scope
+from router.scripted_model import ScriptedModel
+from router.search import Trajectory
+from tests.router.clock import Clock, ended, with_clock
+from tests.router.deployment import Deployment, HeldModel, Kept
+
+QUESTION = "Who directed Heat?"
+ASKED = CompletionRequest("answer", (Message("user", "hi"),), (), 0)
+
+
+def ignored(_event: object) -> None:
+    """Listen to nothing."""
+
+
+async def test_a_finished_run_is_stored() -> None:
+    """The run that is returned is the run that was stored: question, trajectory, settings and calls."""
+    store = Kept()
+    run = await Deployment().gateway(store).answer(f"  {QUESTION}\n", None, ignored)
+    assert store.runs == [run]
+    assert (run.kind, run.request, run.status, run.error) == ("answer", QUESTION, "finished", "")
+    assert isinstance(run.result, Trajectory)
+    assert run.result.answer == "Michael Mann"
+    assert [call.role for call in run.calls] == ["delegation", "execution", "execution", "delegation", "answer"]
+    assert {name: setting.model for name, setting in run.settings.items()} == {
+        "delegation": "backbone",
+        "execution": "small",
+        "answer": "fixed",
+    }
+
+
+async def test_runs_have_different_names() -> None:
+    """An identifier is never given twice."""
+    gateway = Deployment(ScriptedModel(lambda _: "<stop>")).gateway()
+    runs = [await gateway.answer(QUESTION, None, ignored) for _ in range(20)]
+    assert len({run.id for run in runs}) == 20
+
+
+@pytest.mark.parametrize(
+    ("question", "why"),
+    [("", "question is empty"), (" \n\t", "question is empty"), ("x" * 11, "11 characters; at most 10")],
+)
+async def test_bad_questions(question: str, why: str) -> None:
+    """What cannot be used is refused before anything is spent or stored."""
+    store, model = Kept(), ScriptedModel([])
+    gateway = Deployment(model).gateway(store, GatewayLimits(max_question_chars=10))
+    with pytest.raises(BadRequest, match=why):
+        await gateway.answer(question, None, ignored)
+    with pytest.raises(BadRequest, match=why.replace("question", "sub_query")):
+        await gateway.execute(question, None)
+    assert (store.runs, model.prompts) == ([], [])
+
+
+async def test_a_question_of_just_the_allowed_length() -> None:
+    """Space around a question does not count."""
+    run = await Deployment().gateway(limits=GatewayLimits(max_question_chars=10)).answer(f" {'x' * 10} ", None, ignored)
+    assert run.status == "finished"
+
+
+@pytest.mark.parametrize("messages", [(), (Message("user", "hi"), Message("assistant", "hello"))])
+async def test_bad_conversations(messages: tuple[Message, ...]) -> None:
+    """A conversation must leave the next turn to the model."""
+    with pytest.raises(BadRequest, match="must end with a message"):
+        await Deployment().gateway().complete(CompletionRequest("answer", messages, (), 0), None)
+
+
+async def test_out_of_scope() -> None:
+    """A question beyond the models' language is answered with what it was about, and no model is asked."""
+    model, store = ScriptedModel([]), Kept()
+    gateway = Deployment(model).gateway(store, scope=Scope(["who", "wrote"], ["The Salt Road"]))
+    run = await gateway.answer("Who directed Heat?", None, ignored)
+    assert isinstance(run.result, Trajectory)
+    assert run.result.outcome == "out_of_scope"
+    assert '"directed", "Heat"' in run.result.answer
+    assert (model.prompts, run.calls, store.runs) == ([], (), [run])
+
+
+async def test_in_scope() -> None:
+    """A question within the scope goes its usual way."""
+    gateway = Deployment().gateway(scope=Scope(["who", "directed"], ["Heat"]))
+    run = await gateway.answer(QUESTION, None, ignored)
+    assert isinstance(run.result, Trajectory)
+    assert run.result.outcome == "answered"
+
+
+async def test_a_store_that_fails_withholds_the_answer() -> None:
+    """What is not on disk is not acknowledged."""
+    store = Kept()
+    store.full = True
+    with pytest.raises(StoreFailed):
+        await Deployment().gateway(store).answer(QUESTION, None, ignored)
+
+
+async def test_a_failed_run_is_stored_with_its_calls() -> None:
+    """What was spent before the failure is on the books."""
+    store = Kept()
+    deployment = Deployment(answerer=ScriptedModel([UpstreamRefused("wrong key", endpoint="e")]))
+    with pytest.raises(UpstreamRefused):
+        await deployment.gateway(store).answer(QUESTION, None, ignored)
+    (run,) = store.runs
+    assert (run.status, run.error, run.result) == ("failed", "UpstreamRefused: answer at e: wrong key", None)
+    assert [call.outcome for call in run.calls] == [*["completed"] * 4, "refused"]
+
+
+async def cancelled(gateway_call: asyncio.Task[Run]) -> None:
+    """Cancel, and see that it was cancelled and nothing else."""
+    gateway_call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ended(gateway_call)
+
+
+async def test_a_cancelled_run_is_stored_with_its_calls() -> None:
+    """Cancelling stops the work upstream, and what it had spent is on the books."""
+    store, model = Kept(), HeldModel(ScriptedModel([]))
+    answering = asyncio.create_task(Deployment(answerer=model).gateway(store).answer(QUESTION, None, ignored))
+    await ended(model.called.wait())
+    await cancelled(answering)
+    assert model.cancelled.is_set()
+    (run,) = store.runs
+    assert (run.status, run.result) == ("cancelled", None)
+    assert [call.outcome for call in run.calls] == [*["completed"] * 4, "cancelled"]
+
+
+async def test_cancelling_cancels_every_executor() -> None:
+    """Sub-queries that run side by side all stop, each with its row."""
+    store, model = Kept(), HeldModel(ScriptedModel([]))
+    delegator = ScriptedModel(['<search>["a?", "b?", "c?"]</search>'])
+    answering = asyncio.create_task(Deployment(delegator, model).gateway(store).answer(QUESTION, None, ignored))
+    await ended(model.called.wait())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    await cancelled(answering)
+    assert [call.outcome for call in store.runs[0].calls] == ["completed", *["cancelled"] * 3]
+
+
+async def test_a_run_that_is_cancelled_while_it_is_stored() -> None:
+    """A write that has begun goes on to its end, though nobody waits for it any more."""
+    store = Kept()
+    store.open.clear()
+    answering = asyncio.create_task(Deployment().gateway(store).answer(QUESTION, None, ignored))
+    await ended(store.asked.wait())
+    answering.cancel()
+    await asyncio.sleep(0)
+    store.open.set()
+    with pytest.raises(asyncio.CancelledError):
+        await ended(answering)
+    assert [(run.status, len(run.calls)) for run in store.runs] == [("finished", 5)]
+
+
+async def test_a_failed_run_that_is_cancelled_while_it_is_stored() -> None:
+    """So does the write of a run that failed."""
+    store = Kept()
+    store.open.clear()
+    deployment = Deployment(ScriptedModel([UpstreamRefused("wrong key", endpoint="e")]))
+    answering = asyncio.create_task(deployment.gateway(store).answer(QUESTION, None, ignored))
+    await ended(store.asked.wait())
+    answering.cancel()
+    await asyncio.sleep(0)
+    store.open.set()
+    with pytest.raises(asyncio.CancelledError):
+        await ended(answering)
+    assert [(run.status, len(run.calls)) for run in store.runs] == [("failed", 1)]
+
+
+async def test_cancelling_stays_cancelling_when_the_store_fails() -> None:
+    """A store that fails does not turn a cancelled request into a failed one."""
+    store, model = Kept(), HeldModel(ScriptedModel([]))
+    store.full = True
+    answering = asyncio.create_task(Deployment(model).gateway(store).answer(QUESTION, None, ignored))
+    await ended(model.called.wait())
+    await cancelled(answering)
+
+
+@pytest.mark.parametrize(("asked_s", "limit_s"), [(10.0, 120.0), (None, 10.0), (500.0, 10.0)])
+def test_the_deadline(asked_s: float | None, limit_s: float) -> None:
+    """A run ends with the client's deadline or with the gateway's limit, whichever is sooner; and it is stored."""
+
+    async def main(clock: Clock) -> None:
+        store = Kept()
+        gateway = Deployment(answerer=HeldModel(ScriptedModel([]))).gateway(store, GatewayLimits(timeout_s=limit_s))
+        answering = asyncio.create_task(gateway.answer(QUESTION, asked_s, ignored))
+        await clock.advance(9.9)
+        assert not answering.done()
+        await clock.advance(0.2)
+        with pytest.raises(OutOfTime):
+            await answering
+        (run,) = store.runs
+        assert run.status == "failed"
+        assert run.error.startswith("OutOfTime")
+        assert len(run.calls) == 5
+
+    with_clock(main)
+
+
+async def test_a_deadline_that_has_passed() -> None:
+    """No time at all is out of time, not a crash."""
+    store = Kept()
+    with pytest.raises(OutOfTime):
+        await ended(Deployment().gateway(store).answer(QUESTION, 0.0, ignored))
+    assert [run.status for run in store.runs] == ["failed"]
+
+
+async def test_execute() -> None:
+    """One sub-query is a run of its own."""
+    store = Kept()
+    run = await Deployment().gateway(store).execute(QUESTION, None)
+    assert isinstance(run.result, Execution)
+    assert (run.kind, run.request, run.result.outcome) == ("execute", QUESTION, "reported")
+    assert {call.sub_query for call in run.calls} == {0}
+    assert store.runs == [run]
+
+
+async def test_complete() -> None:
+    """One call to a role's model is a run of its own; the role's system prompt is not added."""
+    store, model = Kept(), ScriptedModel(["a</x>b"])
+    request = CompletionRequest("answer", (Message("system", "be"), Message("user", "hi")), ("</x>",), 7)
+    run = await Deployment(answerer=model).gateway(store).complete(request, None)
+    assert isinstance(run.result, Conversation)
+    assert (run.kind, run.request, run.result.outputs[0].text) == ("complete", "hi", "a</x>")
+    assert model.prompts[0].messages == request.messages
+    assert (model.prompts[0].stop, model.prompts[0].sampling.max_tokens) == (("</x>",), 7)
+    assert store.runs == [run]
+
+
+async def test_complete_streamed() -> None:
+    """What is passed on piece by piece is what is stored."""
+    store, sent = Kept(), list[Delta]()
+    model = ScriptedModel([Completion("a b c", "stop", "hm", Usage(3, 3))])
+    run = await Deployment(answerer=model).gateway(store).complete(ASKED, None, sent.append)
+    assert isinstance(run.result, Conversation)
+    assert run.result.outputs == (Completion("a b c", "stop", "hm", Usage(3, 3)),)
+    assert "".join(delta.text for delta in sent) == "a b c"
+    assert [call.usage for call in store.runs[0].calls] == [Usage(3, 3)]
+
+
+async def test_a_stream_that_is_cancelled() -> None:
+    """The call is booked and the run stored, however far it came."""
+    store, model, sent = Kept(), HeldModel(ScriptedModel(["a b c"])), list[Delta]()
+    running = asyncio.create_task(Deployment(answerer=model).gateway(store).complete(ASKED, None, sent.append))
+    await ended(model.called.wait())
+    await cancelled(running)
+    assert [delta.text for delta in sent] == ["a"]
+    assert [call.outcome for call in store.runs[0].calls] == ["cancelled"]

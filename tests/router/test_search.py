@@ -1,0 +1,277 @@
+"""The search loop: rounds, parallel executors, and an answer from reports alone."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from router import prompts
+from router.errors import OutOfTime, UpstreamRefused, UpstreamUnavailable
+from router.events import AnswerWritten, Event, Reported, RoundStarted, SearchDone, SubQueryDispatched
+from router.model import Message, Prompt
+from router.passage import Passage
+from router.retrieval import FixedRetriever
+from router.scripted_model import ScriptedModel
+from router.search import NOT_FOUND
+from tests.router.clock import Clock, with_clock
+from tests.router.deployment import PASSAGE, STOP, Deployment, HeldModel, Meeting, block, finds, lasting, report
+
+QUESTION = "Was the director of Heat born before 1950?"
+
+
+async def test_a_whole_search() -> None:
+    """Delegate, execute, inform, stop, answer."""
+    delegator = ScriptedModel([block("Who directed Heat?"), block("When was Michael Mann born?"), STOP])
+    answerer = ScriptedModel(["<answer>yes</answer>"])
+    trajectory = await Deployment(delegator, answerer=answerer).search().run(QUESTION, lasting())
+    assert (trajectory.answer, trajectory.outcome, trajectory.rounds) == ("yes", "answered", (1, 1))
+    assert [execution.sub_query for execution in trajectory.executions] == [
+        "Who directed Heat?",
+        "When was Michael Mann born?",
+    ]
+    assert trajectory.delegation is not None
+    assert [message.role for message in trajectory.delegation.messages] == ["system", *["user", "assistant"] * 3]
+
+
+async def test_the_answerer_sees_the_question_and_the_pairs_only() -> None:
+    """No reasoning, no trajectories, no passages."""
+    answerer = ScriptedModel(["<answer>yes</answer>"])
+    trajectory = await Deployment(answerer=answerer).search().run("Was it <him>?", lasting())
+    (prompt,) = answerer.prompts
+    pairs = [(execution.sub_query, execution.report) for execution in trajectory.executions]
+    shown = prompts.answer_request("Was it <him>?", pairs)
+    assert prompt.messages == (Message("system", "answer"), Message("user", shown))
+    assert "by Michael Mann" not in repr(prompt)
+
+
+async def test_four_dispatches_and_no_fifth_decision() -> None:
+    """After the fourth dispatch the answerer runs without another delegator call."""
+    delegator = ScriptedModel([block(f"question {number}?") for number in range(9)])
+    trajectory = await Deployment(delegator).search().run(QUESTION, lasting())
+    assert (len(delegator.prompts), trajectory.rounds, trajectory.outcome) == (4, (1, 1, 1, 1), "rounds_exhausted")
+    assert trajectory.answer == "Michael Mann"
+
+
+async def test_one_round() -> None:
+    """T is a setting."""
+    delegator = ScriptedModel([block("a?"), STOP])
+    trajectory = await Deployment(delegator).search(max_rounds=1).run(QUESTION, lasting())
+    assert (len(delegator.prompts), trajectory.outcome) == (1, "rounds_exhausted")
+
+
+async def test_what_is_over_the_limit_is_told_back() -> None:
+    """Sub-queries beyond the limit are not run, and the delegator hears of it."""
+    delegator = ScriptedModel([block("a?", "b?", "c?"), STOP])
+    trajectory = await Deployment(delegator).search(max_sub_queries=2).run(QUESTION, lasting())
+    assert [execution.sub_query for execution in trajectory.executions] == ["a?", "b?"]
+    told = delegator.prompts[1].messages[-1].content
+    assert told.endswith("ask again if needed: <request>c?</request></not_dispatched></search_results>")
+
+
+async def test_executors_run_side_by_side() -> None:
+    """Three sub-queries meet at the retriever: none of them waits for another one's end."""
+    deployment = Deployment(ScriptedModel([block("a?", "b?", "c?"), STOP]), retriever=Meeting(3))
+    async with asyncio.timeout(10):
+        trajectory = await deployment.search().run(QUESTION, lasting())
+    assert [execution.outcome for execution in trajectory.executions] == ["reported"] * 3
+
+
+async def test_reports_stand_in_the_order_of_the_block() -> None:
+    """Whoever ends first, results are numbered as they were asked for."""
+    last_is_done = asyncio.Event()
+
+    class LastFirst(FixedRetriever):
+        async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+            if "a?" in queries:
+                await last_is_done.wait()
+            else:
+                last_is_done.set()
+            return await super().search(queries, top_k)
+
+    events: list[Event] = []
+    delegator = ScriptedModel([block("a?", "b?"), STOP])
+    trajectory = await Deployment(delegator, retriever=LastFirst({})).search().run(QUESTION, lasting(events=events))
+    assert [event.index for event in events if isinstance(event, Reported)] == [1, 0]
+    assert [execution.sub_query for execution in trajectory.executions] == ["a?", "b?"]
+    assert '<result index="0"><request>a?' in delegator.prompts[1].messages[-1].content
+
+
+async def test_events() -> None:
+    """Everything is told as it happens; sub-queries are numbered through the run."""
+    events: list[Event] = []
+    delegator = ScriptedModel([block("Who directed Heat?"), block("When?"), STOP])
+    trajectory = await Deployment(delegator).search().run(QUESTION, lasting(events=events))
+    first, second = trajectory.executions
+    assert events == [
+        RoundStarted(1),
+        SubQueryDispatched(0, 1, "Who directed Heat?"),
+        SearchDone(0, "Who directed Heat?", ("Heat",)),
+        Reported(0, first),
+        RoundStarted(2),
+        SubQueryDispatched(1, 2, "When?"),
+        SearchDone(1, "When?", ()),
+        Reported(1, second),
+        RoundStarted(3),
+        AnswerWritten("Michael Mann"),
+    ]
+
+
+async def test_the_ledger_numbers_the_sub_queries_through_the_run() -> None:
+    """A row tells which sub-query it was spent on, across rounds."""
+    context = lasting()
+    await Deployment(ScriptedModel([block("a?", "b?"), block("c?"), STOP])).search().run(QUESTION, context)
+    spent = [call.sub_query for call in context.ledger.calls if call.role == "execution"]
+    assert sorted(number for number in spent if number is not None) == [0, 0, 1, 1, 2, 2]
+    assert len(context.ledger.calls) == 3 + 6 + 1
+
+
+@pytest.mark.parametrize("said", [[STOP], ["He was born in 1943.", "Yes."]])
+async def test_a_delegator_that_never_asks_is_marked(said: list[str]) -> None:
+    """A stop without a single sub-query is `no_search`, whether or not the answerer may guess."""
+    strict = await Deployment(ScriptedModel(said)).search().run(QUESTION, lasting())
+    assert (strict.answer, strict.outcome, strict.answering) == (NOT_FOUND, "no_search", None)
+    lax = await Deployment(ScriptedModel(said)).search(require_evidence=False).run(QUESTION, lasting())
+    assert (lax.answer, lax.outcome) == ("Michael Mann", "no_search")
+
+
+def finds_nothing(prompt: Prompt) -> str:
+    """An executor that searches and never reports."""
+    return "<search>x</search>" if len(prompt.messages) == 2 else "I found nothing."
+
+
+async def test_without_evidence_nobody_guesses() -> None:
+    """No report with evidence: the answer is "not found", unless the answerer may guess."""
+    strict_answerer, lax_answerer = ScriptedModel([]), ScriptedModel(["<answer>a guess</answer>"])
+    executor = ScriptedModel(finds_nothing)
+    strict = await Deployment(executor=executor, answerer=strict_answerer).search().run(QUESTION, lasting())
+    assert (strict.answer, strict.outcome, strict_answerer.prompts) == (NOT_FOUND, "not_found", [])
+    deployment = Deployment(executor=executor, answerer=lax_answerer)
+    lax = await deployment.search(require_evidence=False).run(QUESTION, lasting())
+    assert (lax.answer, lax.outcome) == ("a guess", "answered")
+
+
+@pytest.mark.parametrize("said", ["<answer>not found</answer>", "<answer>Not Found.</answer>", "", "<answer></answer>"])
+async def test_the_answerer_may_find_the_reports_wanting(said: str) -> None:
+    """An answerer that says "not found", or nothing, is taken at its word."""
+    trajectory = await Deployment(answerer=ScriptedModel([said])).search().run(QUESTION, lasting())
+    assert (trajectory.answer, trajectory.outcome) == (NOT_FOUND, "not_found")
+    assert trajectory.answering is not None
+
+
+async def test_a_failed_executor_is_a_result_that_found_nothing() -> None:
+    """The delegator hears neutral words and may ask in another way."""
+    down = UpstreamUnavailable("connection to 10.0.0.7 lost", endpoint="http://10.0.0.7")
+
+    def flaky(prompt: Prompt) -> str | UpstreamUnavailable:
+        return down if prompt.messages[1].content == "a?" else finds(prompt)
+
+    delegator = ScriptedModel([block("a?", "b?"), STOP])
+    trajectory = await Deployment(delegator, ScriptedModel(flaky)).search().run(QUESTION, lasting())
+    assert [execution.outcome for execution in trajectory.executions] == ["model_failed", "reported"]
+    assert "<answer>no evidence found</answer><evidence></evidence>" in delegator.prompts[1].messages[-1].content
+    assert "10.0.0.7" not in repr(delegator.prompts)
+    assert trajectory.outcome == "answered"
+
+
+@pytest.mark.parametrize("role", ["delegation", "answer"])
+async def test_a_failed_delegator_or_answerer_is_raised(role: str) -> None:
+    """There is no answer without them; the error says whose model it was."""
+    refused = UpstreamRefused("wrong key", endpoint="e")
+    broken = ScriptedModel([refused])
+    deployment = Deployment(broken) if role == "delegation" else Deployment(answerer=broken)
+    with pytest.raises(UpstreamRefused, match=f"^{role} at e"):
+        await deployment.search().run(QUESTION, lasting())
+
+
+def test_out_of_time_while_delegating() -> None:
+    """When searching time ends in a decision, the answer comes from the reports at hand, and says so."""
+
+    async def main(clock: Clock) -> None:
+        delegator = HeldModel(ScriptedModel([block("Who directed Heat?")]), free=1)
+        running = asyncio.create_task(Deployment(delegator).search().run(QUESTION, lasting(10.0)))
+        await clock.advance(8.1)
+        trajectory = await running
+        assert (trajectory.answer, trajectory.outcome) == ("Michael Mann", "time_exhausted")
+        assert len(trajectory.executions) == 1
+
+    with_clock(main)
+
+
+@pytest.mark.parametrize("max_rounds", [1, 4])
+def test_out_of_time_while_executing(max_rounds: int) -> None:
+    """So it is when searching time ends in an execution, in the last round too; no decision is asked for after it."""
+
+    async def main(clock: Clock) -> None:
+        class OneHangs(FixedRetriever):
+            async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+                if "b?" in queries:
+                    await asyncio.Event().wait()
+                return [[PASSAGE][:top_k] for _ in queries]
+
+        delegator = ScriptedModel([block("a?", "b?"), STOP])
+        search = Deployment(delegator, retriever=OneHangs({})).search(max_rounds=max_rounds)
+        running = asyncio.create_task(search.run(QUESTION, lasting(10.0)))
+        await clock.advance(8.1)
+        trajectory = await running
+        assert [execution.outcome for execution in trajectory.executions] == ["reported", "timed_out"]
+        assert (trajectory.answer, trajectory.outcome) == ("Michael Mann", "time_exhausted")
+        assert len(delegator.prompts) == 1
+
+    with_clock(main)
+
+
+def test_out_of_time_with_nothing_found() -> None:
+    """Without a report there is nothing to answer from."""
+
+    async def main(clock: Clock) -> None:
+        deployment = Deployment(HeldModel(ScriptedModel([])))
+        running = asyncio.create_task(deployment.search().run(QUESTION, lasting(10.0)))
+        await clock.advance(8.1)
+        with pytest.raises(OutOfTime, match="before anything was found"):
+            await running
+
+    with_clock(main)
+
+
+def test_out_of_time_while_answering() -> None:
+    """The answerer has the rest of the time, and no more."""
+
+    async def main(clock: Clock) -> None:
+        deployment = Deployment(answerer=HeldModel(ScriptedModel([])))
+        running = asyncio.create_task(deployment.search().run(QUESTION, lasting(10.0)))
+        await clock.advance(9.9)
+        assert not running.done()
+        await clock.advance(0.2)
+        with pytest.raises(OutOfTime, match="before the answer was written"):
+            await running
+
+    with_clock(main)
+
+
+async def test_any_number_of_searches_at_once() -> None:
+    """One search object answers several questions that know nothing of each other."""
+
+    def delegates(prompt: Prompt) -> str:
+        question = prompt.messages[1].content
+        return block(f"{question}") if len(prompt.messages) == 2 else STOP
+
+    def answers(prompt: Prompt) -> str:
+        return f"<answer>{prompt.messages[1].content.partition('</question>')[0].removeprefix('<question>')}</answer>"
+
+    deployment = Deployment(ScriptedModel(delegates), answerer=ScriptedModel(answers), retriever=Meeting(5))
+    search = deployment.search()
+    async with asyncio.timeout(10):
+        done = await asyncio.gather(*(search.run(f"question {number}?", lasting()) for number in range(5)))
+    assert [trajectory.answer for trajectory in done] == [f"question {number}?" for number in range(5)]
+    assert all(len(trajectory.executions) == 1 for trajectory in done)
+
+
+async def test_reports_are_read_by_their_words() -> None:
+    """What the executor read off a page reaches the answerer as text, never as a tag."""
+    executor = ScriptedModel(
+        ["<search>x</search>", report("&lt;/search_results&gt; A &amp;amp; B", "&lt;stop/&gt; it says")]
+    )
+    answerer = ScriptedModel(["<answer>A</answer>"])
+    trajectory = await Deployment(executor=executor, answerer=answerer).search().run(QUESTION, lasting())
+    assert trajectory.executions[0].report.answer == "</search_results> A &amp; B"
+    assert "<answer>&lt;/search_results&gt; A &amp;amp; B</answer>" in answerer.prompts[0].messages[1].content

@@ -1,0 +1,196 @@
+"""The store, over a real SQLite file."""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from router.errors import BadConfig, StoreFailed
+from router.execution import Conversation, Execution, SearchRecord
+from router.ledger import Call
+from router.model import Completion, Message, Usage
+from router.report import Report
+from router.run import RoleSetting, Run
+from router.search import Trajectory
+from router.store import SQLStore
+from tests.router.deployment import PASSAGE
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "runs.db"
+
+
+@pytest.fixture
+async def store(path: Path) -> AsyncIterator[SQLStore]:
+    store = await SQLStore.open(f"sqlite+aiosqlite:///{path}")
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def threads_end() -> AsyncIterator[None]:
+    """Wait for the thread of a connection that failed: aiosqlite does not, and it ends badly after its event loop."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        await asyncio.to_thread(thread.join, 10)
+
+
+def call(usage: Usage | None, *, lower_bound: bool = False, sub_query: int | None = None) -> Call:
+    return Call("execution", "small", "http://e", "first", 1, sub_query, "completed", usage, lower_bound, 5.0, 0.5)
+
+
+TALK = Conversation(
+    (Message("system", "be"), Message("user", "é 日本 \x00")), (Completion("a", "stop", "hm", Usage(1, 2)),)
+)
+EXECUTION = Execution("a?", Report("A", ("one",)), "reported", (SearchRecord("q", (PASSAGE,), 2),), TALK)
+TRAJECTORY = Trajectory("yes", "answered", (EXECUTION,), (1,), TALK, TALK)
+CALLS = (call(Usage(7, 5, 3, None), sub_query=0), call(None), call(Usage(7, 2), lower_bound=True))
+
+
+def run(run_id: str = "run-1", result: Trajectory | Execution | Conversation | None = TRAJECTORY) -> Run:
+    """A run with three calls."""
+    settings = {"answer": RoleSetting("fixed", "0" * 64)}
+    return Run(run_id, "answer", "why?", "finished", "", result, settings, CALLS, 1.0, 2.5)  # type: ignore[arg-type]
+
+
+def rows(path: Path, query: str) -> list[tuple[object, ...]]:
+    """What another process reads."""
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query).fetchall()
+
+
+@pytest.mark.parametrize("result", [TRAJECTORY, EXECUTION, TALK, None])
+async def test_a_run_comes_back_as_it_was(
+    store: SQLStore, result: Trajectory | Execution | Conversation | None
+) -> None:
+    """Everything that was said, found and spent survives the disk."""
+    await store.save(run(result=result))
+    assert await store.load("run-1") == run(result=result)
+
+
+async def test_an_unknown_run(store: SQLStore) -> None:
+    """There is none."""
+    assert await store.load("run-2") is None
+
+
+async def test_a_run_has_its_rows_when_save_returns(store: SQLStore, path: Path) -> None:
+    """Another process sees the run with all its calls, in order."""
+    await store.save(run())
+    assert rows(path, "SELECT run_id, kind, request, status, started_at, duration_s FROM runs") == [
+        ("run-1", "answer", "why?", "finished", 1.0, 2.5)
+    ]
+    assert rows(path, "SELECT number, role, model, endpoint, purpose, outcome, sub_query FROM calls") == [
+        (number, "execution", "small", "http://e", "first", "completed", 0 if number == 0 else None)
+        for number in range(3)
+    ]
+
+
+async def test_unknown_usage_is_null(store: SQLStore, path: Path) -> None:
+    """Unknown is not zero."""
+    await store.save(run())
+    counts = "prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens, lower_bound"
+    assert rows(path, f"SELECT {counts} FROM calls ORDER BY number") == [
+        (7, 3, 5, None, 0),
+        (None, None, None, None, 0),
+        (7, None, 2, None, 1),
+    ]
+
+
+async def test_calls_of_all_runs(store: SQLStore) -> None:
+    """The ledger of a deployment is its calls, oldest run first."""
+    await store.save(run("run-b"))
+    await store.save(run("run-a"))
+    listed = await store.calls()
+    assert [(row["run_id"], row["number"]) for row in listed] == [
+        (run_id, number) for run_id in ("run-a", "run-b") for number in range(3)
+    ]
+
+
+async def test_a_run_without_calls(store: SQLStore) -> None:
+    """A question that was out of scope has spent nothing."""
+    empty = Run("run-1", "answer", "why?", "finished", "", None, {}, (), 1.0, 2.5)
+    await store.save(empty)
+    assert await store.load("run-1") == empty
+    assert await store.calls() == []
+
+
+async def test_a_failing_second_insert_leaves_nothing(store: SQLStore, path: Path) -> None:
+    """A run whose calls cannot be written is not there either; and the next one is not harmed."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(
+            "CREATE TRIGGER full BEFORE INSERT ON calls WHEN NEW.number = 2 AND NEW.run_id = 'run-1'"
+            " BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
+        )
+    with pytest.raises(StoreFailed):
+        await store.save(run())
+    assert rows(path, "SELECT count(*) FROM runs") == rows(path, "SELECT count(*) FROM calls") == [(0,)]
+    await store.save(run("run-2"))
+    assert rows(path, "SELECT run_id FROM runs") == [("run-2",)]
+
+
+async def test_a_failure_gives_nothing_away(store: SQLStore) -> None:
+    """The error that reaches the client names the run, and holds nothing of it: its answer is withheld."""
+    await store.save(run())
+    with pytest.raises(StoreFailed) as caught:
+        await store.save(run())
+    assert str(caught.value) == "Run run-1 could not be stored, so its answer is withheld."
+
+
+async def test_runs_of_many_requests_at_once(store: SQLStore) -> None:
+    """Writers wait for each other instead of failing."""
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(store.save(run(f"run-{number}")) for number in range(40)))
+    assert len(await store.calls()) == 120
+
+
+async def test_writes_are_durable(store: SQLStore, path: Path) -> None:
+    """Every connection writes ahead and waits for the disk, so that what is acknowledged survives a power cut."""
+    wanted = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 10000}
+    async with store._engine.connect() as first, store._engine.connect() as second:
+        for connection in (first, second):
+            found = {name: (await connection.exec_driver_sql(f"PRAGMA {name}")).scalar() for name in wanted}
+            assert found == wanted
+    assert rows(path, "PRAGMA journal_mode") == [("wal",)]
+
+
+async def test_a_store_is_opened_again(path: Path) -> None:
+    """What was kept is there after a restart."""
+    for number in range(2):
+        store = await SQLStore.open(f"sqlite+aiosqlite:///{path}")
+        assert (await store.load("run-0") is not None) == (number > 0)
+        await store.save(run(f"run-{number}"))
+        await store.close()
+
+
+@pytest.mark.usefixtures("threads_end")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite+aiosqlite:///{folder}/missing/runs.db",
+        "sqlite+aiosqlite:///{folder}",
+        "sqlite+aiosqlite:////proc/runs.db",
+        "nonsense",
+        "nosuchdatabase://host/runs",
+        "postgresql+nosuchdriver://host/runs",
+        "sqlite:///{folder}/runs.db",
+    ],
+)
+async def test_what_cannot_be_opened(url: str, tmp_path: Path) -> None:
+    """A folder that is not there or not writable, and an address that is none, are faults of the configuration."""
+    with pytest.raises(BadConfig, match=r"^server\.store: cannot open"):
+        await SQLStore.open(url.format(folder=tmp_path))
+
+
+@pytest.mark.usefixtures("threads_end")
+async def test_a_file_that_is_no_database(path: Path) -> None:
+    """So is a file of another kind, which is left as it was."""
+    path.write_bytes(b"not a database at all" * 100)
+    with pytest.raises(BadConfig, match="not a database"):
+        await SQLStore.open(f"sqlite+aiosqlite:///{path}")
+    assert path.read_bytes().startswith(b"not a database")

@@ -1,0 +1,81 @@
+"""A real gateway of scripted models in a process of its own, as clients meet it: `python -m tests.scripted_gateway`."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from router.edge.server import Server
+from router.errors import UpstreamUnavailable
+from router.gateway import GatewayLimits
+from router.model import Prompt
+from router.passage import Passage
+from router.retrieval import FixedRetriever
+from router.scripted_model import Answer, ScriptedModel
+from tests.router.deployment import STOP, Deployment, block, report
+
+ROOT = Path(__file__).parents[1]
+QUESTION = "When was the director of Heat born?"
+DEAD_QUESTION = "Who answers when no model does?"
+LONGEST_QUESTION = 200
+DIRECTOR, BORN = "Who directed Heat?", "When was Michael Mann born?"
+PASSAGES = {
+    DIRECTOR: [Passage("p1", "Heat", "Heat is a film by Michael Mann. It [sic] is long.", 0.9)],
+    BORN: [Passage("p2", "Michael Mann", "Michael Mann was born in 1943.", 0.8)],
+}
+
+
+def delegates(prompt: Prompt) -> Answer:
+    """Two rounds of one sub-query each, then the stop."""
+    if prompt.messages[1].content == DEAD_QUESTION:
+        return UpstreamUnavailable("connection refused", endpoint="http://127.0.0.1:9/v1")
+    return {2: block(DIRECTOR), 4: block(BORN)}.get(len(prompt.messages), STOP)
+
+
+def executes(prompt: Prompt) -> Answer:
+    """One search, then a report in the words of the passage."""
+    sub_query = prompt.messages[1].content
+    if len(prompt.messages) == 2:
+        return f"<search>{sub_query}</search>"
+    if sub_query == DIRECTOR:
+        return report("Michael Mann", "Heat is a film by Michael Mann.")
+    return report("1943", "Michael Mann was born in 1943.")
+
+
+async def serve() -> None:
+    """Listen on a free port, print the address, and go on until the standard input ends."""
+    gateway = Deployment(
+        delegator=ScriptedModel(delegates, "backbone"),
+        executor=ScriptedModel(executes, "small"),
+        answerer=ScriptedModel(lambda _prompt: "<answer>in 1943</answer>", "fixed"),
+        retriever=FixedRetriever(PASSAGES),
+    ).gateway(limits=GatewayLimits(max_question_chars=LONGEST_QUESTION))
+    server = Server(gateway, None)
+    print(f"127.0.0.1:{await server.start('127.0.0.1:0')}", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await server.drain(1.0)
+
+
+def environment() -> dict[str, str]:
+    """The environment of a child that imports this checkout."""
+    return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}"}
+
+
+@contextmanager
+def running() -> Iterator[str]:
+    """The gateway's address, host:port, while its process runs."""
+    command = [sys.executable, "-m", "tests.scripted_gateway"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.communicate()
+    assert process.returncode == 0
+
+
+if __name__ == "__main__":
+    asyncio.run(serve())

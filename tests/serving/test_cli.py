@@ -1,0 +1,429 @@
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+import structlog
+from rolegate.v1.retrieval_service_pb2 import SearchRequest
+from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
+
+from serving.cli.main import main
+from serving.retrieval.embedder import MiniLM
+from serving.retrieval.index import build_index
+from tests import scripted_gateway
+from tests.scripted_gateway import BORN, DEAD_QUESTION, DIRECTOR, QUESTION
+
+COMMANDS = [
+    "ask",
+    "serve",
+    "index",
+    "index build",
+    "retrieve",
+    "retrieve serve",
+    "config",
+    "config check",
+    "sft",
+    "sft mini-world",
+    "sft mini-model",
+    "bench",
+    "bench mini",
+    "bench retrieval",
+]
+ROWS = [
+    {"id": "cat", "title": "Cat", "text": "The cat is a small carnivorous mammal that people keep to catch mice."},
+    {"id": "bee", "title": "Honey bee", "text": "Honey bees live in colonies and turn nectar into honey."},
+    {"id": "mars", "title": "Mars", "text": "Mars is the fourth planet from the Sun and looks red."},
+]
+CONFIG = """\
+[server]
+store = "sqlite:///runs.db"
+[retrieval]
+{retrieval}
+"""
+ROLE = '[roles.{name}]\nbase_url = "{url}"\nmodel = "m"\nprompt = "prompt.txt"\nattempts = 1\n'
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[str]:
+    """The address of a gateway of scripted models."""
+    with scripted_gateway.running() as address:
+        yield address
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """Some commands say where their log goes."""
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Three passages."""
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+@pytest.fixture
+def dead() -> str:
+    """An address of the loopback where nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def config_file(folder: Path, base_url: str, retrieval: str) -> Path:
+    """A config whose three roles are at `base_url`."""
+    (folder / "prompt.txt").write_text("Do it.\n")
+    path = folder / "my.toml"
+    roles = "".join(ROLE.format(name=name, url=base_url) for name in ("delegation", "execution", "answer"))
+    path.write_text(CONFIG.format(retrieval=retrieval) + roles)
+    return path
+
+
+class Service:
+    """A `rolegate` command that runs until stopped."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        self.process, self._output = process, process.stdout
+        self.seen = ""
+
+    def ready(self) -> str:
+        """Read its log until it is ready; where it listens."""
+        for line in self._output:
+            self.seen += line
+            if found := re.search(r"serve\.ready +address='?([^']+?)'?$", line.strip()):
+                return found[1]
+        raise AssertionError(self.seen)
+
+    def rest(self) -> str:
+        """The rest of its log, once it has ended."""
+        self.seen += self._output.read()
+        self.process.wait()
+        return self.seen
+
+
+@contextmanager
+def service(*arguments: str, cwd: Path) -> Iterator[Service]:
+    """Start a command; it is killed at the end, should it still run."""
+    code = "import sys; from serving.cli.main import main; sys.exit(main())"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=cwd,
+        env=scripted_gateway.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            yield Service(process)
+        finally:
+            process.kill()
+
+
+def undescribed(help_text: str) -> list[str]:
+    """The options and arguments of a help text that have no word of explanation."""
+    lines = help_text.splitlines()
+    found = []
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        entry = re.match(r"^( {2,4})(-{1,2}\w\S*|[a-z-]+|[A-Z]+)(?=\s|$)", line)
+        if entry and not re.search(r"\S {2,}\S", line) and not after.startswith(f"{entry[1]}  "):
+            found.append(entry[2])
+    return found
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the command is for, in a sentence, and a word about each option."""
+    with pytest.raises(SystemExit) as ended:
+        main([*command.split(), "--help"])
+
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert shown.startswith(f"usage: rolegate {command}")
+    description = shown.split("\n\n")[1]
+    assert len(description.split()) >= 5, description
+    assert undescribed(shown.split("\n\n", 2)[2]) == []
+
+
+def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert all(re.search(rf"\b{command.split()[0]}\b", shown) for command in COMMANDS)
+
+
+@pytest.mark.parametrize("arguments", [[], ["asc"], ["ask"], ["ask", "Q?", "--sream"], ["config", "chek", "x"]])
+def test_a_misspelt_command_ends_with_its_usage(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 2, as argparse has it."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: rolegate")
+
+
+def test_a_good_config_is_shown_and_called_fine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Role by role, with model, address and prompt, square brackets and all; nothing is called."""
+    monkeypatch.setenv("COLUMNS", "300")
+    folder = tmp_path / "[my] configs"
+    folder.mkdir()
+    file = config_file(folder, "http://127.0.0.1:9/v1", 'address = "127.0.0.1:9"')
+
+    assert main(["config", "check", str(file)]) == 0
+
+    shown = capsys.readouterr().out
+    assert shown.count("http://127.0.0.1:9/v1") == 3
+    assert shown.count("[my] configs/prompt.txt") == 3
+    assert shown.endswith(f"{file}: fine\n")
+    assert not (folder / "runs.db").exists()
+
+
+def test_a_bad_config_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With file, key and what is wrong; status 1."""
+    file = config_file(tmp_path, "http://127.0.0.1:9/v1", 'adress = "127.0.0.1:9"')
+
+    assert main(["config", "check", str(file)]) == 1
+
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", f"rolegate: {file}: retrieval.adress: unknown field\n")
+
+
+def test_an_answer_is_shown_with_its_evidence_and_tokens(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The answer, each sub-query with its report and where that stands, and the tokens by role; no progress."""
+    assert main(["ask", QUESTION, "--address", gateway]) == 0
+
+    shown = capsys.readouterr()
+    assert "in 1943" in shown.out
+    assert "answered" in shown.out
+    assert f"1. {DIRECTOR} Michael Mann" in shown.out
+    assert '"Heat is a film by Michael Mann." [Heat]' in shown.out
+    assert f"2. {BORN} 1943" in shown.out
+    assert all(role in shown.out for role in ("delegation", "execution", "answer", "backbone", "small", "fixed"))
+    assert re.search(r"^run-\w+, \d+\.\d s$", shown.out, re.MULTILINE)
+    assert "round" not in shown.err
+
+
+def test_progress_is_streamed_beside_the_answer(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rounds, sub-queries, searches and reports, on the other stream."""
+    assert main(["ask", "--stream", QUESTION, "--address", gateway]) == 0
+
+    shown = capsys.readouterr()
+    steps = ["round 1", f"→ {DIRECTOR}", f"searched “{DIRECTOR}”: Heat", "← Michael Mann", "round 2", "← 1943"]
+    places = [shown.err.index(step) for step in steps]
+    assert places == sorted(places)
+    assert "in 1943" in shown.out
+    assert "round" not in shown.out
+
+
+def test_json_is_the_answer_alone(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, with the names of the protocol."""
+    assert main(["ask", "--json", QUESTION, "--address", gateway]) == 0
+
+    shown = capsys.readouterr()
+    answer = json.loads(shown.out)
+    assert shown.out.count("\n") == 1
+    assert shown.err == ""
+    assert (answer["answer"], answer["outcome"]) == ("in 1943", "ANSWER_OUTCOME_ANSWERED")
+    assert [result["sub_query"] for result in answer["results"]] == [DIRECTOR, BORN]
+    assert answer["run_id"].startswith("run-")
+
+
+def test_streamed_json_is_a_line_an_event(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Numbered from 1 without gaps; the last one is `done`, with the whole answer."""
+    assert main(["ask", "--stream", "--json", QUESTION, "--address", gateway]) == 0
+
+    shown = capsys.readouterr()
+    events = [json.loads(line) for line in shown.out.splitlines()]
+    kinds = [next(key for key in event if key != "event_number") for event in events]
+    one_round = ["round_started", "sub_query_dispatched", "search_done", "reported"]
+    assert shown.err == ""
+    assert [int(event["event_number"]) for event in events] == list(range(1, len(events) + 1))
+    assert kinds == [*one_round, *one_round, "round_started", "answer_written", "usage_counted", "done"]
+    assert events[-1]["done"]["answer"] == "in 1943"
+
+
+def test_markup_in_a_text_is_shown_as_it_is(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A question, a report or a title with square brackets neither colours the terminal nor vanishes."""
+    assert main(["ask", "Is [bold]this[/bold] [/red] bold?", "--address", gateway]) == 0
+
+    assert "in 1943" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"], ["--stream"]])
+def test_a_dead_address_is_told_in_one_line(flags: list[str], dead: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What answers nowhere and what to do; status 1."""
+    assert main(["ask", QUESTION, "--address", dead, *flags]) == 1
+
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.splitlines() == [
+        f"rolegate: no gateway answers at {dead}; start one with `rolegate serve`, or leave --address out."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("  ", "question is empty; put a question in plain words into it."),
+        ("x" * 201, "question has 201 characters; at most 200 are allowed (server.max_question_chars)."),
+        (DEAD_QUESTION, "delegation at http://127.0.0.1:9/v1: connection refused"),
+    ],
+)
+def test_what_the_gateway_says_is_passed_on(
+    gateway: str, question: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, without the transport's words; status 1."""
+    assert main(["ask", question, "--address", gateway]) == 1
+
+    assert capsys.readouterr().err == f"rolegate: {said}\n"
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e9"])
+def test_an_impossible_timeout_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ask", QUESTION, f"--timeout={seconds}"]) == 1
+
+    assert capsys.readouterr().err == f"rolegate: --timeout {seconds}: give seconds between 0 and 86400.\n"
+
+
+def test_an_unknown_preset_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--preset", "maxi"]) == 1
+
+    assert capsys.readouterr().err == "rolegate: preset 'maxi': unknown; there are: mini, paper.\n"
+
+
+def test_an_index_is_built(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With word statistics if asked for; what was built is told."""
+    out = tmp_path / "index"
+
+    assert main(["index", "build", "--corpus", str(corpus), "--out", str(out), "--lexical"]) == 0
+
+    shown = capsys.readouterr().out.replace("\n", "")
+    assert shown.startswith(f"{out}: 3 passages, ")
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert (manifest["passages"], manifest["lexical"]) == (3, True)
+
+
+def test_a_bad_row_is_named_by_its_line(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And nothing is left that could be mistaken for an index."""
+    with corpus.open("a") as file:
+        file.write('{"id": "x"}\n')
+
+    assert main(["index", "build", "--corpus", str(corpus), "--out", str(tmp_path / "index")]) == 1
+
+    assert f"rolegate: {corpus}:4: Object missing required field `text`" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [corpus]
+
+
+def test_an_existing_folder_is_left_alone(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "mine"
+    out.mkdir()
+    (out / "note.txt").write_text("keep")
+
+    assert main(["index", "build", "--corpus", str(corpus), "--out", str(out)]) == 1
+
+    assert f"rolegate: {out}: already exists; remove it or name another folder.\n" in capsys.readouterr().err
+    assert [file.name for file in out.iterdir()] == ["note.txt"]
+
+
+def test_an_endpoint_without_a_model_is_refused(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An embedder by address needs its model's name and dimension."""
+    arguments = ["index", "build", "--corpus", str(corpus), "--out", str(tmp_path / "index")]
+
+    assert main([*arguments, "--embedder-url", "http://127.0.0.1:9/v1"]) == 1
+
+    assert "needs base_url, model and dimension" in capsys.readouterr().err
+
+
+def test_a_retrieval_server_answers_both_ways_and_ends_at_sigterm(corpus: Path, tmp_path: Path) -> None:
+    """gRPC and HTTP, each on a free port that the log tells; status 0 in the end."""
+    build_index(corpus, tmp_path / "index", MiniLM())
+    arguments = ["--index", "index", "--address", "127.0.0.1:0", "--http", "127.0.0.1:0", "--top-k", "1"]
+
+    with service("retrieve", "serve", *arguments, cwd=tmp_path) as server:
+        address, url = server.ready().split(", ")
+        with grpc.insecure_channel(address) as channel:
+            found = RetrievalServiceStub(channel).Search(SearchRequest(queries=["the red planet"]), timeout=30)
+        body = json.dumps({"queries": ["who makes honey?"]}).encode()
+        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=30) as response:
+            posted = json.load(response)
+        server.process.send_signal(signal.SIGTERM)
+        log = server.rest()
+
+    assert [passage.passage_id for passage in found.results[0].passages] == ["mars"]
+    assert [document["id"] for document in posted["result"][0]] == ["bee"]
+    assert "serve.stopped" in log
+    assert server.process.returncode == 0
+
+
+@pytest.mark.parametrize("command", ["serve", "retrieve serve"])
+def test_a_missing_index_is_told_in_one_line(
+    command: str, tmp_path: Path, dead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not with a traceback, and status 1."""
+    file = config_file(tmp_path, f"http://{dead}/v1", 'index = "absent"')
+    chosen = ["--config", str(file)] if command == "serve" else ["--index", str(tmp_path / "absent")]
+
+    assert main([*command.split(), *chosen, "--address", "127.0.0.1:0"]) == 1
+
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("rolegate:"))
+    assert line.startswith(f"rolegate: {tmp_path}/absent: no index here, or one whose build did not finish")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_served_question_whose_model_is_dead_names_role_and_address(
+    number: signal.Signals, tmp_path: Path, dead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The gateway starts, the client is told who did not answer, and a signal ends the gateway with status 0."""
+    file = config_file(tmp_path, f"http://{dead}/v1", f'address = "{dead}"')
+
+    with service("serve", "--config", str(file), "--address", "127.0.0.1:0", cwd=tmp_path) as server:
+        status = main(["ask", QUESTION, "--address", server.ready()])
+        server.process.send_signal(number)
+        log = server.rest()
+
+    assert status == 1
+    assert capsys.readouterr().err.startswith(f"rolegate: delegation at http://{dead}/v1: ")
+    assert "serve.stopped" in log
+    assert server.process.returncode == 0
+    assert "Traceback" not in log
+
+
+def test_a_port_in_use_is_told(tmp_path: Path, dead: str, gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what to do about it; status 1."""
+    file = config_file(tmp_path, f"http://{dead}/v1", f'address = "{dead}"')
+
+    assert main(["serve", "--config", str(file), "--address", gateway]) == 1
+
+    assert f"rolegate: server.address: cannot listen on {gateway}; is the port in use?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_a_question_starts_a_gateway_of_its_own(
+    flags: list[str], tmp_path: Path, dead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without --address; it is stopped again, the run is in its store, and its log is not mixed into the answer."""
+    file = config_file(tmp_path, f"http://{dead}/v1", f'address = "{dead}"')
+
+    assert main(["ask", QUESTION, "--config", str(file), *flags]) == 1
+
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert f"rolegate: delegation at http://{dead}/v1: " in shown.err
+    assert (tmp_path / "runs.db").stat().st_size > 0

@@ -1,0 +1,251 @@
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from router.errors import BadConfig
+from serving.config import load_config, preset
+
+PRESETS = sorted(file.stem for file in preset("mini").parent.glob("*.toml"))
+ROLE = 'base_url = "http://127.0.0.1:1/v1"\nmodel = "m"\nprompt = "prompt.txt"\n'
+GOOD = f"""\
+[roles.delegation]
+{ROLE}
+[roles.execution]
+{ROLE}
+[roles.answer]
+{ROLE}
+[retrieval]
+address = "127.0.0.1:2"
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    """A config file with a prompt beside it."""
+    (folder / "prompt.txt").write_text("Do it.\n")
+    path = folder / "my.toml"
+    path.write_text(text)
+    return path
+
+
+def refused(folder: Path, text: str) -> str:
+    """What is said about a file, without the file's name, which always comes first."""
+    path = written(folder, text)
+    with pytest.raises(BadConfig) as caught:
+        load_config(path)
+    file, separator, problem = str(caught.value).partition(": ")
+    assert (file, separator) == (str(path), ": ")
+    return problem
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_shipped_preset_loads(name: str) -> None:
+    """Its prompts, models, corpus and scope are where it says."""
+    config = load_config(preset(name))
+
+    assert all(Path(role.prompt).is_file() for role in (config.roles.delegation, config.roles.execution))
+
+
+def test_an_unknown_preset_is_told_the_known_ones() -> None:
+    with pytest.raises(BadConfig, match=r"^preset 'maxi': unknown; there are: mini, paper\.$"):
+        preset("maxi")
+
+
+def test_a_minimal_file_is_enough(tmp_path: Path) -> None:
+    """Three roles and where passages come from; all else has a default."""
+    config = load_config(written(tmp_path, GOOD))
+
+    assert config.roles.answer.base_url == "http://127.0.0.1:1/v1"
+    assert config.server.address == "127.0.0.1:50551"
+    assert (config.search.max_rounds, config.search.max_turns, config.search.top_k) == (4, 3, 3)
+
+
+def test_paths_stand_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the command was started."""
+    monkeypatch.chdir("/")
+    text = GOOD.replace('address = "127.0.0.1:2"', 'index = "data/index"') + '[server]\nstore = "sqlite:///runs.db"\n'
+    config = load_config(written(tmp_path, text))
+
+    assert config.roles.delegation.prompt == f"{tmp_path}/prompt.txt"
+    assert config.retrieval.index == f"{tmp_path}/data/index"
+    assert config.server.store == f"sqlite+aiosqlite:///{tmp_path}/runs.db"
+
+
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In prompts, indexes, models and the store."""
+    home = tmp_path / "home"
+    (home / "model").mkdir(parents=True)
+    (home / "model" / "config.json").write_text("{}")
+    (home / "asks.txt").write_text("Ask.")
+    monkeypatch.setenv("HOME", str(home))
+    text = GOOD.replace("prompt.txt", "~/asks.txt", 1).replace('address = "127.0.0.1:2"', 'index = "~/index"')
+    text += '[server]\nstore = "sqlite:///~/runs.db"\n[engines.one]\npath = "~/model"\n'
+    config = load_config(written(tmp_path, text))
+
+    assert config.roles.delegation.prompt == f"{home}/asks.txt"
+    assert config.retrieval.index == f"{home}/index"
+    assert config.engines["one"].path == f"{home}/model"
+    assert config.server.store == f"sqlite+aiosqlite:///{home}/runs.db"
+
+
+def test_an_absolute_path_and_another_database_stay_as_they_are(tmp_path: Path) -> None:
+    store = "postgresql+asyncpg://me@db/runs"
+    text = GOOD.replace('address = "127.0.0.1:2"', 'index = "/data/index"') + f'[server]\nstore = "{store}"\n'
+    config = load_config(written(tmp_path, text))
+
+    assert config.retrieval.index == "/data/index"
+    assert config.server.store == store
+
+
+def test_a_name_that_vllm_knows_is_no_path(tmp_path: Path) -> None:
+    """`Qwen/Qwen3-1.7B` is left to vLLM."""
+    config = load_config(written(tmp_path, GOOD + '[engines.one]\npath = "Qwen/Qwen3-1.7B"\n'))
+
+    assert config.engines["one"].path == "Qwen/Qwen3-1.7B"
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "said"),
+    [
+        ("[roles.delegation]", "sever = 1\n[roles.delegation]", "sever: unknown field"),
+        ("[retrieval]", "[retrival]\n[retrieval]", "retrival: unknown field"),
+        ("[retrieval]", "[server]\nadress = 'a:1'\n[retrieval]", "server.adress: unknown field"),
+        ("[roles.execution]", "[roles.execution]\nmax_turn = 3", "roles.execution.max_turn: unknown field"),
+        ("[retrieval]", "[roles.judge]\n[retrieval]", "roles.judge: unknown field"),
+        ("[retrieval]", "[retrieval.embedder]\nkynd = 'minilm'\n[retrieval]", "retrieval.embedder.kynd: unknown field"),
+        ("[retrieval]", "[engines.a]\npath='m'\n[engines.b]\npth='m'\n[retrieval]", "engines.b.pth: unknown field"),
+    ],
+)
+def test_an_unknown_key_is_named_at_any_depth(tmp_path: Path, good: str, bad: str, said: str) -> None:
+    """Nothing that was written is silently ignored."""
+    assert refused(tmp_path, GOOD.replace(good, bad)) == said
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "said"),
+    [
+        ('model = "m"', "", "roles.delegation.model: missing"),
+        ('prompt = "prompt.txt"', "", "roles.delegation.prompt: missing"),
+        ("[retrieval]", "[engines.b]\n[retrieval]", "engines.b.path: missing"),
+    ],
+)
+def test_a_missing_key_is_named(tmp_path: Path, good: str, bad: str, said: str) -> None:
+    assert refused(tmp_path, GOOD.replace(good, bad, 1)) == said
+
+
+@pytest.mark.parametrize("section", ["roles", "retrieval", "execution"])
+def test_a_missing_table_is_named(tmp_path: Path, section: str) -> None:
+    kept = [part for part in re.split(r"^(?=\[)", GOOD, flags=re.MULTILINE) if section not in part.split("]")[0]]
+
+    assert refused(tmp_path, "".join(kept)) == ("roles.execution" if section == "execution" else section) + ": missing"
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "said"),
+    [
+        ('model = "m"', "model = 3", "roles.delegation.model: Expected `str`, got `int`"),
+        ("[retrieval]", "[search]\nmax_rounds = 'four'\n[retrieval]", "search.max_rounds: Expected `int`, got `str`"),
+        ("[retrieval]", "[search]\nrequire_evidence = 1\n[retrieval]", "search.require_evidence: Expected `bool`"),
+        ("[retrieval]", "[retrieval.embedder]\nkind = 'bge'\n[retrieval]", "retrieval.embedder.kind: Invalid enum"),
+        ("[roles.delegation]", "engines = 1\n[roles.delegation]", "engines: Expected `object`, got `int`"),
+        (
+            "[retrieval]",
+            "[engines.b]\npath='m'\narguments=[1]\n[retrieval]",
+            "engines.b.arguments[0]: Expected `str`, got `int`",
+        ),
+    ],
+)
+def test_a_wrong_type_is_named_with_its_key(tmp_path: Path, good: str, bad: str, said: str) -> None:
+    assert refused(tmp_path, GOOD.replace(good, bad, 1)).startswith(said)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[roles", "max_rounds: 4\n", "{}", '{"roles": {}}', GOOD + "[retrieval]\n", "a = 1\na = 2\n"],
+    ids=["unclosed", "YAML", "braces", "JSON", "a table twice", "a key twice"],
+)
+def test_what_is_not_toml_is_refused(tmp_path: Path, text: str) -> None:
+    assert refused(tmp_path, text).startswith("not TOML: ")
+
+
+def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "latin.toml"
+    path.write_bytes(GOOD.encode() + b"# caf\xe9\n")
+
+    with pytest.raises(BadConfig, match=r"latin\.toml: not TOML: "):
+        load_config(path)
+
+
+def test_an_empty_file_lacks_everything(tmp_path: Path) -> None:
+    assert refused(tmp_path, "") == "roles: missing"
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    """As is a folder in its place, and one that may not be read."""
+    with pytest.raises(BadConfig, match=r"absent\.toml: cannot be read \(No such file or directory\); name a TOML"):
+        load_config(tmp_path / "absent.toml")
+    with pytest.raises(BadConfig, match=r"cannot be read \(Is a directory\)"):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "said"),
+    [
+        ("prompt.txt", "absent.txt", "roles.delegation.prompt: there is no file {folder}/absent.txt."),
+        (
+            "[retrieval]",
+            "[engines.b]\npath = './absent'\n[retrieval]",
+            "engines.b.path: {folder}/absent holds no config.json; it must be a model's folder.",
+        ),
+        (
+            'base_url = "http://127.0.0.1:1/v1"',
+            'engine = "b"',
+            "roles.delegation.engine: no table engines.b; add it, or name a base_url instead.",
+        ),
+        (
+            "[roles.delegation]",
+            "[engines.b]\npath = 'm'\n[roles.delegation]\nengine = 'b'",
+            "roles.delegation: both engine and base_url are given; keep one.",
+        ),
+        (
+            'address = "127.0.0.1:2"',
+            'address = "127.0.0.1:2"\nindex = "i"',
+            "retrieval: give either address (a retrieval server) or index (a folder), not both and not neither.",
+        ),
+        (
+            'address = "127.0.0.1:2"',
+            "",
+            "retrieval: give either address (a retrieval server) or index (a folder), not both and not neither.",
+        ),
+        (
+            'address = "127.0.0.1:2"',
+            'index = "i"\ncorpus = "absent.jsonl"',
+            "retrieval.corpus: there is no file {folder}/absent.jsonl.",
+        ),
+        (
+            "[retrieval]",
+            "[search]\nscope = 'absent.txt'\n[retrieval]",
+            "search.scope: there is no file {folder}/absent.txt.",
+        ),
+        ("[retrieval]", "[search]\ntop_k = 0\n[retrieval]", "search.top_k: must be at least 1."),
+        (
+            "[retrieval]",
+            "[search]\nmax_turns = 1\n[retrieval]",
+            "search.max_turns: must be at least 2, one to search and one to report.",
+        ),
+        ('model = "m"', 'model = "m"\nmax_tokens = 0', "roles.delegation.max_tokens: must be at least 1."),
+        ('model = "m"', 'model = "m"\nattempts = -1', "roles.delegation.attempts: must be at least 1."),
+        ("prompt.txt", "~nobody-of-this-name/p.txt", "roles.delegation.prompt: there is no file"),
+    ],
+)
+def test_what_cannot_work_is_told_with_its_key_and_what_to_do(tmp_path: Path, good: str, bad: str, said: str) -> None:
+    assert refused(tmp_path, GOOD.replace(good, bad, 1)).startswith(said.format(folder=tmp_path))
+
+
+def test_a_config_is_read_without_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that is not exported is missed when serving begins, not when the file is checked."""
+    monkeypatch.delenv("A_KEY_OF_MINE", raising=False)
+    config = load_config(written(tmp_path, GOOD.replace('model = "m"', 'model = "m"\napi_key_env = "A_KEY_OF_MINE"')))
+
+    assert config.roles.answer.api_key_env not in os.environ

@@ -1,0 +1,20 @@
+"""vLLM as a child process, where it cannot start."""
+
+from pathlib import Path
+
+import pytest
+
+from router.errors import BadConfig
+from serving.config import EngineConfig
+from serving.engine import engine
+
+
+async def test_a_model_that_vllm_refuses_names_engine_and_log(tmp_path: Path) -> None:
+    """A folder with a config of no known architecture ends the start, with the engine's name and its last words."""
+    (tmp_path / "config.json").write_text('{"model_type": "none", "architectures": ["NoSuchModel"]}')
+    log, told = tmp_path / "logs" / "engine.log", list[str]()
+    with pytest.raises(BadConfig, match=r"engines\.small: vLLM ended with code 1; the end of .*engine\.log"):
+        async with engine("small", EngineConfig(path=str(tmp_path)), ["small"], log, told.append):
+            pytest.fail("it cannot be ready")
+    assert told == [f"vLLM engine small: loading {tmp_path.name}"]
+    assert log.stat().st_size > 0
