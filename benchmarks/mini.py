@@ -23,7 +23,9 @@ from benchmarks.mini_report import report as make_report
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
 from serving.composition import running_gateway
-from serving.config import Config, load_config, preset
+from serving.config import Config
+from serving.config_file import load_config, preset
+from serving.logs import errors_only
 from serving.retrieval.atomic_file import write_atomically
 
 Item = TypeVar("Item")
@@ -47,6 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--concurrency", type=int, default=8, help="questions in flight (default: 8)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where the figures go")
     given = parser.parse_args(arguments)
+    errors_only()
     report = asyncio.run(_run(given))
     if given.json:
         write_atomically(given.json, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")

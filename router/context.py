@@ -4,10 +4,20 @@ import asyncio
 from dataclasses import dataclass, field
 
 from router.events import Emit
+from router.execution import Conversation, Execution
 from router.ledger import Ledger
+from router.trajectory import Trajectory
 
-_SEARCH_SHARE = 0.8
-"""The share of a run's time that may be searched in; the rest is the answerer's."""
+Result = Trajectory | Execution | Conversation
+ANSWERING_SHARE = 0.2
+"""The share of a run's time that is kept for the answerer."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """What is to be stored of a run that does not reach its end."""
+
+    result: Result | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +30,10 @@ class RunContext:
     search_deadline: float
     """When searching ends, so that there is time to answer from what was found."""
     ledger: Ledger = field(default_factory=Ledger)
+    draft: Draft = field(default_factory=Draft)
 
     @classmethod
-    def lasting(cls, time_s: float, emit: Emit) -> "RunContext":
+    def lasting(cls, time_s: float, emit: Emit, *, answering_share: float = ANSWERING_SHARE) -> "RunContext":
         """A run that begins now and may take `time_s` seconds."""
         now = asyncio.get_running_loop().time()
-        return cls(emit, now + time_s, now + time_s * _SEARCH_SHARE)
+        return cls(emit, now + time_s, now + time_s * (1 - answering_share))

@@ -3,15 +3,15 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 
 import msgspec
 import structlog
 
-from router.context import RunContext
+from router.context import ANSWERING_SHARE, Result, RunContext
 from router.errors import BadRequest, OutOfTime, StoreFailed
-from router.events import Emit
+from router.events import AnswerWritten, Emit
 from router.execution import Conversation, Execution
 from router.executor import Executor
 from router.ledger import RoleName
@@ -19,11 +19,14 @@ from router.model import Completion, Delta, Message
 from router.role import Role
 from router.run import RoleSetting, Run, RunKind, RunStatus
 from router.scope import Scope
-from router.search import Search, Trajectory
+from router.search import Search
 from router.store import RunStore
+from router.trajectory import Trajectory
 
 _log = structlog.get_logger("gateway")
 
+_STORING_SHARE, _LONGEST_STORING_S = 0.05, 0.5
+"""How much of a request's time is kept for storing the run and sending the answer."""
 OUT_OF_SCOPE = (
     "not in the demo world: the demo's models know a small fictional world only, and nothing of {words}. "
     'To ask about other things, name real models in a config (README, "Real models") and give it to --config.'
@@ -76,20 +79,25 @@ class Gateway:
 
         async def work(context: RunContext) -> Trajectory:
             if self._scope and (outside := self._scope.outside(question)):
-                named = ", ".join(f'"{word}"' for word in outside[:5])
-                return Trajectory(OUT_OF_SCOPE.format(words=named), "out_of_scope")
+                return Trajectory(_out_of_scope(outside), "out_of_scope")
             return await self._search.run(question, context)
 
-        return await self._conduct("answer", question, time_s, emit, work)
+        run = await self._conduct("answer", question, self._context(time_s, emit), work)
+        assert isinstance(run.result, Trajectory)
+        emit(AnswerWritten(run.result.answer))
+        return run
 
     async def execute(self, sub_query: str, time_s: float | None) -> Run:
         """Work on one sub-query. The run's result is an `Execution`."""
         sub_query = self._readable("sub_query", sub_query)
+        if self._scope and (outside := self._scope.outside(sub_query)):
+            raise BadRequest(_out_of_scope(outside))
 
         async def work(context: RunContext) -> Execution:
             return await self._executor.run(sub_query, 0, context)
 
-        return await self._conduct("execute", sub_query, time_s, _ignore, work)
+        context = self._context(time_s, _ignore, answering_share=_STORING_SHARE)
+        return await self._conduct("execute", sub_query, context, work)
 
     async def complete(self, request: CompletionRequest, time_s: float | None, send: Send | None = None) -> Run:
         """Continue a conversation with a role's model, passing each piece to `send`, if given, as it is written.
@@ -106,28 +114,27 @@ class Gateway:
             async with aclosing(role.stream(messages, request.stop, context.ledger)) as deltas:
                 return Conversation(messages, (await _relay(deltas, send),))
 
-        return await self._conduct("complete", messages[-1].content, time_s, _ignore, work)
+        return await self._conduct("complete", messages[-1].content, self._context(time_s, _ignore), work)
 
     async def settled(self) -> None:
         """Wait until every run that has begun has ended and is stored."""
         if self._under_way:
             await asyncio.wait(self._under_way)
 
+    def _context(self, time_s: float | None, emit: Emit, *, answering_share: float = ANSWERING_SHARE) -> RunContext:
+        """A run that ends early enough for its answer, or its error, to be stored and sent within `time_s`."""
+        allowed = self._limits.timeout_s if time_s is None else min(time_s, self._limits.timeout_s)
+        storing = min(_LONGEST_STORING_S, allowed * _STORING_SHARE)
+        return RunContext.lasting(allowed - storing, emit, answering_share=answering_share)
+
     async def _conduct(
-        self,
-        kind: RunKind,
-        request: str,
-        time_s: float | None,
-        emit: Emit,
-        work: Callable[[RunContext], Awaitable[Trajectory | Execution | Conversation]],
+        self, kind: RunKind, request: str, context: RunContext, work: Callable[[RunContext], Awaitable[Result]]
     ) -> Run:
-        """Do the work under a deadline and store the run, however it ends, before anyone hears of it."""
+        """Do the work under its deadline and store the run, however it ends, before anyone hears of it."""
         started_at, begun = time.time(), time.monotonic()
-        limit = self._limits.timeout_s
-        context = RunContext.lasting(min(time_s, limit) if time_s is not None else limit, emit)
         run_id = f"run-{secrets.token_hex(8)}"
 
-        def finished(status: RunStatus, result: Trajectory | Execution | Conversation | None, error: str = "") -> Run:
+        def ended(status: RunStatus, result: Result | None, error: str = "") -> Run:
             duration_s = time.monotonic() - begun
             calls = context.ledger.calls
             return Run(run_id, kind, request, status, error, result, self._settings, calls, started_at, duration_s)
@@ -137,16 +144,16 @@ class Gateway:
                 async with asyncio.timeout_at(context.deadline):
                     result = await work(context)
             except TimeoutError:
-                await self._keep(finished("failed", None, "OutOfTime"))
+                await self._keep(ended("failed", context.draft.result, "OutOfTime"))
                 raise OutOfTime(f"Time ran out (run {run_id}); allow a longer deadline.") from None
             except asyncio.CancelledError:
                 with suppress(StoreFailed):  # nobody is left to hear of it
-                    await self._keep(finished("cancelled", None))
+                    await self._keep(ended("cancelled", context.draft.result))
                 raise
             except Exception as error:
-                await self._keep(finished("failed", None, f"{type(error).__name__}: {error}"))
+                await self._keep(ended("failed", context.draft.result, f"{type(error).__name__}: {error}"))
                 raise
-            run = finished("finished", result)
+            run = ended("finished", result)
             await self._keep(run)
         _log.info("run.stored", run_id=run_id, kind=kind, calls=len(run.calls), duration_s=round(run.duration_s, 3))
         return run
@@ -163,13 +170,17 @@ class Gateway:
             self._under_way.discard(task)
 
     async def _keep(self, run: Run) -> None:
-        """Store `run` to the end, also when the request is cancelled meanwhile."""
+        """Store `run` to the end, however often the request is cancelled meanwhile."""
         saving = asyncio.ensure_future(self._store.save(run))
-        try:
-            await asyncio.shield(saving)
-        except asyncio.CancelledError:
-            await asyncio.gather(saving, return_exceptions=True)
-            raise
+        cancelled = False
+        while not saving.done():
+            try:
+                await asyncio.wait([saving])  # unlike awaiting the future, this never cancels it
+            except asyncio.CancelledError:
+                cancelled = True
+        if cancelled:
+            raise asyncio.CancelledError
+        saving.result()
 
     def _readable(self, field: str, text: str) -> str:
         text = text.strip()
@@ -181,6 +192,10 @@ class Gateway:
                 f"{field} has {len(text)} characters; at most {allowed} are allowed (server.max_question_chars)."
             )
         return text
+
+
+def _out_of_scope(outside: Sequence[str]) -> str:
+    return OUT_OF_SCOPE.format(words=", ".join(f'"{word}"' for word in outside[:5]))
 
 
 async def _relay(deltas: AsyncIterator[Delta], send: Send) -> Completion:

@@ -112,7 +112,7 @@ def _load() -> Any:
     try:
         litellm: Any = importlib.import_module("litellm")
     except ModuleNotFoundError as error:
-        raise BadConfig("hosted models need the package litellm: pip install 'rolegate[hosted]'") from error
+        raise BadConfig("hosted models need the package litellm; install the extra rolegate[hosted]") from error
     litellm.telemetry = False
     litellm.suppress_debug_info = True
     return litellm

@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from router.errors import UpstreamError, UpstreamUnavailable
 from router.ledger import Attempt, Caller, Ledger, Purpose, RoleName
 from router.model import Completion, Delta, Message, Model, Prompt, Sampling
@@ -51,7 +53,9 @@ class Role:
                 error.role = self.name
                 if not isinstance(error, UpstreamUnavailable) or number == self.attempts:
                     raise
-                pause = random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**number))
+                if (error.retry_after_s or 0.0) > _LONGEST_PAUSE_S:
+                    raise  # told in time, a caller can go elsewhere
+                pause = random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (number - 1)))
                 await asyncio.sleep(pause if error.retry_after_s is None else error.retry_after_s)
         raise AssertionError("the last attempt returns or raises")
 
@@ -71,11 +75,11 @@ class Role:
             raise
 
     def limited(self, max_tokens: int) -> "Role":
-        """The same role, writing at most `max_tokens` tokens; 0 keeps its own limit."""
+        """The same role, writing at most `max_tokens` tokens, but never more than its own limit; 0 keeps that."""
         if not max_tokens:
             return self
-        sampling = Sampling(max_tokens, self.sampling.temperature, self.sampling.top_p, self.sampling.seed)
-        return replace(self, sampling=sampling)
+        fewer = min(max_tokens, self.sampling.max_tokens)
+        return replace(self, sampling=msgspec.structs.replace(self.sampling, max_tokens=fewer))
 
     def _attempt(
         self, ledger: Ledger, purpose: Purpose = "first", number: int = 1, sub_query: int | None = None

@@ -4,9 +4,8 @@ from typing import Literal
 
 import msgspec
 
-from router.execution import Conversation, Execution
+from router.context import Result
 from router.ledger import Call, RoleName
-from router.search import Trajectory
 
 RunKind = Literal["answer", "complete", "execute"]
 RunStatus = Literal["finished", "failed", "cancelled"]
@@ -29,8 +28,8 @@ class Run(msgspec.Struct, frozen=True):
     status: RunStatus
     error: str
     """Empty unless `status` is `failed`."""
-    result: Trajectory | Execution | Conversation | None
-    """By `kind`; None where the run did not get that far."""
+    result: Result | None
+    """By `kind`; of a run that did not finish, what there was by then."""
     settings: dict[RoleName, RoleSetting]
     calls: tuple[Call, ...]
     started_at: float

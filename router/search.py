@@ -2,34 +2,20 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Literal
 
-import msgspec
+from msgspec.structs import replace
 
 from router.answerer import Answerer
 from router.context import RunContext
 from router.delegation import Dispatch, Stop
 from router.delegator import Delegator
 from router.errors import OutOfTime
-from router.events import AnswerWritten, Reported, RoundStarted, SubQueryDispatched
-from router.execution import Conversation, Execution
+from router.events import Reported, RoundStarted, SubQueryDispatched
+from router.execution import Execution
 from router.executor import Executor
+from router.trajectory import AnswerOutcome, Trajectory
 
-AnswerOutcome = Literal["answered", "rounds_exhausted", "no_search", "time_exhausted", "out_of_scope", "not_found"]
 NOT_FOUND = "not found"
-
-
-class Trajectory(msgspec.Struct, frozen=True, tag=True):
-    """Everything that was said in answering one question."""
-
-    answer: str
-    outcome: AnswerOutcome
-    executions: tuple[Execution, ...] = ()
-    """In order of dispatch."""
-    rounds: tuple[int, ...] = ()
-    """How many sub-queries each dispatching round sent out."""
-    delegation: Conversation | None = None
-    answering: Conversation | None = None
 
 
 class Search:
@@ -54,30 +40,43 @@ class Search:
         """Answer `question`. Raises `UpstreamError` where the delegator or the answerer fails, `OutOfTime` where the
         deadline passes; an executor's failure is a result that found nothing.
         """
-        conversation = self._delegator.open(question)
-        executions: list[Execution] = []
-        rounds: list[int] = []
-        outcome: AnswerOutcome = "rounds_exhausted"
+        found = Trajectory("", "rounds_exhausted", delegation=self._delegator.open(question))
         try:
             for number in range(1, self._max_rounds + 1):
                 context.emit(RoundStarted(number))
-                async with asyncio.timeout_at(context.search_deadline):
-                    decision, conversation = await self._delegator.decide(conversation, context.ledger)
+                decision, found = await self._decide(found, context)
                 if isinstance(decision, Stop):
-                    outcome = "answered" if executions else "no_search"
+                    found = replace(found, outcome="answered" if found.executions else "no_search")
                     break
-                block = await self._execute(decision, number, len(executions), context)
-                conversation = self._delegator.inform(conversation, block, decision.over_limit)
-                executions += block
-                rounds.append(len(block))
-                if any(execution.outcome == "timed_out" for execution in block):
-                    outcome = "time_exhausted"
+                found = await self._dispatch(decision, number, found, context)
+                if found.outcome == "time_exhausted":
                     break
         except TimeoutError:
-            outcome = "time_exhausted"
-        return await self._answer(
-            question, Trajectory("", outcome, tuple(executions), tuple(rounds), conversation), context
+            found = replace(found, outcome="time_exhausted")
+        return await self._answer(question, found, context)
+
+    async def _decide(self, found: Trajectory, context: RunContext) -> tuple[Dispatch | Stop, Trajectory]:
+        assert found.delegation is not None
+        async with asyncio.timeout_at(context.search_deadline):
+            decision, conversation = await self._delegator.decide(found.delegation, context.ledger)
+        found = replace(found, delegation=conversation)
+        context.draft.result = found
+        return decision, found
+
+    async def _dispatch(self, block: Dispatch, number: int, found: Trajectory, context: RunContext) -> Trajectory:
+        """Run a block, and show the delegator its reports."""
+        assert found.delegation is not None
+        executions = await self._execute(block, number, len(found.executions), context)
+        late = any(execution.outcome == "timed_out" for execution in executions)
+        found = replace(
+            found,
+            outcome="time_exhausted" if late else found.outcome,
+            executions=(*found.executions, *executions),
+            rounds=(*found.rounds, len(executions)),
+            delegation=self._delegator.inform(found.delegation, executions, block.over_limit),
         )
+        context.draft.result = found
+        return found
 
     async def _execute(self, block: Dispatch, number: int, first: int, context: RunContext) -> list[Execution]:
         """Run the sub-queries of a block side by side; the executions in the block's order."""
@@ -88,8 +87,11 @@ class Search:
             context.emit(Reported(index, execution))
             return execution
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(execute(index, text)) for index, text in enumerate(block.sub_queries, first)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(execute(index, text)) for index, text in enumerate(block.sub_queries, first)]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
         return [task.result() for task in tasks]
 
     async def _answer(self, question: str, found: Trajectory, context: RunContext) -> Trajectory:
@@ -98,21 +100,15 @@ class Search:
             if found.outcome == "time_exhausted":
                 raise OutOfTime("Time ran out before anything was found; allow a longer deadline or a faster model.")
             outcome: AnswerOutcome = "no_search" if found.outcome == "no_search" else "not_found"
-            answered = msgspec.structs.replace(found, answer=NOT_FOUND, outcome=outcome)
-        else:
-            answered = await self._ask_answerer(question, found, context)
-        context.emit(AnswerWritten(answered.answer))
-        return answered
-
-    async def _ask_answerer(self, question: str, found: Trajectory, context: RunContext) -> Trajectory:
+            return replace(found, answer=NOT_FOUND, outcome=outcome)
         try:
             async with asyncio.timeout_at(context.deadline):
                 answer, answering = await self._answerer.answer(question, found.executions, context.ledger)
         except TimeoutError:
             raise OutOfTime("Time ran out before the answer was written; allow a longer deadline.") from None
         if answer.casefold().rstrip(" .!") in ("", NOT_FOUND):
-            return msgspec.structs.replace(found, answer=NOT_FOUND, outcome="not_found", answering=answering)
-        return msgspec.structs.replace(found, answer=answer, answering=answering)
+            return replace(found, answer=NOT_FOUND, outcome="not_found", answering=answering)
+        return replace(found, answer=answer, answering=answering)
 
 
 def _has_evidence(executions: Sequence[Execution]) -> bool:

@@ -66,11 +66,13 @@ class SQLStore:
     async def open(cls, url: str) -> "SQLStore":
         """Connect and create what is missing. Raises `BadConfig` where that fails."""
         try:
-            engine = create_async_engine(url)
+            sqlite = make_url(url).get_backend_name() == "sqlite"
+            # One writer at a time is all that SQLite takes; a queue in front of it is fairer than its busy timeout.
+            engine = create_async_engine(url, pool_size=1, max_overflow=0) if sqlite else create_async_engine(url)
         except (SQLAlchemyError, ImportError) as error:
             raise _cannot_open(url, error) from error
         try:
-            if make_url(url).get_backend_name() == "sqlite":
+            if sqlite:
                 _make_durable(engine.sync_engine)
             async with engine.begin() as connection:
                 await connection.run_sync(_METADATA.create_all)
@@ -110,7 +112,9 @@ class SQLStore:
 
 
 def _cannot_open(url: str, error: Exception) -> BadConfig:
-    return BadConfig(f"server.store: cannot open {url!r}: {error}; is the folder there and writable?")
+    shown = make_url(url).render_as_string(hide_password=True) if "://" in url else url
+    advice = "install its driver" if isinstance(error, ImportError) else "is the folder there and writable?"
+    return BadConfig(f"server.store: cannot open {shown}: {error}; {advice}")
 
 
 def _make_durable(engine: Engine) -> None:

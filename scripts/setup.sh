@@ -1,6 +1,6 @@
 #!/bin/sh
 # Set up the virtual environment: sh scripts/setup.sh FOLDER [dev]
-# Picks the GPU or the CPU install by looking for a GPU.
+# Picks the GPU or the CPU install by looking for a GPU; ROLEGATE_INSTALL=cpu or gpu decides otherwise.
 set -eu
 venv=$1
 extras=${2:+,$2}
@@ -18,10 +18,22 @@ if [ -z "$python" ]; then
     exit 1
 fi
 
-[ -x "$venv/bin/python" ] || { echo "set-up: creating $venv with $("$python" --version)"; "$python" -m venv "$venv"; }
+if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    echo "set-up: creating $venv with $("$python" --version)"
+    rm -rf "$venv"
+    "$python" -m venv "$venv" || {
+        rm -rf "$venv"
+        echo "Creating a virtual environment failed; on Debian and Ubuntu, install python3-venv." >&2
+        exit 1
+    }
+fi
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 
-if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
+install=${ROLEGATE_INSTALL:-cpu}
+if [ -z "${ROLEGATE_INSTALL:-}" ] && command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
+    install=gpu
+fi
+if [ "$install" = gpu ]; then
     echo "set-up: a GPU is there; installing rolegate[gpu$extras]"
     pip install -e ".[gpu$extras]"
 else

@@ -59,10 +59,11 @@ async def running_gateway(config: Config, address: str, tell: Tell) -> AsyncIter
 async def _slow_parts(config: Config, stack: AsyncExitStack, tell: Tell) -> tuple[dict[str, str], Retriever]:
     """Start the engines and open the retriever side by side: base URLs by engine name, and the retriever."""
     logs = _LOGS.expanduser()
-    served = {name: _served_names(config, name) for name in config.engines}
+    served = {name: models for name in config.engines if (models := _served_names(config, name))}
+    threads = max(1, (os.cpu_count() or 1) // max(1, len(served)))
     contexts = [
-        engine(name, settings, served[name], logs / f"{name}-{os.getpid()}.log", tell)
-        for name, settings in config.engines.items()
+        engine(name, config.engines[name], models, logs / f"{name}-{os.getpid()}.log", tell, cpu_threads=threads)
+        for name, models in served.items()
     ]
     try:
         async with asyncio.TaskGroup() as group:
@@ -70,7 +71,7 @@ async def _slow_parts(config: Config, stack: AsyncExitStack, tell: Tell) -> tupl
             retriever = group.create_task(stack.enter_async_context(open_retriever(config.retrieval, tell)))
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
-    return dict(zip(config.engines, [url.result() for url in urls], strict=True)), retriever.result()
+    return dict(zip(served, [url.result() for url in urls], strict=True)), retriever.result()
 
 
 def _served_names(config: Config, name: str) -> list[str]:

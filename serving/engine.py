@@ -21,20 +21,26 @@ _READY_WITHIN_S = 600.0
 _STOP_WITHIN_S = 10.0
 _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",
     "PYTHONSAFEPATH": "1",  # modules that lie in the working directory are not ours
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
 }
+"""What is not set otherwise."""
 Tell = Callable[[str], None]
 
 
 @asynccontextmanager
-async def engine(name: str, config: EngineConfig, served: list[str], log: Path, tell: Tell) -> AsyncIterator[str]:
+async def engine(
+    name: str, config: EngineConfig, served: list[str], log: Path, tell: Tell, *, cpu_threads: int = 1
+) -> AsyncIterator[str]:
     """Serve a model under the names `served` while the context is open; its base URL, `http://…/v1`.
 
-    vLLM's own output goes to `log`. Raises `BadConfig` where vLLM is not installed or ends before it is ready.
+    `cpu_threads`: for computing without a GPU. Threads of vLLM spin while they wait, so more than there are cores, over
+    all engines, make all of them several times slower.
+
+    vLLM's own output goes to `log`, which is kept where it fails. Raises `BadConfig` where vLLM is not installed or
+    does not get ready.
     """
     if importlib.util.find_spec("vllm") is None:
         raise BadConfig(
@@ -48,7 +54,7 @@ async def engine(name: str, config: EngineConfig, served: list[str], log: Path, 
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, **_ENVIRONMENT},
+            env={**_ENVIRONMENT, **_offline(config), "OMP_NUM_THREADS": str(cpu_threads), **os.environ},
             start_new_session=True,
             preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
@@ -57,6 +63,8 @@ async def engine(name: str, config: EngineConfig, served: list[str], log: Path, 
         await _ready(name, process, port, log)
         tell(f"vLLM engine {name}: ready")
         yield f"http://127.0.0.1:{port}/v1"
+        if process.returncode is None:
+            log.unlink(missing_ok=True)
     finally:
         await _stop(process)
 
@@ -70,6 +78,11 @@ def _command(config: EngineConfig, served: list[str], port: int) -> list[str]:
         "--enable-prompt-tokens-details",
         *config.arguments,
     ]
+
+
+def _offline(config: EngineConfig) -> dict[str, str]:
+    """A model in a folder needs no hub."""
+    return {"HF_HUB_OFFLINE": "1"} if Path(config.path).is_absolute() else {}
 
 
 def _free_port() -> int:
@@ -86,26 +99,32 @@ def _die_with_parent() -> None:
 
 async def _ready(name: str, process: asyncio.subprocess.Process, port: int, log: Path) -> None:
     """Wait until the engine answers its health check."""
-    async with asyncio.timeout(_READY_WITHIN_S), aiohttp.ClientSession() as session:
-        while process.returncode is None:
-            with contextlib.suppress(aiohttp.ClientError):
-                async with session.get(f"http://127.0.0.1:{port}/health") as response:
-                    if response.status == 200:
-                        return
-            await asyncio.sleep(0.2)
+    how = f"was not ready within {_READY_WITHIN_S:.0f} s"
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_READY_WITHIN_S), aiohttp.ClientSession() as session:
+            while process.returncode is None:
+                if await _answers(session, f"http://127.0.0.1:{port}/health"):
+                    return
+                await asyncio.sleep(0.2)
+        how = f"ended with code {process.returncode}"
     last = "\n".join(log.read_text("utf-8", "replace").splitlines()[-5:])
-    raise BadConfig(f"engines.{name}: vLLM ended with code {process.returncode}; the end of {log}:\n{last}")
+    raise BadConfig(f"engines.{name}: vLLM {how}; the end of {log}:\n{last}")
+
+
+async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
+    with contextlib.suppress(aiohttp.ClientError):
+        async with session.get(url) as response:
+            return response.status == 200
+    return False
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End the process and all it started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        try:
-            async with asyncio.timeout(_STOP_WITHIN_S):
-                await process.wait()
-        except TimeoutError:
-            continue
+    """End the process and all it started: ask first, then make sure."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_STOP_WITHIN_S):
+            await process.wait()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()

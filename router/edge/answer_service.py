@@ -11,7 +11,7 @@ from router.edge.running import Running
 from router.events import Event
 from router.gateway import Gateway
 from router.run import Run
-from router.search import Trajectory
+from router.trajectory import Trajectory
 
 
 class AnswerServicer(pb_grpc.AnswerServiceServicer):

@@ -14,7 +14,7 @@ from router.gateway import CompletionRequest
 from router.ledger import Call, RoleName, totals
 from router.model import Message
 from router.run import Run
-from router.search import AnswerOutcome, Trajectory
+from router.trajectory import AnswerOutcome, Trajectory
 
 _ROLES: dict[RoleName, usage_pb2.Role] = {
     "delegation": usage_pb2.ROLE_DELEGATION,

@@ -5,13 +5,10 @@ Without --address a gateway is started for the question and stopped after it.
 
 import argparse
 import asyncio
-import logging
-import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 import grpc
-import structlog
 from rich.console import Console
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
@@ -20,6 +17,7 @@ from router.errors import RolegateError
 from serving.cli.answer_view import AnswerView
 from serving.cli.options import add_config, chosen_config, timeout
 from serving.composition import running_gateway
+from serving.logs import errors_only
 
 _DETAILS = "grpc-status-details-bin"
 """What a gateway sends along with every error of its own."""
@@ -41,10 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON; with --stream, one line an event")
     parser.add_argument("--timeout", type=timeout, default=120.0, metavar="SECONDS", help="the deadline (default: 120)")
     given = parser.parse_args(arguments)
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    errors_only()
     asyncio.run(_ask(given))
     return 0
 

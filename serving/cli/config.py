@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from serving.config import RoleConfig, load_config
+from serving.config import RoleConfig
+from serving.config_file import load_config
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from serving.config import EmbedderConfig
 from serving.retrieval.index import build_index
-from serving.retrieval.open_retriever import new_embedder
+from serving.retrieval.local_index import new_embedder
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -23,8 +23,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit status. Errors raised on purpose are printed in one line."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     others = {point.name: point for point in entry_points(group=_GROUP)}
-    if given and given[0] in others:
-        return int(others[given[0]].load()(given[1:]) or 0)
     parser = argparse.ArgumentParser(
         prog="rolegate",
         description=__doc__,
@@ -33,12 +31,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, summary in _COMMANDS.items():
         commands.add_parser(name, help=summary, add_help=False)
+    for name in others:
+        commands.add_parser(name, add_help=False)
     chosen, rest = parser.parse_known_args(given[:1])
-    command = importlib.import_module(f"serving.cli.{chosen.command}")
     try:
-        return int(command.main([*rest, *given[1:]]))
-    except RolegateError as error:
+        if chosen.command in others:
+            command = others[chosen.command].load()
+        else:
+            command = importlib.import_module(f"serving.cli.{chosen.command}").main
+        return int(command([*rest, *given[1:]]))
+    except (RolegateError, OSError) as error:
         print(f"rolegate: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        print(f"rolegate: {error}; install the extra that `{chosen.command}` needs (README, Commands)", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

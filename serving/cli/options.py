@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 
 from router.errors import BadConfig
-from serving.config import Config, load_config, preset
+from serving.config import Config
+from serving.config_file import load_config, preset
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

@@ -34,9 +34,10 @@ def main(arguments: Sequence[str]) -> int:
     serve.add_argument("--address", default="127.0.0.1:50552", metavar="HOST:PORT", help="gRPC (default: %(default)s)")
     serve.add_argument("--http", default="127.0.0.1:50553", metavar="HOST:PORT", help="HTTP (default: %(default)s)")
     serve.add_argument("--top-k", type=int, default=3, help="passages where a caller does not say (default: 3)")
+    serve.add_argument("--lexical", action="store_true", help="the index was built with --lexical")
     add_embedder(serve)
     given = parser.parse_args(arguments)
-    config = RetrievalConfig(index=str(given.index), embedder=embedder_config(given))
+    config = RetrievalConfig(index=str(given.index), lexical=given.lexical, embedder=embedder_config(given))
     asyncio.run(until_stopped(_serving(config, given)))
     return 0
 

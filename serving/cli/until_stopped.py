@@ -14,8 +14,16 @@ async def until_stopped(service: AbstractAsyncContextManager[str]) -> None:
     this = asyncio.current_task()
     assert this is not None
     loop = asyncio.get_running_loop()
+    stopping = False
+
+    def stop() -> None:
+        nonlocal stopping
+        if not stopping:  # a second signal must not break off the end
+            stopping = True
+            this.cancel()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, this.cancel)
+        loop.add_signal_handler(number, stop)
     try:
         async with service as address:
             _log.info("serve.ready", address=address)

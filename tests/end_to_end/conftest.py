@@ -10,7 +10,8 @@ import pytest
 import pytest_asyncio
 
 from serving.composition import running_gateway
-from serving.config import Config, load_config, preset
+from serving.config import Config
+from serving.config_file import load_config, preset
 
 
 @dataclass(frozen=True, slots=True)

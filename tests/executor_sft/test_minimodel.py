@@ -16,7 +16,7 @@ from executor_sft.miniworld.dialogues import Dialogue, RolePrompts, Turn
 from router.answer_text import parse_answer
 from router.delegation import parse_decision
 from router.execution_turn import parse_turn
-from serving.config import load_config, preset
+from serving.config_file import load_config, preset
 
 TINY = Shape(width=32, layers=1, feed_forward=32)
 TAGS = [

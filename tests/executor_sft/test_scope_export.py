@@ -10,7 +10,7 @@ from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, Question
 from executor_sft.miniworld.world import World
 from router.scope import Scope
-from serving.config import load_config, preset
+from serving.config_file import load_config, preset
 from serving.retrieval.corpus import read_corpus
 
 HOTPOTQA = Path(__file__).parents[3] / "shared" / "data" / "hotpotqa_dev500" / "questions.jsonl"

@@ -53,7 +53,8 @@ def role(name: RoleName, model: Model, attempts: int = 1) -> Role:
 
 def lasting(time_s: float = 60.0, events: list[Event] | None = None) -> RunContext:
     """A run that begins now."""
-    return RunContext.lasting(time_s, [].append if events is None else events.append)
+    told: list[Event] = [] if events is None else events
+    return RunContext.lasting(time_s, told.append)
 
 
 @dataclass

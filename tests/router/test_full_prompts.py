@@ -22,7 +22,8 @@ from router.openai_http import OpenAIHTTP
 from router.passage import Passage
 from router.retrieval import FixedRetriever
 from router.role import Role
-from router.search import NOT_FOUND, Search, Trajectory
+from router.search import NOT_FOUND, Search
+from router.trajectory import Trajectory
 from tests.router.deployment import lasting
 from tests.router.openai_server import MODEL, Behaviour, OpenAIServer, says
 

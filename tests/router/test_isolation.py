@@ -12,7 +12,7 @@ from router.markup import escape
 from router.model import Prompt
 from router.passage import Passage
 from router.scripted_model import ScriptedModel
-from router.search import Trajectory
+from router.trajectory import Trajectory
 from tests.router.deployment import STOP, Deployment, lasting, report
 from tests.router.outputs import OUTPUTS
 

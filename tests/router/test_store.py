@@ -15,8 +15,8 @@ from router.ledger import Call
 from router.model import Completion, Message, Usage
 from router.report import Report
 from router.run import RoleSetting, Run
-from router.search import Trajectory
 from router.store import SQLStore
+from router.trajectory import Trajectory
 from tests.router.deployment import PASSAGE
 
 
@@ -152,8 +152,8 @@ async def test_runs_of_many_requests_at_once(store: SQLStore) -> None:
 async def test_writes_are_durable(store: SQLStore, path: Path) -> None:
     """Every connection writes ahead and waits for the disk, so that what is acknowledged survives a power cut."""
     wanted = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 10000}
-    async with store._engine.connect() as first, store._engine.connect() as second:
-        for connection in (first, second):
+    for _ in range(2):
+        async with store._engine.connect() as connection:
             found = {name: (await connection.exec_driver_sql(f"PRAGMA {name}")).scalar() for name in wanted}
             assert found == wanted
     assert rows(path, "PRAGMA journal_mode") == [("wal",)]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from router.errors import BadConfig
-from serving.config import load_config, preset
+from serving.config_file import load_config, preset
 
 PRESETS = sorted(file.stem for file in preset("mini").parent.glob("*.toml"))
 ROLE = 'base_url = "http://127.0.0.1:1/v1"\nmodel = "m"\nprompt = "prompt.txt"\n'

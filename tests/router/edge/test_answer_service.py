@@ -1,6 +1,7 @@
 """Answering over a real channel."""
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import grpc
 import pytest
@@ -11,16 +12,19 @@ from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from router.errors import UpstreamRefused
 from router.gateway import GatewayLimits
 from router.scope import Scope
-from router.scripted_model import ScriptedModel
+from router.scripted_model import Answer, ScriptedModel
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
-from tests.router.edge.wire import info_of, served
+from tests.router.edge.wire import info_of, next_of, served
+
+if TYPE_CHECKING:
+    from rolegate.v1.answer_service_pb2_grpc import AnswerServiceAsyncStub
 
 QUESTION = "Who directed Heat?"
 
 
-def stub_of(channel: grpc.aio.Channel) -> AnswerServiceStub:
-    return AnswerServiceStub(channel)  # type: ignore[no-untyped-call]
+def stub_of(channel: grpc.aio.Channel) -> "AnswerServiceAsyncStub":
+    return AnswerServiceStub(channel)
 
 
 async def test_answer() -> None:
@@ -66,10 +70,10 @@ async def test_the_stream_tells_what_happens_when_it_happens() -> None:
     model = HeldModel(ScriptedModel([STOP]))
     async with served(Deployment(model).gateway()) as channel:
         call = stub_of(channel).StreamAnswer(pb.StreamAnswerRequest(question=QUESTION))
-        assert (await ended(call.read())).round_started.round == 1
+        assert (await next_of(call)).round_started.round == 1
         assert not model.let.is_set()
         model.let.set()
-        kinds = [(await ended(call.read())).WhichOneof("event") for _ in range(3)]
+        kinds = [(await next_of(call)).WhichOneof("event") for _ in range(3)]
         assert kinds == ["answer_written", "usage_counted", "done"]
 
 
@@ -80,7 +84,7 @@ async def test_out_of_scope() -> None:
         stream = stub_of(channel).StreamAnswer(pb.StreamAnswerRequest(question=QUESTION))
         events = [event async for event in stream]
     assert (response.outcome, list(response.usage)) == (pb.ANSWER_OUTCOME_OUT_OF_SCOPE, [])
-    assert [event.WhichOneof("event") for event in events] == ["usage_counted", "done"]
+    assert [event.WhichOneof("event") for event in events] == ["answer_written", "usage_counted", "done"]
 
 
 @pytest.mark.parametrize("question", ["", "  ", "x" * 4001])
@@ -114,7 +118,7 @@ async def test_a_client_that_cancels(streamed: bool) -> None:
             if streamed
             else stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION))
         )
-        reading = asyncio.gather(*([call.read()] if streamed else []))
+        reading = asyncio.gather(*([next_of(call)] if streamed else []))
         await ended(model.called.wait())
         await reading
         call.cancel()
@@ -148,7 +152,8 @@ async def test_the_gateways_limit() -> None:
 async def test_a_failure_in_mid_stream() -> None:
     """Events that came before a failure are delivered, and then the typed error, however fast it follows."""
     refused = UpstreamRefused("wrong key", endpoint="e")
-    for answers in ([refused], [block("a?"), refused]):
+    scripts: list[list[Answer]] = [[refused], [block("a?"), refused]]
+    for answers in scripts:
         async with served(Deployment(ScriptedModel(answers)).gateway()) as channel:
             call = stub_of(channel).StreamAnswer(pb.StreamAnswerRequest(question=QUESTION))
             rounds = 0

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import grpc
 import pytest
@@ -10,19 +11,22 @@ from rolegate.v1 import completion_service_pb2 as pb
 from rolegate.v1 import usage_pb2
 from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 
-from router.errors import UpstreamUnavailable
+from router.errors import UpstreamError, UpstreamRefused, UpstreamUnavailable
 from router.model import Completion, Delta, Message, Prompt, Usage
 from router.scripted_model import ScriptedModel
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
-from tests.router.edge.wire import info_of, served
+from tests.router.edge.wire import info_of, next_of, served
+
+if TYPE_CHECKING:
+    from rolegate.v1.completion_service_pb2_grpc import CompletionServiceAsyncStub
 
 HI = [pb.ChatMessage(role="system", content="be"), pb.ChatMessage(role="user", content="hi")]
 SAID = Completion("a b c", "stop", "hm", Usage(9, 3, 4, 1))
 
 
-def stub_of(channel: grpc.aio.Channel) -> CompletionServiceStub:
-    return CompletionServiceStub(channel)  # type: ignore[no-untyped-call]
+def stub_of(channel: grpc.aio.Channel) -> "CompletionServiceAsyncStub":
+    return CompletionServiceStub(channel)
 
 
 def asked(role: usage_pb2.Role = usage_pb2.ROLE_ANSWER) -> pb.CompleteRequest:
@@ -128,7 +132,7 @@ async def test_a_client_that_leaves_a_stream() -> None:
     store, model = Kept(), HeldModel(ScriptedModel(["a b c"]))
     async with served(Deployment(answerer=model).gateway(store)) as channel:
         call = stub_of(channel).StreamComplete(pb.StreamCompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI))
-        assert (await ended(call.read())).text == "a"
+        assert (await next_of(call)).text == "a"
         await ended(model.called.wait())
         call.cancel()
         await ended(model.cancelled.wait())
@@ -137,11 +141,12 @@ async def test_a_client_that_leaves_a_stream() -> None:
 
 
 class Flood:
-    """A model that writes large pieces without an end."""
+    """A model that writes large pieces without an end, or up to a failure."""
 
     name, endpoint = "flood", "flood://"
 
-    def __init__(self) -> None:
+    def __init__(self, failure: UpstreamError | None = None) -> None:
+        self._failure = failure
         self.written = 0
         self.ample, self.left = asyncio.Event(), asyncio.Event()
 
@@ -155,6 +160,8 @@ class Flood:
                 self.written += 1
                 if self.written == 500:  # far more than any window holds
                     self.ample.set()
+                    if self._failure:
+                        raise self._failure
                 await asyncio.sleep(0)
                 yield Delta("x" * 100_000, usage=Usage(1, self.written))
 
@@ -169,9 +176,22 @@ async def test_a_client_that_does_not_read_and_leaves() -> None:
     store, model = Kept(), Flood()
     async with served(Deployment(answerer=model).gateway(store)) as channel:
         call = stub_of(channel).StreamComplete(pb.StreamCompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI))
-        assert (await ended(call.read())).text
+        assert (await next_of(call)).text
         await ended(model.ample.wait())
         call.cancel()
         await ended(model.left.wait())
         run = await store.next()
     assert [(call.outcome, call.lower_bound) for call in run.calls] == [("cancelled", True)]
+
+
+async def test_a_failure_while_the_client_does_not_read() -> None:
+    """What was written before it is delivered, and then the typed error, not a cancelled stream."""
+    store, model = Kept(), Flood(UpstreamRefused("wrong key", endpoint="e"))
+    async with served(Deployment(answerer=model).gateway(store)) as channel:
+        call = stub_of(channel).StreamComplete(pb.StreamCompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI))
+        assert (await store.next()).status == "failed"
+        pieces = 0
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            while await next_of(call):
+                pieces += 1
+    assert (pieces, caught.value.code()) == (499, grpc.StatusCode.FAILED_PRECONDITION)

@@ -1,5 +1,7 @@
 """The executor as a tool, over a real channel."""
 
+from typing import TYPE_CHECKING
+
 import grpc
 import pytest
 from rolegate.v1 import evidence_pb2, usage_pb2
@@ -12,11 +14,14 @@ from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept, report
 from tests.router.edge.wire import info_of, served
 
+if TYPE_CHECKING:
+    from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceAsyncStub
+
 SUB_QUERY = "Who directed Heat?"
 
 
-def stub_of(channel: grpc.aio.Channel) -> ExecutionServiceStub:
-    return ExecutionServiceStub(channel)  # type: ignore[no-untyped-call]
+def stub_of(channel: grpc.aio.Channel) -> "ExecutionServiceAsyncStub":
+    return ExecutionServiceStub(channel)
 
 
 async def test_execute() -> None:

@@ -1,6 +1,7 @@
 """The server: health that is told, reflection, and a drain that loses nothing."""
 
 import asyncio
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -9,6 +10,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from rolegate.v1 import answer_service_pb2 as pb
+from rolegate.v1 import retrieval_service_pb2 as retrieval_pb
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceServicer
 
@@ -17,7 +19,10 @@ from router.errors import BadConfig
 from router.scripted_model import ScriptedModel
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept
-from tests.router.edge.wire import connected, served
+from tests.router.edge.wire import connected, next_of, served
+
+if TYPE_CHECKING:
+    from rolegate.v1.answer_service_pb2_grpc import AnswerServiceAsyncStub
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -25,19 +30,27 @@ GATEWAY = ["rolegate.v1.AnswerService", "rolegate.v1.CompletionService", "rolega
 RETRIEVAL = "rolegate.v1.RetrievalService"
 
 
-def health_of(channel: grpc.aio.Channel) -> HealthStub:
-    return HealthStub(channel)  # type: ignore[no-untyped-call]
+class NoRetrieval(RetrievalServiceServicer):
+    """A retrieval service that nobody calls."""
+
+    async def Search(self, request: retrieval_pb.SearchRequest, context: Any) -> retrieval_pb.SearchResponse:
+        raise NotImplementedError
 
 
-def answers_of(channel: grpc.aio.Channel) -> AnswerServiceStub:
-    return AnswerServiceStub(channel)  # type: ignore[no-untyped-call]
+def health_of(channel: grpc.aio.Channel) -> Any:
+    """The stub, whose package has no types for it."""
+    return HealthStub(channel)
+
+
+def answers_of(channel: grpc.aio.Channel) -> "AnswerServiceAsyncStub":
+    return AnswerServiceStub(channel)
 
 
 async def reflected(channel: grpc.aio.Channel) -> set[str]:
     """The services that reflection lists."""
-    stub = ServerReflectionStub(channel)  # type: ignore[no-untyped-call]
+    stub: Any = ServerReflectionStub(channel)  # type: ignore[arg-type]
     call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-    response = await ended(call.read())
+    response = await next_of(call)
     call.cancel()
     return {service.name for service in response.list_services_response.service}
 
@@ -57,7 +70,7 @@ async def test_the_health_of_what_is_not_served() -> None:
             await health_of(channel).Check(health_pb2.HealthCheckRequest(service=RETRIEVAL))
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
         watch = health_of(channel).Watch(health_pb2.HealthCheckRequest(service=RETRIEVAL))
-        response = await ended(watch.read())
+        response = await next_of(watch)
         assert response.status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
         watch.cancel()
 
@@ -67,7 +80,7 @@ async def test_reflection() -> None:
     infrastructure = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
     async with served(Deployment().gateway()) as channel:
         assert await reflected(channel) == {*GATEWAY, *infrastructure}
-    server = Server(None, RetrievalServiceServicer())
+    server = Server(None, NoRetrieval())
     async with connected(await server.start("127.0.0.1:0")) as channel:
         assert await reflected(channel) == {RETRIEVAL, *infrastructure}
         response = await health_of(channel).Check(health_pb2.HealthCheckRequest(service=RETRIEVAL))
@@ -106,11 +119,11 @@ async def test_watchers_are_told_of_the_drain() -> None:
         stub = health_of(channel)
         watches = [stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in ("", "", *GATEWAY)]
         for watch in watches:
-            assert (await ended(watch.read())).status == SERVING
+            assert (await next_of(watch)).status == SERVING
         watches.pop(0).cancel()
         draining = asyncio.create_task(server.drain(10))
         for watch in watches:
-            assert (await ended(watch.read())).status == NOT_SERVING
+            assert (await next_of(watch)).status == NOT_SERVING
             watch.cancel()
         await ended(draining)
 
@@ -123,9 +136,9 @@ async def test_a_drain_lets_a_running_call_finish() -> None:
         running = answers_of(channel).Answer(pb.AnswerRequest(question="why?"))
         await ended(model.called.wait())
         watch = health_of(channel).Watch(health_pb2.HealthCheckRequest())
-        assert (await ended(watch.read())).status == SERVING
+        assert (await next_of(watch)).status == SERVING
         draining = asyncio.create_task(server.drain(30))
-        assert (await ended(watch.read())).status == NOT_SERVING
+        assert (await next_of(watch)).status == NOT_SERVING
         watch.cancel()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await ended(answers_of(late).Answer(pb.AnswerRequest(question="too late?")))
@@ -143,7 +156,11 @@ async def test_a_drain_without_patience() -> None:
     async with connected(await server.start("127.0.0.1:0")) as channel:
         running = answers_of(channel).Answer(pb.AnswerRequest(question="why?"))
         await ended(model.called.wait())
-        await ended(server.drain(0))
+        store.open.clear()
+        draining = asyncio.create_task(server.drain(0))
+        await ended(store.asked.wait())
+        asyncio.get_running_loop().call_later(0.1, store.open.set)  # a slow disk
+        await ended(draining)
         assert [(run.status, len(run.calls)) for run in store.runs] == [("cancelled", 1)]
         with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
             await ended(running)

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 from google.rpc import error_details_pb2
@@ -9,6 +10,7 @@ from grpc_status import rpc_status
 
 from router.edge.server import Server
 from router.gateway import Gateway
+from tests.router.clock import ended
 
 
 @asynccontextmanager
@@ -32,8 +34,13 @@ async def connected(port: int) -> AsyncIterator[grpc.aio.Channel]:
 
 def info_of(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo:
     """What a status tells beside its code and message."""
-    status = rpc_status.from_call(error)
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]
     assert status is not None
     info = error_details_pb2.ErrorInfo()
     assert status.details[0].Unpack(info)
     return info
+
+
+async def next_of(call: Any) -> Any:
+    """The next message of a stream."""
+    return await ended(call.read())

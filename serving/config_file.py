@@ -1,0 +1,113 @@
+"""Reading a configuration file, and the shipped ones."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from router.errors import BadConfig
+from serving.config import Config, EngineConfig, RoleConfig, RolesConfig
+from serving.config_check import problems
+
+_PACKAGE = Path(__file__).resolve().parent
+_PRESETS = _PACKAGE / "presets"
+_SHIPPED = "shipped:"
+
+
+def load_config(path: Path) -> Config:
+    """Read and check a file; paths in it come back absolute. Raises `BadConfig` saying what, where and what to do."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise BadConfig(f"{path}: cannot be read ({error.strerror}); name a TOML file, or a preset.") from None
+    try:
+        tables = msgspec.toml.decode(raw)
+        config = msgspec.convert(tables, Config)
+    except msgspec.ValidationError as error:
+        raise BadConfig(f"{path}: {_plainly(str(error), tables)}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadConfig(f"{path}: not TOML: {error}") from None
+    folder = path.resolve().parent
+    config = _resolved(config, Path.cwd() if folder == _PRESETS else folder)
+    for problem in problems(config):
+        raise BadConfig(f"{path}: {problem}")
+    return config
+
+
+def preset(name: str) -> Path:
+    """The file of a shipped preset. Raises `BadConfig` for an unknown name."""
+    path = _PRESETS / f"{name}.toml"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in _PRESETS.glob("*.toml")))
+        raise BadConfig(f"preset {name!r}: unknown; there are: {known}.")
+    return path
+
+
+def _plainly(message: str, tables: dict[str, Any]) -> str:
+    """msgspec's message with the key first: `roles.execution.max_turn: unknown field`."""
+    text, _, where = message.partition(" - at `$")
+    key = where.strip("`").lstrip(".")
+    if key.startswith("engines[...]"):
+        key = key.replace("[...]", f".{_bad_engine(tables['engines'])}", 1)
+    if unknown := re.fullmatch(r"Object contains unknown field `(.+)`", text):
+        return f"{'.'.join(filter(None, (key, unknown[1])))}: unknown field"
+    if missing := re.fullmatch(r"Object missing required field `(.+)`", text):
+        return f"{'.'.join(filter(None, (key, missing[1])))}: missing"
+    return f"{key or 'the file'}: {text}"
+
+
+def _bad_engine(engines: dict[str, Any]) -> str:
+    """The name of the first engine that cannot be read; msgspec does not tell it."""
+    for name, engine in engines.items():
+        try:
+            msgspec.convert(engine, EngineConfig)
+        except msgspec.ValidationError:
+            return name
+    return "*"
+
+
+def _expanded(path: str) -> Path:
+    """`~` is the home folder; with a user who is not there it is left as it is."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def _resolved(config: Config, base: Path) -> Config:
+    """The same with every path absolute."""
+
+    def absolute(path: str) -> str:
+        if path.startswith(_SHIPPED):
+            return str(_PACKAGE / path.removeprefix(_SHIPPED))
+        return str((base / _expanded(path)).resolve())
+
+    def engine_path(path: str) -> str:
+        """A folder, or else a name that vLLM knows."""
+        local = path.startswith((".", "/", "~", _SHIPPED)) or (base / path / "config.json").is_file()
+        return absolute(path) if local else path
+
+    def with_prompt(role: RoleConfig) -> RoleConfig:
+        return msgspec.structs.replace(role, prompt=absolute(role.prompt))
+
+    roles = RolesConfig(
+        delegation=with_prompt(config.roles.delegation),
+        execution=with_prompt(config.roles.execution),
+        answer=with_prompt(config.roles.answer),
+    )
+    retrieval = msgspec.structs.replace(
+        config.retrieval,
+        index=config.retrieval.index and absolute(config.retrieval.index),
+        corpus=config.retrieval.corpus and absolute(config.retrieval.corpus),
+    )
+    engines = {
+        name: msgspec.structs.replace(engine, path=engine_path(engine.path)) for name, engine in config.engines.items()
+    }
+    scope = config.search.scope and absolute(config.search.scope)
+    search = msgspec.structs.replace(config.search, scope=scope)
+    scheme, separator, file = config.server.store.partition(":///")
+    server = config.server
+    if scheme == "sqlite" and separator:
+        server = msgspec.structs.replace(server, store=f"sqlite+aiosqlite:///{absolute(file)}")
+    return Config(roles=roles, retrieval=retrieval, server=server, search=search, engines=engines)
