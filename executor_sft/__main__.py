@@ -13,6 +13,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from executor_sft.minimodel.__main__ import main as train_mini_model
 
         return train_mini_model(given[1:])
+    if given[:1] == ["mini-evaluate"]:
+        from executor_sft.minimodel.evaluation import main as evaluate_mini_model
+
+        return evaluate_mini_model(given[1:])
     parser = argparse.ArgumentParser(prog="rolegate sft", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     world = commands.add_parser(
@@ -25,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     world.add_argument("--questions", type=int, default=200, metavar="N", help="how many (default: 200)")
     world.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the files go")
     commands.add_parser("mini-model", help="train one of the mini models", add_help=False)
+    commands.add_parser("mini-evaluate", help="share of right turns on a held-out world", add_help=False)
     return _write_world(parser.parse_args(given))
 
 

@@ -4,13 +4,13 @@ import argparse
 import itertools
 import sys
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerFast
 
 from executor_sft.minimodel.architecture import BACKBONE, EXECUTOR, new_model
+from executor_sft.minimodel.mini_prompts import mini_prompts
 from executor_sft.minimodel.stream import Role, batches, conversations
 from executor_sft.minimodel.tokenizer import load_tokenizer, train_tokenizer
 from executor_sft.minimodel.training import Schedule, save, train
@@ -19,13 +19,6 @@ from executor_sft.miniworld.dialogues import RolePrompts
 SHAPES = {"backbone": BACKBONE, "executor": EXECUTOR}
 STEPS = {"backbone": 2000, "executor": 3300}
 FIRST_WORLD = {"backbone": 1_000, "executor": 2_000}
-
-
-def mini_prompts() -> RolePrompts:
-    """The system prompts that the preset `mini` serves."""
-    folder = resources.files("serving") / "prompts" / "mini"
-    texts = [(folder / f"{role}.txt").read_text("utf-8").strip() for role in ("delegation", "execution", "answer")]
-    return RolePrompts(*texts)
 
 
 def mini_tokenizer(system: RolePrompts) -> PreTrainedTokenizerFast:

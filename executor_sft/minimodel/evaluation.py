@@ -1,13 +1,42 @@
-"""How well a mini model writes its turns: right in every token, given the gold history."""
+"""`rolegate sft mini-evaluate`: how well a mini model writes its turns on a held-out world.
 
+A turn is right where every token of it is, given the gold history.
+"""
+
+import argparse
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import torch
+from rich.console import Console
+from rich.table import Table
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from executor_sft.miniworld.dialogues import Dialogue
+from executor_sft.minimodel.mini_prompts import mini_prompts
+from executor_sft.minimodel.tokenizer import load_tokenizer
+from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter
+from executor_sft.miniworld.world import World
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Print the share of right turns by kind; the exit status."""
+    parser = argparse.ArgumentParser(prog="rolegate sft mini-evaluate", description=__doc__)
+    parser.add_argument("role", choices=["backbone", "executor"], help="what the model was trained for")
+    parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="a finished model")
+    parser.add_argument("--world", type=int, default=99, metavar="SEED", help="the held-out world (default: 99)")
+    parser.add_argument("--conversations", type=int, default=300, metavar="N", help="how many (default: 300)")
+    arguments = parser.parse_args(given)
+    writer = DialogueWriter(World(arguments.world, "test"), mini_prompts())
+    source = writer.backbone() if arguments.role == "backbone" else writer.executor()
+    model = Qwen3ForCausalLM.from_pretrained(arguments.model).float().eval()
+    dialogues = itertools.islice(source, arguments.conversations)
+    table = Table("turn", "right", "of")
+    for name, (right, turns) in turn_accuracy(model, load_tokenizer(arguments.model), dialogues).items():
+        table.add_row(name, f"{right / turns:.3f}", str(turns))
+    Console().print(table)
+    return 0
 
 
 def turn_accuracy(

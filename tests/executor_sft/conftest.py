@@ -2,7 +2,7 @@
 
 import pytest
 
-from executor_sft.minimodel.__main__ import mini_prompts
+from executor_sft.minimodel.mini_prompts import mini_prompts
 from executor_sft.miniworld.dialogues import RolePrompts
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, Question
