@@ -266,4 +266,4 @@ except BadConfig as error:
 """
     imported, error = in_a_fresh_python(code).splitlines()
     assert imported == "False True PRODUCTION"
-    assert "pip install 'rolegate[hosted]'" in error
+    assert "install the extra rolegate[hosted]" in error
