@@ -17,7 +17,7 @@ from executor_sft.minimodel.training import Schedule, save, train
 from executor_sft.miniworld.dialogues import RolePrompts
 
 SHAPES = {"backbone": BACKBONE, "executor": EXECUTOR}
-STEPS = {"backbone": 2000, "executor": 3300}
+STEPS = {"backbone": 3200, "executor": 4300}
 FIRST_WORLD = {"backbone": 1_000, "executor": 2_000}
 
 
