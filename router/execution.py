@@ -42,16 +42,22 @@ class Execution(msgspec.Struct, frozen=True, tag=True):
     conversation: Conversation
 
     def citations(self, point: str) -> list[Passage]:
-        """The retrieved passages that `point` may rest on: those that hold the most of its words, if that is most of
-        them; in the order in which they were found, each once.
+        """The retrieved passages that `point` may rest on: those that hold its names and numbers and the most of its
+        words, if that is most of them; in the order in which they were found, each once.
         """
-        wanted = words(point)
+        wanted, named = words(point), _named(point)
         shown = {passage.id: passage for search in self.searches for passage in search.passages}
-        shares = {key: _share(wanted, passage) for key, passage in shown.items()}
+        shares = {key: _share(wanted, named, passage) for key, passage in shown.items()}
         best = max(shares.values(), default=0.0)
         return [passage for key, passage in shown.items() if shares[key] == best] if best >= _CITED_SHARE else []
 
 
-def _share(wanted: set[str], passage: Passage) -> float:
-    """The share of `wanted` that stands in the passage."""
-    return len(wanted & words(f"{passage.title} {passage.text}")) / len(wanted) if wanted else 0.0
+def _named(point: str) -> set[str]:
+    """Names and numbers: words that begin with a capital or a digit; the first word has its capital for its place."""
+    return words(" ".join(word for word in point.split()[1:] if word[0].isupper() or word[0].isdigit()))
+
+
+def _share(wanted: set[str], named: set[str], passage: Passage) -> float:
+    """The share of `wanted` that stands in the passage; 0 where a name or number is missing."""
+    found = words(f"{passage.title} {passage.text}")
+    return len(wanted & found) / len(wanted) if wanted and named <= found else 0.0

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import importlib.util
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -40,6 +41,7 @@ async def running_gateway(config: Config, address: str, tell: Tell) -> AsyncIter
 
     `tell` hears what is being done. Raises `BadConfig` or `BadIndex`, saying what to do. Closing drains.
     """
+    check_hosted(config)
     async with AsyncExitStack() as stack:
         engines, retriever = await _slow_parts(config, stack, tell)
         session = await stack.enter_async_context(
@@ -54,6 +56,18 @@ async def running_gateway(config: Config, address: str, tell: Tell) -> AsyncIter
         port = await server.start(address)
         stack.push_async_callback(server.drain, config.server.grace_s)
         yield f"{address.rpartition(':')[0]}:{port}"
+
+
+def check_hosted(config: Config) -> None:
+    """See that keys are set and LiteLLM is there, where the config needs them. Raises `BadConfig`."""
+    names: tuple[RoleName, ...] = ("delegation", "execution", "answer")
+    for name in names:
+        role: RoleConfig = getattr(config.roles, name)
+        _key(name, role)
+        if role.engine is None and role.base_url is None and importlib.util.find_spec("litellm") is None:
+            raise BadConfig(
+                f"roles.{name}: hosted models need the package litellm; install the extra rolegate[hosted]."
+            )
 
 
 async def _slow_parts(config: Config, stack: AsyncExitStack, tell: Tell) -> tuple[dict[str, str], Retriever]:

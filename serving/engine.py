@@ -58,14 +58,16 @@ async def engine(
             start_new_session=True,
             preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
+    ready = False
     try:
         tell(f"vLLM engine {name}: loading {Path(config.path).name}")
         await _ready(name, process, port, log)
+        ready = True
         tell(f"vLLM engine {name}: ready")
         yield f"http://127.0.0.1:{port}/v1"
-        if process.returncode is None:
-            log.unlink(missing_ok=True)
     finally:
+        if ready and process.returncode is None:
+            log.unlink(missing_ok=True)
         await _stop(process)
 
 

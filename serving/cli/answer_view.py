@@ -60,12 +60,12 @@ def _progress_line(event: pb.StreamAnswerResponse) -> str | None:
         case "round_started":
             return f"[bold]round {event.round_started.round}[/bold]"
         case "sub_query_dispatched":
-            return f"  → {escape(event.sub_query_dispatched.sub_query)}"
+            return f"  → {event.sub_query_dispatched.index + 1}. {escape(event.sub_query_dispatched.sub_query)}"
         case "search_done":
             found = ", ".join(event.search_done.titles) or "nothing"
             return f"    [dim]searched “{escape(event.search_done.query)}”: {escape(found)}[/dim]"
         case "reported":
-            return f"  ← {escape(event.reported.result.answer)}"
+            return f"  ← {event.reported.index + 1}. {escape(event.reported.result.answer)}"
         case _:
             return None
 

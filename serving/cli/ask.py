@@ -5,6 +5,7 @@ Without --address a gateway is started for the question and stopped after it.
 
 import argparse
 import asyncio
+import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
@@ -13,7 +14,6 @@ from rich.console import Console
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
-from router.errors import RolegateError
 from serving.cli.answer_view import AnswerView
 from serving.cli.options import add_config, chosen_config, timeout
 from serving.composition import running_gateway
@@ -21,10 +21,6 @@ from serving.logs import errors_only
 
 _DETAILS = "grpc-status-details-bin"
 """What a gateway sends along with every error of its own."""
-
-
-class AskFailed(RolegateError):
-    """The gateway did not answer."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,12 +35,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON; with --stream, one line an event")
     parser.add_argument("--timeout", type=timeout, default=120.0, metavar="SECONDS", help="the deadline (default: 120)")
     given = parser.parse_args(arguments)
+    if given.address and given.config:
+        parser.error("--config is for a gateway started here; the one at --address has its own")
     errors_only()
-    asyncio.run(_ask(given))
-    return 0
+    return asyncio.run(_ask(given))
 
 
-async def _ask(given: argparse.Namespace) -> None:
+async def _ask(given: argparse.Namespace) -> int:
+    """Ask and show; 1 where the gateway answers with an error, or not at all."""
     progress = Console(stderr=True, quiet=given.json)
     async with AsyncExitStack() as stack:
         address = given.address
@@ -65,7 +63,9 @@ async def _ask(given: argparse.Namespace) -> None:
                 async for event in AnswerServiceStub(channel).StreamAnswer(request, timeout=given.timeout):
                     view.show(event)
         except grpc.aio.AioRpcError as error:
-            raise AskFailed(_plainly(error, address)) from None
+            print(f"rolegate: {_plainly(error, address)}", file=sys.stderr)
+            return 1
+    return 0
 
 
 def _plainly(error: grpc.aio.AioRpcError, address: str) -> str:
@@ -73,6 +73,8 @@ def _plainly(error: grpc.aio.AioRpcError, address: str) -> str:
     from_gateway = _DETAILS in (error.trailing_metadata() or ())
     if error.code() is grpc.StatusCode.UNAVAILABLE and not from_gateway:
         return f"no gateway answers at {address}; start one with `rolegate serve`, or leave --address out."
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return f"what answers at {address} is no gateway; is it a retrieval server?"
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and details == "Deadline Exceeded":
         return "the deadline passed before the answer came; give a longer --timeout."
     return details or error.code().name

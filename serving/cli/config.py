@@ -6,8 +6,10 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
+from router.errors import BadConfig
+from serving.composition import check_hosted
 from serving.config import RoleConfig
 from serving.config_file import load_config
 
@@ -24,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     check.add_argument("file", type=Path, metavar="FILE", help="a TOML file")
     file: Path = parser.parse_args(arguments).file
     config = load_config(file)
-    table = Table("role", "model", "where", "prompt")
+    table = Table("role", *(Column(name, overflow="fold") for name in ("model", "where", "prompt")))
     for name in ("delegation", "execution", "answer"):
         role: RoleConfig = getattr(config.roles, name)
         where = f"vLLM engine {role.engine}" if role.engine else role.base_url or "LiteLLM"
@@ -32,4 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     console = Console(soft_wrap=True)
     console.print(table)
     console.out(f"{file}: fine", highlight=False)
+    try:
+        check_hosted(config)
+    except BadConfig as missing:
+        console.out(f"but not ready to be served here: {missing}", highlight=False)
     return 0

@@ -223,7 +223,7 @@ def test_progress_is_streamed_beside_the_answer(gateway: str, capsys: pytest.Cap
     assert main(["ask", "--stream", QUESTION, "--address", gateway]) == 0
 
     shown = capsys.readouterr()
-    steps = ["round 1", f"→ {DIRECTOR}", f"searched “{DIRECTOR}”: Heat", "← Michael Mann", "round 2", "← 1943"]
+    steps = ["round 1", f"→ 1. {DIRECTOR}", f"searched “{DIRECTOR}”: Heat", "← 1. Michael Mann", "round 2", "← 2. 1943"]
     places = [shown.err.index(step) for step in steps]
     assert places == sorted(places)
     assert "in 1943" in shown.out
