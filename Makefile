@@ -1,6 +1,6 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
-export Q ?= In which city was the author of The Grunshorpe Ballads born?
+export Q ?= In which country is the birthplace of the spouse of Worfle Shenlei?
 
 .PHONY: ask test check protos clean
 
