@@ -5,11 +5,13 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 ├── BadConfig                  the configuration, or a file that it names, cannot be used
 ├── BadIndex                   an index folder is incomplete, damaged, or of another embedder
 ├── BadCorpus                  a row of a corpus cannot be used
+├── BadDocument                a file cannot be read as a document
 ├── OutOfTime                  the deadline passed before there was anything to answer from
 ├── StoreFailed                the run could not be written, so it is not acknowledged
 └── UpstreamError              a model or retrieval endpoint did not do its part
     ├── UpstreamUnavailable    not reachable, overloaded or broken for now; worth another try
-    ├── UpstreamRefused        it understood and will not: wrong model name, wrong key, prompt too long
+    ├── UpstreamRefused        it understood and will not: wrong model name, wrong key
+    │   └── ContextTooLong     the prompt is longer than the model's context
     └── UpstreamGarbled        it answered something that is not its protocol
 """
 
@@ -32,6 +34,10 @@ class BadIndex(RolegateError):
 
 class BadCorpus(RolegateError):
     """A row of a corpus cannot be used."""
+
+
+class BadDocument(RolegateError):
+    """A file cannot be read as a document."""
 
 
 class OutOfTime(RolegateError):
@@ -66,7 +72,11 @@ class UpstreamUnavailable(UpstreamError):
 
 
 class UpstreamRefused(UpstreamError):
-    """It understood and will not: wrong model name, wrong key, prompt too long."""
+    """It understood and will not: wrong model name, wrong key."""
+
+
+class ContextTooLong(UpstreamRefused):
+    """The prompt, with what is to be written, is longer than the model's context."""
 
 
 class UpstreamGarbled(UpstreamError):

@@ -4,13 +4,10 @@ from typing import Literal
 
 import msgspec
 
+from router.citation import Citation, cite
 from router.model import Completion, Message
 from router.passage import Passage
 from router.report import Report
-from router.scope import words
-
-_CITED_SHARE = 0.75
-"""Executors copy or closely reword; a point with fewer of its words in a passage does not rest on it."""
 
 ExecutionOutcome = Literal["reported", "no_report", "timed_out", "model_failed", "retrieval_failed"]
 
@@ -29,6 +26,8 @@ class SearchRecord(msgspec.Struct, frozen=True):
     passages: tuple[Passage, ...]
     ignored_queries: int = 0
     """Further search blocks of the same turn, which were not run."""
+    dropped_passages: int = 0
+    """How many of `passages`, the last ones, the model was not shown, because its context has no room for them."""
 
 
 class Execution(msgspec.Struct, frozen=True, tag=True):
@@ -41,23 +40,6 @@ class Execution(msgspec.Struct, frozen=True, tag=True):
     searches: tuple[SearchRecord, ...]
     conversation: Conversation
 
-    def citations(self, point: str) -> list[Passage]:
-        """The retrieved passages that `point` may rest on: those that hold its names and numbers and the most of its
-        words, if that is most of them; in the order in which they were found, each once.
-        """
-        wanted, named = words(point), _named(point)
-        shown = {passage.id: passage for search in self.searches for passage in search.passages}
-        shares = {key: _share(wanted, named, passage) for key, passage in shown.items()}
-        best = max(shares.values(), default=0.0)
-        return [passage for key, passage in shown.items() if shares[key] == best] if best >= _CITED_SHARE else []
-
-
-def _named(point: str) -> set[str]:
-    """Names and numbers: words that begin with a capital or a digit; the first word has its capital for its place."""
-    return words(" ".join(word for word in point.split()[1:] if word[0].isupper() or word[0].isdigit()))
-
-
-def _share(wanted: set[str], named: set[str], passage: Passage) -> float:
-    """The share of `wanted` that stands in the passage; 0 where a name or number is missing."""
-    found = words(f"{passage.title} {passage.text}")
-    return len(wanted & found) / len(wanted) if wanted and named <= found else 0.0
+    def citations(self, point: str) -> list[Citation]:
+        """The sentences of the retrieved passages that `point` may rest on; none where no passage holds it."""
+        return cite(point, (passage for search in self.searches for passage in search.passages))

@@ -15,7 +15,8 @@ from router.execution import Execution
 from router.executor import Executor
 from router.trajectory import AnswerOutcome, Trajectory
 
-NOT_FOUND = "not found"
+NOT_FOUND = "not found in your documents"
+_ANSWERED_NOT_FOUND = ("", "not found", NOT_FOUND)
 
 
 class Search:
@@ -31,7 +32,7 @@ class Search:
         require_evidence: bool = True,
     ) -> None:
         """`max_rounds`: delegator decisions (T in TBSS 4.1). `require_evidence`: without a single report that carries
-        evidence, the answer is "not found" and the answerer is not asked to guess.
+        evidence, the answer is `NOT_FOUND` and the answerer is not asked to guess.
         """
         self._delegator, self._executor, self._answerer = delegator, executor, answerer
         self._max_rounds, self._require_evidence = max_rounds, require_evidence
@@ -106,7 +107,7 @@ class Search:
                 answer, answering = await self._answerer.answer(question, found.executions, context.ledger)
         except TimeoutError:
             raise OutOfTime("Time ran out before the answer was written; allow a longer deadline.") from None
-        if answer.casefold().rstrip(" .!") in ("", NOT_FOUND):
+        if answer.casefold().rstrip(" .!") in _ANSWERED_NOT_FOUND:
             return replace(found, answer=NOT_FOUND, outcome="not_found", answering=answering)
         return replace(found, answer=answer, answering=answering)
 

@@ -4,7 +4,7 @@ Paths are relative to the file that they stand in, or, in a shipped preset, to t
 folder, and `shipped:` what comes with the package, as in `shipped:prompts/full/delegation.txt`.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,6 +14,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     address: str = "127.0.0.1:50551"
     """host:port; port 0 takes any free one."""
+    http: str | None = None
+    """host:port of the OpenAI-compatible door; absent keeps it shut."""
     store: str = "sqlite:///rolegate.db"
     """A database URL; a relative path of SQLite stands beside the config file."""
     timeout_s: float = 120.0
@@ -70,6 +72,12 @@ class RoleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     seed: int | None = None
     thinking: bool | None = None
     """Switches a chat template's thinking on or off; absent leaves it to the template."""
+    extra_body: dict[str, Any] = {}
+    """Further fields of every request, as they are, such as `reasoning_effort = "low"`."""
+    system_role: bool = True
+    """False for models that know no system role: the system prompt then opens the first user turn."""
+    context_tokens: int | None = None
+    """What the model reads and writes at most; without it, an endpoint's refusal tells that a prompt is too long."""
     attempts: int = 3
     """How often a call is tried while its endpoint is unavailable."""
 
@@ -83,13 +91,18 @@ class RolesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class EmbedderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What turns text into vectors: MiniLM in process, or an OpenAI-compatible endpoint."""
+    """What turns text into vectors: MiniLM in process, or an OpenAI-compatible endpoint, or an engine of ours."""
 
     kind: Literal["minilm", "endpoint"] = "minilm"
+    engine: str | None = None
+    """A name of the table `engines`."""
     base_url: str | None = None
     model: str | None = None
     dimension: int | None = None
     api_key_env: str | None = None
+    query_prefix: str = ""
+    """Put before every query, as Qwen3-Embedding and E5 want it."""
+    passage_prefix: str = ""
 
 
 class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -99,11 +112,22 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """host:port of a RetrievalService."""
     index: str | None = None
     """An index folder."""
-    corpus: str | None = None
-    """The corpus.jsonl that the index is built from at the start, where it is missing or of another corpus."""
+    documents: tuple[str, ...] = ()
+    """Files and folders that the index is made of; it is brought up to date at the start and by `index build`."""
+    chunk_tokens: int = 200
+    """Tokens of a passage, by the embedder's count; documents are cut at sentence ends."""
     lexical: bool = False
     """Fuse lexical ranks in; the index must have been built with them."""
     embedder: EmbedderConfig = EmbedderConfig()
+
+
+class PriceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a model costs, in US dollars for a million tokens."""
+
+    prompt: float
+    completion: float
+    cached: float | None = None
+    """Prompt tokens from the provider's cache; absent, they cost what others cost."""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -114,3 +138,5 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     server: ServerConfig = ServerConfig()
     search: SearchConfig = SearchConfig()
     engines: dict[str, EngineConfig] = {}
+    prices: dict[str, PriceConfig] = {}
+    """By model. A model that is not in it is looked up in LiteLLM's table, where that is installed."""

@@ -16,14 +16,16 @@ def problems(config: Config) -> list[str]:
         *_search(config.search),
         *(problem for name, role in roles.items() for problem in _role(f"roles.{name}", role, config)),
         *_missing_files(config),
-        *_retrieval(config.retrieval),
+        *_retrieval(config.retrieval, config),
+        *_prices(config),
     ]
 
 
 def _server(server: ServerConfig) -> list[str]:
     found: list[str] = []
-    if not re.fullmatch(r".+:\d{1,5}", server.address):
-        found.append(f"server.address: {server.address!r} is not host:port.")
+    for key, address in (("address", server.address), ("http", server.http)):
+        if address is not None and not re.fullmatch(r".+:\d{1,5}", address):
+            found.append(f"server.{key}: {address!r} is not host:port.")
     if not 0 < server.timeout_s <= 86_400:
         found.append("server.timeout_s: must be more than 0 and at most 86400 seconds.")
     if not 0 <= server.grace_s <= 86_400:
@@ -52,7 +54,12 @@ def _role(key: str, role: RoleConfig, config: Config) -> list[str]:
     if role.base_url is not None and not role.base_url.startswith(("http://", "https://")):
         found.append(f"{key}.base_url: {role.base_url!r} is not an address such as http://127.0.0.1:8000/v1.")
     if role.thinking is not None and role.engine is None and role.base_url is None:
-        found.append(f"{key}.thinking: works with engine or base_url only; remove it.")
+        found.append(
+            f"{key}.thinking: works with engine or base_url only; say it in the provider's own words in extra_body, "
+            'such as extra_body = {reasoning_effort = "low"}.'
+        )
+    if role.context_tokens is not None and role.context_tokens <= role.max_tokens:
+        found.append(f"{key}.context_tokens: must be more than max_tokens, which are a part of them.")
     if not Path(role.prompt).is_file():
         found.append(f"{key}.prompt: there is no file {role.prompt}.")
     found += [f"{key}.{field}: must be at least 1." for field in ("max_tokens", "attempts") if getattr(role, field) < 1]
@@ -69,24 +76,50 @@ def _missing_files(config: Config) -> list[str]:
         for name, engine in config.engines.items()
         if engine.path.startswith("/") and not (Path(engine.path) / "config.json").is_file()
     ]
-    files = {"retrieval.corpus": config.retrieval.corpus, "search.scope": config.search.scope}
-    found += [f"{key}: there is no file {path}." for key, path in files.items() if path and not Path(path).is_file()]
+    if (scope := config.search.scope) and not Path(scope).is_file():
+        found.append(f"search.scope: there is no file {scope}.")
+    found += [
+        f"retrieval.documents: there is no file or folder {path}."
+        for path in config.retrieval.documents
+        if not Path(path).exists()
+    ]
     return found
 
 
-def _retrieval(retrieval: RetrievalConfig) -> list[str]:
-    found = _embedder(retrieval.embedder)
+def _retrieval(retrieval: RetrievalConfig, config: Config) -> list[str]:
+    found = _embedder(retrieval.embedder, config)
     if (retrieval.address is None) == (retrieval.index is None):
         found.append(
             "retrieval: give either address (a retrieval server) or index (a folder), not both and not neither."
         )
+    if retrieval.documents and retrieval.index is None:
+        found.append("retrieval.documents: needs retrieval.index, the folder that their index is kept in.")
+    if not 32 <= retrieval.chunk_tokens <= 8192:
+        found.append("retrieval.chunk_tokens: must be 32 to 8192.")
     return found
 
 
-def _embedder(embedder: EmbedderConfig) -> list[str]:
-    keys = ("base_url", "model", "dimension")
-    given = [key for key in keys if getattr(embedder, key) is not None]
+def _embedder(embedder: EmbedderConfig, config: Config) -> list[str]:
+    keys = ("engine", "base_url", "model", "dimension", "query_prefix", "passage_prefix")
+    given = [key for key in keys if getattr(embedder, key)]
     if embedder.kind == "minilm":
         return [f'retrieval.embedder.{key}: is for kind "endpoint" only.' for key in given]
-    missing = [key for key in keys if key not in given]
-    return [f'retrieval.embedder.{key}: missing; kind "endpoint" needs it.' for key in missing]
+    found = [
+        f'retrieval.embedder.{key}: missing; kind "endpoint" needs it.'
+        for key in ("model", "dimension")
+        if key not in given
+    ]
+    if (embedder.engine is None) == (embedder.base_url is None):
+        found.append("retrieval.embedder: give either engine (a table of engines) or base_url.")
+    if embedder.engine is not None and embedder.engine not in config.engines:
+        found.append(f"retrieval.embedder.engine: no table engines.{embedder.engine}; add it, or name a base_url.")
+    return found
+
+
+def _prices(config: Config) -> list[str]:
+    return [
+        f"prices.{model!r}.{field}: must be 0 or more, in dollars for a million tokens."
+        for model, price in config.prices.items()
+        for field in ("prompt", "completion", "cached")
+        if (getattr(price, field) or 0) < 0
+    ]

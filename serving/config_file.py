@@ -99,7 +99,7 @@ def _resolved(config: Config, base: Path) -> Config:
     retrieval = msgspec.structs.replace(
         config.retrieval,
         index=config.retrieval.index and absolute(config.retrieval.index),
-        corpus=config.retrieval.corpus and absolute(config.retrieval.corpus),
+        documents=tuple(map(absolute, config.retrieval.documents)),
     )
     engines = {
         name: msgspec.structs.replace(engine, path=engine_path(engine.path)) for name, engine in config.engines.items()
@@ -110,4 +110,6 @@ def _resolved(config: Config, base: Path) -> Config:
     server = config.server
     if scheme == "sqlite" and separator:
         server = msgspec.structs.replace(server, store=f"sqlite+aiosqlite:///{absolute(file)}")
-    return Config(roles=roles, retrieval=retrieval, server=server, search=search, engines=engines)
+    return msgspec.structs.replace(
+        config, roles=roles, retrieval=retrieval, server=server, search=search, engines=engines
+    )

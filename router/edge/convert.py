@@ -2,11 +2,13 @@
 
 from typing import assert_never
 
+import msgspec
 from google.protobuf.duration_pb2 import Duration
 from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import completion_service_pb2 as completion_pb
 from rolegate.v1 import evidence_pb2, usage_pb2
 
+from router.citation import Citation
 from router.errors import BadRequest
 from router.events import AnswerWritten, Event, Reported, RoundStarted, SearchDone, SubQueryDispatched
 from router.execution import Execution, ExecutionOutcome
@@ -64,10 +66,7 @@ def execution_to_proto(execution: Execution) -> evidence_pb2.SubQueryResult:
         evidence=[
             evidence_pb2.EvidencePoint(
                 text=point,
-                citations=[
-                    evidence_pb2.Citation(passage_id=passage.id, title=passage.title)
-                    for passage in execution.citations(point)
-                ],
+                citations=map(_citation_to_proto, execution.citations(point)),
             )
             for point in execution.report.evidence
         ],
@@ -87,7 +86,12 @@ def answer_to_proto(run: Run, trajectory: Trajectory) -> answer_pb.AnswerRespons
         results=[execution_to_proto(execution) for execution in trajectory.executions],
         usage=usage_to_proto(run.calls),
         duration=duration,
+        citations=map(_citation_to_proto, trajectory.citations),
     )
+
+
+def _citation_to_proto(citation: Citation) -> evidence_pb2.Citation:
+    return evidence_pb2.Citation(**msgspec.structs.asdict(citation))
 
 
 def event_to_proto(number: int, event: Event) -> answer_pb.StreamAnswerResponse:

@@ -14,8 +14,10 @@ from grpc_status import rpc_status
 from router.errors import (
     BadConfig,
     BadCorpus,
+    BadDocument,
     BadIndex,
     BadRequest,
+    ContextTooLong,
     OutOfTime,
     RolegateError,
     StoreFailed,
@@ -33,10 +35,12 @@ STATUS: dict[type[RolegateError], tuple[int, str]] = {
     BadConfig: (code_pb2.FAILED_PRECONDITION, "BAD_CONFIG"),
     BadIndex: (code_pb2.FAILED_PRECONDITION, "BAD_INDEX"),
     BadCorpus: (code_pb2.FAILED_PRECONDITION, "BAD_CORPUS"),
+    BadDocument: (code_pb2.FAILED_PRECONDITION, "BAD_DOCUMENT"),
     OutOfTime: (code_pb2.DEADLINE_EXCEEDED, "OUT_OF_TIME"),
     StoreFailed: (code_pb2.UNAVAILABLE, "STORE_FAILED"),
     UpstreamUnavailable: (code_pb2.UNAVAILABLE, "UPSTREAM_UNAVAILABLE"),
     UpstreamRefused: (code_pb2.FAILED_PRECONDITION, "UPSTREAM_REFUSED"),
+    ContextTooLong: (code_pb2.FAILED_PRECONDITION, "CONTEXT_TOO_LONG"),
     UpstreamGarbled: (code_pb2.INTERNAL, "UPSTREAM_GARBLED"),
 }
 """Every error class that is raised (the test walks the tree), its status code and its reason."""

@@ -32,6 +32,13 @@ class Embedder(Protocol):
     def dimension(self) -> int:
         """Numbers in a vector."""
 
+    @property
+    def max_tokens(self) -> int:
+        """How much of a text it reads; what is longer is found by its beginning only."""
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """How many tokens each text has, by the embedder's tokenizer or a cautious estimate. Raises `BadConfig`."""
+
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
         """The texts as (batch, dimension) float32, each row of length 1; `queries` tells queries from passages.
 
@@ -47,6 +54,7 @@ class MiniLM:
 
     identity = f"all-MiniLM-L6-v2@{WEIGHTS_SHA256[:12]}"
     dimension = 384
+    max_tokens = 256
 
     def __init__(self, folder: Path | None = None, *, device: str = "cpu") -> None:
         self._folder = folder
@@ -56,12 +64,20 @@ class MiniLM:
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
         """As `Embedder.embed`; queries and passages are treated alike. Raises `BadConfig`."""
-        with self._loading:
-            self._model = self._model or _load(self._folder or _packaged(), self._device)
-        vectors = self._model.encode(
+        vectors = self._loaded().encode(
             list(texts), batch_size=64, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
         )
         return np.ascontiguousarray(vectors, dtype=np.float32).reshape(len(texts), self.dimension)
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """As `Embedder.count_tokens`, exactly, without the two that begin and end every text."""
+        encoded = self._loaded().tokenizer(list(texts), add_special_tokens=False, truncation=False, verbose=False)
+        return [len(ids) for ids in encoded["input_ids"]]
+
+    def _loaded(self) -> Any:
+        with self._loading:
+            self._model = self._model or _load(self._folder or _packaged(), self._device)
+        return self._model
 
 
 def _packaged() -> Path:

@@ -11,8 +11,8 @@ import numpy as np
 from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
 from serving.retrieval.embedder import Vectors
 
-QWEN3_TASK = "Given a web search query, retrieve relevant passages that answer the query"
-"""The instruction that Qwen3-Embedding's authors use for retrieval."""
+_CHARS_A_TOKEN = 3
+"""Fewer than tokenizers need for most languages, so that an estimate is rather too high."""
 
 
 class _Embedding(msgspec.Struct, frozen=True):
@@ -36,16 +36,19 @@ class EndpointEmbedder:
         model: str,
         dimension: int,
         *,
-        task: str | None = QWEN3_TASK,
+        query_prefix: str = "",
+        passage_prefix: str = "",
         api_key: str | None = None,
+        max_tokens: int = 8192,
         timeout_s: float = 60.0,
         batch: int = 64,
     ) -> None:
-        """`base_url` ends in `/v1`; `task` is put before queries, never before passages; None sends queries bare."""
-        self.identity = model
+        """`base_url` ends in `/v1`; the prefixes are put before queries and passages, for models that want them."""
+        self._model, self._prefixes = model, {True: query_prefix, False: passage_prefix}
+        self.identity = f"{model} {passage_prefix!r}" if passage_prefix else model
         self.dimension = dimension
+        self.max_tokens = max_tokens
         self._url = f"{base_url.rstrip('/')}/embeddings"
-        self._task = task
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._batch = batch
@@ -55,7 +58,7 @@ class EndpointEmbedder:
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
         """As `Embedder.embed`."""
-        inputs = [f"Instruct: {self._task}\nQuery:{text}" for text in texts] if queries and self._task else list(texts)
+        inputs = [self._prefixes[queries] + text for text in texts]
         with self._one_at_a_time:
             rows = self._runner.run(self._embed_all(inputs))
         vectors = np.array(rows, dtype=np.float32).reshape(len(rows), self.dimension)
@@ -63,6 +66,10 @@ class EndpointEmbedder:
         if not np.all(lengths > 0):  # also catches NaN
             raise UpstreamGarbled("The embedding endpoint returned a vector without a direction", endpoint=self._url)
         return np.ascontiguousarray(vectors / lengths, dtype=np.float32)
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """As `Embedder.count_tokens`, estimated: endpoints do not share their tokenizers."""
+        return [-(-len(text) // _CHARS_A_TOKEN) for text in texts]
 
     def close(self) -> None:
         """Close the session. Blocks, so from a thread, as `embed`."""
@@ -78,7 +85,7 @@ class EndpointEmbedder:
         return rows
 
     async def _embed_batch(self, inputs: list[str]) -> list[list[float]]:
-        body = await self._post(msgspec.json.encode({"model": self.identity, "input": inputs}))
+        body = await self._post(msgspec.json.encode({"model": self._model, "input": inputs}))
         try:
             data = sorted(msgspec.json.decode(body, type=_Embeddings).data, key=lambda entry: entry.index)
         except msgspec.DecodeError as error:

@@ -38,4 +38,11 @@ def response_to_proto(results: Sequence[Sequence[Passage]]) -> SearchResponse:
 
 def passage_to_proto(passage: Passage) -> evidence_pb2.Passage:
     """A passage as a message."""
-    return evidence_pb2.Passage(passage_id=passage.id, title=passage.title, text=passage.text, score=passage.score)
+    return evidence_pb2.Passage(
+        passage_id=passage.id,
+        title=passage.title,
+        text=passage.text,
+        score=passage.score,
+        document=passage.document,
+        page=passage.page,
+    )

@@ -69,4 +69,5 @@ class RemoteRetriever:
 
 def passage_from_proto(passage: evidence_pb2.Passage) -> Passage:
     """A message as a passage."""
-    return Passage(passage.passage_id, passage.title, passage.text, passage.score)
+    page = passage.page if passage.HasField("page") else None
+    return Passage(passage.passage_id, passage.title, passage.text, passage.score, passage.document, page)

@@ -36,20 +36,22 @@ class AnswerRequest(_message.Message):
     def __init__(self, question: _Optional[str] = ...) -> None: ...
 
 class AnswerResponse(_message.Message):
-    __slots__ = ("run_id", "answer", "outcome", "results", "usage", "duration")
+    __slots__ = ("run_id", "answer", "outcome", "results", "usage", "duration", "citations")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     DURATION_FIELD_NUMBER: _ClassVar[int]
+    CITATIONS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     answer: str
     outcome: AnswerOutcome
     results: _containers.RepeatedCompositeFieldContainer[_evidence_pb2.SubQueryResult]
     usage: _containers.RepeatedCompositeFieldContainer[_usage_pb2.RoleUsage]
     duration: _duration_pb2.Duration
-    def __init__(self, run_id: _Optional[str] = ..., answer: _Optional[str] = ..., outcome: _Optional[_Union[AnswerOutcome, str]] = ..., results: _Optional[_Iterable[_Union[_evidence_pb2.SubQueryResult, _Mapping]]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    citations: _containers.RepeatedCompositeFieldContainer[_evidence_pb2.Citation]
+    def __init__(self, run_id: _Optional[str] = ..., answer: _Optional[str] = ..., outcome: _Optional[_Union[AnswerOutcome, str]] = ..., results: _Optional[_Iterable[_Union[_evidence_pb2.SubQueryResult, _Mapping]]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., citations: _Optional[_Iterable[_Union[_evidence_pb2.Citation, _Mapping]]] = ...) -> None: ...
 
 class StreamAnswerRequest(_message.Message):
     __slots__ = ("question",)

@@ -23,24 +23,34 @@ EXECUTION_OUTCOME_MODEL_FAILED: ExecutionOutcome
 EXECUTION_OUTCOME_RETRIEVAL_FAILED: ExecutionOutcome
 
 class Passage(_message.Message):
-    __slots__ = ("passage_id", "title", "text", "score")
+    __slots__ = ("passage_id", "title", "text", "score", "document", "page")
     PASSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     TITLE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
     passage_id: str
     title: str
     text: str
     score: float
-    def __init__(self, passage_id: _Optional[str] = ..., title: _Optional[str] = ..., text: _Optional[str] = ..., score: _Optional[float] = ...) -> None: ...
+    document: str
+    page: int
+    def __init__(self, passage_id: _Optional[str] = ..., title: _Optional[str] = ..., text: _Optional[str] = ..., score: _Optional[float] = ..., document: _Optional[str] = ..., page: _Optional[int] = ...) -> None: ...
 
 class Citation(_message.Message):
-    __slots__ = ("passage_id", "title")
+    __slots__ = ("passage_id", "title", "document", "page", "quote")
     PASSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     TITLE_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    QUOTE_FIELD_NUMBER: _ClassVar[int]
     passage_id: str
     title: str
-    def __init__(self, passage_id: _Optional[str] = ..., title: _Optional[str] = ...) -> None: ...
+    document: str
+    page: int
+    quote: str
+    def __init__(self, passage_id: _Optional[str] = ..., title: _Optional[str] = ..., document: _Optional[str] = ..., page: _Optional[int] = ..., quote: _Optional[str] = ...) -> None: ...
 
 class EvidencePoint(_message.Message):
     __slots__ = ("text", "citations")
