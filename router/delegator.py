@@ -7,7 +7,6 @@ from router import prompts
 from router.delegation import Decision, Dispatch, Malformed, Stop, parse_decision
 from router.execution import Conversation, Execution
 from router.ledger import Ledger, Purpose
-from router.markup import without_thinking
 from router.model import Message
 from router.role import Role
 
@@ -48,7 +47,7 @@ class Delegator:
         stop = STOP if purpose == "first" else ()
         output = await self.role.ask(conversation.messages, stop, ledger, purpose=purpose)
         decision = parse_decision(output.text, limit=self.max_sub_queries, cut=output.finish_reason == "length")
-        said = Message("assistant", without_thinking(output.text).strip())
+        said = Message("assistant", prompts.said(output.text))
         return decision, Conversation((*conversation.messages, said), (*conversation.outputs, output))
 
 

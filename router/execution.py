@@ -29,6 +29,11 @@ class SearchRecord(msgspec.Struct, frozen=True):
     dropped_passages: int = 0
     """How many of `passages`, the last ones, the model was not shown, because its context has no room for them."""
 
+    @property
+    def shown(self) -> tuple[Passage, ...]:
+        """The passages that the model was shown."""
+        return self.passages[: len(self.passages) - self.dropped_passages]
+
 
 class Execution(msgspec.Struct, frozen=True, tag=True):
     """One sub-query, worked on by one executor in a context of its own."""
@@ -41,5 +46,5 @@ class Execution(msgspec.Struct, frozen=True, tag=True):
     conversation: Conversation
 
     def citations(self, point: str) -> list[Citation]:
-        """The sentences of the retrieved passages that `point` may rest on; none where no passage holds it."""
-        return cite(point, (passage for search in self.searches for passage in search.passages))
+        """The sentences of the passages shown that `point` may rest on; none where no passage holds it."""
+        return cite(point, (passage for search in self.searches for passage in search.shown))

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 
 from router import prompts
 from router.context import RunContext
-from router.errors import UpstreamError
+from router.errors import ContextTooLong, UpstreamError
 from router.events import SearchDone
 from router.execution import Conversation, Execution, ExecutionOutcome, SearchRecord
 from router.execution_turn import Malformed, ReportTurn, Search, parse_turn
 from router.ledger import Purpose
-from router.markup import without_thinking
 from router.model import Completion, Message
 from router.report import NO_EVIDENCE, Report
 from router.retrieval import Retriever
 from router.role import Role
+from router.shown import Shown
 
 STOP = ("</search>", "</evidence>")
 
@@ -50,55 +50,62 @@ class Executor:
             outcome = "model_failed" if error.role else "retrieval_failed"
         if run.report is not None:
             outcome = "reported"
-        conversation = Conversation(run.messages, tuple(run.outputs))
-        return Execution(sub_query, run.report or NO_EVIDENCE, outcome, tuple(run.searches), conversation)
+        conversation = Conversation(run.shown.messages, tuple(run.outputs))
+        return Execution(sub_query, run.report or NO_EVIDENCE, outcome, tuple(run.shown.searches), conversation)
 
     async def _turn(self, run: "_Run", index: int, context: RunContext) -> None:
-        purpose: Purpose = "correction" if run.corrected else "first"
-        # No stop string in a correction: one that was met while the model was thinking would be met again.
-        stop = () if run.corrected else STOP
-        output = await self._role.ask(run.messages, stop, context.ledger, purpose=purpose, sub_query=index)
+        output = await self._ask(run, index, context)
         run.absorb(output)
+        searches, turn = len(run.shown.searches), len(run.outputs)
         match parse_turn(output.text, cut=output.finish_reason == "length"):
-            case Search(query, ignored) if self._may_search(run, len(run.outputs)):
+            case Search(query, ignored) if self._may_search(searches, turn):
                 (passages,) = await self._retriever.search([query], self._limits.top_k)
-                run.searches.append(SearchRecord(query, tuple(passages), ignored))
-                run.show(prompts.documents(passages, last=not self._may_search(run, len(run.outputs) + 1)))
+                found = SearchRecord(query, tuple(passages), ignored)
+                run.shown.documents(found, last=not self._may_search(searches + 1, turn + 1))
                 context.emit(SearchDone(index, query, tuple(passage.title for passage in passages)))
-            case ReportTurn(report) if run.searches:
+            case ReportTurn(report) if searches:
                 run.report = report
             case Search():
                 run.correct(prompts.LAST_SEARCH)
-            case ReportTurn() | Malformed() if not run.searches:
+            case ReportTurn() | Malformed() if not searches:
                 run.correct(prompts.CORRECT_SEARCH)
             case _:
-                run.correct(
-                    prompts.CORRECT_REPORT if self._may_search(run, len(run.outputs) + 1) else prompts.LAST_SEARCH
-                )
+                run.correct(prompts.CORRECT_REPORT if self._may_search(searches, turn + 1) else prompts.LAST_SEARCH)
 
-    def _may_search(self, run: "_Run", turn: int) -> bool:
-        """Whether a search in this turn (from 1) would leave another one to report in."""
-        return len(run.searches) < self._limits.max_searches and turn < self._limits.max_turns
+    async def _ask(self, run: "_Run", index: int, context: RunContext) -> Completion:
+        """The model's next turn. Passages give way, one at a time, until its context holds the rest."""
+        purpose: Purpose = "correction" if run.corrected else "first"
+        # No stop string in a correction: one that was met while the model was thinking would be met again.
+        stop = () if run.corrected else STOP
+        if self._role.context_tokens is not None:
+            run.shown.fit(self._role.context_tokens, self._role.sampling.max_tokens)
+        while True:
+            try:
+                return await self._role.ask(run.shown.messages, stop, context.ledger, purpose=purpose, sub_query=index)
+            except ContextTooLong:
+                if not run.shown.drop():
+                    raise
+                purpose = "shortened"
+
+    def _may_search(self, searches: int, turn: int) -> bool:
+        """Whether, after so many searches, another one in this turn (from 1) would leave a turn to report in."""
+        return searches < self._limits.max_searches and turn < self._limits.max_turns
 
 
 class _Run:
     """One executor run as it grows."""
 
-    def __init__(self, messages: tuple[Message, ...]) -> None:
-        self.messages = messages
+    def __init__(self, opening: tuple[Message, ...]) -> None:
+        self.shown = Shown(opening)
         self.outputs: list[Completion] = []
-        self.searches: list[SearchRecord] = []
         self.report: Report | None = None
         self.corrected = False
 
     def absorb(self, output: Completion) -> None:
         self.outputs.append(output)
-        self.messages += (Message("assistant", without_thinking(output.text).strip()),)
-
-    def show(self, text: str) -> None:
-        self.messages += (Message("user", text),)
+        self.shown.absorb(output)
         self.corrected = False
 
     def correct(self, text: str) -> None:
-        self.show(text)
+        self.shown.tell(text)
         self.corrected = True

@@ -1,6 +1,7 @@
 """The gateway: every request becomes a run, and a run is stored before it is acknowledged."""
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from router.errors import BadRequest, OutOfTime, StoreFailed
 from router.events import AnswerWritten, Emit
 from router.execution import Conversation, Execution
 from router.executor import Executor
+from router.feedback import Feedback
 from router.ledger import RoleName
 from router.model import Completion, Delta, Message
 from router.role import Role
@@ -22,6 +24,7 @@ from router.scope import Scope
 from router.search import Search
 from router.store import RunStore
 from router.trajectory import Trajectory
+from router.usage_report import UsageReport
 
 _log = structlog.get_logger("gateway")
 
@@ -116,6 +119,20 @@ class Gateway:
 
         return await self._conduct("complete", messages[-1].content, self._context(time_s, _ignore), work)
 
+    async def feedback(self, feedback: Feedback) -> str:
+        """Keep what a client thinks of a stored run; the feedback's identifier. Raises `BadRequest` and `NotFound`."""
+        if feedback.empty:
+            raise BadRequest("the feedback is empty; give a verdict, a score, a gold_answer or a comment.")
+        if feedback.score is not None and not 0 <= feedback.score <= 1:
+            raise BadRequest(f"score is {feedback.score}; it must be from 0 to 1.")
+        return await self._store.add_feedback(feedback)
+
+    async def usage(self, start: float = -math.inf, end: float = math.inf) -> UsageReport:
+        """What the stored runs spent that started from `start` on and before `end`, in Unix time."""
+        if start >= end:
+            raise BadRequest("start_time is not before end_time; leave one of them out, or exchange them.")
+        return await self._store.usage(start, end)
+
     async def settled(self) -> None:
         """Wait until every run that has begun has ended and is stored."""
         if self._under_way:
@@ -209,7 +226,7 @@ async def _relay(deltas: AsyncIterator[Delta], send: Send) -> Completion:
         reasoning.append(last.reasoning)
         usage = last.usage or usage
         send(last)
-    return Completion("".join(texts), last.finish_reason or "", "".join(reasoning), usage)
+    return Completion("".join(texts), last.finish_reason or "", "".join(reasoning), usage, last.overran)
 
 
 def _ignore(_event: object) -> None:

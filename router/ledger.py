@@ -12,7 +12,7 @@ from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, Upstr
 from router.model import Usage
 
 RoleName = Literal["delegation", "execution", "answer"]
-Purpose = Literal["first", "retry", "correction"]
+Purpose = Literal["first", "retry", "correction", "shortened"]
 Outcome = Literal["completed", "unavailable", "refused", "garbled", "cancelled", "failed"]
 
 _OUTCOMES: dict[type[UpstreamError], Outcome] = {
@@ -29,7 +29,7 @@ class Call(msgspec.Struct, frozen=True):
     model: str
     endpoint: str
     purpose: Purpose
-    """Why it ran; a correction turn asks again after malformed output."""
+    """Why it ran; a correction asks again after malformed output, a shortened prompt after one that was too long."""
     attempt: int
     """1 for the first attempt of a call."""
     sub_query: int | None
@@ -132,11 +132,12 @@ def _total(role: RoleName, model: str, calls: list[Call]) -> RoleTotal:
         attempts_without_usage=len(calls) - len(known),
         prompt_tokens=sum(usage.prompt_tokens for usage in known),
         completion_tokens=sum(usage.completion_tokens for usage in known),
-        cached_tokens=_sum_known([usage.cached_tokens for usage in known]),
-        reasoning_tokens=_sum_known([usage.reasoning_tokens for usage in known]),
+        cached_tokens=sum_known([usage.cached_tokens for usage in known]),
+        reasoning_tokens=sum_known([usage.reasoning_tokens for usage in known]),
     )
 
 
-def _sum_known(counts: list[int | None]) -> int | None:
+def sum_known(counts: list[int | None]) -> int | None:
+    """The sum of what is known; None where nothing is."""
     known = [count for count in counts if count is not None]
     return sum(known) if known else None

@@ -4,7 +4,7 @@ import asyncio
 import importlib
 import os
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ import msgspec
 from router.errors import BadConfig
 from router.model import Completion, Delta, Prompt
 from router.openai_reply import ChatReply, UsageReply, completion
-from router.openai_request import StreamOptions, chat_request
+from router.openai_request import StreamOptions, chat_body
 from router.streamed_reply import StreamedReply
 from router.upstream_failure import Upstream
 
@@ -26,12 +26,30 @@ class LiteLLMModel:
     missing from the text there. Usage that LiteLLM estimates is not passed on.
     """
 
-    def __init__(self, model: str, *, api_key: str | None = None, api_base: str | None = None) -> None:
-        """`model`: with LiteLLM's prefix for the provider. `api_base`: its address; None for the provider's own."""
+    def __init__(
+        self,
+        model: str,
+        *,
+        api_key: str | None = None,
+        api_base: str | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`model`: with LiteLLM's prefix for the provider. `api_base`: its address; None for the provider's own.
+
+        `extra_body`: further keyword arguments of every call, which win over those that are set here, but for model,
+        messages and stream, and for the number of retries, which is none.
+        """
         self.name = model
         self.endpoint = api_base or f"litellm:{model.partition('/')[0]}"
-        self._api_key, self._api_base = api_key and api_key.strip(), api_base
-        self._upstream = Upstream(model, self.endpoint, self._api_key)
+        self._upstream = Upstream(model, self.endpoint, api_key and api_key.strip())
+        self._settings = {
+            "api_key": api_key and api_key.strip(),
+            "api_base": api_base,
+            "drop_params": True,
+            **(extra_body or {}),
+            "num_retries": 0,
+            "max_retries": 0,
+        }
         self._litellm: Any = None
 
     async def complete(self, prompt: Prompt) -> Completion:
@@ -56,16 +74,9 @@ class LiteLLMModel:
     async def _call(self, prompt: Prompt, stream: StreamOptions | None = None) -> Any:
         """LiteLLM's reply, or its iterator of chunks."""
         if self._litellm is None:
-            self._litellm = await asyncio.to_thread(_load)
+            self._litellm = await asyncio.to_thread(load_litellm)
         with self._translated():
-            return await self._litellm.acompletion(
-                **msgspec.to_builtins(chat_request(self.name, prompt, stream=stream)),
-                api_key=self._api_key,
-                api_base=self._api_base,
-                drop_params=True,
-                num_retries=0,
-                max_retries=0,
-            )
+            return await self._litellm.acompletion(**chat_body(self.name, prompt, stream=stream, extra=self._settings))
 
     async def _deltas(self, chunks: Any, stop: tuple[str, ...]) -> AsyncGenerator[Delta, None]:
         reply = StreamedReply(stop)
@@ -95,8 +106,8 @@ class LiteLLMModel:
             status = getattr(error, "status_code", None)
             if not isinstance(status, int):
                 raise self._upstream.garbled(f"{type(error).__name__}: {error}") from error
-            headers = getattr(error, "litellm_response_headers", None) or {}
-            raise self._upstream.from_status(status, str(error), headers.get("retry-after")) from error
+            headers = getattr(error, "litellm_response_headers", None)
+            raise self._upstream.from_status(status, str(error), headers) from error
 
 
 async def close_clients() -> None:
@@ -105,7 +116,7 @@ async def close_clients() -> None:
         await litellm.close_litellm_async_clients()
 
 
-def _load() -> Any:
+def load_litellm() -> Any:
     """LiteLLM, set up. Takes seconds the first time, so call it in a thread; any number of threads may."""
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import calls the network otherwise
     os.environ.setdefault("LITELLM_MODE", "PRODUCTION")  # and reads a .env file of the working directory

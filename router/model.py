@@ -54,6 +54,8 @@ class Completion(msgspec.Struct, frozen=True):
     """`stop`, `length`, …, as OpenAI's API names them."""
     reasoning: str = ""
     usage: Usage | None = None
+    overran: bool = False
+    """True where the engine wrote on past a stop string and the text was cut here."""
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -63,6 +65,8 @@ class Delta(msgspec.Struct, frozen=True):
     reasoning: str = ""
     finish_reason: str | None = None
     usage: Usage | None = None
+    overran: bool = False
+    """As for `Completion`; known at the end."""
 
 
 class Model(Protocol):

@@ -1,8 +1,9 @@
 """A model behind an OpenAI-compatible HTTP endpoint: vLLM, or any other."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -11,7 +12,7 @@ from aiohttp.http import HttpProcessingError
 from router.errors import UpstreamUnavailable
 from router.model import Completion, Delta, Prompt
 from router.openai_reply import ChatReply, ErrorReply, FailureReply, completion
-from router.openai_request import StreamOptions, chat_request
+from router.openai_request import StreamOptions, chat_body
 from router.sse import EventReader, EventTooLong
 from router.streamed_reply import StreamedReply
 from router.upstream_failure import Upstream
@@ -39,14 +40,17 @@ class OpenAIHTTP:
         api_key: str | None = None,
         connect_timeout_s: float = 5.0,
         thinking: bool | None = None,
+        extra_body: Mapping[str, Any] | None = None,
         continuous_usage: bool = True,
     ) -> None:
         """`base_url`: such as `http://127.0.0.1:8000/v1`.
 
-        `thinking`: for chat templates that know `enable_thinking`. `continuous_usage`: ask for the count so far with
-        every chunk, so that a stream that is left early has one; False for endpoints that refuse what they do not know.
+        `thinking`: for chat templates that know `enable_thinking`. `extra_body`: further fields of every request, which
+        win over those that are set here, but for model, messages and stream. `continuous_usage`: ask for the count so
+        far with every chunk, so that a stream that is left early has one; False for endpoints that refuse what they do
+        not know.
         """
-        self._session, self._thinking = session, thinking
+        self._session, self._thinking, self._extra = session, thinking, extra_body
         self._stream_options = StreamOptions(True, True if continuous_usage else msgspec.UNSET)
         self.name, self.endpoint = model, base_url.rstrip("/")
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
@@ -63,7 +67,7 @@ class OpenAIHTTP:
         reply = self._decoded(body)
         if reply.choice is None:
             raise self._upstream.garbled("a reply without choices")
-        return completion(reply.choice, reply.usage, prompt.stop)
+        return completion(reply.choice, reply.usage, prompt.stop, thinks=self._thinking is not False)
 
     @asynccontextmanager
     async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
@@ -77,11 +81,11 @@ class OpenAIHTTP:
 
     async def _post(self, prompt: Prompt, stream: StreamOptions | None = None) -> aiohttp.ClientResponse:
         """The reply, its body unread. Raises for every status but 200."""
-        request = chat_request(self.name, prompt, stream=stream, thinking=self._thinking)
+        body = chat_body(self.name, prompt, stream=stream, thinking=self._thinking, extra=self._extra)
         with self._translated():
             response = await self._session.post(
                 f"{self.endpoint}/chat/completions",
-                data=msgspec.json.encode(request),
+                data=msgspec.json.encode(body),
                 headers=self._headers,
                 timeout=self._timeout,
                 allow_redirects=False,
@@ -89,11 +93,11 @@ class OpenAIHTTP:
             )
             if response.status == 200:
                 return response
-            said, retry_after = _said(await response.read()), response.headers.get("Retry-After")
-        raise self._upstream.from_status(response.status, said, retry_after)
+            said = _said(await response.read())
+        raise self._upstream.from_status(response.status, said, response.headers)
 
     async def _deltas(self, response: aiohttp.ClientResponse, stop: tuple[str, ...]) -> AsyncGenerator[Delta, None]:
-        reply, done = StreamedReply(stop), False
+        reply, done = StreamedReply(stop, thinks=self._thinking is not False), False
         async with aclosing(self._events(response, reply)) as events:
             async for event in events:
                 if done := event.strip() == _DONE:
@@ -135,7 +139,7 @@ class OpenAIHTTP:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._upstream.garbled(f"{error} in {body[:100]!r}") from error
         if isinstance(reply.error, ErrorReply):
-            raise self._upstream.from_report(reply.error.code, reply.error.message)
+            raise self._upstream.from_report(reply.error.code, reply.error.said)
         if reply.error is not None:
             raise self._upstream.from_report(None, reply.error)
         return reply

@@ -8,6 +8,9 @@ from router.model import Completion, Usage, end_at_stop
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
+_CUT = frozenset({"length", "max_tokens", "model_length", "insufficient_system_resource"})
+"""Names for an output that was ended before its end: OpenAI's, and what others write."""
+
 
 class PromptDetails(msgspec.Struct, frozen=True):
     """A part of the prompt tokens."""
@@ -28,29 +31,52 @@ class UsageReply(msgspec.Struct, frozen=True):
     completion_tokens: Count | None = None
     prompt_tokens_details: PromptDetails | None = None
     completion_tokens_details: CompletionDetails | None = None
+    prompt_cache_hit_tokens: Count | None = None
+    """DeepSeek's name for the cached tokens."""
 
     def usage(self) -> Usage | None:
         """The same as our value; None where a total is missing, because unknown is not zero."""
         if self.prompt_tokens is None or self.completion_tokens is None:
             return None
-        cached = self.prompt_tokens_details or PromptDetails()
-        reasoning = self.completion_tokens_details or CompletionDetails()
-        return Usage(self.prompt_tokens, self.completion_tokens, cached.cached_tokens, reasoning.reasoning_tokens)
+        cached = (self.prompt_tokens_details or PromptDetails()).cached_tokens
+        reasoning = (self.completion_tokens_details or CompletionDetails()).reasoning_tokens
+        if cached is None:
+            cached = self.prompt_cache_hit_tokens
+        return Usage(self.prompt_tokens, self.completion_tokens, cached, reasoning)
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A part of a content that is a list, as Mistral writes it: text, or thinking, which has parts of its own."""
+
+    text: str | None = None
+    thinking: "str | tuple[Part, ...] | None" = None
 
 
 class MessageReply(msgspec.Struct, frozen=True):
     """A message, or a chunk's piece of one."""
 
-    content: str | None = None
+    content: str | tuple[Part, ...] | None = None
     reasoning: str | None = None
     """vLLM's name."""
     reasoning_content: str | None = None
     """The name of DeepSeek's API and of LiteLLM."""
 
     @property
+    def text(self) -> str:
+        """What was written, without the reasoning."""
+        return _text(self.content)
+
+    @property
     def thought(self) -> str:
-        """The reasoning under either name."""
-        return self.reasoning or self.reasoning_content or ""
+        """The reasoning under either name, or in parts of its own."""
+        parts = self.content if isinstance(self.content, tuple) else ()
+        return self.reasoning or self.reasoning_content or "".join(_text(part.thinking) for part in parts)
+
+
+def _text(content: str | tuple[Part, ...] | None) -> str:
+    if isinstance(content, tuple):
+        return "".join(part.text or "" for part in content)
+    return content or ""
 
 
 class ProviderFields(msgspec.Struct, frozen=True):
@@ -76,6 +102,11 @@ class Choice(msgspec.Struct, frozen=True):
         return self.message or self.delta or MessageReply()
 
     @property
+    def ended(self) -> str | None:
+        """The finish reason, in OpenAI's words where an output was cut."""
+        return "length" if self.finish_reason in _CUT else self.finish_reason
+
+    @property
     def matched(self) -> str | None:
         """The stop string that was met, where the engine names it."""
         reason = self.stop_reason or (self.provider_specific_fields and self.provider_specific_fields.stop_reason)
@@ -86,7 +117,14 @@ class ErrorReply(msgspec.Struct, frozen=True):
     """What an engine says about its failure."""
 
     message: str = ""
+    type: str | None = None
     code: str | int | None = None
+
+    @property
+    def said(self) -> str:
+        """Its words, and its name for the failure where it has one."""
+        name = self.code if isinstance(self.code, str) and not self.code.isdecimal() else self.type
+        return f"{self.message} ({name})".lstrip() if name else self.message
 
 
 class ChatReply(msgspec.Struct, frozen=True):
@@ -112,11 +150,17 @@ class FailureReply(msgspec.Struct, frozen=True):
     @property
     def said(self) -> str:
         """What went wrong, in the server's words."""
-        error = self.error.message if isinstance(self.error, ErrorReply) else self.error
+        error = self.error.said if isinstance(self.error, ErrorReply) else self.error
         return error or self.message or self.detail or ""
 
 
-def completion(choice: Choice, usage: UsageReply | None, stop: tuple[str, ...]) -> Completion:
-    """The whole output, ended at `stop`. A whole reply that gives no finish reason counts as stopped."""
-    text, finish_reason = end_at_stop(choice.said.content or "", stop, choice.finish_reason or "stop", choice.matched)
-    return Completion(text, finish_reason, choice.said.thought, usage.usage() if usage else None)
+def completion(choice: Choice, usage: UsageReply | None, stop: tuple[str, ...], *, thinks: bool = True) -> Completion:
+    """The whole output, ended at `stop`. A whole reply that gives no finish reason counts as stopped.
+
+    `thinks`: False for a model whose thinking is switched off; what its engine took for reasoning is then the output.
+    """
+    thought = choice.said.thought
+    written = choice.said.text or ("" if thinks else thought)
+    text, finish_reason = end_at_stop(written, stop, choice.ended or "stop", choice.matched)
+    counted = usage.usage() if usage else None
+    return Completion(text, finish_reason, thought, counted, overran=len(text) < len(written))

@@ -1,8 +1,13 @@
 """The request of OpenAI's chat completions API, as far as it is used here."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 from router.model import Message, Prompt
+
+_OURS = frozenset({"model", "messages", "stream"})
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -34,12 +39,20 @@ class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     chat_template_kwargs: TemplateKwargs | None = None
 
 
-def chat_request(
-    model: str, prompt: Prompt, *, stream: StreamOptions | None = None, thinking: bool | None = None
-) -> ChatRequest:
-    """The request for `prompt`. `thinking`: the template's `enable_thinking`; None leaves it to the template."""
+def chat_body(
+    model: str,
+    prompt: Prompt,
+    *,
+    stream: StreamOptions | None = None,
+    thinking: bool | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The request for `prompt`, ready for JSON. `thinking`: the template's `enable_thinking`; None leaves it alone.
+
+    `extra`: further fields. They win over those here, but for model, messages and stream; tables are merged.
+    """
     sampling = prompt.sampling
-    return ChatRequest(
+    request = ChatRequest(
         model=model,
         messages=prompt.messages,
         max_tokens=sampling.max_tokens,
@@ -51,3 +64,9 @@ def chat_request(
         stream_options=stream,
         chat_template_kwargs=None if thinking is None else TemplateKwargs(thinking),
     )
+    body: dict[str, Any] = msgspec.to_builtins(request)
+    for name, value in (extra or {}).items():
+        if name not in _OURS:
+            both = isinstance(value, Mapping) and isinstance(body.get(name), Mapping)
+            body[name] = {**body[name], **value} if both else value
+    return body

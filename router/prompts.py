@@ -1,11 +1,14 @@
 """What each role is shown. Prompts run from constant to variable, so that engines can reuse their prefix cache."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 
-from router.markup import element, escape
+from router.markup import element, escape, without_thinking
+from router.model import Message
 from router.passage import Passage
 from router.report import Report
 
+NO_OUTPUT = "(no output)"
 LAST_SEARCH = "No searches are left. Write the report now."
 CORRECT_DELEGATION = (
     "That was neither a <search> block nor a stop. Write one <search> block that holds one question or a JSON list of "
@@ -48,3 +51,19 @@ def answer_request(question: str, pairs: Sequence[tuple[str, Report]]) -> str:
 def request(text: str) -> str:
     """A question or sub-query as the user's turn."""
     return escape(text)
+
+
+def said(output: str) -> str:
+    """A model's turn as it is shown again: without its thinking, and never empty, which many endpoints refuse."""
+    return without_thinking(output).strip() or NO_OUTPUT
+
+
+def without_system_role(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """The same conversation for models that know users and assistants only, in turns: whatever stands before, between
+    or after the assistant's turns is one user message, the system prompt first.
+    """
+    told: list[Message] = []
+    for own, side in groupby(messages, key=lambda message: message.role == "assistant"):
+        turn = list(side)
+        told += turn if own else [Message("user", "\n\n".join(message.content for message in turn))]
+    return tuple(told)

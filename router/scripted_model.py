@@ -45,6 +45,6 @@ class ScriptedModel:
                 yield Delta(reasoning=completion.reasoning)
             for word in re.findall(r"\s*\S+|\s+", completion.text):
                 yield Delta(text=word)
-            yield Delta(finish_reason=completion.finish_reason, usage=completion.usage)
+            yield Delta(finish_reason=completion.finish_reason, usage=completion.usage, overran=completion.overran)
 
         yield pieces()

@@ -9,7 +9,7 @@ from router.answerer import Answerer
 from router.context import RunContext
 from router.delegation import Dispatch, Stop
 from router.delegator import Delegator
-from router.errors import OutOfTime
+from router.errors import ContextTooLong, OutOfTime
 from router.events import Reported, RoundStarted, SubQueryDispatched
 from router.execution import Execution
 from router.executor import Executor
@@ -59,7 +59,12 @@ class Search:
     async def _decide(self, found: Trajectory, context: RunContext) -> tuple[Dispatch | Stop, Trajectory]:
         assert found.delegation is not None
         async with asyncio.timeout_at(context.search_deadline):
-            decision, conversation = await self._delegator.decide(found.delegation, context.ledger)
+            try:
+                decision, conversation = await self._delegator.decide(found.delegation, context.ledger)
+            except ContextTooLong:
+                if not found.executions:
+                    raise
+                return Stop(), found  # its context is full of reports: they must do
         found = replace(found, delegation=conversation)
         context.draft.result = found
         return decision, found

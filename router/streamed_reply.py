@@ -2,7 +2,7 @@
 
 import msgspec
 
-from router.model import Delta, Usage
+from router.model import Delta, Usage, end_at_stop
 from router.openai_reply import ChatReply
 from router.stop_cut import StopCut
 
@@ -15,8 +15,12 @@ class StreamedReply:
     tokens but forgoes the final usage, so that the last one that was reported is marked as a lower bound.
     """
 
-    def __init__(self, stop: tuple[str, ...]) -> None:
+    def __init__(self, stop: tuple[str, ...], *, thinks: bool = True) -> None:
+        """`thinks`: as for `completion`; an output that was taken for reasoning comes with the last delta."""
+        self._stop, self._thinks = stop, thinks
         self._cut = StopCut(stop)
+        self._silent = True
+        self._thoughts: list[str] = []
         self._finish_reason: str | None = None
         self._matched: str | None = None
         self._usage: Usage | None = None
@@ -40,9 +44,12 @@ class StreamedReply:
         if choice is None:
             return Delta(usage=usage)
         if choice.finish_reason:
-            self._finish_reason, self._matched = choice.finish_reason, choice.matched
+            self._finish_reason, self._matched = choice.ended, choice.matched
         reasoning = "" if self._cut.met else choice.said.thought
-        written = choice.said.content or ""
+        written = choice.said.text
+        self._silent &= not written
+        if not self._thinks:
+            self._thoughts.append(reasoning)
         text = self._cut.feed(written)
         self._writes_on |= self._cut.met and (text != written or choice.said.thought != reasoning)
         return Delta(text, reasoning, usage=usage)
@@ -50,7 +57,12 @@ class StreamedReply:
     def end(self) -> Delta:
         """The last delta, once the stream has ended or is abandoned."""
         text, finish_reason = self._cut.end(self._finish_reason or "", self._matched)
+        overran = self._writes_on
+        if self._silent and self._thoughts:
+            written = "".join(self._thoughts)
+            text, finish_reason = end_at_stop(written, self._stop, finish_reason, self._matched)
+            overran = len(text) < len(written)
         usage = self._usage
         if usage is not None and self._finish_reason is None:
             usage = msgspec.structs.replace(usage, lower_bound=True)
-        return Delta(text, finish_reason=finish_reason, usage=usage)
+        return Delta(text, finish_reason=finish_reason, usage=usage, overran=overran)

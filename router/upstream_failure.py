@@ -1,24 +1,57 @@
 """What goes wrong upstream, as our errors: HTTP statuses and aiohttp's exceptions, mapped here and nowhere else."""
 
 import math
+import re
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
 
 import aiohttp
 from aiohttp.http import HttpProcessingError
 
-from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
 
 MAX_SAID_CHARS = 300
 
 _UNAVAILABLE = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 _REFUSED = {
-    400: "perhaps the prompt is too long for the model's context",
+    400: "perhaps the prompt is too long for the model's context, or the model knows no system role "
+    "(`system_role = false`)",
     401: "check the API key",
     402: "check the account's credit",
     403: "check the API key and what it may use",
     404: "check that the endpoint serves a model of this name and that its address ends in /v1",
-    413: "the prompt is too long",
     422: "the endpoint does not take one of the parameters, or the prompt is too long",
 }
+
+_TOO_LONG = re.compile(
+    "|".join(
+        (
+            "context_length_exceeded|ContextWindowExceededError",  # OpenAI, Groq, Cerebras; LiteLLM, of any provider
+            r"maximum context length (?:is|of)\b",  # OpenAI, vLLM, DeepSeek, OpenRouter, SGLang, llama-cpp-python
+            "(?:exceeds?|longer than) (?:the )?model's (?:maximum )?context length",  # vLLM, SGLang
+            "longer than the maximum model length of",  # vLLM's engine
+            "exceed_context_size_error|exceeds the available context size",  # llama.cpp
+            "exceed context window of",  # llama-cpp-python
+            "greater than the context length|context length of only",  # LM Studio
+            "input length exceeds the (?:maximum )?context length",  # Ollama
+            r"`inputs` tokens \+ `max_new_tokens` must be|`inputs` must have less than",  # TGI
+            r"input length \(\d+ tokens\) exceeds the maximum allowed length",  # SGLang
+            "prompt is too long|exceed context limit",  # Anthropic, Fireworks
+            r"too large for model with \d+ maximum context",  # Mistral
+            "exceeds the maximum number of tokens allowed|but model only supports up to",  # Gemini, Vertex AI
+            r"maximum prompt length is \d+",  # xAI
+            "tokens in the (?:prompt|request) cannot exceed",  # Cohere
+            "range of input length should be|prompt exceeds max length|exceeded model token limit",  # Qwen, GLM, Kimi
+            "input is too long for requested model|context window exceeds limit",  # Bedrock, MiniMax
+            "tokens must be reduced in order to run",  # OpenAI: more than its limit for a whole minute
+        )
+    ),
+    re.IGNORECASE,
+)
+"""What engines and providers say of a prompt that is longer than the model's context; each says it with a status of
+its own, and of nothing else."""
 
 ForeignError = aiohttp.ClientError | HttpProcessingError | OSError
 """All that aiohttp raises for the outside world's sake; its timeouts are `OSError`s."""
@@ -34,11 +67,14 @@ class Upstream:
     def __init__(self, model: str, endpoint: str, api_key: str | None) -> None:
         self._model, self._endpoint, self._api_key = model, endpoint, api_key
 
-    def from_status(self, status: int, said: str, retry_after: str | None = None) -> UpstreamError:
-        """The error for an HTTP status. `said`: the server's words. `retry_after`: the header of that name."""
+    def from_status(self, status: int, said: str, headers: Mapping[str, str] | None = None) -> UpstreamError:
+        """The error for an HTTP status. `said`: the server's words. `headers`: its reply's, in lower case or in any."""
         message = f"model {self._model!r}: HTTP {status}: {self._short(said)}"
+        if status == 413 or _TOO_LONG.search(said):
+            hint = "show the model fewer or shorter passages, or serve it with a longer context"
+            return ContextTooLong(f"{message}; {hint}", endpoint=self._endpoint)
         if status in _UNAVAILABLE:
-            return UpstreamUnavailable(message, endpoint=self._endpoint, retry_after_s=_seconds(retry_after))
+            return UpstreamUnavailable(message, endpoint=self._endpoint, retry_after_s=_pause_s(headers or {}))
         if status in _REFUSED:
             return UpstreamRefused(f"{message}; {_REFUSED[status]}", endpoint=self._endpoint)
         return self.garbled(f"HTTP {status}: {said}")
@@ -77,10 +113,26 @@ class Upstream:
         return said if len(said) <= MAX_SAID_CHARS else f"{said[: MAX_SAID_CHARS - 1]}…"
 
 
-def _seconds(retry_after: str | None) -> float | None:
-    """The header's seconds; None for a date, which would need the server's clock, and for anything else."""
+def _pause_s(headers: Mapping[str, str]) -> float | None:
+    """How long the server asks to be left alone; None where it does not say."""
+    milliseconds, after = _number(headers.get("retry-after-ms")), headers.get("retry-after")
+    if milliseconds is not None:
+        return milliseconds / 1000
+    seconds = _number(after)
+    return _until(after, headers.get("date")) if seconds is None else seconds
+
+
+def _number(said: str | None) -> float | None:
     try:
-        seconds = float(retry_after or "")
+        number = float(said or "")
     except ValueError:
         return None
-    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+    return number if math.isfinite(number) and number >= 0 else None
+
+
+def _until(date: str | None, now: str | None) -> float | None:
+    """The seconds to a date, by the server's own clock where it tells the time; None for what is no date."""
+    with suppress(ValueError):
+        then = parsedate_to_datetime(date or "").timestamp()
+        return max(0.0, then - (parsedate_to_datetime(now).timestamp() if now else time.time()))
+    return None

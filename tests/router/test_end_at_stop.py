@@ -29,7 +29,7 @@ def test_cut(pieces: list[str], stop: tuple[str, ...], reason: str, matched: str
 
 @given(TEXTS, STOPS, REASONS)
 def test_reply(pieces: list[str], stop: tuple[str, ...], reason: str) -> None:
-    """So does a whole reply of chunks, whether or not the engine stops by itself."""
+    """So does a whole reply of chunks, whether or not the engine stops by itself; where it does not, that is said."""
     reply, texts = StreamedReply(stop), []
     for piece in pieces:
         if reply.abandoned:
@@ -38,7 +38,9 @@ def test_reply(pieces: list[str], stop: tuple[str, ...], reason: str) -> None:
     if not reply.abandoned:
         reply.take(ChatReply((Choice(finish_reason=reason),)))
     last = reply.end()
-    assert ("".join(texts) + last.text, last.finish_reason) == end_at_stop("".join(pieces), stop, reason, None)
+    whole = "".join(pieces)
+    assert ("".join(texts) + last.text, last.finish_reason) == end_at_stop(whole, stop, reason, None)
+    assert last.overran == (len("".join(texts)) < len(whole))
 
 
 @pytest.mark.parametrize(

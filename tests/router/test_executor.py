@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from router import prompts
-from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.context import RunContext
+from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
 from router.events import Event, SearchDone
 from router.execution import Execution, SearchRecord
 from router.executor import Executor, ExecutorLimits
@@ -169,6 +171,76 @@ async def test_searches_are_told() -> None:
     executor = Executor(role("execution", ScriptedModel([SEARCH, REPORT])), RETRIEVER, ExecutorLimits())
     await executor.run(SUB_QUERY, 2, lasting(events=events))
     assert events == [SearchDone(2, "director of Heat", ("Heat",))]
+
+
+TOO_LONG = ContextTooLong("maximum context length is 9 tokens", endpoint="e")
+MANY = [Passage(str(number), f"T{number}", "text") for number in range(3)]
+
+
+async def shortened(*answers: Answer, context_tokens: int | None = None) -> tuple[Execution, RunContext, ScriptedModel]:
+    """A run whose searches find three passages each."""
+    model, context = ScriptedModel(answers), lasting()
+    asked = replace(role("execution", model), context_tokens=context_tokens)
+    retriever = FixedRetriever({"director of Heat": MANY, "Heat 1995 film": MANY})
+    return await Executor(asked, retriever, LIMITS).run(SUB_QUERY, 0, context), context, model
+
+
+async def test_passages_give_way() -> None:
+    """A context that is too short loses the latest search's passages, lowest rank first, then the earlier search's."""
+    execution, context, model = await shortened(SEARCH, AGAIN, *[TOO_LONG] * 4, REPORT)
+    assert execution.outcome == "reported"
+    assert [search.passages for search in execution.searches] == [tuple(MANY)] * 2
+    assert [search.dropped_passages for search in execution.searches] == [1, 3]
+    assert execution.conversation.messages[:-1] == model.prompts[-1].messages
+    assert turned(execution) == [prompts.documents(MANY[:2], last=False), prompts.documents([], last=True)]
+    booked = [(call.purpose, call.outcome) for call in context.ledger.calls]
+    assert booked[2:] == [("first", "refused"), *[("shortened", "refused")] * 3, ("shortened", "completed")]
+
+
+async def test_nothing_left_to_give_way() -> None:
+    """A prompt that is too long without any passage fails as any other refusal; every attempt is booked."""
+    execution, context, _ = await shortened(SEARCH, *[TOO_LONG] * 4)
+    assert (execution.outcome, execution.report) == ("model_failed", NO_EVIDENCE)
+    assert execution.searches[0].dropped_passages == 3
+    assert len(context.ledger.calls) == 5
+    execution, context, _ = await shortened(TOO_LONG)
+    assert (execution.outcome, len(context.ledger.calls)) == ("model_failed", 1)
+
+
+async def test_a_known_context_is_kept_to() -> None:
+    """Where the context's length is configured, passages give way before anything is refused."""
+    execution, context, _ = await shortened(Completion(SEARCH, "stop"), REPORT, context_tokens=150)
+    assert (execution.outcome, len(context.ledger.calls)) == ("reported", 2)
+    assert execution.searches[0].dropped_passages == 1
+    execution, _, _ = await shortened(Completion(SEARCH, "stop"), REPORT, context_tokens=1000)
+    assert execution.searches[0].dropped_passages == 0
+
+
+async def test_what_was_not_shown_is_not_cited() -> None:
+    """A report does not rest on a passage that the model never saw."""
+    said = Passage("a", "Heat", "Heat is a film by Michael Mann.")
+    retriever = FixedRetriever({"director of Heat": [said, Passage("b", "Heat", said.text)]})
+    whole = await run(SEARCH, REPORT, retriever=retriever)
+    fewer = await run(SEARCH, TOO_LONG, REPORT, retriever=retriever)
+    cited = [[one.passage_id for one in execution.citations(said.text)] for execution in (whole, fewer)]
+    assert cited == [["a", "b"], ["a"]]
+
+
+def test_a_wait_ends_with_the_time() -> None:
+    """An endpoint that asks for a longer pause than there is time left ends the run at its deadline, booked."""
+
+    async def main(clock: Clock) -> None:
+        busy = UpstreamUnavailable("slow down", endpoint="e", retry_after_s=25.0)
+        context = lasting(10.0)
+        executor = Executor(role("execution", ScriptedModel([SEARCH, busy]), 3), RETRIEVER, LIMITS)
+        running = asyncio.create_task(executor.run(SUB_QUERY, 0, context))
+        await clock.advance(7.9)
+        assert not running.done()
+        await clock.advance(0.2)
+        assert (await running).outcome == "timed_out"
+        assert [call.outcome for call in context.ledger.calls] == ["completed", "unavailable"]
+
+    with_clock(main)
 
 
 class Broken:

@@ -22,7 +22,7 @@ from router.openai_http import OpenAIHTTP
 from router.passage import Passage
 from router.retrieval import FixedRetriever
 from router.role import Role
-from router.search import NOT_FOUND, Search
+from router.search import Search
 from router.trajectory import Trajectory
 from tests.router.deployment import lasting
 from tests.router.openai_server import MODEL, Behaviour, OpenAIServer, says
@@ -267,5 +267,5 @@ def test_prompts_follow_their_own_rules(name: RoleName) -> None:
         assert isinstance(parse_turn(prompt[prompt.index("<search>query") :].splitlines()[0]), SearchTurn)
         assert "When you are told that no searches are left" in prompt
     if name == "answer":
-        assert parse_answer("<answer>not found</answer>") == NOT_FOUND
+        assert parse_answer("<answer>not found</answer>") == "not found"
         assert "<answer>not found</answer>" in prompt

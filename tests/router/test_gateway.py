@@ -237,10 +237,11 @@ async def test_complete() -> None:
 async def test_complete_streamed() -> None:
     """What is passed on piece by piece is what is stored."""
     store, sent = Kept(), list[Delta]()
-    model = ScriptedModel([Completion("a b c", "stop", "hm", Usage(3, 3))])
+    written = Completion("a b c", "stop", "hm", Usage(3, 3), overran=True)
+    model = ScriptedModel([written])
     run = await Deployment(answerer=model).gateway(store).complete(ASKED, None, sent.append)
     assert isinstance(run.result, Conversation)
-    assert run.result.outputs == (Completion("a b c", "stop", "hm", Usage(3, 3)),)
+    assert run.result.outputs == (written,)
     assert "".join(delta.text for delta in sent) == "a b c"
     assert [call.usage for call in store.runs[0].calls] == [Usage(3, 3)]
 

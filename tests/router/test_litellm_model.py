@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
 from router.litellm_model import LiteLLMModel, close_clients
 from router.model import Completion, Delta, Message, Prompt, Sampling, Usage
 from router.upstream_failure import Upstream
@@ -49,7 +49,7 @@ def joined(deltas: list[Delta]) -> Completion:
     """What the deltas amount to."""
     last = deltas[-1]
     text, reasoning = ("".join(texts) for texts in zip(*((d.text, d.reasoning) for d in deltas), strict=True))
-    return Completion(text, last.finish_reason or "", reasoning, last.usage)
+    return Completion(text, last.finish_reason or "", reasoning, last.usage, last.overran)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,7 @@ def joined(deltas: list[Delta]) -> Completion:
         (says("a", reasoning={"reasoning": "hm"}), Completion("a", "stop", "hm", COUNTED)),
         (says("a</", "x>", finish_reason="length"), Completion("a</x>", "stop", usage=COUNTED)),
         (says("a", "</x>"), Completion("a</x>", "stop", usage=COUNTED)),
+        (says("a</x> b", usage=None), Completion("a</x>", "stop", overran=True)),
     ],
 )
 async def test_both_ways(
@@ -83,7 +84,7 @@ async def test_named_stop(model: LiteLLMModel, openai_server: OpenAIServer) -> N
 async def test_ignored_stop(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
     """A provider that writes on past a stop string is left at once."""
     openai_server.plays(streams(text_event("a</"), text_event("x>b"), then=hang_on))
-    assert joined(await streamed(model)) == Completion("a</x>", "stop")
+    assert joined(await streamed(model)) == Completion("a</x>", "stop", overran=True)
     await openai_server.sees_disconnect()
     openai_server.plays(says("a</x>b"))
     assert (await model.complete(PROMPT)).text == "a</x>"
@@ -120,6 +121,20 @@ async def test_request(model: LiteLLMModel, openai_server: OpenAIServer) -> None
     assert openai_server.bodies[-1]["stop"] == ["</x>"]
 
 
+async def test_extra_body(openai_server: OpenAIServer) -> None:
+    """Further arguments of the call win over ours, but for what the call itself is and for retries."""
+    extra = {"reasoning_effort": "low", "temperature": 0.6, "top_k": 20, "stream": True, "num_retries": 3}
+    model = LiteLLMModel(f"openai/{MODEL}", api_key="k", api_base=openai_server.base_url, extra_body=extra)
+    assert (await model.complete(PROMPT)).text == "hello"
+    body = openai_server.bodies[-1]
+    assert (body["model"], body["temperature"], body["top_k"]) == (MODEL, 0.6, 20)
+    openai_server.plays(fails(503, "loading"))
+    with pytest.raises(UpstreamUnavailable):
+        await model.complete(PROMPT)
+    assert len(openai_server.bodies) == 2
+    await close_clients()
+
+
 @pytest.mark.parametrize(
     ("behaviour", "kind", "said"),
     [
@@ -127,6 +142,8 @@ async def test_request(model: LiteLLMModel, openai_server: OpenAIServer) -> None
         (fails(503, "loading"), UpstreamUnavailable, "loading"),
         (fails(504, "timeout"), UpstreamUnavailable, "timeout"),
         (fails(400, "at most 512 tokens"), UpstreamRefused, "at most 512 tokens; perhaps the prompt is too long"),
+        (fails(400, "This model's maximum context length is 512 tokens."), ContextTooLong, "fewer or shorter passages"),
+        (fails(413, "request too large"), ContextTooLong, "request too large"),
         (fails(401, "no sk-secret"), UpstreamRefused, "check the API key"),
         (fails(403, "no"), UpstreamRefused, "check the API key"),
         (fails(404, "no such model"), UpstreamRefused, "check that the endpoint serves"),

@@ -11,7 +11,7 @@ from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
 from router.model import Completion, Delta, Message, Model, Prompt, Sampling, Usage
 from router.openai_http import OpenAIHTTP
 from tests.router.openai_server import (
@@ -53,7 +53,7 @@ def joined(deltas: list[Delta]) -> Completion:
     """What the deltas amount to."""
     last = deltas[-1]
     text, reasoning = ("".join(texts) for texts in zip(*((d.text, d.reasoning) for d in deltas), strict=True))
-    return Completion(text, last.finish_reason or "", reasoning, last.usage)
+    return Completion(text, last.finish_reason or "", reasoning, last.usage, last.overran)
 
 
 BOTH_WAYS: list[tuple[Behaviour, Completion]] = [
@@ -68,6 +68,10 @@ BOTH_WAYS: list[tuple[Behaviour, Completion]] = [
     (says("a</y>", stop_reason="</y>"), Completion("a</y>", "stop", usage=COUNTED)),
     (says("a", stop_reason=151645), Completion("a", "stop", usage=COUNTED)),
     (says("a</", "y>", finish_reason="length"), Completion("a</y>", "stop", usage=COUNTED)),
+    (says("a</y> b", usage=None), Completion("a</y>", "stop", overran=True)),
+    (says("a", finish_reason="model_length"), Completion("a", "length", usage=COUNTED)),
+    (says("a", finish_reason="eos_token"), Completion("a", "eos_token", usage=COUNTED)),
+    (says(None, reasoning={"reasoning": "a</y> b"}), Completion("", "stop", "a</y> b", COUNTED)),
 ]
 
 
@@ -111,6 +115,64 @@ async def test_continuous_usage_off(session: aiohttp.ClientSession, openai_serve
     assert openai_server.bodies[-1]["stream_options"] == {"include_usage": True}
 
 
+async def test_extra_body(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+    """Further fields go along as they are and win, but for what the call itself is; tables are merged."""
+    kwargs = {"chat_template_kwargs": {"tools": [1]}, "top_k": 20, "temperature": 0.6, "stream_options": {"x": 1}}
+    ours = {"model": "other", "messages": [], "stream": True}
+    model = OpenAIHTTP(session, openai_server.base_url, MODEL, thinking=True, extra_body={**kwargs, **ours})
+    assert (await model.complete(PROMPT)).text == "hello"
+    body = openai_server.bodies[-1]
+    assert (body["model"], body["messages"]) == (MODEL, [{"role": "user", "content": "hi"}])
+    assert (body["top_k"], body["temperature"]) == (20, 0.6)
+    assert body["chat_template_kwargs"] == {"enable_thinking": True, "tools": [1]}
+    await streamed(model)
+    assert openai_server.bodies[-1]["stream_options"] == {"include_usage": True, "continuous_usage_stats": True, "x": 1}
+
+
+MISFILED: list[tuple[Behaviour, Completion]] = [
+    (says(None, reasoning={"reasoning": "a</y> b"}), Completion("a</y>", "stop", "a</y> b", COUNTED, overran=True)),
+    (says(None, reasoning={"reasoning": "a"}, stop_reason="</y>"), Completion("a</y>", "stop", "a", COUNTED)),
+    (says("b", reasoning={"reasoning": "a"}), Completion("b", "stop", "a", COUNTED)),
+    (says(None), Completion("", "stop", usage=COUNTED)),
+]
+
+
+@pytest.mark.parametrize(("behaviour", "expected"), MISFILED)
+async def test_misfiled_output(
+    session: aiohttp.ClientSession, openai_server: OpenAIServer, behaviour: Behaviour, expected: Completion
+) -> None:
+    """Of a model whose thinking is off, reasoning without any text is the text."""
+    openai_server.plays(behaviour)
+    model = OpenAIHTTP(session, openai_server.base_url, MODEL, thinking=False)
+    assert await model.complete(PROMPT) == expected
+    assert joined(await streamed(model)) == expected
+
+
+PARTS = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"content": PARTS}, Completion("a", "stop", "hm")),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, Completion("ab", "stop")),
+        ({"content": [{"type": "thinking", "thinking": "hm"}]}, Completion("", "stop", "hm")),
+        ({"content": [{"type": "reference", "reference_ids": [1]}]}, Completion("", "stop")),
+        ({"content": None, "reasoning_content": None}, Completion("", "stop")),
+    ],
+)
+async def test_parts(
+    model: OpenAIHTTP, openai_server: OpenAIServer, message: dict[str, Any], expected: Completion
+) -> None:
+    """Content may be a list of parts, thinking among them; padding before the body and a usage of null are no harm."""
+    body = json.dumps({"choices": [{"message": message, "finish_reason": None}], "usage": None})
+    openai_server.plays(replies(b"\n\n   " + body.encode()))
+    assert await model.complete(PROMPT) == expected
+    chunks = event({"choices": []}), event({"choices": [{"delta": message}], "usage": None}), b": wait\n\n"
+    openai_server.plays(streams(*chunks, end_event(), DONE))
+    assert joined(await streamed(model)) == expected
+
+
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(1, 60), max_size=40), st.sampled_from([b"\n", b"\r\n"]))
 async def test_any_chunking(model: OpenAIHTTP, openai_server: OpenAIServer, sizes: list[int], line_end: bytes) -> None:
@@ -132,6 +194,7 @@ FAILURES: list[tuple[Behaviour, type[UpstreamError], str]] = [
     (fails(429, "slow down"), UpstreamUnavailable, "slow down"),
     (fails(503, "loading"), UpstreamUnavailable, "loading"),
     (fails(400, "at most 512 tokens"), UpstreamRefused, "at most 512 tokens; perhaps the prompt is too long"),
+    (fails(400, "This model's maximum context length is 512 tokens."), ContextTooLong, "fewer or shorter passages"),
     (fails(401, "no sk-secret"), UpstreamRefused, "check the API key"),
     (fails(418, "teapot"), UpstreamGarbled, "teapot"),
     (reset, UpstreamUnavailable, ""),
@@ -204,6 +267,7 @@ HEAD = text_event("a")
         (streams(HEAD, ERROR, DONE), UpstreamUnavailable, "engine died"),
         (streams(HEAD, event({"error": {"message": "too long", "code": 400}})), UpstreamRefused, "too long"),
         (streams(HEAD, event({"error": "out of memory"})), UpstreamUnavailable, "out of memory"),
+        (streams(HEAD, event({"error": {"code": "context_length_exceeded"}})), ContextTooLong, "passages"),
         (streams(HEAD, b"data: {nope\n\n"), UpstreamGarbled, "nope"),
         (streams(HEAD, b'data: {"choices": 7}\n\n'), UpstreamGarbled, "choices"),
         (streams(HEAD, b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n\n'), UpstreamGarbled, "utf-8"),
@@ -257,14 +321,14 @@ async def test_ignored_stop(model: OpenAIHTTP, openai_server: OpenAIServer) -> N
     pieces = (text_event("a</", SOFAR), text_event("x>b", SOFAR))
     openai_server.plays(streams(*pieces, then=hang_on))
     deltas = await streamed(model)
-    assert joined(deltas) == Completion("a</x>", "stop", usage=Usage(11, 2, lower_bound=True))
+    assert joined(deltas) == Completion("a</x>", "stop", usage=Usage(11, 2, lower_bound=True), overran=True)
     await openai_server.sees_disconnect()
 
 
 async def test_ignored_stop_at_the_end_of_a_chunk(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
     """Whether an engine ignores a stop string shows in the next chunk, of which nothing is passed on."""
     openai_server.plays(streams(text_event("a</x>"), text_event("b"), then=hang_on))
-    assert joined(await streamed(model)) == Completion("a</x>", "stop")
+    assert joined(await streamed(model)) == Completion("a</x>", "stop", overran=True)
     await openai_server.sees_disconnect()
 
 
@@ -357,6 +421,7 @@ def usage_reply(usage: dict[str, Any]) -> bytes:
         ({"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": None}, Usage(3, 1)),
         ({"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}, Usage(3, 1, 0)),
         ({"prompt_tokens": 3, "completion_tokens": 1, "completion_tokens_details": {}}, Usage(3, 1)),
+        ({"prompt_tokens": 3, "completion_tokens": 1, "prompt_cache_hit_tokens": 2}, Usage(3, 1, 2)),
     ],
 )
 async def test_usage(

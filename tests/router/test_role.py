@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -84,6 +85,22 @@ def test_retry_after_is_honoured() -> None:
     with_clock(main)
 
 
+def test_the_longest_wait() -> None:
+    """Half a minute is waited for; who asks for more is not waited for at all, so that a caller can go elsewhere."""
+
+    async def main(clock: Clock) -> None:
+        model = ScriptedModel([down(30.0), "yes"])
+        asking = asyncio.create_task(role("answer", model, 2).ask(ASKED, (), Ledger()))
+        await clock.advance(29.9)
+        assert len(model.prompts) == 1
+        await clock.advance(0.2)
+        assert (await asking).text == "yes"
+        with pytest.raises(UpstreamUnavailable):
+            await role("answer", ScriptedModel([down(30.1), "yes"]), 2).ask(ASKED, (), Ledger())
+
+    with_clock(main)
+
+
 def test_a_retry_after_of_zero_means_now() -> None:
     """Zero is an answer, not the lack of one."""
 
@@ -135,6 +152,17 @@ async def test_limited() -> None:
     for limit in (5, 0):
         await role("answer", model).limited(limit).ask(ASKED, (), Ledger())
     assert [prompt.sampling.max_tokens for prompt in model.prompts] == [5, 64]
+
+
+async def test_no_system_role() -> None:
+    """What the system says is sent in the user's turn, whole or streamed; the conversation stays as it is."""
+    model = ScriptedModel(["a", "b"])
+    asked = replace(role("answer", model), system_role=False)
+    opening = asked.opening("hi")
+    await asked.ask(opening, (), Ledger())
+    assert [delta.text async for delta in asked.stream(opening, (), Ledger())]
+    assert opening == (Message("system", "answer"), Message("user", "hi"))
+    assert {prompt.messages for prompt in model.prompts} == {(Message("user", "answer\n\nhi"),)}
 
 
 async def test_a_stream_is_booked_at_its_end() -> None:

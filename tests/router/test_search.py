@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from router import prompts
-from router.errors import OutOfTime, UpstreamRefused, UpstreamUnavailable
+from router.errors import ContextTooLong, OutOfTime, UpstreamRefused, UpstreamUnavailable
 from router.events import Event, Reported, RoundStarted, SearchDone, SubQueryDispatched
 from router.model import Message, Prompt
 from router.passage import Passage
@@ -274,3 +274,21 @@ async def test_reports_are_read_by_their_words() -> None:
     trajectory = await Deployment(executor=executor, answerer=answerer).search().run(QUESTION, lasting())
     assert trajectory.executions[0].report.answer == "</search_results> A &amp; B"
     assert "<answer>&lt;/search_results&gt; A &amp;amp; B</answer>" in answerer.prompts[0].messages[1].content
+
+
+TOO_LONG = ContextTooLong("maximum context length is 9 tokens", endpoint="e")
+
+
+async def test_a_full_delegator_stops() -> None:
+    """A delegator whose context has no room for another turn is answered for from the reports that it has."""
+    context = lasting()
+    delegator = ScriptedModel([block("Who directed Heat?"), TOO_LONG])
+    trajectory = await Deployment(delegator).search().run(QUESTION, context)
+    assert (trajectory.answer, trajectory.outcome, trajectory.rounds) == ("Michael Mann", "answered", (1,))
+    assert [call.outcome for call in context.ledger.calls if call.role == "delegation"] == ["completed", "refused"]
+
+
+async def test_a_question_that_is_too_long() -> None:
+    """Without a report there is nothing to answer from."""
+    with pytest.raises(ContextTooLong, match=r"^delegation at e"):
+        await Deployment(ScriptedModel([TOO_LONG])).search().run(QUESTION, lasting())

@@ -1,6 +1,7 @@
 """The store, over a real SQLite file."""
 
 import asyncio
+import math
 import sqlite3
 import threading
 from collections.abc import AsyncIterator
@@ -9,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from router.errors import BadConfig, StoreFailed
+from router.errors import BadConfig, NotFound, StoreFailed
 from router.execution import Conversation, Execution, SearchRecord
-from router.ledger import Call
+from router.feedback import Feedback
+from router.ledger import Call, RoleTotal, totals
 from router.model import Completion, Message, Usage
 from router.report import Report
 from router.run import RoleSetting, Run
 from router.store import SQLStore
 from router.trajectory import Trajectory
+from router.usage_report import UsageReport
 from tests.router.deployment import PASSAGE
 
 
@@ -166,6 +169,88 @@ async def test_a_store_is_opened_again(path: Path) -> None:
         assert (await store.load("run-0") is not None) == (number > 0)
         await store.save(run(f"run-{number}"))
         await store.close()
+
+
+FEEDBACK = Feedback("run-1", accepted=False, score=0.25, gold_answer="no", comment="é\n日本")
+
+
+async def test_feedback_is_kept_beside_its_run(store: SQLStore, path: Path) -> None:
+    """A row each, with an identifier of its own; what is not stated is null, and the run is as it was."""
+    await store.save(run())
+    identifiers = [await store.add_feedback(FEEDBACK), await store.add_feedback(Feedback("run-1", comment="so so"))]
+    assert rows(
+        path, "SELECT feedback_id, run_id, accepted, score, gold_answer, comment FROM feedback ORDER BY rowid"
+    ) == [
+        (identifiers[0], "run-1", 0, 0.25, "no", "é\n日本"),
+        (identifiers[1], "run-1", None, None, "", "so so"),
+    ]
+    assert len(set(identifiers)) == 2
+    assert await store.load("run-1") == run()
+
+
+async def test_feedback_on_an_unknown_run(store: SQLStore, path: Path) -> None:
+    """Is refused by the run's name, and not kept."""
+    await store.save(run())
+    with pytest.raises(NotFound, match="run-2"):
+        await store.add_feedback(Feedback("run-2", accepted=True))
+    assert rows(path, "SELECT count(*) FROM feedback") == [(0,)]
+
+
+async def test_a_store_without_feedback_is_opened(path: Path) -> None:
+    """What an older version has kept gets the new table beside it."""
+    store = await SQLStore.open(f"sqlite+aiosqlite:///{path}")
+    await store.save(run())
+    await store.close()
+    rows(path, "DROP TABLE feedback")
+    store = await SQLStore.open(f"sqlite+aiosqlite:///{path}")
+    await store.add_feedback(FEEDBACK)
+    await store.close()
+
+
+def spending(run_id: str, started_at: float, *calls: Call) -> Run:
+    return Run(run_id, "answer", "why?", "finished", "", None, {}, calls, started_at, 2.5)
+
+
+ASKED = Call("delegation", "big", "http://d", "first", 1, None, "completed", Usage(10, 1, 0, 4), False, 4.0, 0.5)
+DEAD = Call("answer", "big", "http://d", "first", 1, None, "unavailable", None, False, 9.0, 0.5)
+
+
+async def test_usage_is_what_the_ledgers_of_the_runs_sum_up_to(store: SQLStore) -> None:
+    """By role and model, in the order in which they first spent. Unknown is counted, and is not zero."""
+    kept = [run("run-1"), spending("run-2", 2.0, ASKED, *CALLS), spending("run-3", 3.0, ASKED, DEAD)]
+    for each in reversed(kept):
+        await store.save(each)
+
+    report = await store.usage(0.0, math.inf)
+
+    assert report.runs == 3
+    assert list(report.totals) == [
+        RoleTotal("delegation", "big", 2, 0, 20, 2, 0, 8),
+        RoleTotal("execution", "small", 6, 2, 28, 14, 6, None),
+        RoleTotal("answer", "big", 1, 1, 0, 0, None, None),
+    ]
+    booked = totals(tuple(call for each in kept for call in each.calls))
+    assert sorted(report.totals, key=str) == sorted(booked, key=str)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "runs", "attempts"),
+    [(0.0, 1.0, 0, []), (0.0, 2.0, 1, [3]), (1.0, 2.0, 1, [3]), (1.5, math.inf, 1, [1, 1]), (2.5, math.inf, 0, [])],
+)
+async def test_usage_of_a_span(store: SQLStore, start: float, end: float, runs: int, attempts: list[int]) -> None:
+    """A run belongs to the moment of its start; the span holds its beginning and not its end."""
+    await store.save(run("run-1"))
+    await store.save(spending("run-2", 2.0, ASKED, DEAD))
+
+    report = await store.usage(start, end)
+
+    assert (report.runs, [total.attempts for total in report.totals]) == (runs, attempts)
+
+
+async def test_a_run_without_calls_is_counted(store: SQLStore) -> None:
+    """It has spent nothing, which is known."""
+    await store.save(spending("run-1", 1.0))
+    assert await store.usage(0.0, math.inf) == UsageReport(1, ())
 
 
 @pytest.mark.usefixtures("threads_end")

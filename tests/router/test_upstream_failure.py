@@ -1,12 +1,12 @@
 """Foreign errors become ours, and none is missed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import aiohttp
 import pytest
 from aiohttp.http import HttpProcessingError
 
-from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
 from router.upstream_failure import MAX_SAID_CHARS, Upstream
 
 UPSTREAM = Upstream("tiny", "http://x/v1", "sk-secret")
@@ -67,7 +67,8 @@ def test_sockets(error: OSError) -> None:
     ("kind", "statuses"),
     [
         (UpstreamUnavailable, (408, 429, 500, 502, 503, 504, 529)),
-        (UpstreamRefused, (400, 401, 402, 403, 404, 413, 422)),
+        (UpstreamRefused, (400, 401, 402, 403, 404, 422)),
+        (ContextTooLong, (413,)),
         (UpstreamGarbled, (201, 204, 301, 405, 418, 501)),
     ],
 )
@@ -76,19 +77,114 @@ def test_statuses(kind: type[UpstreamError], statuses: tuple[int, ...]) -> None:
     assert {type(UPSTREAM.from_status(status, "no")) for status in statuses} == {kind}
 
 
-@pytest.mark.parametrize(("status", "hint"), [(404, "serves"), (401, "API key"), (403, "key"), (400, "too long")])
+@pytest.mark.parametrize(
+    ("status", "hint"),
+    [
+        (404, "serves"),
+        (401, "API key"),
+        (403, "key"),
+        (400, "too long"),
+        (400, "system_role = false"),
+        (413, "fewer or shorter passages"),
+    ],
+)
 def test_hints(status: int, hint: str) -> None:
     """A refusal says what to do about it."""
     assert hint in str(UPSTREAM.from_status(status, "no"))
 
 
+TOO_LONG = {
+    "OpenAI": "Input tokens exceed the configured limit of 272000 tokens. (context_length_exceeded)",
+    "OpenAI, older": "This model's maximum context length is 8192 tokens. However, your messages resulted in 8227",
+    "OpenAI, a minute's limit": "Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 41000. "
+    "The input or output tokens must be reduced in order to run successfully.",
+    "vLLM 0.32": "This model's maximum context length is 2048 tokens. However, your prompt contains at least 2049 "
+    "input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input "
+    "prompt.",
+    "vLLM 0.32, by characters": "This model's maximum context length is 2048 tokens. However, your prompt contains "
+    "90000 characters (more than 40960 characters, which is the upper bound for 2048 input tokens).",
+    "vLLM 0.32, when it counts": "Input length (2100) exceeds model's maximum context length (2048).",
+    "vLLM, its engine": "The decoder prompt (length 10127) is longer than the maximum model length of 8192. Make sure "
+    "that `max_model_len` is no smaller than the number of text tokens.",
+    "vLLM, no room to write": "The decoder prompt (length 8192) plus the number of requested output tokens (at least "
+    "1) is longer than the maximum model length of 8192.",
+    "SGLang": "The input (61709 tokens) is longer than the model's context length (40960 tokens).",
+    "SGLang, its memory": "Input length (160062 tokens) exceeds the maximum allowed length (59862 tokens).",
+    "llama.cpp": "request (4521 tokens) exceeds the available context size (4096 tokens), try increasing it",
+    "llama.cpp, by type": "too much (exceed_context_size_error)",
+    "llama-cpp-python": "Requested tokens (2285) exceed context window of 2048",
+    "LM Studio": "Trying to keep the first 9000 tokens when context the overflows. However, the model is loaded with "
+    "context length of only 4096 tokens",
+    "Ollama": "the input length exceeds the context length",
+    "TGI": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 4000 and 512",
+    "TGI, the prompt alone": "Input validation error: `inputs` must have less than 4095 tokens. Given: 5120",
+    "Anthropic": "prompt is too long: 210000 tokens > 200000 maximum",
+    "Anthropic, both": "input length and `max_tokens` exceed context limit: 199759 + 8192 > 200000",
+    "DeepSeek": "This model's maximum context length is 65536 tokens. However, you requested 69648 tokens (69648 in "
+    "the messages, 0 in the completion). Please reduce the length of the messages or completion.",
+    "OpenRouter": "This endpoint's maximum context length is 16384 tokens. However, you requested about 94307 tokens",
+    "Groq": "Please reduce the length of the messages or completion. (context_length_exceeded)",
+    "Mistral": "Prompt contains 40000 tokens and 0 draft tokens, too large for model with 32768 maximum context length",
+    "Gemini": "The input token count (317740) exceeds the maximum number of tokens allowed (131072).",
+    "Vertex AI": "Unable to submit request because the input token count is 40000 but model only supports up to 32768.",
+    "xAI": "This model's maximum prompt length is 131072 but the request contains 537812 tokens.",
+    "Cohere": "too many tokens: total number of tokens in the prompt cannot exceed 4081 - received 5000.",
+    "Qwen": "<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 129024]",
+    "Kimi": "Invalid request: Your request exceeded model token limit: 8192",
+    "Bedrock": "Input is too long for requested model.",
+    "LiteLLM": "litellm.ContextWindowExceededError: litellm.BadRequestError: AI21Exception - length limit exceeded",
+}
+
+
+@pytest.mark.parametrize("said", TOO_LONG.values(), ids=TOO_LONG.keys())
+@pytest.mark.parametrize("status", [400, 422, 429, 500])
+def test_too_long(status: int, said: str) -> None:
+    """What engines say of a prompt that is too long is known, whatever status they give it."""
+    assert type(UPSTREAM.from_status(status, said)) is ContextTooLong
+    assert type(UPSTREAM.from_report(status, said)) is ContextTooLong
+
+
 @pytest.mark.parametrize(
-    ("header", "seconds"),
-    [("7", 7.0), ("0.5", 0.5), (None, None), ("Wed, 21 Oct 2026 07:28:00 GMT", None), ("-1", None), ("inf", None)],
+    "said",
+    [
+        "System role not supported",
+        "Conversation roles must alternate user/assistant/user/assistant/...",
+        "max_tokens=5000 cannot be greater than max_model_len=2048. Please request fewer output tokens.",
+        "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
+        "Invalid 'user': string too long. Expected a string with maximum length 64. (string_above_max_length)",
+        "The model `tiny` does not exist.",
+        "Too many tokens, please wait before trying again.",
+        "Invalid schema: context_length must be an integer",
+    ],
 )
-def test_retry_after(header: str | None, seconds: float | None) -> None:
-    """The seconds of Retry-After are kept; dates and nonsense count as not said."""
-    error = UPSTREAM.from_status(429, "slow down", header)
+def test_not_too_long(said: str) -> None:
+    """A refusal of anything else stays a plain refusal, though it speaks of lengths and tokens."""
+    assert type(UPSTREAM.from_status(400, said)) is UpstreamRefused
+
+
+NOW = {"date": "Wed, 21 Oct 2026 07:28:00 GMT"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after": "7"}, 7.0),
+        ({"retry-after": "0.5"}, 0.5),
+        ({}, None),
+        ({"retry-after": "-1"}, None),
+        ({"retry-after": "inf"}, None),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after-ms": "20", "retry-after": "1"}, 0.02),
+        ({"retry-after-ms": "soon", "retry-after": "1"}, 1.0),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:12 GMT", **NOW}, 12.0),
+        ({"retry-after": "Wed, 21 Oct 2026 07:27:00 GMT", **NOW}, 0.0),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:12 GMT", "date": "today"}, None),
+        ({"retry-after": "Thu, 01 Jan 1970 00:00:00 GMT"}, 0.0),
+    ],
+)
+def test_retry_after(headers: Mapping[str, str], seconds: float | None) -> None:
+    """Milliseconds, seconds, or a date by the server's own clock; nonsense counts as not said."""
+    error = UPSTREAM.from_status(429, "slow down", headers)
     assert isinstance(error, UpstreamUnavailable)
     assert error.retry_after_s == seconds
 

@@ -1,0 +1,190 @@
+"""Replies as named engines write them, down to their headers, through the real client and the whole search.
+
+Each file of `recorded` holds the replies of one engine to one search, by role and in order, after the engine's
+published format (`format` says where that stands).
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from router import prompts
+from router.answerer import Answerer
+from router.context import RunContext
+from router.delegator import Delegator
+from router.errors import UpstreamRefused
+from router.executor import Executor, ExecutorLimits
+from router.ledger import RoleName
+from router.model import Completion, Message, Sampling
+from router.openai_http import OpenAIHTTP
+from router.passage import Passage
+from router.report import Report
+from router.retrieval import FixedRetriever
+from router.role import Role
+from router.search import Search
+from router.trajectory import Trajectory
+from tests.router.deployment import lasting
+from tests.router.openai_server import MODEL, OpenAIServer
+
+FOLDER = Path(__file__).parent / "recorded"
+PROMPT_FOLDER = Path(__file__).parents[2] / "serving" / "prompts" / "full"
+NAMES: tuple[RoleName, ...] = ("delegation", "execution", "answer")
+PROMPTS: Mapping[RoleName, str] = {name: (PROMPT_FOLDER / f"{name}.txt").read_text("utf-8").strip() for name in NAMES}
+
+QUESTION, SUB_QUERY = "Where was the director of the film Heat born?", "Who directed the film Heat?"
+EVIDENCE = "Heat is a 1995 film directed by Michael Mann, who was born in Chicago."
+FOUND = [
+    Passage("heat", "Heat (1995 film)", EVIDENCE, 0.9),
+    Passage("band", "Heat (band)", "Heat is a rock band from Upplands Väsby.", 0.5),
+    Passage("team", "Miami Heat", "The Miami Heat are a basketball team.", 0.4),
+]
+
+
+class Recording:
+    """Plays the replies of one file in order, to whichever role asks."""
+
+    def __init__(self, name: str) -> None:
+        replies = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
+        self._replies = {role: iter(replies[role]) for role in NAMES}
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        opening = (await request.json())["messages"][0]["content"]
+        (role,) = (role for role in NAMES if opening.startswith(PROMPTS[role]))
+        reply = next(self._replies[role])
+        return web.Response(body=json.dumps(reply["body"]), status=reply["status"], headers=reply["headers"])
+
+    @property
+    def left(self) -> int:
+        """How many replies were not asked for."""
+        return sum(len(list(replies)) for replies in self._replies.values())
+
+
+async def searched(model: OpenAIHTTP, context: RunContext, **settings: Any) -> Trajectory:
+    """A whole search for one sub-query; `settings`: of every role."""
+
+    def role(name: RoleName) -> Role:
+        return Role(name, model, PROMPTS[name], Sampling(), **settings)
+
+    executor = Executor(role("execution"), FixedRetriever({SUB_QUERY: FOUND}), ExecutorLimits())
+    search = Search(Delegator(role("delegation")), executor, Answerer(role("answer")))
+    return await search.run(QUESTION, context)
+
+
+def is_whole(trajectory: Trajectory) -> bool:
+    """Whether the sub-query was searched and reported, and the answer came from the report."""
+    assert (trajectory.answer, trajectory.outcome, trajectory.rounds) == ("Chicago", "answered", (1,))
+    (execution,) = trajectory.executions
+    assert (execution.sub_query, execution.outcome) == (SUB_QUERY, "reported")
+    assert execution.report == Report("Michael Mann", (EVIDENCE,))
+    assert [(search.query, search.passages) for search in execution.searches] == [(SUB_QUERY, tuple(FOUND))]
+    return True
+
+
+def outputs(trajectory: Trajectory) -> list[Completion]:
+    """Everything that the three models wrote."""
+    assert trajectory.delegation
+    assert trajectory.answering
+    told = (trajectory.delegation, trajectory.executions[0].conversation, trajectory.answering)
+    return [output for conversation in told for output in conversation.outputs]
+
+
+def test_every_recording_is_played() -> None:
+    """No file lies about without a test."""
+    assert {path.stem for path in FOLDER.iterdir()} == {
+        *THINKING,
+        *("qwen3_vllm_thinking_off", "gemma_vllm_no_system_role", "ollama_ignores_stop", "openai_rate_limit"),
+        "llama_cpp_context",
+    }
+
+
+THINKING = ["deepseek_reasoner", "qwen3_vllm_reasoning_parser", "qwen3_vllm_no_parser", "mistral_parts"]
+
+
+@pytest.mark.parametrize("name", THINKING)
+async def test_thinking(session: aiohttp.ClientSession, openai_server: OpenAIServer, name: str) -> None:
+    """Wherever an engine puts the thinking, and whatever tags are in it, it is kept and never read."""
+    openai_server.plays(recording := Recording(name))
+    trajectory = await searched(OpenAIHTTP(session, openai_server.base_url, MODEL), lasting())
+    assert is_whole(trajectory)
+    assert recording.left == 0
+    assert all(output.reasoning or "<think>" in output.text for output in outputs(trajectory))
+    assert "report names him" not in repr(openai_server.bodies)
+
+
+async def test_usage(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+    """Tokens from DeepSeek's cache, and those of its reasoning, are booked as such."""
+    openai_server.plays(Recording("deepseek_reasoner"))
+    context = lasting()
+    await searched(OpenAIHTTP(session, openai_server.base_url, MODEL), context)
+    usages = [call.usage for call in context.ledger.calls]
+    assert [usage and usage.cached_tokens for usage in usages] == [0, 0, 448, 896, 0]
+    assert [usage and usage.reasoning_tokens for usage in usages] == [41, 43, 44, 42, 45]
+
+
+async def test_thinking_off(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+    """Of a model that was told not to think, what a parser took for reasoning is the output."""
+    openai_server.plays(Recording("qwen3_vllm_thinking_off"))
+    model = OpenAIHTTP(session, openai_server.base_url, MODEL, thinking=False)
+    assert is_whole(await searched(model, lasting()))
+    assert {body["chat_template_kwargs"]["enable_thinking"] for body in openai_server.bodies} == {False}
+
+
+async def test_stop_strings_are_ignored(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+    """What a model makes up after its turn is cut, counts for nothing, and the trace says so."""
+    openai_server.plays(Recording("ollama_ignores_stop"))
+    trajectory = await searched(OpenAIHTTP(session, openai_server.base_url, MODEL), lasting())
+    assert is_whole(trajectory)
+    assert [output.overran for output in outputs(trajectory)] == [True, False, True, True, True]
+    assert "Spielberg" not in repr(trajectory)
+
+
+async def test_no_system_role(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+    """A template that refuses a system message is refused with the key to set; with it, only turns are sent."""
+    openai_server.plays(Recording("gemma_vllm_no_system_role"))
+    model = OpenAIHTTP(session, openai_server.base_url, MODEL)
+    with pytest.raises(UpstreamRefused, match=r"System role not supported.*system_role = false"):
+        await searched(model, lasting())
+    trajectory = await searched(model, lasting(), system_role=False)
+    assert is_whole(trajectory)
+    sent = [[message["role"] for message in body["messages"]] for body in openai_server.bodies[1:]]
+    assert all(roles == ["user", "assistant", "user"][: len(roles)] for roles in sent)
+    assert openai_server.bodies[1]["messages"][0]["content"] == f"{PROMPTS['delegation']}\n\n{QUESTION}"
+    assert trajectory.delegation
+    assert trajectory.delegation.messages[:2] == (Message("system", PROMPTS["delegation"]), Message("user", QUESTION))
+
+
+async def test_rate_limit(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+    """A limit that names its time is waited for; every attempt has its row."""
+    openai_server.plays(Recording("openai_rate_limit"))
+    context = lasting()
+    assert is_whole(await searched(OpenAIHTTP(session, openai_server.base_url, MODEL), context))
+    outcomes = [(call.role, call.outcome) for call in context.ledger.calls]
+    assert outcomes.count(("delegation", "unavailable")) == 1
+    assert outcomes.count(("execution", "unavailable")) == 2
+    assert len(outcomes) == len(openai_server.bodies) == 8
+
+
+async def test_context_too_long(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+    """Passages are dropped until the context holds the rest; the trace has what the model was shown at last."""
+    openai_server.plays(Recording("llama_cpp_context"))
+    context = lasting()
+    trajectory = await searched(OpenAIHTTP(session, openai_server.base_url, MODEL), context)
+    assert is_whole(trajectory)
+    (execution,) = trajectory.executions
+    assert execution.searches[0].dropped_passages == 2
+    shown = prompts.documents(FOUND[:1], last=False)
+    assert execution.conversation.messages[3] == Message("user", shown)
+    sent = [body["messages"][-1]["content"].count("<document ") for body in openai_server.bodies[2:5]]
+    assert sent == [3, 2, 1]
+    booked = [(call.purpose, call.outcome) for call in context.ledger.calls if call.role == "execution"]
+    assert booked == [
+        ("first", "completed"),
+        ("first", "refused"),
+        ("shortened", "refused"),
+        ("shortened", "completed"),
+    ]
