@@ -9,6 +9,8 @@ from router.errors import RolegateError
 
 _BENCHMARKS = {
     "mini": "a held-out mini world through real vLLM and retrieval: exact match, and which role loses what",
+    "index": "how fast an index is built, in how much memory, and again after a change",
+    "documents": "whether questions about your own documents find the passage that answers them",
     "retrieval": "hit@k of dense, lexical and fused retrieval over a corpus with gold evidence",
 }
 

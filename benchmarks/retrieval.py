@@ -14,14 +14,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from router.errors import BadCorpus, BadIndex
+from router.errors import BadCorpus
 from serving.retrieval.atomic_file import write_atomically
-from serving.retrieval.digest import sha256_of
+from serving.retrieval.build import build_index
 from serving.retrieval.embedder import Embedder, MiniLM
 from serving.retrieval.fusion import DEPTH, fuse
 from serving.retrieval.hit import Hit
-from serving.retrieval.index import Index, build_index
-from serving.retrieval.manifest import MANIFEST
+from serving.retrieval.index import Index
 
 CUTS = (1, 3, 5, 10)
 
@@ -105,25 +104,20 @@ def _question(line: bytes, where: str) -> Question:
 
 
 def _indexed(corpus: Path, folder: Path, embedder: Embedder) -> tuple[Index, float | None]:
-    passages_per_s = None
-    if not (folder / MANIFEST).exists():
-        embedder.embed(["warm up"], queries=False)  # loading the model is not indexing
-        started = time.perf_counter()
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        with Progress(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task("indexing", total=None)
-            manifest = build_index(
-                corpus,
-                folder,
-                embedder,
-                lexical=True,
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
-            )
-        passages_per_s = manifest.passages / (time.perf_counter() - started)
-    index = Index.open(folder, embedder)
-    if index.manifest.corpus_sha256 != sha256_of(corpus) or not index.manifest.lexical:
-        raise BadIndex(f"{folder}: not an index of {corpus} with word statistics; remove it or name another folder.")
-    return index, passages_per_s
+    embedder.embed(["warm up"], queries=False)  # loading the model is not indexing
+    started = time.perf_counter()
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        tasks = {stage: bar.add_task(stage, total=None) for stage in ("reading", "embedding")}
+        built = build_index(
+            [corpus],
+            folder,
+            embedder,
+            lexical=True,
+            progress=lambda stage, done, total: bar.update(tasks[stage], completed=done, total=total),
+        )
+    elapsed_s = time.perf_counter() - started
+    return Index.open(folder, embedder), built.embedded / elapsed_s if built.embedded else None
 
 
 def _rankings(index: Index, embedder: Embedder, questions: Sequence[str]) -> dict[str, list[list[Hit]]]:
@@ -135,12 +129,17 @@ def _rankings(index: Index, embedder: Embedder, questions: Sequence[str]) -> dic
 
 
 def _hit_at(index: Index, questions: Sequence[Question], rankings: Sequence[Sequence[Hit]]) -> dict[int, float]:
-    found = [[index.passages[hit.row].id for hit in hits[: max(CUTS)]] for hits in rankings]
+    found = [_documents(index, hits, max(CUTS)) for hits in rankings]
     return {
         k: sum(set(question.supporting_doc_ids) <= set(ids[:k]) for question, ids in zip(questions, found, strict=True))
         / len(questions)
         for k in CUTS
     }
+
+
+def _documents(index: Index, hits: Sequence[Hit], most: int) -> list[str]:
+    """The first `most` rows of the corpus that the hits are of; a long row may have been cut into several passages."""
+    return list(dict.fromkeys(index.passages[hit.row].document for hit in hits))[:most]
 
 
 def _table(figures: Figures) -> Table:

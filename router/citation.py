@@ -20,6 +20,7 @@ class Citation(msgspec.Struct, frozen=True):
     document: str
     page: int | None
     quote: str
+    """Word for word; lines are joined."""
 
 
 def cite(point: str, passages: Iterable[Passage]) -> list[Citation]:
@@ -36,8 +37,8 @@ def cite(point: str, passages: Iterable[Passage]) -> list[Citation]:
 
 
 def _citation(wanted: set[str], passage: Passage) -> Citation:
-    quote = max(sentences(passage.text), key=lambda sentence: len(wanted & words(sentence)), default=passage.text)
-    return Citation(passage.id, passage.title, passage.document, passage.page, quote)
+    quote = max(sentences(passage.text), key=lambda sentence: len(wanted & words(sentence)), default="")
+    return Citation(passage.id, passage.title, passage.document, passage.page, " ".join(quote.split()))
 
 
 def _named(point: str) -> set[str]:

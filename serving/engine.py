@@ -19,6 +19,7 @@ from serving.config import EngineConfig
 
 _READY_WITHIN_S = 600.0
 _STOP_WITHIN_S = 10.0
+_LOGS = Path("~/.cache/rolegate/logs")
 _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "PYTHONSAFEPATH": "1",  # modules that lie in the working directory are not ours
@@ -32,21 +33,22 @@ Tell = Callable[[str], None]
 
 @asynccontextmanager
 async def engine(
-    name: str, config: EngineConfig, served: list[str], log: Path, tell: Tell, *, cpu_threads: int = 1
+    name: str, config: EngineConfig, served: list[str], tell: Tell, *, cpu_threads: int = 1, logs: Path = _LOGS
 ) -> AsyncIterator[str]:
     """Serve a model under the names `served` while the context is open; its base URL, `http://…/v1`.
 
     `cpu_threads`: for computing without a GPU. Threads of vLLM spin while they wait, so more than there are cores, over
     all engines, make all of them several times slower.
 
-    vLLM's own output goes to `log`, which is kept where it fails. Raises `BadConfig` where vLLM is not installed or
-    does not get ready.
+    vLLM's own output goes to a file in the folder `logs`, which is kept where it fails. Raises `BadConfig` where vLLM
+    is not installed or does not get ready.
     """
     if importlib.util.find_spec("vllm") is None:
         raise BadConfig(
             f"engines.{name}: vLLM is not installed; install rolegate[cpu] or rolegate[gpu], or use base_url."
         )
     port = _free_port()
+    log = logs.expanduser() / f"{name}-{os.getpid()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(

@@ -1,44 +1,139 @@
-"""`rolegate index`: build the index that retrieval searches."""
+"""`rolegate index`: build the index that retrieval searches, or take over one that another program built."""
 
 import argparse
-from collections.abc import Sequence
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import orjson
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from serving.config import EmbedderConfig
-from serving.retrieval.index import build_index
-from serving.retrieval.local_index import new_embedder
+from router.errors import BadConfig
+from serving.cli.options import add_config, chosen_config
+from serving.config import EmbedderConfig, EngineConfig, RetrievalConfig
+from serving.retrieval.adopt import adopt_index
+from serving.retrieval.build import Built, build_index
+from serving.retrieval.embedder import Embedder
+from serving.retrieval.open_embedder import open_embedder
+
+_BUILD = """Reads files and folders (text, Markdown, HTML, PDF, DOCX, JSON lines, Hugging Face datasets), cuts them into
+passages at sentence ends, and embeds them. Without PATH, everything is as the config says. Called again, it reads
+only what changed; interrupted, it goes on where it was. A gateway that serves the index goes over to the new one by
+itself. A file that cannot be read is named and skipped. Rows are {"id", "title", "text"} or {"id", "contents"}."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`rolegate index build`."""
+    """`rolegate index build` and `rolegate index adopt`."""
     parser = argparse.ArgumentParser(prog="rolegate index", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    build = commands.add_parser(
-        "build",
-        help="embed a corpus into a new folder",
-        description="Embeds every row of a corpus. The folder appears when all is done; a build that is interrupted "
-        "leaves nothing that could be mistaken for an index.",
-    )
-    build.add_argument("--corpus", type=Path, required=True, metavar="FILE.jsonl", help='rows {"id", "title", "text"}')
-    build.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    build = commands.add_parser("build", help="index documents, or what changed of them", description=_BUILD)
+    build.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="a file or a folder")
+    build.add_argument("--out", type=Path, metavar="DIR", help="the index folder; needed with PATH")
+    add_config(build)
+    build.add_argument("--chunk-tokens", type=int, default=200, metavar="N", help="tokens of a passage (default: 200)")
     build.add_argument("--lexical", action="store_true", help="keep word statistics too, to be fused with the vectors")
-    add_embedder(build)
+    build.add_argument("--json", action="store_true", help="print what was done as JSON")
+    adopt = commands.add_parser(
+        "adopt",
+        help="take over a FAISS index",
+        description="Takes over a FAISS index with the corpus that it was built from: row n is vector n. Some passages "
+        "are embedded again, to see that the embedder named here is the one that built it.",
+    )
+    adopt.add_argument("--faiss", type=Path, required=True, metavar="FILE", help="what faiss.write_index wrote")
+    adopt.add_argument("--corpus", type=Path, required=True, metavar="FILE.jsonl", help="its rows, in order")
+    adopt.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new index folder")
+    for command in (build, adopt):
+        add_embedder(command)
     given = parser.parse_args(arguments)
-    console = Console(stderr=True)
-    columns = (TextColumn("embedding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("embedding", total=None)
-        manifest = build_index(
-            given.corpus,
-            given.out,
-            new_embedder(embedder_config(given)),
+    if given.command == "adopt":
+        return asyncio.run(_adopt(given))
+    retrieval, engines = _retrieval(given, build)
+    return asyncio.run(_build(retrieval, engines, as_json=given.json))
+
+
+def _retrieval(
+    given: argparse.Namespace, parser: argparse.ArgumentParser
+) -> tuple[RetrievalConfig, Mapping[str, EngineConfig]]:
+    """What is to be indexed, from the options or from the config; and the engines that its embedder may be on."""
+    if given.paths:
+        if given.out is None:
+            parser.error("--out: name the folder of the index")
+        retrieval = RetrievalConfig(
+            index=str(given.out),
+            documents=tuple(map(str, given.paths)),
+            chunk_tokens=given.chunk_tokens,
             lexical=given.lexical,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            embedder=embedder_config(given),
         )
-    Console().print(f"{given.out}: {manifest.passages} passages, {manifest.embedder}", highlight=False)
+        return retrieval, {}
+    config = chosen_config(given)
+    if not config.retrieval.documents:
+        raise BadConfig("retrieval.documents: the config names none; add them, or give PATH and --out.")
+    return config.retrieval, config.engines
+
+
+async def _build(config: RetrievalConfig, engines: Mapping[str, EngineConfig], *, as_json: bool) -> int:
+    console = Console(stderr=True)
+    async with open_embedder(config.embedder, engines, console.print, cpu_threads=os.cpu_count() or 1) as embedder:
+        built = await asyncio.to_thread(_built, config, embedder, console)
+    if as_json:
+        print(orjson.dumps(_for_programs(built)).decode())
+    else:
+        _show(built, Path(config.index or ""), Console(soft_wrap=True))
+    return 0
+
+
+def _built(config: RetrievalConfig, embedder: Embedder, console: Console) -> Built:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage, total=total)
+            bar.update(tasks[stage], completed=done)
+
+        return build_index(
+            [Path(place) for place in config.documents],
+            Path(config.index or ""),
+            embedder,
+            lexical=config.lexical,
+            chunk_tokens=config.chunk_tokens,
+            progress=show,
+        )
+
+
+def _show(built: Built, out: Path, console: Console) -> None:
+    for entry in built.skipped:
+        console.print(f"[yellow]skipped[/yellow] {escape(entry.error)}", highlight=False)
+    passed_over = f", {built.passed_over} of other kinds passed over" if built.passed_over else ""
+    documents = (
+        f"{built.documents} documents ({built.documents_read} read now, {len(built.skipped)} skipped{passed_over})"
+    )
+    passages = f"{built.manifest.passages} passages ({built.embedded} embedded now)"
+    console.out(f"{out}: {documents}, {passages}, {built.manifest.embedder}", highlight=False)
+
+
+def _for_programs(built: Built) -> dict[str, object]:
+    return {
+        "documents": built.documents,
+        "documents_read": built.documents_read,
+        "passed_over": built.passed_over,
+        "skipped": [{"name": entry.source.name, "error": entry.error} for entry in built.skipped],
+        "passages": built.manifest.passages,
+        "passages_embedded": built.embedded,
+        "generation": built.manifest.generation,
+        "embedder": built.manifest.embedder,
+    }
+
+
+async def _adopt(given: argparse.Namespace) -> int:
+    async with open_embedder(embedder_config(given), {}, print) as embedder:
+        manifest = await asyncio.to_thread(adopt_index, given.faiss, given.corpus, given.out, embedder)
+    print(f"{given.out}: {manifest.passages} passages, {manifest.embedder}, {manifest.metric}")
     return 0
 
 
@@ -49,6 +144,8 @@ def add_embedder(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--embedder-model", metavar="NAME", help="the model's name there")
     group.add_argument("--embedder-dimension", type=int, metavar="N", help="numbers in one of its vectors")
     group.add_argument("--embedder-key-env", metavar="NAME", help="the environment variable that holds the key")
+    group.add_argument("--query-prefix", default="", metavar="TEXT", help="put before every query")
+    group.add_argument("--passage-prefix", default="", metavar="TEXT", help="put before every passage")
 
 
 def embedder_config(given: argparse.Namespace) -> EmbedderConfig:
@@ -59,4 +156,6 @@ def embedder_config(given: argparse.Namespace) -> EmbedderConfig:
         model=given.embedder_model,
         dimension=given.embedder_dimension,
         api_key_env=given.embedder_key_env,
+        query_prefix=given.query_prefix,
+        passage_prefix=given.passage_prefix,
     )

@@ -6,10 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from aiohttp import web
-
+from router.edge.http_server import HTTPServer
 from router.edge.server import Server
-from router.errors import BadConfig
 from serving.cli.index import add_embedder, embedder_config
 from serving.cli.until_stopped import tell, until_stopped
 from serving.config import RetrievalConfig
@@ -46,15 +44,10 @@ def main(arguments: Sequence[str]) -> int:
 async def _serving(config: RetrievalConfig, given: argparse.Namespace) -> AsyncIterator[str]:
     async with AsyncExitStack() as stack:
         retriever = await stack.enter_async_context(open_retriever(config, tell))
-        runner = web.AppRunner(retrieval_app(retriever, default_top_k=given.top_k))
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        host, _, port = given.http.rpartition(":")
-        try:
-            await web.TCPSite(runner, host, int(port)).start()
-        except (OSError, ValueError) as error:
-            raise BadConfig(f"--http {given.http}: cannot listen there: {error}.") from None
+        http = HTTPServer(retrieval_app(retriever, default_top_k=given.top_k), _GRACE_S)
+        url = f"http://{await http.start(given.http, '--http')}/retrieve"
+        stack.push_async_callback(http.drain)
         server = Server(None, RetrievalServicer(retriever, default_top_k=given.top_k))
         bound = await server.start(given.address)
         stack.push_async_callback(server.drain, _GRACE_S)
-        yield f"{given.address.rpartition(':')[0]}:{bound}, http://{host}:{runner.addresses[0][1]}/retrieve"
+        yield f"{given.address.rpartition(':')[0]}:{bound}, {url}"

@@ -9,6 +9,8 @@ from serving.retrieval.embedder import Vectors
 from serving.retrieval.hit import Hit
 
 VECTORS = "dense.faiss"
+_L2 = 1
+"""FAISS's number for Euclidean distance, squared; of unit vectors it is 2 - 2 · cosine."""
 
 
 class DenseIndex:
@@ -23,20 +25,42 @@ class DenseIndex:
         import faiss
 
         try:
-            return cls(faiss.read_index(str(folder / VECTORS)))
+            # Mapped where FAISS can do it: processes share the memory, and opening takes no time.
+            return cls(faiss.read_index(str(folder / VECTORS), faiss.IO_FLAG_MMAP_IFC))
         except RuntimeError as error:
             raise BadIndex(f"{folder / VECTORS}: FAISS cannot read it; build the index again.") from error
 
     def __len__(self) -> int:
         return int(self._vectors.ntotal)
 
+    @property
+    def dimension(self) -> int:
+        """Numbers in a vector."""
+        return int(self._vectors.d)
+
+    @property
+    def metric(self) -> str:
+        """`l2` or `inner_product`."""
+        return "l2" if self._vectors.metric_type == _L2 else "inner_product"
+
     def search(self, queries: Vectors, top_k: int) -> list[list[Hit]]:
-        """The `top_k` nearest rows of each of the (batch, dimension) unit vectors, best first; scores are cosines."""
+        """The `top_k` nearest rows of each of the (batch, dimension) unit vectors, best first, ties by row.
+
+        Scores are cosines.
+        """
         scores, rows = self._vectors.search(queries, min(top_k, len(self)))
-        return [
-            [Hit(row, score) for row, score in zip(*found, strict=True)]
+        if self.metric == "l2":
+            scores = 1 - scores / 2
+        ranked = [
+            [Hit(row, score) for row, score in zip(*found, strict=True) if row >= 0]  # -1: found fewer
             for found in zip(rows.tolist(), scores.tolist(), strict=True)
         ]
+        return [sorted(hits, key=lambda hit: (-hit.score, hit.row)) for hits in ranked]
+
+    def vector(self, row: int) -> Vectors:
+        """The vector of a row, (dimension,) float32. Raises `RuntimeError` where this kind of index keeps none."""
+        vector: Vectors = self._vectors.reconstruct(row)
+        return vector
 
 
 def write_dense(folder: Path, dimension: int, batches: Iterable[Vectors]) -> None:

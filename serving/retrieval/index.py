@@ -1,8 +1,6 @@
-"""An index: a folder with the passages of a corpus, their vectors and, if asked for, their word statistics."""
+"""An index: a folder with passages, their vectors and, if asked for, their word statistics."""
 
-import secrets
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -10,28 +8,16 @@ import msgspec
 
 from router.errors import BadIndex
 from router.passage import Passage
-from serving.retrieval.atomic_file import flush
-from serving.retrieval.corpus import read_corpus
-from serving.retrieval.dense import DenseIndex, write_dense
-from serving.retrieval.digest import sha256_of
+from serving.retrieval.dense import DenseIndex
 from serving.retrieval.embedder import Embedder, Vectors
 from serving.retrieval.fusion import DEPTH, fuse
-from serving.retrieval.lexical import LexicalIndex, write_lexical
-from serving.retrieval.manifest import (
-    FORMAT,
-    Manifest,
-    check_files,
-    describe_files,
-    read_manifest,
-    write_manifest,
-)
-from serving.retrieval.passages import PassageStore, embedded_text, write_passages
+from serving.retrieval.hit import Hit
+from serving.retrieval.lexical import LexicalIndex
+from serving.retrieval.manifest import Manifest, check_files, read_manifest
+from serving.retrieval.passages import PassageStore
 
-BATCH = 256
-"""Passages embedded between two calls of `progress`."""
-
-Progress = Callable[[int, int], None]
-"""Told how many passages are embedded, and of how many."""
+_LOOKED_AT = 8
+"""How many hits are looked at for one that is wanted, so that copies of one text do not crowd out others."""
 
 
 class Index:
@@ -54,75 +40,33 @@ class Index:
         manifest = read_manifest(folder)
         _check_embedder(folder, manifest, embedder)
         check_files(folder, manifest, contents=verify)
-        passages, dense = PassageStore(folder), DenseIndex.open(folder)
+        files = folder / manifest.generation
+        passages, dense = PassageStore(files), DenseIndex.open(files)
         if not len(passages) == len(dense) == manifest.passages:
             raise BadIndex(f"{folder}: its files disagree on the number of passages; build the index again.")
-        return cls(manifest, passages, dense, LexicalIndex.open(folder) if manifest.lexical else None)
+        return cls(manifest, passages, dense, LexicalIndex.open(files) if manifest.lexical else None)
 
     def search(self, vectors: Vectors, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
-        """The `top_k` best passages of each query, best first.
+        """The `top_k` best passages of each query, best first; of passages with the same text, the best one only.
 
         `vectors` are the embedded `queries`, (batch, dimension) float32. Scores are cosines, or sums of reciprocal
         ranks where the index has word statistics.
         """
         if self.lexical is None:
-            ranked = self.dense.search(vectors, top_k)
+            ranked = self.dense.search(vectors, top_k * _LOOKED_AT)
         else:
             by_meaning, by_word = self.dense.search(vectors, DEPTH), self.lexical.search(queries, DEPTH)
-            ranked = [fuse(rankings, top_k) for rankings in zip(by_meaning, by_word, strict=True)]
-        return [[self._passage(row, score) for row, score in hits] for hits in ranked]
+            ranked = [fuse(rankings, 2 * DEPTH) for rankings in zip(by_meaning, by_word, strict=True)]
+        return [self._distinct(hits, top_k) for hits in ranked]
 
-    def _passage(self, row: int, score: float) -> Passage:
-        return msgspec.structs.replace(self.passages[row], score=score)
-
-
-def build_index(
-    corpus: Path, out: Path, embedder: Embedder, *, lexical: bool = False, progress: Progress = lambda done, total: None
-) -> Manifest:
-    """Build the index of `corpus` in the new folder `out`. Blocks for as long as the embedding takes.
-
-    The whole corpus is read and checked before the first passage is embedded. All is built in a hidden folder beside
-    `out` and renamed at the end. Raises `BadCorpus`; `BadIndex` where `out` is not empty; what `embedder` raises.
-    """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadIndex(f"{out}: already exists; remove it or name another folder.")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = out.with_name(f".{out.name}.unfinished-{secrets.token_hex(4)}")
-    unfinished.mkdir()
-    try:
-        manifest = _fill(unfinished, corpus, embedder, lexical, progress)
-        unfinished.rename(out)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    flush(out.parent)
-    return manifest
-
-
-def _fill(folder: Path, corpus: Path, embedder: Embedder, lexical: bool, progress: Progress) -> Manifest:
-    write_passages(folder, read_corpus(corpus))
-    passages = PassageStore(folder)
-    write_dense(folder, embedder.dimension, _embedded(passages, embedder, progress))
-    if lexical:
-        write_lexical(folder, (embedded_text(passages[row]) for row in range(len(passages))))
-    manifest = Manifest(
-        format=FORMAT,
-        embedder=embedder.identity,
-        dimension=embedder.dimension,
-        metric="inner_product",
-        passages=len(passages),
-        corpus_sha256=sha256_of(corpus),
-        lexical=lexical,
-        files=describe_files(folder),
-    )
-    write_manifest(folder, manifest)
-    return manifest
-
-
-def _embedded(passages: PassageStore, embedder: Embedder, progress: Progress) -> Iterator[Vectors]:
-    for start in range(0, len(passages), BATCH):
-        end = min(start + BATCH, len(passages))
-        yield embedder.embed([embedded_text(passages[row]) for row in range(start, end)], queries=False)
-        progress(end, len(passages))
+    def _distinct(self, hits: Iterable[Hit], top_k: int) -> list[Passage]:
+        found: dict[str, Passage] = {}
+        for row, score in hits:
+            passage = self.passages[row]
+            found.setdefault(passage.text, msgspec.structs.replace(passage, score=score))
+            if len(found) == top_k:
+                break
+        return list(found.values())
 
 
 def _check_embedder(folder: Path, manifest: Manifest, embedder: Embedder) -> None:

@@ -10,7 +10,7 @@ from serving.retrieval.atomic_file import flush, write_atomically
 from serving.retrieval.digest import sha256_of
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -24,16 +24,21 @@ class Manifest(msgspec.Struct, frozen=True):
     """What an index folder holds."""
 
     format: int
+    generation: str
+    """The folder inside the index folder that holds the files."""
     embedder: str
     """The embedder's `identity`."""
     dimension: int
-    metric: Literal["inner_product"]
+    metric: Literal["inner_product", "l2"]
     passages: int
+    chunk_tokens: int
+    """How documents were cut; 0 where an index of another program was adopted."""
     corpus_sha256: str
+    """Of the passages."""
     lexical: bool
     """Whether BM25 statistics lie beside the vectors."""
     files: dict[str, FileEntry]
-    """By path relative to the folder, the manifest excepted."""
+    """By path relative to the generation."""
 
 
 class _Format(msgspec.Struct, frozen=True):
@@ -71,6 +76,8 @@ def read_manifest(folder: Path) -> Manifest:
                 f"{path}: format {found}, but this version of rolegate reads up to {FORMAT}; "
                 "upgrade rolegate or build the index again."
             )
+        if found < FORMAT:
+            raise BadIndex(f"{path}: format {found}, of an older version of rolegate; build the index again.")
         return msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadIndex(f"{path}: damaged ({error}); build the index again.") from error
@@ -79,7 +86,7 @@ def read_manifest(folder: Path) -> Manifest:
 def check_files(folder: Path, manifest: Manifest, *, contents: bool) -> None:
     """Compare every file's size, and with `contents` its SHA-256 too. Raises `BadIndex`."""
     for name, entry in manifest.files.items():
-        path = folder / name
+        path = folder / manifest.generation / name
         if not path.is_file():
             raise BadIndex(f"{path}: missing; restore it or build the index again.")
         if (size := path.stat().st_size) != entry.size_bytes:

@@ -1,28 +1,45 @@
 """From the retrieval section of a config to a retriever."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from router.retrieval import Retriever
-from serving.config import RetrievalConfig
+from serving.config import EngineConfig, RetrievalConfig
 from serving.retrieval.remote import RemoteRetriever
 
 
 @asynccontextmanager
-async def open_retriever(config: RetrievalConfig, tell: Callable[[str], None]) -> AsyncIterator[Retriever]:
-    """The retriever that a config names, ready to search. Raises `BadConfig` or `BadIndex`."""
+async def open_retriever(
+    config: RetrievalConfig,
+    tell: Callable[[str], None],
+    engines: Mapping[str, EngineConfig] = {},
+    *,
+    cpu_threads: int = 1,
+) -> AsyncIterator[Retriever]:
+    """The retriever that a config names, ready to search, with its embedder's engine. Raises `BadConfig` or `BadIndex`.
+
+    `cpu_threads`: for that engine, as for `serving.engine.engine`.
+    """
     if config.address is not None:
         remote = RemoteRetriever(config.address)
         try:
             yield remote
         finally:
             await remote.close()
-    else:
-        from serving.retrieval.local_index import close_index, open_index  # what it needs is not always installed
+        return
+    # What an index in this process needs is not always installed.
+    from serving.retrieval.local_index import follow, open_index
+    from serving.retrieval.open_embedder import open_embedder
+    from serving.retrieval.searcher import IndexSearcher
 
-        searcher, embedder = await asyncio.to_thread(open_index, config, tell)
+    async with open_embedder(config.embedder, engines, tell, cpu_threads=cpu_threads) as embedder:
+        index = await asyncio.to_thread(open_index, config, embedder, tell)
+        searcher = IndexSearcher(index, embedder)
+        following = asyncio.create_task(follow(config, searcher, index, embedder))
         try:
             yield searcher
         finally:
-            await close_index(searcher, embedder)
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            await searcher.close()

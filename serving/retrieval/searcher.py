@@ -43,6 +43,10 @@ class IndexSearcher:
         self._thread.submit(self._serve)
         return await asyncio.wrap_future(waiting.found)
 
+    def swap(self, index: Index) -> None:
+        """Search `index` from the next batch on; whatever is under way ends with the one before."""
+        self._index = index
+
     async def close(self) -> None:
         """Finish what was asked and end the thread. Index and embedder stay the caller's."""
         await asyncio.to_thread(self._thread.shutdown)

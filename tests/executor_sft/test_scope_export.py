@@ -11,7 +11,7 @@ from executor_sft.miniworld.questions import Examiner, Question
 from executor_sft.miniworld.world import World
 from router.scope import Scope
 from serving.config_file import load_config, preset
-from serving.retrieval.corpus import read_corpus
+from serving.documents.rows import read_rows
 
 HOTPOTQA = Path(__file__).parents[3] / "shared" / "data" / "hotpotqa_dev500" / "questions.jsonl"
 
@@ -75,7 +75,8 @@ def test_an_exported_world_is_the_world(tmp_path: Path) -> None:
     asked = export(world, tmp_path, 50)
     written = msgspec.json.Decoder(Question).decode_lines((tmp_path / "questions.jsonl").read_bytes())
 
-    assert list(read_corpus(tmp_path / "corpus.jsonl")) == Library(world).passages
+    rows = [msgspec.structs.replace(row, document="") for row in read_rows(tmp_path / "corpus.jsonl")]
+    assert rows == Library(world).passages
     assert written == asked
     assert (tmp_path / "scope.txt").read_text("utf-8") == scope(world)
     assert len(asked) == 50
@@ -88,6 +89,7 @@ def test_the_command_writes_the_demos_world(tmp_path: Path, capsys: pytest.Captu
     assert main(["mini-world", "--out", str(tmp_path), "--questions", "3"]) == 0
 
     assert capsys.readouterr().out == f"{tmp_path}: a world of seed 7 with 3 questions\n"
-    for name, shipped in (("corpus.jsonl", config.retrieval.corpus), ("scope.txt", config.search.scope)):
+    (corpus,) = config.retrieval.documents
+    for name, shipped in (("corpus.jsonl", corpus), ("scope.txt", config.search.scope)):
         assert shipped is not None
         assert (tmp_path / name).read_bytes() == Path(shipped).read_bytes()

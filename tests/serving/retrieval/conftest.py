@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from serving.retrieval.build import build_index
 from serving.retrieval.embedder import MiniLM
-from serving.retrieval.index import Index, build_index
+from serving.retrieval.index import Index
 
 ANIMALS = (
     {"id": "cat", "title": "Cat", "text": "The cat is a small carnivorous mammal that people keep to catch mice."},
@@ -44,7 +45,7 @@ def animals(write_corpus: WriteCorpus) -> Path:
 @pytest.fixture
 def index_folder(animals: Path, tmp_path: Path, embedder: MiniLM) -> Path:
     """A dense index of the five passages."""
-    build_index(animals, tmp_path / "index", embedder)
+    build_index([animals], tmp_path / "index", embedder)
     return tmp_path / "index"
 
 

@@ -46,21 +46,21 @@ async def embed(embedder: EndpointEmbedder, *texts: str, queries: bool = False) 
     return await asyncio.to_thread(embedder.embed, texts, queries=queries)
 
 
-async def test_only_queries_carry_the_instruction() -> None:
-    """Queries are sent as `Instruct: {task}`, a new line, and `Query:{query}` without a space; passages bare."""
+async def test_queries_and_passages_carry_their_prefixes() -> None:
+    """Queries and passages are sent each with their prefix, as it is."""
     bodies: list[dict[str, Any]] = []
 
     def answer(body: dict[str, Any]) -> web.Response:
         bodies.append(body)
         return vectors(body)
 
-    async with serving(answer, task="Find it") as embedder:
+    async with serving(answer, query_prefix="Instruct: Find it\nQuery:", passage_prefix="passage: ") as embedder:
         await embed(embedder, "who?", queries=True)
         await embed(embedder, "a passage")
 
     assert bodies == [
         {"model": "qwen", "input": ["Instruct: Find it\nQuery:who?"]},
-        {"model": "qwen", "input": ["a passage"]},
+        {"model": "qwen", "input": ["passage: a passage"]},
     ]
 
 

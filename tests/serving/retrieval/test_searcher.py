@@ -15,6 +15,7 @@ class GatedEmbedder:
 
     identity = MiniLM.identity
     dimension = MiniLM.dimension
+    max_tokens = MiniLM.max_tokens
 
     def __init__(self, embedder: MiniLM) -> None:
         self._embedder = embedder
@@ -22,6 +23,9 @@ class GatedEmbedder:
         self.asked = threading.Event()
         self.batches: list[list[str]] = []
         self.threads: set[str] = set()
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return self._embedder.count_tokens(texts)
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
         self.batches.append(list(texts))

@@ -1,0 +1,43 @@
+"""What kind of document a file is, by its name."""
+
+from pathlib import Path
+from typing import Literal
+
+Kind = Literal["text", "HTML", "Markdown", "PDF", "DOCX", "rows"]
+
+_KINDS: dict[str, Kind] = {
+    "": "text",
+    ".txt": "text",
+    ".text": "text",
+    ".rst": "text",
+    ".md": "Markdown",
+    ".markdown": "Markdown",
+    ".html": "HTML",
+    ".htm": "HTML",
+    ".xhtml": "HTML",
+    ".pdf": "PDF",
+    ".docx": "DOCX",
+    ".jsonl": "rows",
+    ".json": "rows",
+    ".parquet": "rows",
+}
+READ = f"{' '.join(filter(None, _KINDS))}, files without a suffix, text in .gz, and data sets saved by Hugging Face"
+"""All kinds, for people."""
+
+
+def kind_of(path: Path) -> Kind | None:
+    """None for what has no reader."""
+    if is_dataset(path):
+        return "rows"
+    packed = path.suffix.lower() == ".gz"
+    suffix = (path.with_suffix("") if packed else path).suffix.lower()
+    if suffix[1:].isdecimal():  # no kind but a version, as of LGPL-2.1, or a manual's section
+        return "text"
+    return None if packed and suffix in (".pdf", ".docx", ".parquet") else _KINDS.get(suffix)
+
+
+def is_dataset(path: Path) -> bool:
+    """Whether `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote this folder."""
+    if (path / "dataset_dict.json").is_file():
+        return True
+    return (path / "dataset_info.json").is_file() and (path / "state.json").is_file()

@@ -1,0 +1,131 @@
+r"""Rows: passages that were cut already, in JSON lines, Parquet, or a data set saved by Hugging Face.
+
+A row is `{"id": …, "title": …, "text": …}`, or, as FlashRAG writes it, `{"id": …, "contents": "title\ntext"}`.
+"""
+
+import codecs
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from router.errors import BadCorpus
+from router.passage import Passage
+from serving.documents.content import open_content
+
+_MAX_LINE_BYTES = 16 << 20
+_BATCH = 256
+
+
+class _Row(msgspec.Struct, frozen=True):
+    id: str | int
+    text: str | None = None
+    contents: str | None = None
+    title: str | None = None
+
+
+_NEEDS = "a row needs an id and a text, and may have a title"
+_COLUMNS = tuple(field.name for field in msgspec.structs.fields(_Row))
+_decoder = msgspec.json.Decoder(_Row)
+
+
+def read_rows(path: Path) -> Iterator[Passage]:
+    """The rows in order, read as they are asked for; `document` is the row's id. Blank lines are skipped.
+
+    Raises `BadCorpus`, with file and line, at the first row that cannot be used.
+    """
+    rows = _saved(path) if path.is_dir() else _parquet(path) if path.suffix.lower() == ".parquet" else _lines(path)
+    empty = True
+    for where, row in rows:
+        empty = False
+        yield _passage(row, where)
+    if empty:
+        raise BadCorpus(f'{path}: no rows; write one {{"id": …, "title": …, "text": …}} a line.')
+
+
+def _lines(path: Path) -> Iterator[tuple[str, _Row]]:
+    try:
+        with open_content(path) as file:
+            number = 0
+            while line := file.readline(_MAX_LINE_BYTES + 1):
+                number += 1
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                if line.strip():
+                    yield f"{path}:{number}", _decoded(line, f"{path}:{number}")
+    except OSError as error:
+        raise BadCorpus(f"{path}: cannot be read ({error.strerror or error}); give a file of JSON lines.") from error
+
+
+def _decoded(line: bytes, where: str) -> _Row:
+    if len(line) > _MAX_LINE_BYTES:
+        raise BadCorpus(f"{where}: longer than {_MAX_LINE_BYTES >> 20} MB; write one JSON object a line.")
+    if line.lstrip().startswith(b"["):
+        raise BadCorpus(f"{where}: a list, not an object; write one JSON object a line (`jq -c '.[]'` does that).")
+    try:
+        line.decode()
+        return _decoder.decode(line)
+    except UnicodeDecodeError as error:
+        raise BadCorpus(f"{where}: not UTF-8 at byte {error.start + 1}; save the file as UTF-8.") from error
+    except msgspec.ValidationError as error:
+        raise BadCorpus(f"{where}: {error}; {_NEEDS}.") from error
+    except msgspec.DecodeError as error:
+        raise BadCorpus(f"{where}: not JSON ({error}); write one JSON object a line.") from error
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, _Row]]:
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(path) as file:
+        columns = _columns(file.schema_arrow.names, path)
+        batches = (batch.to_pylist() for batch in file.iter_batches(_BATCH, columns=columns))
+        yield from _numbered((row for batch in batches for row in batch), str(path))
+
+
+def _saved(path: Path) -> Iterator[tuple[str, _Row]]:
+    import datasets
+
+    datasets.disable_progress_bars()
+    saved = datasets.load_from_disk(str(path))
+    splits = saved if isinstance(saved, Mapping) else {"": saved}
+    for name, split in splits.items():
+        table = split.with_format(None).select_columns(_columns(split.column_names, path))
+        yield from _numbered((row for batch in table.iter(_BATCH) for row in _transposed(batch)), f"{path}/{name}")
+
+
+def _columns(names: Sequence[str], path: Path) -> list[str]:
+    if "id" not in names or not {"text", "contents"} & set(names):
+        raise BadCorpus(f"{path}: its columns are {', '.join(names)}; it needs id and text, or id and contents.")
+    return [name for name in _COLUMNS if name in names]
+
+
+def _transposed(batch: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    return (dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True))
+
+
+def _numbered(rows: Iterable[Mapping[str, Any]], source: str) -> Iterator[tuple[str, _Row]]:
+    for number, row in enumerate(rows, 1):
+        where = f"{source}:{number}"
+        try:
+            yield where, msgspec.convert(row, _Row)
+        except msgspec.ValidationError as error:
+            raise BadCorpus(f"{where}: {error}; {_NEEDS}.") from error
+
+
+def _passage(row: _Row, where: str) -> Passage:
+    title, text = row.title or "", row.text
+    if text is None and row.contents is not None:
+        title, text = _divided(row.contents)
+    if text is None:
+        raise BadCorpus(f"{where}: missing required field `text`; {_NEEDS}.")
+    for name, value in (("id", str(row.id)), ("text", text)):
+        if not value.strip():
+            raise BadCorpus(f"{where}: {name} is empty; fill it in or remove the row.")
+    return Passage(str(row.id), title, text, document=str(row.id))
+
+
+def _divided(contents: str) -> tuple[str, str]:
+    """Title and text; the first line is the title, perhaps in quotes, where there is another one."""
+    title, _, text = contents.partition("\n")
+    return (title.strip().strip('"'), text) if text.strip() else ("", contents)

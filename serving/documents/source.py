@@ -1,0 +1,120 @@
+"""The files that an index is made of."""
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from router.errors import BadDocument
+from serving.documents.kind import READ, is_dataset, kind_of
+from serving.documents.text import is_binary
+
+_HEAD_BYTES = 1024
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A file, or a saved data set, as it was when it was found."""
+
+    name: str
+    """How people know it: its path from the given folder on, the folder's own name first, with slashes."""
+    path: str
+    """Absolute."""
+    size_bytes: int
+    mtime_ns: int
+    """When it was last changed, in nanoseconds of Unix time."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What there is in the places that were looked at."""
+
+    sources: tuple[Source, ...]
+    """By name; no two have the same."""
+    passed_over: int
+    """How many other files there are: kinds that are not read, and links that lead nowhere."""
+
+
+def find_sources(places: Sequence[Path]) -> Found:
+    """All documents at or below `places`, each file once; hidden files and folders are left alone.
+
+    A file that is itself a place counts as text where its kind is not known. Raises `BadDocument` for a place where
+    nothing can be read, and for two files that would have the same name.
+    """
+    named: dict[str, Source] = {}
+    seen: set[tuple[int, int]] = set()
+    passed_over = 0
+    for place in places:
+        base = Path(os.path.normpath(place.absolute()))
+        readable = False
+        for path in _files(base):
+            if (status := _status(path)) is None or not (path == base or _is_read(path)):
+                passed_over += 1
+                continue
+            readable = True
+            if (status.st_dev, status.st_ino) not in seen:
+                seen.add((status.st_dev, status.st_ino))
+                _add(named, _source(base, path, status))
+        if not readable:
+            raise BadDocument(f"{place}: nothing here that can be read; these kinds can: {READ}.")
+    return Found(tuple(named[name] for name in sorted(named)), passed_over)
+
+
+def _files(base: Path) -> Iterator[Path]:
+    """Files and saved data sets; a folder that several links lead to, once."""
+    if not base.exists():
+        raise BadDocument(f"{base}: there is no such file or folder; correct the path.")
+    if not base.is_dir():
+        yield base
+        return
+    visited: set[tuple[int, int]] = set()
+    for folder, folders, names in os.walk(base, followlinks=True, onerror=_refuse):
+        status = Path(folder).stat()
+        if (status.st_dev, status.st_ino) in visited:
+            folders.clear()
+            continue
+        visited.add((status.st_dev, status.st_ino))
+        if is_dataset(Path(folder)):
+            folders.clear()
+            yield Path(folder)
+            continue
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
+
+
+def _refuse(error: OSError) -> None:
+    raise BadDocument(f"{error.filename}: cannot be listed ({error.strerror}); make it readable, or name its siblings.")
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """None where there is nothing that could be read."""
+    try:
+        os.fsencode(path).decode()  # an index keeps names as UTF-8
+        status = path.stat()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return status if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) else None
+
+
+def _is_read(path: Path) -> bool:
+    if path.suffix or path.is_dir():
+        return kind_of(path) is not None
+    try:
+        with path.open("rb") as file:
+            return not is_binary(file.read(_HEAD_BYTES))
+    except OSError:
+        return True  # whoever reads it says why not
+
+
+def _source(base: Path, path: Path, status: os.stat_result) -> Source:
+    name = Path(base.name, path.relative_to(base)).as_posix()
+    files = [file.stat() for file in path.rglob("*") if file.is_file()] if path.is_dir() else [status]
+    return Source(name, str(path), sum(file.st_size for file in files), max(file.st_mtime_ns for file in files))
+
+
+def _add(named: dict[str, Source], source: Source) -> None:
+    if (other := named.setdefault(source.name, source)) is not source:
+        raise BadDocument(
+            f"{source.path} and {other.path}: both would be known as {source.name!r}; give the folder above both, or "
+            "rename one."
+        )

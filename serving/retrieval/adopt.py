@@ -1,0 +1,94 @@
+"""Taking over an index that another program built: a FAISS file and the corpus that it was built from."""
+
+import secrets
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from router.errors import BadIndex
+from serving.documents.passages import Cutter, read_passages
+from serving.documents.source import find_sources
+from serving.retrieval.build import publish
+from serving.retrieval.build_lock import build_lock
+from serving.retrieval.dense import VECTORS, DenseIndex
+from serving.retrieval.document_table import DocumentEntry, write_table
+from serving.retrieval.embedder import Embedder
+from serving.retrieval.manifest import Manifest
+from serving.retrieval.passages import PassageStore, PassageWriter, embedded_text
+
+_LOOKED_AT = 16
+_SAME = 0.98
+"""The cosine above which two vectors of one text are of one embedder, computed in another precision perhaps."""
+_WHOLE = 1 << 40
+"""Tokens that no row has: rows are taken as they are."""
+
+
+def adopt_index(faiss_file: Path, corpus: Path, out: Path, embedder: Embedder) -> Manifest:
+    """Copy both into the new index folder `out`; row n of the corpus is vector n.
+
+    Raises `BadIndex` where they do not belong together, or where `embedder` gives other vectors for some of the
+    passages; `BadCorpus`; what `embedder` raises. Nothing is left behind then.
+    """
+    if out.exists():
+        raise BadIndex(f"{out}: already exists; name a new folder.")
+    out.mkdir(parents=True)
+    try:
+        with build_lock(out, wait=False):
+            folder = out / f".building-{secrets.token_hex(4)}"
+            folder.mkdir()
+            _fill(folder, faiss_file, corpus, embedder)
+            metric = _check(folder, faiss_file, embedder)
+            return publish(out, folder, embedder, chunk_tokens=0, metric=metric)
+    except BaseException:
+        shutil.rmtree(out)
+        raise
+
+
+def _fill(folder: Path, faiss_file: Path, corpus: Path, embedder: Embedder) -> None:
+    try:
+        shutil.copyfile(faiss_file, folder / VECTORS)
+    except OSError as error:
+        raise BadIndex(f"{faiss_file}: cannot be read ({error.strerror}); name a file of FAISS.") from error
+    (source,) = find_sources([corpus]).sources
+    with PassageWriter(folder) as writer:
+        writer.write(read_passages(source, Cutter(_WHOLE, _WHOLE, embedder.count_tokens)))
+        write_table(folder, [DocumentEntry(source, 0, len(writer))])
+
+
+def _check(folder: Path, faiss_file: Path, embedder: Embedder) -> str:
+    """The metric, once it is certain that file, corpus and embedder belong together."""
+    passages, dense = PassageStore(folder), DenseIndex.open(folder)
+    if len(passages) != len(dense):
+        raise BadIndex(f"{faiss_file}: {len(dense)} vectors for {len(passages)} rows; name the corpus it is of.")
+    if dense.dimension != embedder.dimension:
+        raise BadIndex(
+            f"{faiss_file}: vectors of dimension {dense.dimension}, but {embedder.identity} gives "
+            f"{embedder.dimension}; name the embedder that it was built with."
+        )
+    rows = np.linspace(0, len(passages) - 1, min(_LOOKED_AT, len(passages)), dtype=int).tolist()
+    texts = [embedded_text(passages[row]) for row in rows]
+    try:
+        stored = np.stack([dense.vector(row) for row in rows])
+    except RuntimeError:  # a compressed index keeps no vectors; then a passage must find itself
+        if _finds_itself(dense, embedder, texts, rows):
+            return dense.metric
+        raise _other_embedder(faiss_file, embedder) from None
+    lengths = np.linalg.norm(stored, axis=1)
+    cosines = np.einsum("ij,ij->i", stored, embedder.embed(texts, queries=False)) / lengths
+    if float(np.median(cosines)) < _SAME:
+        raise _other_embedder(faiss_file, embedder)
+    return dense.metric
+
+
+def _finds_itself(dense: DenseIndex, embedder: Embedder, texts: list[str], rows: list[int]) -> bool:
+    found = dense.search(embedder.embed(texts, queries=False), 10)
+    hits = sum(any(hit.row == row for hit in ranking) for row, ranking in zip(rows, found, strict=True))
+    return 2 * hits > len(rows)
+
+
+def _other_embedder(faiss_file: Path, embedder: Embedder) -> BadIndex:
+    return BadIndex(
+        f"{faiss_file}: {embedder.identity} gives other vectors for the passages of the corpus; name the embedder, "
+        "with its prefixes, that the index was built with, and rows in the order of its vectors."
+    )

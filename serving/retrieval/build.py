@@ -1,0 +1,269 @@
+"""Building an index: what is new is read and embedded, the rest is taken from the build before.
+
+A build fills a hidden folder inside the index folder, which becomes the next generation when it is whole; the manifest,
+replaced last and at once, names the generation that counts. What a killed build has embedded, the next one takes over.
+"""
+
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from router.errors import BadCorpus, BadDocument, BadIndex
+from serving.documents.passages import Cutter, read_passages
+from serving.documents.source import Source, find_sources
+from serving.retrieval.atomic_file import flush
+from serving.retrieval.build_lock import build_lock
+from serving.retrieval.dense import DenseIndex, write_dense
+from serving.retrieval.document_table import DocumentEntry, read_table, same_sources, write_table
+from serving.retrieval.embedder import Embedder, Vectors
+from serving.retrieval.known_vectors import KnownVectors, VectorOf
+from serving.retrieval.lexical import write_lexical
+from serving.retrieval.manifest import FORMAT, MANIFEST, Manifest, describe_files, read_manifest, write_manifest
+from serving.retrieval.passages import PASSAGES, PassageStore, PassageWriter, embedded_text
+from serving.retrieval.vector_file import close_vector_file, left_over, open_vector_file, read_vector_file
+
+BATCH = 256
+"""Passages embedded between two calls of `progress`."""
+_BUILDING = ".building-"
+_SPECIAL_TOKENS = 2
+
+Progress = Callable[[str, int, int], None]
+"""Told what is done (`reading` documents, `embedding` passages), how many of them, and of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What a build came to."""
+
+    manifest: Manifest
+    skipped: tuple[DocumentEntry, ...]
+    """Files that could not be read, with the reason."""
+    passed_over: int
+    """Files of kinds that are not read."""
+    documents: int
+    """Files that the index holds."""
+    documents_read: int
+    """Of these, how many were new or changed."""
+    embedded: int
+    """Passages that were embedded; all others were known."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Earlier:
+    """The generation before."""
+
+    manifest: Manifest
+    entries: list[DocumentEntry]
+    passages: PassageStore
+    dense: DenseIndex
+
+
+def build_index(
+    places: Sequence[Path],
+    out: Path,
+    embedder: Embedder,
+    *,
+    lexical: bool = False,
+    chunk_tokens: int = 200,
+    wait: bool = True,
+    progress: Progress = lambda _stage, _done, _total: None,
+) -> Built:
+    """Bring the index in the folder `out` up to date with the files and folders `places`. Blocks while it embeds.
+
+    `wait`: for another build of this index to end. Raises `BadDocument` or `BadCorpus` where nothing can be read,
+    `BadIndex` where `out` holds something else, and what `embedder` raises; the index is then what it was before.
+    """
+    found = find_sources(places)
+    sources = [source for source in found.sources if not Path(source.path).resolve().is_relative_to(out.resolve())]
+    fresh = not out.exists()
+    _check_place(out)
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with build_lock(out, wait=wait):
+            build = _Build(out, embedder, lexical, min(chunk_tokens, embedder.max_tokens - _SPECIAL_TOKENS), progress)
+            return build.run(sources, found.passed_over)
+    finally:
+        if fresh and not any(path.name != ".lock" for path in out.iterdir()):
+            shutil.rmtree(out)
+
+
+class _Build:
+    """One build: collect the passages, embed them, publish."""
+
+    def __init__(self, out: Path, embedder: Embedder, lexical: bool, chunk_tokens: int, progress: Progress) -> None:
+        self._out, self._embedder, self._lexical, self._progress = out, embedder, lexical, progress
+        self._chunk_tokens = chunk_tokens
+        self._cutter = Cutter(chunk_tokens, embedder.max_tokens - _SPECIAL_TOKENS, embedder.count_tokens)
+        self._folder = out / f"{_BUILDING}{secrets.token_hex(4)}"
+        self._earlier = _earlier(out, embedder, chunk_tokens)
+
+    def run(self, sources: Sequence[Source], passed_over: int) -> Built:
+        earlier = self._earlier
+        if earlier and earlier.manifest.lexical == self._lexical and same_sources(earlier.entries, sources):
+            skipped = tuple(entry for entry in earlier.entries if entry.error)
+            if not any(map(self._readable, skipped)):
+                return Built(earlier.manifest, skipped, passed_over, len(sources) - len(skipped), 0, 0)
+        unfinished = [path for path in self._out.iterdir() if path.name.startswith(_BUILDING)]
+        self._folder.mkdir()
+        try:
+            entries, read = self._collect(sources)
+            embedded = self._embed(unfinished)
+            manifest = self._publish(entries)
+        except BaseException:
+            if left_over(self._folder, self._embedder) is None:
+                shutil.rmtree(self._folder)  # nothing in it would save the next build any work
+            raise
+        self._clean(manifest, unfinished)
+        skipped = tuple(entry for entry in entries if entry.error)
+        return Built(manifest, skipped, passed_over, len(entries) - len(skipped), read, embedded)
+
+    def _collect(self, sources: Sequence[Source]) -> tuple[list[DocumentEntry], int]:
+        """Write the passages of all sources: the entries, and how many sources were read for it."""
+        known = {entry.source: entry for entry in self._earlier.entries if not entry.error} if self._earlier else {}
+        entries: list[DocumentEntry] = []
+        read = 0
+        with PassageWriter(self._folder) as writer:
+            for done, source in enumerate(sources):
+                self._progress("reading", done, len(sources))
+                first, error = len(writer), ""
+                try:
+                    if (entry := known.get(source)) and self._earlier:
+                        rows = range(entry.first_row, entry.first_row + entry.passages)
+                        writer.write(map(self._earlier.passages.__getitem__, rows))
+                    else:
+                        writer.write(read_passages(source, self._cutter))
+                        read += 1
+                except (BadDocument, BadCorpus) as unreadable:
+                    error = str(unreadable)
+                entries.append(DocumentEntry(source, first, len(writer) - first, error))
+            if not len(writer):
+                raise _nothing(entries)
+        self._progress("reading", len(sources), len(sources))
+        write_table(self._folder, entries)
+        return entries, read
+
+    def _readable(self, entry: DocumentEntry) -> bool:
+        """Whether a file that could not be read can be by now, as after a change of its permissions."""
+        try:
+            for _ in read_passages(entry.source, self._cutter):
+                pass
+        except (BadDocument, BadCorpus):
+            return False
+        return True
+
+    def _embed(self, unfinished: Sequence[Path]) -> int:
+        """Write the vectors of all passages; how many were not known."""
+        passages, known = PassageStore(self._folder), self._known(unfinished)
+        embedded = 0
+        with open_vector_file(self._folder, self._embedder) as file:
+            for start in range(0, len(passages), BATCH):
+                end = min(start + BATCH, len(passages))
+                texts = [embedded_text(passages[row]) for row in range(start, end)]
+                vectors = [known.get(text) for text in texts]
+                missing = [text for text, vector in zip(texts, vectors, strict=True) if vector is None]
+                fresh = iter(self._embedder.embed(missing, queries=False) if missing else ())
+                whole = [next(fresh) if vector is None else vector for vector in vectors]
+                file.write(np.stack(whole).astype(np.float32).tobytes())
+                file.flush()
+                embedded += len(missing)
+                self._progress("embedding", end, len(passages))
+        return embedded
+
+    def _known(self, unfinished: Sequence[Path]) -> KnownVectors:
+        builds: list[tuple[PassageStore, int, VectorOf]] = []
+        if self._earlier is not None:
+            builds.append((self._earlier.passages, len(self._earlier.passages), self._earlier.dense.vector))
+        for folder in unfinished:
+            vectors = left_over(folder, self._embedder)
+            if vectors is not None:
+                builds.append((PassageStore(folder), len(vectors), vectors.__getitem__))
+        return KnownVectors(builds)
+
+    def _publish(self, entries: Sequence[DocumentEntry]) -> Manifest:
+        """Turn the finished folder into the generation that counts."""
+        passages = PassageStore(self._folder)
+        write_dense(self._folder, self._embedder.dimension, self._batches())
+        close_vector_file(self._folder)
+        if self._lexical:
+            write_lexical(self._folder, (embedded_text(passages[row]) for row in range(len(passages))))
+        return publish(self._out, self._folder, self._embedder, chunk_tokens=self._chunk_tokens, lexical=self._lexical)
+
+    def _batches(self) -> Iterator[Vectors]:
+        vectors = read_vector_file(self._folder, self._embedder.dimension)
+        yield from (np.ascontiguousarray(vectors[at : at + BATCH]) for at in range(0, len(vectors), BATCH))
+
+    def _clean(self, manifest: Manifest, unfinished: Sequence[Path]) -> None:
+        """Remove what no one reads any more. The generation before stays: someone may be about to open it."""
+        keep = {manifest.generation, self._earlier.manifest.generation if self._earlier else ""}
+        for folder in (*unfinished, *(path for path in _generations(self._out) if path.name not in keep)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def publish(
+    out: Path,
+    folder: Path,
+    embedder: Embedder,
+    *,
+    chunk_tokens: int,
+    lexical: bool = False,
+    metric: str = "inner_product",
+) -> Manifest:
+    """Make `folder`, whose files are whole, the generation of the index `out` that counts."""
+    files = describe_files(folder)
+    generation = f"{max((int(path.name) for path in _generations(out)), default=0) + 1:06}"
+    manifest = Manifest(
+        format=FORMAT,
+        generation=generation,
+        embedder=embedder.identity,
+        dimension=embedder.dimension,
+        metric="l2" if metric == "l2" else "inner_product",
+        passages=len(PassageStore(folder)),
+        chunk_tokens=chunk_tokens,
+        corpus_sha256=files[PASSAGES].sha256,
+        lexical=lexical,
+        files=files,
+    )
+    folder.rename(out / generation)
+    flush(out)
+    write_manifest(out, manifest)
+    return manifest
+
+
+def _earlier(out: Path, embedder: Embedder, chunk_tokens: int) -> _Earlier | None:
+    """The generation before, if what it holds was made in the very same way."""
+    try:
+        manifest = read_manifest(out)
+    except BadIndex:
+        return None
+    if manifest.chunk_tokens == 0:
+        raise BadIndex(f"{out}: an index of another program was adopted here; build into another folder.")
+    made = (manifest.embedder, manifest.dimension, manifest.chunk_tokens)
+    if made != (embedder.identity, embedder.dimension, chunk_tokens):
+        return None
+    folder = out / manifest.generation
+    return _Earlier(manifest, read_table(folder), PassageStore(folder), DenseIndex.open(folder))
+
+
+def _check_place(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise BadIndex(f"{out}: is a file; name a folder for the index.")
+    if out.is_dir() and not (out / MANIFEST).exists():
+        foreign = [path.name for path in out.iterdir() if path.name != ".lock" and not path.name.startswith(_BUILDING)]
+        if any(not name.isdecimal() for name in foreign):
+            raise BadIndex(f"{out}: already exists and is no index ({foreign[0]}); name another folder.")
+
+
+def _generations(out: Path) -> list[Path]:
+    return [path for path in out.iterdir() if path.name.isdecimal() and path.is_dir()]
+
+
+def _nothing(entries: Sequence[DocumentEntry]) -> BadCorpus:
+    failed = [entry for entry in entries if entry.error]
+    if len(failed) == len(entries) == 1:
+        return BadCorpus(failed[0].error)
+    reasons = "".join(f"\n  {entry.error}" for entry in failed[:5])
+    return BadCorpus(f"None of {len(entries)} documents holds anything that can be indexed.{reasons}")

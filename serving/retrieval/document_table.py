@@ -1,0 +1,36 @@
+"""The documents of an index: which file gave which passages, and when it was read."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from serving.documents.source import Source
+
+DOCUMENTS = "documents.jsonl"
+
+
+class DocumentEntry(msgspec.Struct, frozen=True):
+    """One source as it was when it was read."""
+
+    source: Source
+    first_row: int
+    """Its passages are the rows from here on."""
+    passages: int
+    error: str = ""
+    """Why it could not be read; then it has no passages."""
+
+
+def write_table(folder: Path, entries: Sequence[DocumentEntry]) -> None:
+    """Write one line for each source."""
+    (folder / DOCUMENTS).write_bytes(msgspec.json.Encoder().encode_lines(entries))
+
+
+def read_table(folder: Path) -> list[DocumentEntry]:
+    """The entries in the order of their passages. Raises `OSError` and `msgspec.DecodeError`."""
+    return msgspec.json.Decoder(DocumentEntry).decode_lines((folder / DOCUMENTS).read_bytes())
+
+
+def same_sources(entries: Iterable[DocumentEntry], sources: Sequence[Source]) -> bool:
+    """Whether the very same files were read, by name, size and time of change."""
+    return [entry.source for entry in entries] == list(sources)

@@ -1,0 +1,171 @@
+import gzip
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from router.errors import BadCorpus
+from router.passage import Passage
+from serving.documents.rows import read_rows
+
+GOOD = b'{"id": "a", "title": "A", "text": "first"}\n'
+COLUMNS = {"id": ["a", "b"], "title": ["A", None], "text": ["first", "second"], "score": [1, 2]}
+ROWS = [Passage("a", "A", "first", document="a"), Passage("b", "", "second", document="b")]
+
+
+def written(tmp_path: Path, content: bytes, name: str = "corpus.jsonl") -> Path:
+    path = tmp_path / name
+    path.write_bytes(content)
+    return path
+
+
+def test_rows_become_passages_in_order(tmp_path: Path) -> None:
+    """A title may be missing, blank lines are skipped, further fields are left alone, an id may be a number."""
+    path = written(
+        tmp_path,
+        b"\xef\xbb\xbf" + GOOD + b'\n{"id": 7, "text": "second \xe2\x80\x93 row", "title": null, "source": {"x": 1}}',
+    )
+
+    assert list(read_rows(path)) == [
+        Passage("a", "A", "first", document="a"),
+        Passage("7", "", "second \u2013 row", document="7"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("contents", "title", "text"),
+    [
+        (r"\"Blue whale\"\nThe largest animal.\nIt sings.", "Blue whale", "The largest animal.\nIt sings."),
+        (r"Blue whale\nThe largest animal.", "Blue whale", "The largest animal."),
+        (r"The largest animal.", "", "The largest animal."),
+        (r"The largest animal.\n ", "", "The largest animal.\n "),
+    ],
+)
+def test_rows_of_flashrag_are_read(tmp_path: Path, contents: str, title: str, text: str) -> None:
+    """The first line of `contents` is the title, if there is a second one."""
+    path = written(tmp_path, f'{{"id": 0, "contents": "{contents}"}}\n'.encode())
+
+    assert list(read_rows(path)) == [Passage("0", title, text, document="0")]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (b"{not json}", "not JSON"),
+        (b'["a", "first"]', "a list, not an object"),
+        (b"7", "expected `object`"),
+        (b'{"title": "A", "text": "first"}', "missing required field `id`"),
+        (b'{"id": "b", "title": "A"}', "missing required field `text`"),
+        (b'{"id": [7], "text": "first"}', "got `array` - at `$.id`"),
+        (b'{"id": "b", "text": ""}', "text is empty"),
+        (b'{"id": "b", "text": " \\n"}', "text is empty"),
+        (b'{"id": "b", "contents": "\\n"}', "text is empty"),
+        (b'{"id": "", "text": "first"}', "id is empty"),
+        (b'{"id": "b", "text": "caf\xe9"}', "not UTF-8 at byte 25"),
+        (b'{"id": "b", "text": "' + b"x" * (16 << 20), "longer than 16 MB"),
+    ],
+)
+def test_a_bad_row_is_refused_with_file_and_line(tmp_path: Path, row: bytes, said: str) -> None:
+    """The message names the file and the line, says what is wrong, and what to do after that."""
+    path = written(tmp_path, GOOD + b"\n" + row + b"\n")
+
+    with pytest.raises(BadCorpus) as raised:
+        list(read_rows(path))
+
+    message = str(raised.value).lower()
+    assert message.startswith(f"{path}:3: ".lower())
+    assert said.lower() in message
+    assert ";" in message
+
+
+def test_a_file_that_is_one_list_is_refused(tmp_path: Path) -> None:
+    """Also where it is written over many lines; the message says how to turn it into lines."""
+    path = written(tmp_path, b'\n[\n  {"id": "a", "text": "first"}\n]\n', "rows.json")
+
+    with pytest.raises(BadCorpus, match=r"rows\.json:2: a list, not an object; write one JSON object a line"):
+        list(read_rows(path))
+
+
+def test_a_corpus_without_rows_is_refused(tmp_path: Path) -> None:
+    """An empty file is a mistake, not an empty corpus."""
+    with pytest.raises(BadCorpus, match="no rows"):
+        list(read_rows(written(tmp_path, b"\n")))
+
+
+def test_a_missing_corpus_is_refused(tmp_path: Path) -> None:
+    """A path that cannot be read is named."""
+    with pytest.raises(BadCorpus, match=r"absent\.jsonl: cannot be read \(No such file"):
+        list(read_rows(tmp_path / "absent.jsonl"))
+
+
+def test_packed_lines_are_unpacked(tmp_path: Path) -> None:
+    """As they are read."""
+    assert list(read_rows(written(tmp_path, gzip.compress(GOOD), "corpus.jsonl.gz"))) == ROWS[:1]
+
+
+def test_parquet_has_the_same_columns(tmp_path: Path) -> None:
+    """Others are left alone."""
+    parquet.write_table(pa.table(COLUMNS), tmp_path / "rows.parquet")
+
+    assert list(read_rows(tmp_path / "rows.parquet")) == ROWS
+
+
+def test_a_saved_data_set_has_the_same_columns(tmp_path: Path) -> None:
+    """With the rows that were selected, and whatever format it had in its program."""
+    rows = datasets.Dataset.from_dict({**COLUMNS, "id": ["b", "a"], "text": ["second", "first"], "title": ["", "A"]})
+    rows.select([1, 0]).with_format("numpy").save_to_disk(tmp_path / "saved")
+
+    assert list(read_rows(tmp_path / "saved")) == ROWS
+
+
+def test_all_splits_of_a_saved_data_set_are_read(tmp_path: Path) -> None:
+    """One after the other."""
+    rows = datasets.Dataset.from_dict(COLUMNS)
+    datasets.DatasetDict(train=rows.select([0]), test=rows.select([1])).save_to_disk(tmp_path / "saved")
+
+    assert list(read_rows(tmp_path / "saved")) == ROWS
+
+
+def test_a_bad_row_of_a_table_is_refused_with_its_number(tmp_path: Path) -> None:
+    """Counted from 1, as lines are."""
+    parquet.write_table(pa.table({"id": ["a", "b"], "text": ["first", None]}), tmp_path / "rows.parquet")
+
+    with pytest.raises(BadCorpus, match=r"rows\.parquet:2: missing required field `text`"):
+        list(read_rows(tmp_path / "rows.parquet"))
+
+
+def test_a_table_without_the_columns_is_refused(tmp_path: Path) -> None:
+    """The message says which there are, and which are needed."""
+    parquet.write_table(pa.table({"question": ["a"], "answer": ["b"]}), tmp_path / "rows.parquet")
+
+    with pytest.raises(BadCorpus, match="its columns are question, answer; it needs id and text"):
+        list(read_rows(tmp_path / "rows.parquet"))
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_memory_does_not_grow_with_the_rows(tmp_path: Path, suffix: str) -> None:
+    """100 MB of rows take less than half of that."""
+    path = tmp_path / f"rows{suffix}"
+    if suffix == ".jsonl":
+        with path.open("wb") as file:
+            file.writelines(b'{"id": %d, "text": "%s"}\n' % (number, b"word " * 2000) for number in range(10_000))
+    else:
+        with parquet.ParquetWriter(path, pa.schema({"id": pa.int64(), "text": pa.string()})) as writer:
+            for start in range(0, 10_000, 500):
+                texts = [f"{number} " + "word " * 2000 for number in range(start, start + 500)]
+                writer.write_table(pa.table({"id": range(start, start + 500), "text": texts}))
+    program = (
+        "import sys, resource; from pathlib import Path; from serving.documents.rows import read_rows\n"
+        "import pyarrow.parquet; peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = peak(); rows = sum(1 for _ in read_rows(Path(sys.argv[1]))); print(rows, peak() - before)"
+    )
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", program, path], cwd=root, capture_output=True, check=True, text=True)
+    rows, kilobytes = map(int, done.stdout.split())
+
+    assert rows == 10_000
+    assert kilobytes < 50_000

@@ -1,0 +1,286 @@
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from router.errors import BadCorpus, BadDocument, BadIndex
+from serving.retrieval.build import BATCH, Built, build_index
+from serving.retrieval.embedder import MiniLM, Vectors
+from serving.retrieval.index import Index
+from serving.retrieval.manifest import read_manifest
+
+ROOT = Path(__file__).parents[3]
+
+
+class Counting:
+    """Unit vectors made of the texts' hashes; remembers every text that it embedded."""
+
+    dimension = 8
+    max_tokens = 64
+
+    def __init__(self, identity: str = "counting") -> None:
+        self.identity = identity
+        self.texts: list[str] = []
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return [len(text.split()) for text in texts]
+
+    def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
+        self.texts += texts
+        return np.stack([self.vector(text) for text in texts])
+
+    def vector(self, text: str) -> Vectors:
+        raw = np.frombuffer((text.encode() * 32)[:32], dtype=np.uint8)[:8].astype(np.float32) + len(text)
+        return np.asarray(raw / np.linalg.norm(raw), dtype=np.float32)
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> Path:
+    """A folder of three texts."""
+    folder = tmp_path / "documents"
+    folder.mkdir()
+    for name in ("ant", "bee", "cow"):
+        (folder / f"{name}.txt").write_text(f"The {name} is an animal. It has legs.")
+    return folder
+
+
+def held(out: Path, embedder: Counting) -> list[str]:
+    """The texts of an index, each with the vector that belongs to it."""
+    index = Index.open(out, embedder, verify=True)
+    for row in range(len(index.passages)):
+        passage = index.passages[row]
+        assert index.dense.vector(row) == pytest.approx(embedder.vector(f"{passage.title}\n{passage.text}"))
+    return [index.passages[row].text for row in range(len(index.passages))]
+
+
+def counts(built: Built) -> tuple[int, int, int, int]:
+    return built.documents, built.documents_read, built.embedded, built.manifest.passages
+
+
+def test_only_what_changed_is_read_and_embedded(documents: Path, tmp_path: Path) -> None:
+    """A changed and a new file are read, a deleted one goes, and the rest is neither read nor embedded again."""
+    embedder, out = Counting(), tmp_path / "index"
+    assert counts(build_index([documents], out, embedder)) == (3, 3, 3, 3)
+    assert counts(build_index([documents], out, embedder)) == (3, 0, 0, 3)
+    (documents / "bee.txt").write_text("The bee makes honey, and it can sting.")
+    (documents / "cow.txt").unlink()
+    (documents / "dog.txt").write_text("The dog barks.")
+    embedder.texts.clear()
+
+    built = build_index([documents], out, embedder)
+
+    assert counts(built) == (3, 2, 2, 3)
+    assert [text.partition("\n")[2] for text in embedder.texts] == [
+        "The bee makes honey, and it can sting.",
+        "The dog barks.",
+    ]
+    assert held(out, embedder) == [
+        "The ant is an animal. It has legs.",
+        *[t.partition("\n")[2] for t in embedder.texts],
+    ]
+    assert built.manifest.generation == "000002"
+
+
+def test_a_file_that_was_only_touched_is_not_embedded_again(documents: Path, tmp_path: Path) -> None:
+    """It is read, and every passage of it is known; so are those of a file that was renamed to the same title."""
+    embedder = Counting()
+    build_index([documents], tmp_path / "index", embedder)
+    os.utime(documents / "ant.txt", (1, 1))
+
+    assert counts(build_index([documents], tmp_path / "index", embedder)) == (3, 1, 0, 3)
+
+
+def test_only_the_generation_before_is_kept(documents: Path, tmp_path: Path) -> None:
+    """Whoever is about to open it still can; older ones are gone."""
+    embedder, out = Counting(), tmp_path / "index"
+    for number in range(4):
+        (documents / "ant.txt").write_text(f"Ant number {number}.")
+        build_index([documents], out, embedder)
+
+    assert sorted(path.name for path in out.iterdir()) == [".lock", "000003", "000004", "manifest.json"]
+
+
+def test_another_way_of_making_it_makes_all_of_it_again(documents: Path, tmp_path: Path) -> None:
+    """Another embedder, another length of passages: nothing of the old vectors is kept."""
+    out = tmp_path / "index"
+    build_index([documents], out, Counting())
+
+    assert counts(build_index([documents], out, Counting("another"))) == (3, 3, 3, 3)
+    assert counts(build_index([documents], out, Counting("another"), chunk_tokens=5))[:2] == (3, 3)
+    assert build_index([documents], out, Counting("another"), chunk_tokens=5, lexical=True).manifest.lexical
+
+
+def test_what_cannot_be_read_is_named_and_skipped(documents: Path, tmp_path: Path) -> None:
+    """The others are indexed; the next build tries again."""
+    embedder, out = Counting(), tmp_path / "index"
+    (documents / "broken.pdf").write_bytes(b"%PDF-1.7 and no more")
+    (documents / "rows.jsonl").write_text('{"id": "1", "text": "good"}\n{"id": "2"}\n')
+
+    built = build_index([documents], out, embedder)
+
+    assert [entry.source.name for entry in built.skipped] == ["documents/broken.pdf", "documents/rows.jsonl"]
+    assert "documents/rows.jsonl" in built.skipped[1].error or "rows.jsonl:2" in built.skipped[1].error
+    assert built.documents == len(held(out, embedder)) == 3
+    (documents / "rows.jsonl").write_text('{"id": "1", "text": "good"}\n')
+    assert build_index([documents], out, embedder).documents == 4
+
+
+def test_a_folder_without_anything_to_read_changes_nothing(documents: Path, tmp_path: Path) -> None:
+    """An unmounted folder must not empty an index; a first build leaves no folder behind."""
+    embedder, out = Counting(), tmp_path / "index"
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(BadDocument, match="empty"):
+        build_index([empty], out, embedder)
+    assert not out.exists()
+
+    build_index([documents], out, embedder)
+    shutil.rmtree(documents)
+    documents.mkdir()
+    with pytest.raises(BadDocument):
+        build_index([documents], out, embedder)
+    assert len(held(out, embedder)) == 3
+
+
+def test_a_bad_row_is_found_before_anything_is_embedded(tmp_path: Path) -> None:
+    """A mistake in the only file costs no embedding and leaves nothing behind."""
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"id": "a", "text": "good"}\n{"id": "b", "text": ""}\n')
+    embedder = Counting()
+
+    with pytest.raises(BadCorpus, match=r"corpus\.jsonl:2: text is empty"):
+        build_index([corpus], tmp_path / "index", embedder)
+
+    assert (embedder.texts, [path.name for path in tmp_path.iterdir()]) == ([], ["corpus.jsonl"])
+
+
+def test_ids_are_unique_over_all_files(tmp_path: Path) -> None:
+    """Two rows of one id, wherever they are, are refused with the id."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"id": "same", "text": "{name}"}}\n')
+
+    with pytest.raises(BadCorpus, match=r"the id 'same' is given to two passages, the 1\. and the 2\. of all"):
+        build_index([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], tmp_path / "index", Counting())
+
+
+def test_a_foreign_folder_is_left_alone(documents: Path, tmp_path: Path) -> None:
+    """What holds something else is no place for an index."""
+    with pytest.raises(BadIndex, match=r"already exists and is no index"):
+        build_index([documents], documents, Counting())
+    assert len(list(documents.iterdir())) == 3
+
+
+def test_the_index_is_no_document_of_its_own(documents: Path) -> None:
+    """An index inside the folder that it is of does not read itself."""
+    embedder = Counting()
+    build_index([documents], documents / "index", embedder)
+
+    assert counts(build_index([documents], documents / "index", embedder)) == (3, 0, 0, 3)
+
+
+def test_one_build_at_a_time(documents: Path, tmp_path: Path) -> None:
+    """A second one is told so, or waits."""
+    out = tmp_path / "index"
+    build_index([documents], out, Counting())
+    with (out / ".lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(BadIndex, match="another build is under way"):
+            build_index([documents], out, Counting(), wait=False)
+
+
+def test_progress_is_told(tmp_path: Path, write_rows: Path) -> None:
+    """What is done, how much of it, and of how much."""
+    told: list[tuple[str, int, int]] = []
+
+    build_index([write_rows], tmp_path / "index", Counting(), progress=lambda *step: told.append(step))
+
+    assert told == [
+        ("reading", 0, 1),
+        ("reading", 1, 1),
+        ("embedding", BATCH, BATCH + 1),
+        ("embedding", BATCH + 1, BATCH + 1),
+    ]
+
+
+@pytest.fixture
+def write_rows(tmp_path: Path) -> Path:
+    """One row more than a batch holds."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"id": str(row), "text": f"row {row}"}) + "\n" for row in range(BATCH + 1)))
+    return path
+
+
+KILLED_BUILD = """
+import os, signal, sys
+from pathlib import Path
+from serving.retrieval.build import build_index
+from tests.serving.retrieval.test_build import Counting
+
+class Killed(Counting):
+    def embed(self, texts, *, queries):
+        if self.texts:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().embed(texts, queries=queries)
+
+build_index([Path(sys.argv[1])], Path(sys.argv[2]), Killed())
+"""
+
+
+def test_a_killed_build_is_not_served_and_goes_on_where_it_was(write_rows: Path, tmp_path: Path) -> None:
+    """After SIGKILL in the middle nothing can be opened; the next build embeds only what was not embedded yet."""
+    out = tmp_path / "index"
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED_BUILD, str(write_rows), str(out)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}"},
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    embedder = Counting()
+    (left_over,) = (path for path in out.iterdir() if path.name.startswith(".building"))
+    for folder in (out, left_over):
+        with pytest.raises(BadIndex, match="no index here, or one whose build did not finish"):
+            Index.open(folder, embedder)
+
+    built = build_index([write_rows], out, embedder)
+
+    assert (built.embedded, built.manifest.passages) == (1, BATCH + 1)
+    assert len(held(out, embedder)) == BATCH + 1
+    assert not left_over.exists()
+
+
+def test_half_written_vectors_are_not_taken_over(write_rows: Path, tmp_path: Path) -> None:
+    """Of what a power failure left, zeros and a torn row are embedded again."""
+    out, embedder = tmp_path / "index", Counting()
+    killed = [sys.executable, "-c", KILLED_BUILD, str(write_rows), str(out)]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}"}
+    subprocess.run(killed, cwd=ROOT, env=environment, check=False)
+    (left_over,) = (path for path in out.iterdir() if path.name.startswith(".building"))
+    with (left_over / "vectors.f32").open("r+b") as file:
+        file.seek(100 * 4 * 8)
+        file.write(bytes(4 * 8))
+        file.truncate(120 * 4 * 8 + 5)
+
+    assert build_index([write_rows], out, embedder).embedded == BATCH + 1 - 100
+    held(out, embedder)
+
+
+def test_real_documents_with_the_real_embedder(documents: Path, tmp_path: Path, embedder: MiniLM) -> None:
+    """What was taken over is found like what was embedded anew."""
+    build_index([documents], tmp_path / "index", embedder)
+    (documents / "mars.txt").write_text("Mars is the fourth planet from the Sun.")
+    assert build_index([documents], tmp_path / "index", embedder).embedded == 1
+
+    index = Index.open(tmp_path / "index", embedder, verify=True)
+    queries = ["the red planet", "ant legs"]
+    found = index.search(embedder.embed(queries, queries=True), queries, 1)
+    assert [passages[0].document for passages in found] == ["documents/mars.txt", "documents/ant.txt"]
+    assert read_manifest(tmp_path / "index").passages == 4
