@@ -1,0 +1,75 @@
+"""An answer with its sources: values for programs, and a text that a person in any chat tool can check."""
+
+from collections.abc import Iterable
+
+import msgspec
+from rolegate.v1 import answer_service_pb2 as answer_pb
+from rolegate.v1 import evidence_pb2
+
+from router.citation import Citation
+
+_UNANSWERED = ("not_found", "no_search", "no_report", "timed_out", "model_failed", "retrieval_failed")
+
+
+class SubAnswer(msgspec.Struct, frozen=True):
+    """What was reported for a sub-query."""
+
+    sub_query: str
+    answer: str
+
+
+class CitedAnswer(msgspec.Struct, frozen=True):
+    """The answer to a question, or the report on a sub-query."""
+
+    run_id: str
+    outcome: str
+    """A name of `AnswerOutcome` or `ExecutionOutcome`, in small letters and without the prefix."""
+    answer: str
+    citations: tuple[Citation, ...]
+    """What the answer rests on, each sentence once."""
+    results: tuple[SubAnswer, ...]
+    """In order of dispatch."""
+
+    @property
+    def text(self) -> str:
+        """The answer and, below it, its numbered sources, or why there are none."""
+        return f"{self.answer}\n\n{below}" if (below := self._below()) else self.answer
+
+    def _below(self) -> str:
+        if self.outcome == "out_of_scope":
+            return ""
+        if self.outcome in _UNANSWERED:
+            searched = "; ".join(f"“{result.sub_query}”" for result in self.results)
+            return f"Searched for: {searched}." if searched else "Nothing was searched for."
+        if not self.citations:
+            return "No retrieved passage holds this answer."
+        return "\n".join(["Sources:", *(f"[{number}] {_line(at)}" for number, at in enumerate(self.citations, 1))])
+
+
+def place(title: str, page: int | None) -> str:
+    """Where a reader finds it: `Heat, p. 3`."""
+    return f"{title}, p. {page}" if page else title
+
+
+def _line(citation: Citation) -> str:
+    document = f" ({citation.document})" if citation.document else ""
+    return " ".join(f"{place(citation.title, citation.page)}: “{citation.quote}”{document}".split())
+
+
+def answer_from_proto(response: answer_pb.AnswerResponse) -> CitedAnswer:
+    """The answer to a question."""
+    outcome = answer_pb.AnswerOutcome.Name(response.outcome).removeprefix("ANSWER_OUTCOME_").lower()
+    results = tuple(SubAnswer(result.sub_query, result.answer) for result in response.results)
+    return CitedAnswer(response.run_id, outcome, response.answer, _citations(response.citations), results)
+
+
+def report_from_proto(run_id: str, result: evidence_pb2.SubQueryResult) -> CitedAnswer:
+    """The report on one sub-query."""
+    outcome = evidence_pb2.ExecutionOutcome.Name(result.outcome).removeprefix("EXECUTION_OUTCOME_").lower()
+    citations = _citations(citation for point in result.evidence for citation in point.citations)
+    return CitedAnswer(run_id, outcome, result.answer, citations, (SubAnswer(result.sub_query, result.answer),))
+
+
+def _citations(messages: Iterable[evidence_pb2.Citation]) -> tuple[Citation, ...]:
+    found = (Citation(at.passage_id, at.title, at.document, at.page or None, at.quote) for at in messages)
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,144 @@
+"""An OpenAI-compatible door to the gateway, for chat tools and agents that speak nothing else.
+
+`POST /v1/chat/completions`, `GET /v1/models`, `GET /v1/models/{id}` and `GET /health`. The model `rolegate` answers
+questions; `rolegate-executor` works on one sub-query and reports. The question is the text of the last user message:
+each question stands alone, so that a system message and earlier turns are not used. There are no keys yet.
+"""
+
+import ipaddress
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import msgspec
+from aiohttp import ClientConnectionResetError, web
+
+from router.edge.convert import event_to_proto
+from router.edge.event_line import event_line
+from router.edge.openai_failure import failed, failure, json_response, refused
+from router.edge.openai_wire import ChatRequest, Said, chunk, last_chunks, opened, whole
+from router.edge.running import Running
+from router.errors import BadConfig, BadRequest
+from router.events import Emit, Event
+from router.gateway import Gateway
+from router.run import Run
+
+MAX_BODY_BYTES = 1 << 20
+ANSWERING, EXECUTING = "rolegate", "rolegate-executor"
+_SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Work = Callable[[Emit], Coroutine[Any, Any, Run]]
+
+
+def openai_app(gateway: Gateway) -> web.Application:
+    """The application; `HTTPServer` runs it. Errors have OpenAI's shape, and `code` is the reason of the status table.
+
+    Bodies must be `application/json`, so that no web page can post here unasked, and at most 1 MiB.
+    """
+
+    async def complete(request: web.Request) -> web.StreamResponse:
+        if request.content_type != "application/json":
+            raise web.HTTPUnsupportedMediaType(text="Send the body as application/json.")
+        asked = _decoded(await request.read())
+        if asked.model not in (ANSWERING, EXECUTING):
+            return _unknown(asked.model)
+        work = _work(gateway, asked.model, asked.question)
+        if asked.stream:
+            return await _streamed(request, asked, work)
+        return json_response(200, whole(asked.model, await work(lambda _event: None)))
+
+    async def models(_request: web.Request) -> web.Response:
+        return json_response(200, {"object": "list", "data": [_model(ANSWERING), _model(EXECUTING)]})
+
+    async def model(request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        return json_response(200, _model(name)) if name in (ANSWERING, EXECUTING) else _unknown(name)
+
+    async def health(_request: web.Request) -> web.Response:
+        return json_response(200, {"status": "ok"})
+
+    app = web.Application(middlewares=[_openai_errors], client_max_size=MAX_BODY_BYTES)
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", complete),
+            web.get("/v1/models", models),
+            web.get("/v1/models/{name}", model),
+            web.get("/health", health),
+        ]
+    )
+    return app
+
+
+def check_loopback(address: str) -> None:
+    """See that `host:port` is reached from this machine alone. Raises `BadConfig`."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise BadConfig(
+            f"server.http: {address} is not on the loopback, and there are no keys yet; use 127.0.0.1:PORT."
+        )
+
+
+def _work(gateway: Gateway, model: str, question: str) -> Work:
+    if model == EXECUTING:
+        return lambda _emit: gateway.execute(question, None)
+    return lambda emit: gateway.answer(question, None, emit)
+
+
+async def _streamed(request: web.Request, asked: ChatRequest, work: Work) -> web.StreamResponse:
+    """Tell what happens as reasoning, then the answer; nothing is sent before anything has happened."""
+    response, stream = web.StreamResponse(headers=_SSE), opened(asked.model)
+
+    async def send(content: object) -> None:
+        if not response.prepared:
+            await response.prepare(request)
+            await send(chunk(stream, Said("assistant")))
+        await response.write(b"data: %b\n\n" % msgspec.json.encode(content))
+
+    try:
+        async with Running[Event, Run](work) as running:
+            async for event in running:
+                if line := event_line(event_to_proto(0, event)):
+                    await send(chunk(stream, Said(reasoning_content=f"{line}\n")))
+            run = await running.result()
+        with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        for reply in last_chunks(stream, run, with_usage=with_usage):
+            await send(reply)
+        await response.write(b"data: [DONE]\n\n")
+    except Exception as error:
+        if not response.prepared or isinstance(error, ClientConnectionResetError):
+            raise
+        await send(failed(error)[1])
+    return response
+
+
+@web.middleware
+async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        code = error.reason.lower().replace(" ", "_")
+        return json_response(error.status, failure(error.status, error.text or error.reason, code))
+    except ClientConnectionResetError:  # the client is gone
+        raise
+    except Exception as error:
+        return refused(error)
+
+
+def _decoded(body: bytes) -> ChatRequest:
+    try:
+        return msgspec.json.decode(body, type=ChatRequest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"The body is no chat completion request: {error}.") from None
+
+
+def _model(name: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "rolegate"}
+
+
+def _unknown(name: str) -> web.Response:
+    message = f"There is no model {name!r} here; there are {ANSWERING} and {EXECUTING}."
+    return json_response(404, failure(404, message, "model_not_found", "model"))

@@ -1,0 +1,112 @@
+"""`rolegate mcp`: let agents ask a running gateway and search its documents, over the Model Context Protocol."""
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import grpc
+import msgspec
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.types import CallToolResult, TextContent, ToolAnnotations
+from pydantic import Field
+from rolegate.client import GatewayError
+from rolegate.v1 import answer_service_pb2 as pb
+from rolegate.v1 import evidence_pb2
+from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
+from rolegate.v1.retrieval_service_pb2 import SearchRequest
+from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
+
+from router.edge.cited_answer import answer_from_proto, place
+from router.edge.event_line import event_line
+from serving.cli.options import timeout
+from serving.retrieval.limits import MAX_TOP_K
+
+_SETTING = """\
+Start a gateway with `rolegate serve`, and put this into the client's configuration:
+
+{"mcpServers": {"rolegate": {"command": "rolegate", "args": ["mcp", "--address", "127.0.0.1:50551"]}}}
+
+The standard output carries the protocol, the standard error stream the log."""
+_READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve MCP on the standard streams until the standard input ends."""
+    parser = argparse.ArgumentParser(
+        prog="rolegate mcp",
+        description=__doc__,
+        epilog=_SETTING,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--address", default="127.0.0.1:50551", metavar="HOST:PORT", help="the gateway (default: %(default)s)"
+    )
+    parser.add_argument("--timeout", type=timeout, default=120.0, metavar="SECONDS", help="of a call (default: 120)")
+    given = parser.parse_args(arguments)
+    asyncio.run(_serve(given.address, given.timeout))
+    return 0
+
+
+async def _serve(address: str, timeout_s: float) -> None:
+    async with grpc.aio.insecure_channel(address) as channel:
+        await mcp_server(channel, address, timeout_s).run_stdio_async()
+
+
+def mcp_server(channel: grpc.aio.Channel, address: str, timeout_s: float) -> MCPServer:
+    """The server, with the tools `ask` and `search` over a gateway's channel. What it refuses is a tool's error."""
+    server = MCPServer("rolegate", log_level="WARNING")
+
+    @server.tool(annotations=_READS)
+    async def ask(
+        question: Annotated[str, Field(description="One self-contained question, in plain words.")],
+        context: Context[Any, Any],
+    ) -> CallToolResult:
+        """Answer a question from the indexed documents, by several searches if need be, with its sources."""
+        call = AnswerServiceStub(channel).StreamAnswer(pb.StreamAnswerRequest(question=question), timeout=timeout_s)
+        try:
+            async for event in call:
+                if line := event_line(event):
+                    await context.report_progress(event.event_number, message=line.strip())
+        except grpc.aio.AioRpcError as error:
+            return _failed(error)
+        finally:
+            call.cancel()
+        cited = answer_from_proto(event.done)
+        return _result(cited.text, msgspec.to_builtins(cited))
+
+    @server.tool(annotations=_READS)
+    async def search(
+        query: Annotated[str, Field(description="What the passages should be about.")],
+        top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K, description="How many passages to return.")] = 5,
+    ) -> CallToolResult:
+        """Find the passages of the indexed documents that are nearest in meaning to a query, best first."""
+        request = SearchRequest(queries=[query], top_k=top_k)
+        try:
+            found = await RetrievalServiceStub(channel).Search(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            return _failed(error)
+        passages = found.results[0].passages
+        texts = [f"[{number}] {_heading(passage)}\n{passage.text}" for number, passage in enumerate(passages, 1)]
+        text = "\n\n".join(texts) or "No passages were found."
+        return _result(text, {"passages": [_fields(passage) for passage in passages]})
+
+    def _failed(error: grpc.aio.AioRpcError) -> CallToolResult:
+        said = str(GatewayError.of(error, address))
+        return CallToolResult(content=[TextContent(text=said)], is_error=True)
+
+    return server
+
+
+def _result(text: str, structured: Any) -> CallToolResult:
+    return CallToolResult(content=[TextContent(text=text)], structured_content=structured)
+
+
+def _heading(passage: evidence_pb2.Passage) -> str:
+    where = place(passage.title, passage.page or None)
+    return f"{where} ({passage.document})" if passage.document else where
+
+
+def _fields(passage: evidence_pb2.Passage) -> dict[str, object]:
+    page = passage.page or None
+    return {"title": passage.title, "document": passage.document, "page": page, "text": passage.text}

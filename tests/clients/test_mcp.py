@@ -1,0 +1,130 @@
+"""The official client of the Model Context Protocol, unmodified, starts `rolegate mcp` and talks to it."""
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp.types import CallToolResult, TextContent
+
+from router.edge.server import Server
+from router.scripted_model import ScriptedModel
+from tests import scripted_gateway
+from tests.router.clock import ended
+from tests.router.deployment import Deployment, HeldModel, Kept
+from tests.scripted_gateway import BORN, DEAD_QUESTION, DIRECTOR, QUESTION, ROOT, environment
+
+CODE = "import sys; from serving.cli.main import main; sys.exit(main())"
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[str]:
+    """The address of a gateway of scripted models."""
+    with scripted_gateway.running() as address:
+        yield address
+
+
+@asynccontextmanager
+async def client(address: str) -> AsyncIterator[Client]:
+    """A client of an MCP server in a process of its own."""
+    arguments = ["-c", CODE, "mcp", "--address", address, "--timeout", "20"]
+    server = StdioServerParameters(command=sys.executable, args=arguments, env=environment(), cwd=ROOT)
+    async with Client(server, read_timeout_seconds=60) as connected:
+        yield connected
+
+
+def text_of(result: CallToolResult) -> str:
+    """The one text of a result."""
+    (content,) = result.content
+    assert isinstance(content, TextContent)
+    return content.text
+
+
+async def test_the_tools(gateway: str) -> None:
+    """Each says what it is for and what it takes."""
+    async with client(gateway) as session:
+        tools = {tool.name: tool for tool in (await session.list_tools()).tools}
+    assert set(tools) == {"ask", "search"}
+    assert tools["ask"].input_schema["required"] == ["question"]
+    assert tools["search"].input_schema["required"] == ["query"]
+    assert tools["search"].input_schema["properties"]["top_k"]["default"] == 5
+    assert all(tool.description for tool in tools.values())
+
+
+async def test_an_answer(gateway: str) -> None:
+    """As a text with its sources and as values; what happens on the way is told as progress."""
+    told: list[str | None] = []
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        told.append(message)
+
+    async with client(gateway) as session:
+        result = await session.call_tool("ask", {"question": QUESTION}, progress_callback=hear)
+    assert not result.is_error
+    assert text_of(result).splitlines() == [
+        "in 1943",
+        "",
+        "Sources:",
+        "[1] Heat: “Heat is a film by Michael Mann.”",
+        "[2] Michael Mann: “Michael Mann was born in 1943.”",
+    ]
+    assert result.structured_content["outcome"] == "answered"
+    assert [part["sub_query"] for part in result.structured_content["results"]] == [DIRECTOR, BORN]
+    assert [at["passage_id"] for at in result.structured_content["citations"]] == ["p1", "p2"]
+    assert told[:4] == ["round 1", f"→ 1. {DIRECTOR}", f"searched “{DIRECTOR}”: Heat", "← 1. Michael Mann"]
+
+
+async def test_a_search(gateway: str) -> None:
+    """Passages as a numbered text and as values; nothing found is no error."""
+    async with client(gateway) as session:
+        found = await session.call_tool("search", {"query": BORN})
+        nothing = await session.call_tool("search", {"query": "What is not there?", "top_k": 1})
+    assert text_of(found) == "[1] Michael Mann\nMichael Mann was born in 1943."
+    passage = {"title": "Michael Mann", "document": "", "page": None, "text": "Michael Mann was born in 1943."}
+    assert found.structured_content == {"passages": [passage]}
+    assert (nothing.is_error, text_of(nothing)) == (False, "No passages were found.")
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        (" ", "question is empty; put a question in plain words into it."),
+        (DEAD_QUESTION, "delegation at http://127.0.0.1:9/v1: connection refused"),
+    ],
+)
+async def test_what_the_gateway_refuses(gateway: str, question: str, said: str) -> None:
+    """The tool's error is what the gateway said, and the server goes on."""
+    async with client(gateway) as session:
+        result = await session.call_tool("ask", {"question": question})
+        after = await session.call_tool("search", {"query": DIRECTOR})
+    assert (result.is_error, text_of(result)) == (True, said)
+    assert not after.is_error
+
+
+async def test_a_gateway_that_is_not_there() -> None:
+    """The tools are listed all the same; a call says what to do."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    async with client(address) as session:
+        result = await session.call_tool("search", {"query": "anything"})
+    assert result.is_error
+    assert text_of(result).startswith(f"no gateway answers at {address}; start one with `rolegate serve`")
+
+
+async def test_a_client_that_cancels() -> None:
+    """Its run is cancelled upstream and stored so, and the server goes on."""
+    store, model = Kept(), HeldModel(ScriptedModel([]))
+    server = Server(Deployment(model).gateway(store), None)
+    async with client(f"127.0.0.1:{await server.start('127.0.0.1:0')}") as session:
+        asking = asyncio.create_task(session.call_tool("ask", {"question": QUESTION}))
+        await ended(model.called.wait())
+        asking.cancel()
+        await ended(model.cancelled.wait())
+        run = await store.next()
+        assert len((await session.list_tools()).tools) == 2
+    await server.drain(0)
+    assert (run.status, [call.outcome for call in run.calls]) == ("cancelled", ["cancelled"])

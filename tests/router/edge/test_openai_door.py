@@ -1,0 +1,305 @@
+"""The OpenAI-compatible door over real HTTP."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from router.edge.http_server import HTTPServer
+from router.edge.openai_door import MAX_BODY_BYTES, check_loopback, openai_app
+from router.edge.openai_failure import HTTP_STATUS, refused
+from router.edge.status import STATUS
+from router.errors import BadConfig, BadRequest, UpstreamUnavailable
+from router.gateway import Gateway
+from router.model import Completion, Usage
+from router.scripted_model import ScriptedModel
+from tests.router.clock import ended
+from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
+
+QUESTION = "Who directed Heat?"
+USER = {"role": "user", "content": QUESTION}
+PATH = "/v1/chat/completions"
+
+
+@asynccontextmanager
+async def served(gateway: Gateway) -> AsyncIterator[aiohttp.ClientSession]:
+    """A session with a door to `gateway`."""
+    server = HTTPServer(openai_app(gateway), 0.0)
+    async with aiohttp.ClientSession(f"http://{await server.start('127.0.0.1:0', 'http')}") as session:
+        yield session
+    await server.drain()
+
+
+@pytest.fixture
+async def door() -> AsyncIterator[aiohttp.ClientSession]:
+    """A session with a door to a gateway that answers one question."""
+    async with served(Deployment().gateway()) as session:
+        yield session
+
+
+async def posted(session: aiohttp.ClientSession, **body: Any) -> tuple[int, Any]:
+    """Status and reply of one request."""
+    async with session.post(PATH, json={"model": "rolegate", "messages": [USER], **body}) as response:
+        return response.status, await response.json()
+
+
+async def events(response: aiohttp.ClientResponse) -> list[Any]:
+    """The events of a stream, read to its end."""
+    lines = (await response.text()).split("\n\n")
+    assert lines.pop() == ""
+    assert all(line.startswith("data: ") for line in lines)
+    return [line[6:] if line[6:] == "[DONE]" else json.loads(line[6:]) for line in lines]
+
+
+async def test_health_and_models(door: aiohttp.ClientSession) -> None:
+    """Both answer a GET, whatever host the client believes to speak to."""
+    async with door.get("/health", headers={"Host": "gateway.example"}) as response:
+        assert (response.status, await response.json()) == (200, {"status": "ok"})
+    async with door.get("/v1/models") as response:
+        assert [model["id"] for model in (await response.json())["data"]] == ["rolegate", "rolegate-executor"]
+
+
+async def test_only_the_last_user_message_is_asked(door: aiohttp.ClientSession) -> None:
+    """Its text parts are joined; what stands around it is not used, nor are fields that nobody knows here."""
+    parts = [{"type": "text", "text": "Who directed"}, {"type": "text", "text": "Heat?"}]
+    messages = [
+        {"role": "system", "content": "Answer in Klingon."},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "user", "content": parts},
+        {"role": "tool", "content": "Nobody."},
+    ]
+    delegator = ScriptedModel([block(QUESTION), STOP])
+    async with served(Deployment(delegator).gateway()) as session:
+        status, reply = await posted(session, messages=messages, temperature=1, seed=None, tool_choice="auto", x={})
+    assert (status, reply["rolegate"]["answer"]) == (200, "Michael Mann")
+    assert "Klingon" not in str(delegator.prompts)
+    assert "Who directed\nHeat?" in str(delegator.prompts[0].messages[-1].content)
+
+
+async def test_unknown_tokens_are_null() -> None:
+    """A detail that no engine told is null, not 0; where nothing at all was told there is no usage."""
+    told = ScriptedModel([Completion(STOP, "stop", usage=Usage(7, 5, 3))])
+    untold = ScriptedModel([Completion(STOP, "stop", usage=None)])
+    async with served(Deployment(told).gateway()) as session:
+        _, known = await posted(session)
+    async with served(Deployment(untold).gateway()) as session:
+        _, unknown = await posted(session)
+    assert known["usage"] == {
+        "prompt_tokens": 7,
+        "completion_tokens": 5,
+        "total_tokens": 12,
+        "prompt_tokens_details": {"cached_tokens": 3},
+        "completion_tokens_details": {"reasoning_tokens": None},
+    }
+    assert "usage" not in unknown
+    assert unknown["rolegate"]["usage"][0]["attempts_without_usage"] == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"messages": []}, "no message of role `user`"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "no message of role `user`"),
+        (
+            {"messages": [USER, {"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[1].content[0] is of type",
+        ),
+        ({"messages": [{"role": "user", "content": None}]}, "question is empty"),
+        ({"messages": [{"role": "user", "content": 3}]}, "`$.messages[0].content`"),
+        ({"messages": "Who?"}, "`$.messages`"),
+        ({"model": None}, "`$.model`"),
+        ({"n": 2}, "n is 2"),
+        ({"tool_choice": "required"}, "tool_choice demands a tool"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice demands a tool"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_cannot_be_done(
+    door: aiohttp.ClientSession, fields: dict[str, Any], said: str, stream: bool
+) -> None:
+    """400 in OpenAI's shape, with what is wrong and where."""
+    status, reply = await posted(door, stream=stream, **fields)
+
+    assert status == 400
+    assert said in reply["error"].pop("message")
+    assert reply == {"error": {"type": "invalid_request_error", "param": None, "code": "BAD_REQUEST"}}
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model": "caf\xe9"}', b'{"model": ' + b"[" * 200_000])
+async def test_a_body_that_is_none(door: aiohttp.ClientSession, body: bytes) -> None:
+    """Is the client's to mend, however it is broken."""
+    async with door.post(PATH, data=body, headers={"Content-Type": "application/json"}) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (400, "BAD_REQUEST")
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
+async def test_a_web_page_cannot_post(door: aiohttp.ClientSession, kind: str) -> None:
+    """What a browser sends without asking first is refused, and asking first gets no permission."""
+    body = json.dumps({"model": "rolegate", "messages": [USER]}).encode()
+    async with door.post(PATH, data=body, headers={"Content-Type": kind}) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (415, "unsupported_media_type")
+    preflight = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
+    async with door.options(PATH, headers=preflight) as response:
+        assert response.status == 405
+        assert not any(name.lower().startswith("access-control") for name in response.headers)
+
+
+async def test_a_body_that_is_too_large(door: aiohttp.ClientSession) -> None:
+    """413, and the door goes on."""
+    body = io.BytesIO(b" " * (MAX_BODY_BYTES + 1))
+    async with door.post(PATH, data=body, headers={"Content-Type": "application/json"}) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (413, "request_entity_too_large")
+    assert (await posted(door))[0] == 200
+
+
+async def test_other_paths(door: aiohttp.ClientSession) -> None:
+    """404 in OpenAI's shape."""
+    async with door.post("/v1/embeddings", json={}) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (404, "not_found")
+
+
+async def test_a_stream_tells_what_happens_when_it_happens() -> None:
+    """The first round is told while the delegator still thinks; the stream ends with its details and `[DONE]`."""
+    model = HeldModel(ScriptedModel([block(QUESTION), STOP]))
+    async with (
+        served(Deployment(model).gateway()) as session,
+        session.post(PATH, json={"model": "rolegate", "messages": [USER], "stream": True}) as response,
+    ):
+        first = [json.loads((await ended(response.content.readuntil(b"\n\n")))[6:]) for _ in range(2)]
+        assert not model.let.is_set()
+        model.let.set()
+        rest = await events(response)
+    assert [chunk["choices"][0]["delta"] for chunk in first] == [
+        {"role": "assistant"},
+        {"reasoning_content": "round 1\n"},
+    ]
+    assert response.content_type == "text/event-stream"
+    *_, answer, end, done = rest
+    assert answer["choices"][0]["delta"]["content"].startswith("Michael Mann\n\n")
+    assert end["choices"] == [{"index": 0, "finish_reason": "stop", "delta": {}}]
+    assert end["rolegate"]["outcome"] == "answered"
+    assert done == "[DONE]"
+    assert all("usage" not in chunk for chunk in rest[:-1])
+
+
+async def test_a_report_is_streamed() -> None:
+    """The executor's model has nothing to tell before its report."""
+    async with (
+        served(Deployment().gateway()) as session,
+        session.post(PATH, json={"model": "rolegate-executor", "messages": [USER], "stream": True}) as response,
+    ):
+        opening, answer, end, done = await events(response)
+    assert opening["choices"][0]["delta"] == {"role": "assistant"}
+    assert answer["choices"][0]["delta"]["content"].startswith(f"the answer to {QUESTION}")
+    assert end["rolegate"]["outcome"] == "reported"
+    assert done == "[DONE]"
+
+
+async def test_an_error_in_mid_stream_ends_it() -> None:
+    """In OpenAI's shape, as the last event."""
+    model = ScriptedModel([UpstreamUnavailable("down", endpoint="e")])
+    async with (
+        served(Deployment(model).gateway()) as session,
+        session.post(PATH, json={"model": "rolegate", "messages": [USER], "stream": True}) as response,
+    ):
+        *_, last = await events(response)
+    assert response.status == 200
+    assert (last["error"]["type"], last["error"]["code"]) == ("server_error", "UPSTREAM_UNAVAILABLE")
+
+
+async def test_a_bug_says_nothing() -> None:
+    """500, without a word of what went wrong inside, whole or in a stream."""
+    async with served(Deployment(ScriptedModel([])).gateway()) as session:
+        status, reply = await posted(session)
+        async with session.post(PATH, json={"model": "rolegate", "messages": [USER], "stream": True}) as response:
+            *_, last = await events(response)
+    assert (status, reply) == (500, last)
+    assert (last["error"]["type"], last["error"]["code"]) == ("server_error", "INTERNAL")
+    assert "StopIteration" not in str(last)
+
+
+def test_every_code_has_its_http_status() -> None:
+    """Each code of the error table is one that HTTP can tell."""
+    assert {code for code, _ in STATUS.values()} <= set(HTTP_STATUS)
+
+
+def test_when_to_come_back_is_told() -> None:
+    """In whole seconds, where the endpoint said it, also through a task group."""
+    error = UpstreamUnavailable("busy", endpoint="e", retry_after_s=1.2)
+    assert refused(error).headers["Retry-After"] == "2"
+    assert refused(ExceptionGroup("", [error])).headers["Retry-After"] == "2"
+    assert "Retry-After" not in refused(UpstreamUnavailable("busy", endpoint="e")).headers
+    assert "Retry-After" not in refused(BadRequest("empty")).headers
+
+
+async def test_a_client_that_leaves() -> None:
+    """Its work upstream stops, and the run is stored as cancelled."""
+    store, model = Kept(), HeldModel(ScriptedModel([]))
+    async with served(Deployment(model).gateway(store)) as session:
+        asking = asyncio.create_task(posted(session))
+        await ended(model.called.wait())
+        asking.cancel()
+        await ended(model.cancelled.wait())
+        run = await store.next()
+    assert run.status == "cancelled"
+
+
+async def test_a_drain_lets_a_running_request_finish() -> None:
+    """What is running ends as if nothing had happened; what comes new is turned away."""
+    model = HeldModel(ScriptedModel([STOP]))
+    server = HTTPServer(openai_app(Deployment(model).gateway()), 30.0)
+    url = f"http://{await server.start('127.0.0.1:0', 'http')}"
+    async with aiohttp.ClientSession(url) as session:
+        asking = asyncio.create_task(posted(session))
+        await ended(model.called.wait())
+        draining = asyncio.create_task(server.drain())
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await ended(posted(session))
+        model.let.set()
+        assert (await ended(asking))[0] == 200
+        await ended(draining)
+
+
+async def test_a_drain_without_patience() -> None:
+    """What does not end in time is cancelled."""
+    store, model = Kept(), HeldModel(ScriptedModel([]))
+    server = HTTPServer(openai_app(Deployment(model).gateway(store)), 0.0)
+    async with aiohttp.ClientSession(f"http://{await server.start('127.0.0.1:0', 'http')}") as session:
+        asking = asyncio.create_task(posted(session))
+        await ended(model.called.wait())
+        await ended(server.drain())
+        with pytest.raises(aiohttp.ClientError):
+            await ended(asking)
+    assert (await store.next()).status == "cancelled"
+
+
+@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:x", "127.0.0.1:99999", "no.such.host.invalid:1"])
+async def test_an_address_that_is_none(address: str) -> None:
+    """The error names the setting and the address."""
+    with pytest.raises(BadConfig, match=f"^server.http: cannot listen on {address}"):
+        await HTTPServer(openai_app(Deployment().gateway()), 0.0).start(address, "server.http")
+
+
+async def test_a_port_in_use() -> None:
+    first, second = (HTTPServer(openai_app(Deployment().gateway()), 0.0) for _ in range(2))
+    address = await first.start("127.0.0.1:0", "server.http")
+    with pytest.raises(BadConfig, match=f"^server.http: cannot listen on {address}: .*in use"):
+        await second.start(address, "server.http")
+    await first.drain()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "localhost:1", "[::1]:1", "127.1.2.3:0"])
+def test_the_loopback_is_open(address: str) -> None:
+    check_loopback(address)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", ":1", "192.168.0.2:1", "gateway.example:1", "8080"])
+def test_nothing_else_is_open_without_keys(address: str) -> None:
+    with pytest.raises(BadConfig, match=r"^server\.http: .* is not on the loopback, and there are no keys yet"):
+        check_loopback(address)
