@@ -6,6 +6,7 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 ├── BadIndex                   an index folder is incomplete, damaged, or of another embedder
 ├── BadCorpus                  a row of a corpus cannot be used
 ├── BadDocument                a file cannot be read as a document
+├── NotFound                   no run of that identifier is stored
 ├── OutOfTime                  the deadline passed before there was anything to answer from
 ├── StoreFailed                the run could not be written, so it is not acknowledged
 └── UpstreamError              a model or retrieval endpoint did not do its part
@@ -38,6 +39,10 @@ class BadCorpus(RolegateError):
 
 class BadDocument(RolegateError):
     """A file cannot be read as a document."""
+
+
+class NotFound(RolegateError):
+    """No run of that identifier is stored."""
 
 
 class OutOfTime(RolegateError):

@@ -1,17 +1,36 @@
 """Where runs are kept: a finished run with its trace and its calls goes in as one transaction."""
 
-from typing import Protocol
+import secrets
+import time
+from typing import Any, Protocol
 
 import msgspec
 import structlog
-from sqlalchemy import Column, Engine, Float, ForeignKey, Integer, LargeBinary, MetaData, String, Table, event, select
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Engine,
+    Float,
+    ForeignKey,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Select,
+    String,
+    Table,
+    event,
+    func,
+    select,
+)
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from router.errors import BadConfig, StoreFailed
-from router.ledger import Call
+from router.errors import BadConfig, NotFound, StoreFailed
+from router.feedback import Feedback
+from router.ledger import Call, RoleTotal
 from router.run import Run
+from router.usage_report import UsageReport
 
 _log = structlog.get_logger("store")
 
@@ -47,13 +66,30 @@ CALLS = Table(
     Column("started_at", Float, nullable=False),
     Column("duration_s", Float, nullable=False),
 )
+FEEDBACK = Table(
+    "feedback",
+    _METADATA,
+    Column("feedback_id", String, primary_key=True),
+    Column("run_id", String, ForeignKey("runs.run_id"), nullable=False, index=True),
+    Column("given_at", Float, nullable=False),
+    Column("accepted", Boolean),
+    Column("score", Float),
+    Column("gold_answer", String, nullable=False),
+    Column("comment", String, nullable=False),
+)
 
 
 class RunStore(Protocol):
-    """Keeps runs."""
+    """Keeps runs, and what is thought of them."""
 
     async def save(self, run: Run) -> None:
         """Keep `run` durably. Raises `StoreFailed`; then nothing of it was kept."""
+
+    async def add_feedback(self, feedback: Feedback) -> str:
+        """Keep `feedback`; its identifier. Raises `NotFound` where its run is not stored, and `StoreFailed`."""
+
+    async def usage(self, start: float, end: float) -> UsageReport:
+        """What the runs spent that started from `start` on and before `end`, in Unix time."""
 
 
 class SQLStore:
@@ -98,6 +134,30 @@ class SQLStore:
             # Not the error's text: SQLAlchemy puts the row into it, and the row holds the answer.
             raise StoreFailed(f"Run {run.id} could not be stored, so its answer is withheld.") from error
 
+    async def add_feedback(self, feedback: Feedback) -> str:
+        """One row of its own."""
+        feedback_id = f"feedback-{secrets.token_hex(8)}"
+        row = {**msgspec.structs.asdict(feedback), "feedback_id": feedback_id, "given_at": time.time()}
+        try:
+            async with self._engine.begin() as connection:
+                await connection.execute(FEEDBACK.insert().values(row))
+        except IntegrityError as error:  # the foreign key
+            raise NotFound(f"run_id {feedback.run_id!r}: no such run is stored here.") from error
+        except SQLAlchemyError as error:
+            _log.error("store.failed", run_id=feedback.run_id, error=str(getattr(error, "orig", error)))
+            raise StoreFailed(f"The feedback on run {feedback.run_id} could not be stored; try again.") from error
+        return feedback_id
+
+    async def usage(self, start: float, end: float) -> UsageReport:
+        """Summed by the database."""
+        within = (RUNS.c.started_at >= start, RUNS.c.started_at < end)
+        counted = select(func.count()).select_from(RUNS).where(*within)
+        summed = _summed_calls().join(RUNS).where(*within).order_by(func.min(CALLS.c.started_at))
+        async with self._engine.connect() as connection:
+            runs = await connection.scalar(counted)
+            rows = (await connection.execute(summed)).mappings().all()
+        return UsageReport(runs or 0, tuple(msgspec.convert(rows, list[RoleTotal])))
+
     async def load(self, run_id: str) -> Run | None:
         """The run as it was saved, None where there is none."""
         async with self._engine.connect() as connection:
@@ -109,6 +169,21 @@ class SQLStore:
         joined = select(CALLS).join(RUNS).order_by(RUNS.c.started_at, CALLS.c.run_id, CALLS.c.number)
         async with self._engine.connect() as connection:
             return [dict(row) for row in (await connection.execute(joined)).mappings()]
+
+
+def _summed_calls() -> Select[Any]:
+    """A row for each role and model, with the fields of `RoleTotal`."""
+    counts = CALLS.c
+    return select(
+        counts.role,
+        counts.model,
+        func.count().label("attempts"),
+        (func.count() - func.count(counts.prompt_tokens)).label("attempts_without_usage"),
+        func.coalesce(func.sum(counts.prompt_tokens), 0).label("prompt_tokens"),
+        func.coalesce(func.sum(counts.completion_tokens), 0).label("completion_tokens"),
+        func.sum(counts.cached_tokens).label("cached_tokens"),
+        func.sum(counts.reasoning_tokens).label("reasoning_tokens"),
+    ).group_by(counts.role, counts.model)
 
 
 def _cannot_open(url: str, error: Exception) -> BadConfig:

@@ -1,27 +1,35 @@
 """Wire types to values and back."""
 
+import math
 from typing import assert_never
 
 import msgspec
 from google.protobuf.duration_pb2 import Duration
 from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import completion_service_pb2 as completion_pb
-from rolegate.v1 import evidence_pb2, usage_pb2
+from rolegate.v1 import evidence_pb2, run_service_pb2, usage_pb2, usage_service_pb2
 
 from router.citation import Citation
 from router.errors import BadRequest
 from router.events import AnswerWritten, Event, Reported, RoundStarted, SearchDone, SubQueryDispatched
 from router.execution import Execution, ExecutionOutcome
+from router.feedback import Feedback
 from router.gateway import CompletionRequest
-from router.ledger import Call, RoleName, totals
+from router.ledger import Call, RoleName, RoleTotal, totals
 from router.model import Message
 from router.run import Run
 from router.trajectory import AnswerOutcome, Trajectory
+from router.usage_report import UsageReport
 
 _ROLES: dict[RoleName, usage_pb2.Role] = {
     "delegation": usage_pb2.ROLE_DELEGATION,
     "execution": usage_pb2.ROLE_EXECUTION,
     "answer": usage_pb2.ROLE_ANSWER,
+}
+_VERDICTS: dict[run_service_pb2.Verdict, bool | None] = {
+    run_service_pb2.VERDICT_UNSPECIFIED: None,
+    run_service_pb2.VERDICT_ACCEPTED: True,
+    run_service_pb2.VERDICT_REJECTED: False,
 }
 _ROLE_NAMES = {number: name for name, number in _ROLES.items()}
 _ANSWER_OUTCOMES: dict[AnswerOutcome, answer_pb.AnswerOutcome] = {
@@ -43,19 +51,37 @@ _EXECUTION_OUTCOMES: dict[ExecutionOutcome, evidence_pb2.ExecutionOutcome] = {
 
 def usage_to_proto(calls: tuple[Call, ...]) -> list[usage_pb2.RoleUsage]:
     """Sums by role and model."""
-    return [
-        usage_pb2.RoleUsage(
-            role=_ROLES[total.role],
-            model=total.model,
-            attempts=total.attempts,
-            attempts_without_usage=total.attempts_without_usage,
-            prompt_tokens=total.prompt_tokens,
-            cached_tokens=total.cached_tokens,
-            completion_tokens=total.completion_tokens,
-            reasoning_tokens=total.reasoning_tokens,
-        )
-        for total in totals(calls)
-    ]
+    return [_total_to_proto(total) for total in totals(calls)]
+
+
+def usage_report_to_proto(report: UsageReport) -> usage_service_pb2.GetUsageResponse:
+    """Sums over many runs."""
+    return usage_service_pb2.GetUsageResponse(runs=report.runs, usage=map(_total_to_proto, report.totals))
+
+
+def _total_to_proto(total: RoleTotal) -> usage_pb2.RoleUsage:
+    fields = {**msgspec.structs.asdict(total), "role": _ROLES[total.role]}
+    return usage_pb2.RoleUsage(**fields)
+
+
+def span_from_proto(request: usage_service_pb2.GetUsageRequest) -> tuple[float, float]:
+    """From when until when, in Unix time; what is absent has no bound."""
+    start = request.start_time.ToNanoseconds() / 1e9 if request.HasField("start_time") else -math.inf
+    end = request.end_time.ToNanoseconds() / 1e9 if request.HasField("end_time") else math.inf
+    return start, end
+
+
+def feedback_from_proto(request: run_service_pb2.SubmitFeedbackRequest) -> Feedback:
+    """Feedback. Raises `BadRequest` for a verdict that there is not."""
+    if request.verdict not in _VERDICTS:
+        raise BadRequest("verdict must be VERDICT_ACCEPTED or VERDICT_REJECTED, or left out.")
+    return Feedback(
+        request.run_id,
+        _VERDICTS[request.verdict],
+        request.score if request.HasField("score") else None,
+        request.gold_answer,
+        request.comment,
+    )
 
 
 def execution_to_proto(execution: Execution) -> evidence_pb2.SubQueryResult:

@@ -6,16 +6,27 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from rolegate.v1 import answer_service_pb2, completion_service_pb2, execution_service_pb2, retrieval_service_pb2
+from rolegate.v1 import (
+    answer_service_pb2,
+    completion_service_pb2,
+    execution_service_pb2,
+    retrieval_service_pb2,
+    run_service_pb2,
+    usage_service_pb2,
+)
 from rolegate.v1.answer_service_pb2_grpc import add_AnswerServiceServicer_to_server
 from rolegate.v1.completion_service_pb2_grpc import add_CompletionServiceServicer_to_server
 from rolegate.v1.execution_service_pb2_grpc import add_ExecutionServiceServicer_to_server
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceServicer, add_RetrievalServiceServicer_to_server
+from rolegate.v1.run_service_pb2_grpc import add_RunServiceServicer_to_server
+from rolegate.v1.usage_service_pb2_grpc import add_UsageServiceServicer_to_server
 
 from router.edge.answer_service import AnswerServicer
 from router.edge.completion_service import CompletionServicer
 from router.edge.execution_service import ExecutionServicer
+from router.edge.run_service import RunServicer
 from router.edge.status import StatusInterceptor
+from router.edge.usage_service import UsageServicer
 from router.errors import BadConfig
 from router.gateway import Gateway
 
@@ -38,12 +49,16 @@ class Server:
             add_AnswerServiceServicer_to_server(AnswerServicer(gateway), self._server)
             add_CompletionServiceServicer_to_server(CompletionServicer(gateway), self._server)
             add_ExecutionServiceServicer_to_server(ExecutionServicer(gateway), self._server)
+            add_RunServiceServicer_to_server(RunServicer(gateway), self._server)
+            add_UsageServiceServicer_to_server(UsageServicer(gateway), self._server)
             self._names += [
                 _service_name(module, service)
                 for module, service in (
                     (answer_service_pb2, "AnswerService"),
                     (completion_service_pb2, "CompletionService"),
                     (execution_service_pb2, "ExecutionService"),
+                    (run_service_pb2, "RunService"),
+                    (usage_service_pb2, "UsageService"),
                 )
             ]
         if retrieval is not None:

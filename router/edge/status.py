@@ -18,6 +18,7 @@ from router.errors import (
     BadIndex,
     BadRequest,
     ContextTooLong,
+    NotFound,
     OutOfTime,
     RolegateError,
     StoreFailed,
@@ -36,6 +37,7 @@ STATUS: dict[type[RolegateError], tuple[int, str]] = {
     BadIndex: (code_pb2.FAILED_PRECONDITION, "BAD_INDEX"),
     BadCorpus: (code_pb2.FAILED_PRECONDITION, "BAD_CORPUS"),
     BadDocument: (code_pb2.FAILED_PRECONDITION, "BAD_DOCUMENT"),
+    NotFound: (code_pb2.NOT_FOUND, "RUN_NOT_FOUND"),
     OutOfTime: (code_pb2.DEADLINE_EXCEEDED, "OUT_OF_TIME"),
     StoreFailed: (code_pb2.UNAVAILABLE, "STORE_FAILED"),
     UpstreamUnavailable: (code_pb2.UNAVAILABLE, "UPSTREAM_UNAVAILABLE"),
@@ -48,7 +50,7 @@ STATUS: dict[type[RolegateError], tuple[int, str]] = {
 
 def status_of(error: BaseException) -> status_pb2.Status:
     """The status that a client gets; what is not ours becomes INTERNAL without a word of its text."""
-    error = _innermost(error)
+    error = innermost(error)
     if not isinstance(error, RolegateError):
         return _status(code_pb2.INTERNAL, "An internal error; the gateway's log has the details.", "INTERNAL", {})
     code, reason = STATUS[type(error)]
@@ -63,7 +65,24 @@ def _status(code: int, message: str, reason: str, metadata: dict[str, str]) -> s
     return status_pb2.Status(code=code, message=message, details=[detail])
 
 
-def _innermost(error: BaseException) -> BaseException:
+def logged_status(error: BaseException) -> status_pb2.Status:
+    """The status for an error that ends a request, which is logged."""
+    status = status_of(error)
+    if status.code == code_pb2.INTERNAL:
+        _log.error("edge.failed", error=str(error), exc_info=error)
+    else:
+        _log.warning("edge.refused", code=code_pb2.Code.Name(status.code), error=str(error))
+    return status
+
+
+def reason_of(status: status_pb2.Status) -> str:
+    """The reason in a status of ours, such as `BAD_REQUEST`."""
+    info = error_details_pb2.ErrorInfo()
+    status.details[0].Unpack(info)
+    return str(info.reason)
+
+
+def innermost(error: BaseException) -> BaseException:
     """What a TaskGroup wrapped: the first error inside."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -119,9 +138,4 @@ def _translating_stream(behaviour: Any) -> Any:
 
 
 async def _abort(context: Any, error: Exception) -> None:
-    status = status_of(error)
-    if status.code == code_pb2.INTERNAL:
-        _log.error("edge.failed", error=str(error), exc_info=error)
-    else:
-        _log.warning("edge.refused", code=code_pb2.Code.Name(status.code), error=str(error))
-    await context.abort_with_status(rpc_status.to_status(status))
+    await context.abort_with_status(rpc_status.to_status(logged_status(error)))

@@ -4,30 +4,43 @@ import orjson
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.panel import Panel
-from rich.table import Table
+from rich.text import Text
 from rolegate.v1 import answer_service_pb2 as pb
-from rolegate.v1 import evidence_pb2, usage_pb2
+from rolegate.v1 import evidence_pb2
+
+from router.edge.cited_answer import place
+from router.edge.event_line import event_line
+from serving.cli.usage_table import usage_table
+
+_FROM_REPORTS = (pb.ANSWER_OUTCOME_ANSWERED, pb.ANSWER_OUTCOME_ROUNDS_EXHAUSTED, pb.ANSWER_OUTCOME_TIME_EXHAUSTED)
+_UNANSWERED = (pb.ANSWER_OUTCOME_NOT_FOUND, pb.ANSWER_OUTCOME_NO_SEARCH)
 
 
 class AnswerView:
-    """Shows the events of one run."""
+    """Shows one run."""
 
     def __init__(self, out: Console, progress: Console, *, stream: bool, as_json: bool) -> None:
         """`stream` shows what happens on the way; `as_json` prints for programs."""
         self._out, self._progress, self._stream, self._as_json = out, progress, stream, as_json
+        self._searches: list[pb.SearchDone] = []
 
-    def show(self, event: pb.StreamAnswerResponse) -> None:
-        """Show one event; the last one is the answer."""
-        if self._as_json:
-            if self._stream:
-                self._print_json(event)
-            elif event.WhichOneof("event") == "done":
-                self._print_json(event.done)
-        elif event.WhichOneof("event") == "done":
-            self._show_answer(event.done)
-        elif self._stream and (line := _progress_line(event)):
-            self._progress.print(line, highlight=False)
+    def tell(self, event: pb.StreamAnswerResponse) -> None:
+        """Show what happens on the way."""
+        if event.WhichOneof("event") == "search_done":
+            self._searches.append(event.search_done)
+        if self._stream and self._as_json:
+            self._print_json(event)
+        elif self._stream and (line := event_line(event)):
+            self._progress.print(line, style="dim", markup=False, highlight=False)
+
+    def show(self, answer: pb.AnswerResponse) -> None:
+        """Show the answer; in streamed JSON it was the last event."""
+        if not self._as_json:
+            self._show_answer(answer)
+        elif not self._stream:
+            self._print_json(answer)
 
     def _print_json(self, message: pb.StreamAnswerResponse | pb.AnswerResponse) -> None:
         as_dict = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
@@ -38,52 +51,38 @@ class AnswerView:
         colour = "green" if answer.outcome == pb.ANSWER_OUTCOME_ANSWERED else "yellow"
         shown = escape(answer.answer.ljust(len(outcome) + 2))  # a panel makes no room for its subtitle
         self._out.print(Panel(shown, title="answer", subtitle=outcome, border_style=colour, expand=False))
+        if answer.outcome in _FROM_REPORTS and not answer.citations:
+            self._line("nothing that was retrieved holds this answer: check it", style="yellow")
         for number, result in enumerate(answer.results, 1):
-            self._show_result(number, result)
+            self._line(f"{number}. {result.sub_query} → {result.answer}", style="bold")
+            for point in result.evidence:
+                self._show_point(point)
+        if answer.outcome in _UNANSWERED:
+            self._show_searches()
         if answer.usage:
-            self._out.print(_usage_table(list(answer.usage)))
+            self._out.print(usage_table(answer.usage))
         seconds = answer.duration.seconds + answer.duration.nanos / 1e9
-        self._out.print(f"{answer.run_id}, {seconds:.1f} s", style="dim", highlight=False)
+        self._line(f"{answer.run_id}, {seconds:.1f} s", style="dim")
 
-    def _show_result(self, number: int, result: evidence_pb2.SubQueryResult) -> None:
-        self._out.print(f"{number}. {escape(result.sub_query)} [bold]{escape(result.answer)}[/bold]", highlight=False)
-        for point in result.evidence:
-            titles = (
-                ", ".join(dict.fromkeys(citation.title for citation in point.citations))
-                or "in no passage that was found"
-            )
-            self._out.print(f'   "{escape(point.text)}" [cyan]\\[{escape(titles)}][/cyan]', highlight=False)
+    def _show_point(self, point: evidence_pb2.EvidencePoint) -> None:
+        """The sentences that it was found in; its own words too where they differ."""
+        quotes = {" ".join(citation.quote.split()) for citation in point.citations}
+        if not quotes:
+            self._line(f"“{point.text}” is in no passage that was found", indent=3, style="yellow")
+        elif point.text not in quotes:
+            self._line(point.text, indent=3)
+        for citation in point.citations:
+            quote = " ".join(citation.quote.split())
+            self._line(f"{place(citation.title, citation.page)}: “{quote}”", indent=3, style="cyan")
 
+    def _show_searches(self) -> None:
+        """What was looked for in vain, and where."""
+        for search in self._searches:
+            found = f"{len(search.titles)} passages" if len(search.titles) != 1 else "1 passage"
+            of = f" of {', '.join(dict.fromkeys(search.titles))}" if search.titles else ""
+            self._line(f"searched for “{search.query}”, which found {found}{of}", style="yellow")
+        if not self._searches:
+            self._line("nothing was searched for", style="yellow")
 
-def _progress_line(event: pb.StreamAnswerResponse) -> str | None:
-    match event.WhichOneof("event"):
-        case "round_started":
-            return f"[bold]round {event.round_started.round}[/bold]"
-        case "sub_query_dispatched":
-            return f"  → {event.sub_query_dispatched.index + 1}. {escape(event.sub_query_dispatched.sub_query)}"
-        case "search_done":
-            found = ", ".join(event.search_done.titles) or "nothing"
-            return f"    [dim]searched “{escape(event.search_done.query)}”: {escape(found)}[/dim]"
-        case "reported":
-            return f"  ← {event.reported.index + 1}. {escape(event.reported.result.answer)}"
-        case _:
-            return None
-
-
-def _usage_table(usage: list[usage_pb2.RoleUsage]) -> Table:
-    table = Table("role", "model", title="tokens by role", title_justify="left")
-    for column in ("calls", "prompt", "of these cached", "completion"):
-        table.add_column(column, justify="right")
-    for row in usage:
-        table.add_row(
-            usage_pb2.Role.Name(row.role).removeprefix("ROLE_").lower(),
-            escape(row.model),
-            str(row.attempts),
-            str(row.prompt_tokens),
-            str(row.cached_tokens) if row.HasField("cached_tokens") else "unknown",
-            str(row.completion_tokens),
-        )
-    total = [sum(getattr(row, field) for row in usage) for field in ("attempts", "prompt_tokens", "completion_tokens")]
-    table.add_section()
-    table.add_row("all", "", str(total[0]), str(total[1]), "", str(total[2]))
-    return table
+    def _line(self, text: str, *, indent: int = 0, style: str = "") -> None:
+        self._out.print(Padding(Text(text, style), (0, 0, 0, indent), expand=False))

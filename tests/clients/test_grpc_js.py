@@ -10,7 +10,7 @@ import pytest
 from tests import scripted_gateway
 from tests.scripted_gateway import BORN, DEAD_QUESTION, DIRECTOR, QUESTION, ROOT
 
-SOURCES = Path(__file__).parent / "grpc_js"
+EXAMPLE = Path("examples", "javascript")
 
 
 @pytest.fixture(scope="module")
@@ -22,22 +22,24 @@ def gateway() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The client with the official gRPC packages for Node.js beside it."""
+    """The example with the official gRPC packages for Node.js beside it."""
     for program in ("node", "npm"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
-    folder = tmp_path_factory.mktemp("grpc_js")
-    shutil.copytree(SOURCES, folder, dirs_exist_ok=True)
+    root = tmp_path_factory.mktemp("grpc_js")
+    for part in (EXAMPLE, "protos"):
+        shutil.copytree(ROOT / part, root / part, ignore=shutil.ignore_patterns("node_modules"))
+    folder = root / EXAMPLE
     command = ["npm", "install", "--no-audit", "--no-fund", "--fetch-retries=0", "--fetch-timeout=20000"]
     installed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if installed.returncode != 0:
         pytest.skip(f"npm could not install @grpc/grpc-js: {installed.stderr.strip()[-300:]}")
-    return folder / "client.mjs"
+    return folder / "ask.mjs"
 
 
 def called(client: Path, *arguments: str) -> tuple[int, list[Any]]:
     """Exit status and printed JSON of one run of the client."""
-    command = ["node", str(client), str(ROOT / "protos"), *arguments]
+    command = ["node", str(client), *arguments]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert run.stderr == ""
     return run.returncode, [json.loads(line) for line in run.stdout.splitlines()]
@@ -52,7 +54,8 @@ def test_answer(client: Path, gateway: str) -> None:
     assert [result["sub_query"] for result in answer["results"]] == [DIRECTOR, BORN]
     (point,) = answer["results"][0]["evidence"]
     assert point["text"] == "Heat is a film by Michael Mann."
-    assert point["citations"] == [{"passage_id": "p1", "title": "Heat"}]
+    quote = "Heat is a film by Michael Mann."
+    assert point["citations"] == [{"passage_id": "p1", "title": "Heat", "document": "", "quote": quote}]
     spent = {usage["role"]: usage["attempts"] for usage in answer["usage"]}
     assert spent == {"ROLE_DELEGATION": 3, "ROLE_EXECUTION": 4, "ROLE_ANSWER": 1}
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from router.answerer import Answerer
 from router.context import RunContext
 from router.delegator import Delegator
-from router.errors import StoreFailed
+from router.errors import NotFound, StoreFailed
 from router.events import Event
 from router.executor import Executor, ExecutorLimits
+from router.feedback import Feedback
 from router.gateway import Gateway, GatewayLimits
-from router.ledger import RoleName
+from router.ledger import RoleName, totals
 from router.model import Completion, Delta, Model, Prompt, Sampling
 from router.passage import Passage
 from router.retrieval import FixedRetriever, Retriever
@@ -22,6 +23,7 @@ from router.run import RoleSetting, Run
 from router.scope import Scope
 from router.scripted_model import ScriptedModel
 from router.search import Search
+from router.usage_report import UsageReport
 
 STOP = "<stop/>Enough evidence<stop>"
 PASSAGE = Passage("p1", "Heat", "Heat is a film by Michael Mann.", 0.9)
@@ -111,6 +113,7 @@ class Kept:
 
     def __init__(self) -> None:
         self.runs: list[Run] = []
+        self.feedback: list[Feedback] = []
         self.full = False
         self.open = asyncio.Event()
         self.open.set()
@@ -125,6 +128,16 @@ class Kept:
             raise StoreFailed("the disk is full")
         self.runs.append(run)
         self._arrived.put_nowait(run)
+
+    async def add_feedback(self, feedback: Feedback) -> str:
+        if feedback.run_id not in [run.id for run in self.runs]:
+            raise NotFound(f"run_id {feedback.run_id!r}: no such run is stored here.")
+        self.feedback.append(feedback)
+        return f"feedback-{len(self.feedback)}"
+
+    async def usage(self, start: float, end: float) -> UsageReport:
+        runs = [run for run in self.runs if start <= run.started_at < end]
+        return UsageReport(len(runs), tuple(totals(tuple(call for run in runs for call in run.calls))))
 
     async def next(self) -> Run:
         """The next run that arrives."""

@@ -1,6 +1,7 @@
 """A small real HTTP server that answers chat completions as a test scripts them."""
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -35,6 +36,12 @@ class OpenAIServer:
         """Every connection that brought a request."""
         self.received = asyncio.Event()
         """Set once a request is there."""
+        self.context = 32_768
+        """Tokens, as the list of models tells it."""
+        self.dimension = 8
+        """Of the embeddings."""
+        self.salt = ""
+        """Another one makes the embeddings those of another model."""
         self._disconnected = asyncio.Event()
         self._behaviours: list[Behaviour] = [says("hello")]
 
@@ -62,6 +69,17 @@ class OpenAIServer:
             self._disconnected.set()
             raise
 
+    async def models(self, _request: web.Request) -> web.Response:
+        """The list of models."""
+        return web.json_response({"object": "list", "data": [{"id": MODEL, "max_model_len": self.context}]})
+
+    async def embeddings(self, request: web.Request) -> web.Response:
+        """A vector of each text's own, from its digest."""
+        texts = [f"{self.salt}{text}" for text in (await request.json())["input"]]
+        digests = [hashlib.shake_256(text.encode()).digest(self.dimension) for text in texts]
+        data = [{"index": at, "embedding": [byte - 127.5 for byte in one]} for at, one in enumerate(digests)]
+        return web.json_response({"object": "list", "data": data})
+
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[OpenAIServer]:
@@ -70,6 +88,8 @@ async def serving() -> AsyncIterator[OpenAIServer]:
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     server = OpenAIServer("")
     app.router.add_post("/v1/chat/completions", server.answer)
+    app.router.add_get("/v1/models", server.models)
+    app.router.add_post("/v1/embeddings", server.embeddings)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     server.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"

@@ -17,6 +17,7 @@ from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceServicer
 from router.edge.server import Server
 from router.errors import BadConfig
 from router.scripted_model import ScriptedModel
+from router.search import NOT_FOUND
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept
 from tests.router.edge.wire import connected, next_of, served
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-GATEWAY = ["rolegate.v1.AnswerService", "rolegate.v1.CompletionService", "rolegate.v1.ExecutionService"]
+GATEWAY = [f"rolegate.v1.{name}Service" for name in ("Answer", "Completion", "Execution", "Run", "Usage")]
 RETRIEVAL = "rolegate.v1.RetrievalService"
 
 
@@ -144,7 +145,7 @@ async def test_a_drain_lets_a_running_call_finish() -> None:
             await ended(answers_of(late).Answer(pb.AnswerRequest(question="too late?")))
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
         model.let.set()
-        assert (await ended(running)).answer == "not found"
+        assert (await ended(running)).answer == NOT_FOUND
         await ended(draining)
     assert [run.status for run in store.runs] == ["finished"]
 

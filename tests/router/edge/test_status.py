@@ -33,8 +33,8 @@ def subclasses(kind: type[RolegateError]) -> Iterator[type[RolegateError]]:
 
 
 def raised() -> list[type[RolegateError]]:
-    """The leaves of the tree, which are all that is raised."""
-    return [kind for kind in subclasses(RolegateError) if not kind.__subclasses__()]
+    """All of the tree but `UpstreamError`, which only gathers those below it."""
+    return [kind for kind in subclasses(RolegateError) if kind is not UpstreamError]
 
 
 def info(status: status_pb2.Status) -> error_details_pb2.ErrorInfo:

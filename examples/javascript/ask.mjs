@@ -1,6 +1,7 @@
 // Asks a rolegate gateway from JavaScript:
 //
-//   node client.mjs PROTOS_FOLDER HOST:PORT QUESTION [answer|stream]
+//   npm install
+//   node ask.mjs HOST:PORT QUESTION [answer|stream]
 //
 // `answer` (the default) prints the response as one line of JSON, `stream` prints each event as one.
 // An error is printed as {"code", "message", "reason", "domain", "metadata"}, with exit status 1.
@@ -8,10 +9,11 @@
 import grpc from "@grpc/grpc-js";
 import protoLoader from "@grpc/proto-loader";
 import protobuf from "protobufjs";
+import { fileURLToPath } from "node:url";
 
-const [protos, address, question, method = "answer"] = process.argv.slice(2);
+const [address, question, method = "answer"] = process.argv.slice(2);
 const definition = protoLoader.loadSync("rolegate/v1/answer_service.proto", {
-  includeDirs: [protos],
+  includeDirs: [fileURLToPath(new URL("../../protos", import.meta.url))],
   keepCase: true,
   longs: Number,
   enums: String,

@@ -1,0 +1,16 @@
+#!/bin/sh
+# Asks a rolegate gateway without generated code: reflection tells what there is to call.
+#
+#   ask.sh HOST:PORT QUESTION [Answer|StreamAnswer]
+#
+# Needs grpcurl or, in its place, grpc_cli. Prints JSON, one object an event for StreamAnswer. An error goes to the
+# standard error stream, with an exit status other than 0.
+set -eu
+address=$1
+method=rolegate.v1.AnswerService/${3:-Answer}
+request=$(printf '{"question": "%s"}' "$(printf %s "$2" | sed 's/[\\"]/\\&/g')")
+if command -v grpcurl >/dev/null; then
+  exec grpcurl -plaintext -max-time 120 -d "$request" "$address" "$method"
+else
+  exec grpc_cli call --json_input --json_output --timeout=120 "$address" "$method" "$request"
+fi

@@ -1,0 +1,7 @@
+"""A client of a rolegate gateway; it needs grpcio and protobuf alone."""
+
+from rolegate.client.async_client import AsyncClient, AsyncStream
+from rolegate.client.client import Client, Stream
+from rolegate.client.gateway_error import GatewayError
+
+__all__ = ["AsyncClient", "AsyncStream", "Client", "GatewayError", "Stream"]

@@ -1,0 +1,53 @@
+"""Why a gateway did not do what it was asked."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
+
+import grpc
+
+from rolegate.client.error_info import error_info
+
+
+class GatewayError(Exception):
+    """A call failed. `str(error)` is for people: what is wrong, and what to do."""
+
+    def __init__(self, message: str, code: grpc.StatusCode, reason: str = "", role: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        """UNAVAILABLE is worth another try; INVALID_ARGUMENT is the caller's to mend."""
+        self.reason = reason
+        """Such as `UPSTREAM_UNAVAILABLE`; empty where the error is of no gateway."""
+        self.role = role
+        """The role whose model failed: `delegation`, `execution` or `answer`."""
+
+    @classmethod
+    def of(cls, error: grpc.RpcError, address: str) -> Self:
+        """What gRPC raised in a call of the gateway at `address`."""
+        code, details, trailers = error.code(), error.details() or "", error.trailing_metadata() or ()
+        reason, metadata = error_info(trailers)
+        return cls(details if reason else _plainly(code, details, address), code, reason, metadata.get("role"))
+
+
+@contextmanager
+def translated(address: str) -> Iterator[None]:
+    """Whatever gRPC raises in calls of the gateway at `address` becomes a `GatewayError`."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise GatewayError.of(error, address) from error
+
+
+def _plainly(code: grpc.StatusCode, details: str, address: str) -> str:
+    """What gRPC itself means by a code."""
+    match code:
+        case grpc.StatusCode.UNAVAILABLE:
+            return f"no gateway answers at {address}; start one with `rolegate serve`, or give another address."
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return f"what answers at {address} is no gateway, or an older one; is it a retrieval server?"
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return "the deadline passed before the answer came; give a longer timeout."
+        case grpc.StatusCode.CANCELLED:
+            return "the call was cancelled."
+        case _:
+            return details or code.name

@@ -1,0 +1,116 @@
+"""`rolegate chat`: keep asking in a terminal, or line by line from a pipe.
+
+Each question stands alone: none is read together with the ones before it. Without --address a gateway is started for
+the chat. Ctrl-C cancels the running question; Ctrl-D or `exit` ends. Besides questions there are:
+
+  :good                 the last answer was right
+  :bad [RIGHT ANSWER]   the last answer was wrong
+  :usage                the tokens of this chat's answers
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from rich.console import Console
+from rolegate.client import Client, GatewayError
+from rolegate.v1.answer_service_pb2 import AnswerResponse
+
+from serving.cli.answer_view import AnswerView
+from serving.cli.background import in_background
+from serving.cli.reached_gateway import add_gateway, reached
+from serving.cli.usage_table import summed, usage_table
+from serving.logs import errors_only
+
+_HINT = "Each question stands alone. Besides: :good, :bad [RIGHT ANSWER], :usage, exit."
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Ask until there are no more questions."""
+    parser = argparse.ArgumentParser(
+        prog="rolegate chat", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_gateway(parser)
+    parser.add_argument("--stream", action="store_true", help="show rounds, sub-queries and searches as they happen")
+    given = parser.parse_args(arguments)
+    errors_only()
+    progress = Console(stderr=True)
+    with in_background(reached(given, progress)) as address, Client(address) as client:
+        chat = Chat(client, Console(), progress, timeout_s=given.timeout, stream=given.stream)
+        progress.print(_HINT, style="dim", markup=False, highlight=False)
+        for line in _lines():
+            chat.take(line)
+    return 0
+
+
+class Chat:
+    """Questions to one gateway, and what is said about its answers."""
+
+    def __init__(self, client: Client, out: Console, progress: Console, *, timeout_s: float, stream: bool) -> None:
+        self._client, self._out, self._progress = client, out, progress
+        self._timeout_s, self._stream = timeout_s, stream
+        self._answers: list[AnswerResponse] = []
+        self._last: AnswerResponse | None = None
+        """None where the last question got no answer."""
+
+    def take(self, line: str) -> None:
+        """Ask, or do what a command says. Errors are shown, and Ctrl-C ends this line alone."""
+        try:
+            match line.split(maxsplit=1):
+                case []:
+                    pass
+                case [":good"]:
+                    self._rate(accepted=True)
+                case [":bad", *right]:
+                    self._rate(accepted=False, gold_answer="".join(right))
+                case [":usage"]:
+                    self._out.print(usage_table(summed(row for answer in self._answers for row in answer.usage)))
+                case [word, *_] if word.startswith(":"):
+                    self._say(_HINT)
+                case _:
+                    self._ask(line)
+        except GatewayError as error:
+            self._say(str(error), "red")
+        except KeyboardInterrupt:
+            self._say("cancelled", "yellow")
+
+    def _ask(self, question: str) -> None:
+        self._last = None
+        view = AnswerView(self._out, self._progress, stream=self._stream, as_json=False)
+        with self._progress.status("asking"), self._client.stream(question, self._timeout_s) as events:
+            for event in events:
+                view.tell(event)
+        view.show(event.done)
+        self._last = event.done
+        self._answers.append(event.done)
+
+    def _rate(self, *, accepted: bool, gold_answer: str = "") -> None:
+        if self._last is None:
+            self._say("the last question has no answer to say this about", "yellow")
+            return
+        self._client.feedback(self._last.run_id, accepted=accepted, gold_answer=gold_answer)
+        self._say(f"noted about {self._last.run_id}")
+
+    def _say(self, text: str, style: str = "dim") -> None:
+        self._progress.print(text, style=style, markup=False, highlight=False)
+
+
+def _lines() -> Iterator[str]:
+    """What is typed, with line editing, or piped, until its end or `exit`."""
+    prompt = ""
+    if sys.stdin.isatty():
+        prompt = "rolegate> "
+        with suppress(ImportError):  # not every Python has it
+            import readline  # noqa: F401 - `input` uses it from now on
+    while True:
+        try:
+            line = input(prompt).strip()
+        except KeyboardInterrupt:
+            print()
+            continue
+        except EOFError:
+            return
+        if line == "exit":
+            return
+        yield line

@@ -1,0 +1,83 @@
+"""`examples/grpcurl/ask.sh` asks by reflection, with grpcurl or grpc_cli as they come."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests import scripted_gateway
+from tests.scripted_gateway import DEAD_QUESTION, DIRECTOR, QUESTION, ROOT
+
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("grpcurl") or shutil.which("grpc_cli")), reason="neither grpcurl nor grpc_cli is installed"
+)
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[str]:
+    """The address of a gateway of scripted models."""
+    with scripted_gateway.running() as address:
+        yield address
+
+
+def asked(*arguments: str) -> tuple[int, list[Any], str]:
+    """Exit status, printed JSON values and errors of one run of the script."""
+    command = [str(ROOT / "examples" / "grpcurl" / "ask.sh"), *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=120)
+    values, rest, decoder = [], run.stdout.strip(), json.JSONDecoder()
+    while rest:
+        value, end = decoder.raw_decode(rest)
+        values.append(value)
+        rest = rest[end:].lstrip()
+    return run.returncode, values, run.stderr
+
+
+def test_answer(gateway: str) -> None:
+    """The whole response, with enums by name and the sentences that it rests on."""
+    status, (answer,), _ = asked(gateway, QUESTION)
+
+    assert status == 0
+    assert (answer["answer"], answer["outcome"]) == ("in 1943", "ANSWER_OUTCOME_ANSWERED")
+    assert answer["results"][0]["subQuery"] == DIRECTOR
+    assert [citation["quote"] for citation in answer["citations"]] == [
+        "Heat is a film by Michael Mann.",
+        "Michael Mann was born in 1943.",
+    ]
+
+
+def test_stream(gateway: str) -> None:
+    """Each event, numbered from 1 without gaps, `done` at the end."""
+    status, events, _ = asked(gateway, QUESTION, "StreamAnswer")
+
+    assert status == 0
+    assert [int(event["eventNumber"]) for event in events] == list(range(1, len(events) + 1))
+    assert "roundStarted" in events[0]
+    assert events[-1]["done"]["answer"] == "in 1943"
+
+
+def test_quotes_in_a_question(gateway: str) -> None:
+    """Do not break the request."""
+    status, (answer,), _ = asked(gateway, r'Is "Heat" a \ film?')
+
+    assert (status, answer["answer"]) == (0, "in 1943")
+
+
+@pytest.mark.parametrize(
+    ("question", "method", "said"),
+    [
+        (" ", "Answer", "question is empty; put a question in plain words into it."),
+        (" ", "StreamAnswer", "question is empty; put a question in plain words into it."),
+        (DEAD_QUESTION, "Answer", "delegation at http://127.0.0.1:9/v1: connection refused"),
+    ],
+)
+def test_an_error(gateway: str, question: str, method: str, said: str) -> None:
+    """What the gateway says, with its details; nothing is printed as an answer, and the status tells."""
+    status, values, errors = asked(gateway, question, method)
+
+    assert status != 0
+    assert values == []
+    assert said in errors
+    assert "google.rpc.ErrorInfo" in errors

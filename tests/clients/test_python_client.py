@@ -1,0 +1,309 @@
+"""The Python client, as programs that have no more than grpcio and protobuf meet it."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+
+import grpc
+import pytest
+from rolegate.client import AsyncClient, Client, GatewayError
+
+from router.edge.server import Server
+from router.feedback import Feedback
+from router.scripted_model import ScriptedModel
+from tests import scripted_gateway
+from tests.router.clock import ended
+from tests.router.deployment import Deployment, HeldModel, Kept
+from tests.scripted_gateway import BORN, DEAD_QUESTION, DIRECTOR, QUESTION, ROOT, environment
+
+ONE_ROUND = ["round_started", "sub_query_dispatched", "search_done", "reported"]
+KINDS = [*ONE_ROUND, *ONE_ROUND, "round_started", "answer_written", "usage_counted", "done"]
+ALONE = """
+import sys
+
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        allowed = {*sys.stdlib_module_names, "rolegate", "grpc", "typing_extensions"}  # grpcio itself needs the last
+        ours = name.split(".")[0] in allowed or name == "google" or name.startswith("google.protobuf")
+        if not ours and path is None or name.startswith("google.rpc"):
+            raise ImportError(f"{name} is not installed here")
+
+sys.meta_path.insert(0, Refused())
+from rolegate.client import AsyncClient, Client, GatewayError
+
+with Client(sys.argv[1]) as client:
+    print(client.ask(sys.argv[2]).answer)
+    try:
+        client.ask(" ")
+    except GatewayError as error:
+        print(error.reason)
+"""
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[str]:
+    """The address of a gateway of scripted models."""
+    with scripted_gateway.running() as address:
+        yield address
+
+
+@pytest.fixture
+def dead() -> str:
+    """An address of the loopback where nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@asynccontextmanager
+async def held() -> AsyncIterator[tuple[str, HeldModel, Kept]]:
+    """The address of a gateway whose delegator keeps its callers waiting."""
+    store, model = Kept(), HeldModel(ScriptedModel([]))
+    server = Server(Deployment(model).gateway(store), None)
+    yield f"127.0.0.1:{await server.start('127.0.0.1:0')}", model, store
+    await server.drain(0)
+
+
+def test_it_needs_grpcio_and_protobuf_alone(gateway: str) -> None:
+    """An answer and a typed error, where every other third-party import is refused."""
+    command = [sys.executable, "-c", ALONE, gateway, QUESTION]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment(), timeout=60)
+
+    assert (run.stdout, run.stderr) == ("in 1943\nBAD_REQUEST\n", "")
+
+
+def test_ask(gateway: str) -> None:
+    """The message of the protocol, whole."""
+    with Client(gateway) as client:
+        answer = client.ask(QUESTION)
+    assert (answer.answer, [result.sub_query for result in answer.results]) == ("in 1943", [DIRECTOR, BORN])
+    assert [citation.title for citation in answer.citations] == ["Heat", "Michael Mann"]
+
+
+def test_stream(gateway: str) -> None:
+    """Every event, the answer last; once more without a context."""
+    with Client(gateway) as client:
+        with client.stream(QUESTION) as events:
+            kinds = [event.WhichOneof("event") for event in events]
+        assert kinds == KINDS
+        assert [event.event_number for event in client.stream(QUESTION)] == list(range(1, len(KINDS) + 1))
+
+
+async def test_the_same_on_an_event_loop(gateway: str) -> None:
+    """Answer, events, feedback and usage."""
+    begun = datetime.now(UTC)
+    async with AsyncClient(gateway) as client:
+        answer = await client.ask(QUESTION)
+        async with client.stream(QUESTION) as events:
+            kinds = [event.WhichOneof("event") async for event in events]
+        feedback_id = await client.feedback(answer.run_id, accepted=True)
+        usage = await client.usage(start=begun)
+    assert (answer.answer, kinds) == ("in 1943", KINDS)
+    assert feedback_id
+    assert (usage.runs, sum(row.attempts for row in usage.usage)) == (2, 2 * sum(row.attempts for row in answer.usage))
+
+
+async def test_feedback_arrives_as_it_was_given() -> None:
+    """What is left out stays unstated."""
+    store = Kept()
+    server = Server(Deployment().gateway(store), None)
+    async with AsyncClient(f"127.0.0.1:{await server.start('127.0.0.1:0')}") as client:
+        run_id = (await client.ask(DIRECTOR)).run_id
+        await client.feedback(run_id, accepted=False, gold_answer="Mann")
+        await client.feedback(run_id, score=0.0, comment="poor")
+    await server.drain(0)
+    assert store.feedback == [
+        Feedback(run_id, accepted=False, gold_answer="Mann"),
+        Feedback(run_id, score=0.0, comment="poor"),
+    ]
+
+
+def test_usage_of_a_span(gateway: str) -> None:
+    """Bounds may be absent, in any zone, or in local time."""
+    with Client(gateway) as client:
+        client.ask(QUESTION)
+        everything = client.usage()
+        soon = datetime.now() + timedelta(minutes=1)
+        assert everything.runs > 0
+        assert client.usage(end=soon).runs == client.usage(end=soon.astimezone(UTC)).runs == everything.runs
+        assert client.usage(start=soon).runs == 0
+
+
+ERRORS: list[tuple[Callable[[Client], object], tuple[grpc.StatusCode, str, str | None, str]]] = [
+    (
+        lambda client: client.ask(" "),
+        (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "BAD_REQUEST",
+            None,
+            "question is empty; put a question in plain words into it.",
+        ),
+    ),
+    (
+        lambda client: list(client.stream(DEAD_QUESTION)),
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            "UPSTREAM_UNAVAILABLE",
+            "delegation",
+            "delegation at http://127.0.0.1:9/v1: connection refused",
+        ),
+    ),
+    (
+        lambda client: client.feedback("run-0", accepted=True),
+        (grpc.StatusCode.NOT_FOUND, "RUN_NOT_FOUND", None, "run_id 'run-0': no such run is stored here."),
+    ),
+    (
+        lambda client: client.usage(start=datetime.now(UTC), end=datetime(2000, 1, 1, tzinfo=UTC)),
+        (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "BAD_REQUEST",
+            None,
+            "start_time is not before end_time; leave one of them out, or exchange them.",
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "parts"), ERRORS)
+def test_errors(
+    gateway: str, call: Callable[[Client], object], parts: tuple[grpc.StatusCode, str, str | None, str]
+) -> None:
+    """One class; code, reason and role for programs, words for people."""
+    with Client(gateway) as client, pytest.raises(GatewayError) as caught:
+        call(client)
+    error = caught.value
+    assert (error.code, error.reason, error.role, str(error)) == parts
+
+
+async def test_errors_on_an_event_loop(gateway: str) -> None:
+    """The same, of a whole reply and of a stream."""
+    async with AsyncClient(gateway) as client:
+        with pytest.raises(GatewayError) as whole:
+            await client.ask(DEAD_QUESTION)
+        with pytest.raises(GatewayError) as stream:
+            async for _ in client.stream(DEAD_QUESTION):
+                pass
+    for error in (whole.value, stream.value):
+        assert (error.code, error.reason, error.role) == (
+            grpc.StatusCode.UNAVAILABLE,
+            "UPSTREAM_UNAVAILABLE",
+            "delegation",
+        )
+
+
+async def test_nobody_answers(dead: str) -> None:
+    """Who does not, and what to do; it has no reason, for it is of no gateway."""
+    said = f"no gateway answers at {dead}; start one with `rolegate serve`, or give another address."
+    async with AsyncClient(dead) as client:
+        with pytest.raises(GatewayError) as caught:
+            await client.ask(QUESTION)
+    assert (caught.value.code, caught.value.reason, str(caught.value)) == (grpc.StatusCode.UNAVAILABLE, "", said)
+
+
+def test_the_deadline_passes() -> None:
+    """Where even the connection takes longer."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        Client(f"127.0.0.1:{silent.getsockname()[1]}") as client,
+        pytest.raises(GatewayError, match="the deadline passed before the answer came") as caught,
+    ):
+        client.ask(QUESTION, timeout_s=0.1)
+    assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "")
+
+
+async def test_what_answers_is_no_gateway() -> None:
+    """It is told apart from a gateway that refuses."""
+    server = Server(None, None)
+    async with AsyncClient(address := f"127.0.0.1:{await server.start('127.0.0.1:0')}") as client:
+        with pytest.raises(GatewayError, match=f"what answers at {address} is no gateway"):
+            await client.ask(QUESTION)
+    await server.drain(0)
+
+
+async def test_a_context_that_is_left_early() -> None:
+    """Cancels the work upstream; the run is stored so."""
+    async with held() as (address, model, store), AsyncClient(address) as client:
+        async with client.stream(QUESTION) as events:
+            assert (await ended(anext(aiter(events)))).event_number == 1
+            await ended(model.called.wait())
+        await ended(model.cancelled.wait())
+        assert (await store.next()).status == "cancelled"
+
+
+async def test_a_stream_that_is_cancelled() -> None:
+    """Reading on raises an error of ours, not the one that ends tasks."""
+    async with held() as (address, model, _), AsyncClient(address) as client:
+        events = client.stream(QUESTION)
+        reading = aiter(events)
+        await ended(anext(reading))
+        await ended(model.called.wait())
+        events.cancel()
+        with pytest.raises(GatewayError, match="cancelled") as caught:
+            await ended(anext(reading))
+        await ended(model.cancelled.wait())
+    assert caught.value.code is grpc.StatusCode.CANCELLED
+
+
+async def test_a_task_that_is_cancelled() -> None:
+    """Ends as cancelled tasks do, and its work upstream with it."""
+
+    async def read(address: str) -> None:
+        async with AsyncClient(address) as client:
+            async for _ in client.stream(QUESTION):
+                pass
+
+    async with held() as (address, model, _):
+        task = asyncio.create_task(read(address))
+        await ended(model.called.wait())
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ended(task)
+        await ended(model.cancelled.wait())
+
+
+async def test_a_waiting_program_cancels() -> None:
+    """From another thread, or by leaving the context."""
+
+    def read(address: str, *, leave: bool) -> str:
+        with Client(address) as client, client.stream(QUESTION) as events:
+            for _ in events:
+                if not leave:
+                    events.cancel()
+                    try:
+                        next(iter(events))
+                    except GatewayError as error:
+                        return error.code.name
+                break
+        return "left"
+
+    for leave, said in ((True, "left"), (False, "CANCELLED")):
+        async with held() as (address, _, store):
+            assert await ended(asyncio.to_thread(read, address, leave=leave)) == said
+            assert (await store.next()).status == "cancelled"
+
+
+def test_the_example(gateway: str) -> None:
+    """Answers with its sources, tells events, and shows what an error is made of."""
+    runs = [
+        subprocess.run(
+            [sys.executable, str(ROOT / "examples" / "python" / "ask.py"), gateway, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment(),
+            timeout=60,
+        )
+        for arguments in ([QUESTION], [QUESTION, "stream"], [DEAD_QUESTION])
+    ]
+    answer = "in 1943\n  Heat: Heat is a film by Michael Mann.\n  Michael Mann: Michael Mann was born in 1943.\n"
+    told = "".join(f"{number} {kind}\n" for number, kind in enumerate(KINDS, 1))
+    assert [(run.returncode, run.stdout) for run in runs] == [(0, answer), (0, told + answer), (1, "")]
+    assert [run.stderr for run in runs] == [
+        "",
+        "",
+        "UNAVAILABLE UPSTREAM_UNAVAILABLE delegation: delegation at http://127.0.0.1:9/v1: connection refused\n",
+    ]
