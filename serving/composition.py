@@ -2,16 +2,19 @@
 
 import asyncio
 import hashlib
-import importlib.util
 import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import aiohttp
 
 from router.answerer import Answerer
 from router.delegator import Delegator
+from router.edge.http_server import HTTPServer
+from router.edge.openai_door import check_loopback, openai_app
 from router.edge.server import Server
 from router.errors import BadConfig
 from router.executor import Executor, ExecutorLimits
@@ -28,22 +31,28 @@ from router.search import Search
 from router.store import SQLStore
 from serving.config import Config, RoleConfig
 from serving.engine import Tell, engine
+from serving.readiness import missing
 from serving.retrieval.grpc_service import RetrievalServicer
 from serving.retrieval.open_retriever import open_retriever
 
 _UPSTREAM_CONNECTIONS = 1000
-_LOGS = Path("~/.cache/rolegate/logs")
+Opened = TypeVar("Opened")
 
 
 @asynccontextmanager
-async def running_gateway(config: Config, address: str, tell: Tell) -> AsyncIterator[str]:
+async def running_gateway(config: Config, address: str, tell: Tell, http: str | None = None) -> AsyncIterator[str]:
     """A gateway that listens at `address` while the context is open, with its engines; where it listens, host:port.
 
-    `tell` hears what is being done. Raises `BadConfig` or `BadIndex`, saying what to do. Closing drains.
+    `http`: where its OpenAI-compatible door is to be; None keeps it shut. `tell` hears what is being done. Raises
+    `BadConfig` or `BadIndex`, saying what to do. Closing drains.
     """
-    check_hosted(config)
+    if http:
+        check_loopback(http)
+    for problem in missing(config):
+        raise BadConfig(problem)
     async with AsyncExitStack() as stack:
-        engines, retriever = await _slow_parts(config, stack, tell)
+        opened = partial(open_retriever, config.retrieval, tell, config.engines)
+        engines, retriever = await slow_parts(config, stack, tell, opened)
         session = await stack.enter_async_context(
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=_UPSTREAM_CONNECTIONS))
         )
@@ -53,36 +62,37 @@ async def running_gateway(config: Config, address: str, tell: Tell) -> AsyncIter
         roles = _roles(config, session, engines)
         gateway = _gateway(config, roles, retriever, store)
         server = Server(gateway, RetrievalServicer(retriever, default_top_k=config.search.top_k))
+        door = HTTPServer(openai_app(gateway), config.server.grace_s)
+
+        async def drain() -> None:
+            await asyncio.gather(server.drain(config.server.grace_s), door.drain())
+            await gateway.settled()
+
         port = await server.start(address)
-        stack.push_async_callback(server.drain, config.server.grace_s)
+        stack.push_async_callback(drain)
+        if http:
+            tell(f"the OpenAI-compatible door is at http://{await door.start(http, 'server.http')}/v1")
         yield f"{address.rpartition(':')[0]}:{port}"
 
 
-def check_hosted(config: Config) -> None:
-    """See that keys are set and LiteLLM is there, where the config needs them. Raises `BadConfig`."""
-    names: tuple[RoleName, ...] = ("delegation", "execution", "answer")
-    for name in names:
-        role: RoleConfig = getattr(config.roles, name)
-        _key(name, role)
-        if role.engine is None and role.base_url is None and importlib.util.find_spec("litellm") is None:
-            raise BadConfig(
-                f"roles.{name}: hosted models need the package litellm; install the extra rolegate[hosted]."
-            )
+async def slow_parts(
+    config: Config, stack: AsyncExitStack, tell: Tell, opened: Callable[..., AbstractAsyncContextManager[Opened]]
+) -> tuple[dict[str, str], Opened]:
+    """Start the roles' engines and open a retriever or an embedder side by side: base URLs by engine name, and that.
 
-
-async def _slow_parts(config: Config, stack: AsyncExitStack, tell: Tell) -> tuple[dict[str, str], Retriever]:
-    """Start the engines and open the retriever side by side: base URLs by engine name, and the retriever."""
-    logs = _LOGS.expanduser()
+    `opened` takes `cpu_threads`, as `engine` does. Raises `BadConfig` or `BadIndex`.
+    """
     served = {name: models for name in config.engines if (models := _served_names(config, name))}
-    threads = max(1, (os.cpu_count() or 1) // max(1, len(served)))
+    own = config.retrieval.embedder.engine is not None
+    threads = max(1, (os.cpu_count() or 1) // max(1, len(served) + own))
     contexts = [
-        engine(name, config.engines[name], models, logs / f"{name}-{os.getpid()}.log", tell, cpu_threads=threads)
-        for name, models in served.items()
+        engine(name, config.engines[name], models, tell, cpu_threads=threads) for name, models in served.items()
     ]
+    retrieval = opened(cpu_threads=threads)
     try:
         async with asyncio.TaskGroup() as group:
             urls = [group.create_task(stack.enter_async_context(context)) for context in contexts]
-            retriever = group.create_task(stack.enter_async_context(open_retriever(config.retrieval, tell)))
+            retriever = group.create_task(stack.enter_async_context(retrieval))
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
     return dict(zip(served, [url.result() for url in urls], strict=True)), retriever.result()
@@ -99,30 +109,29 @@ def _roles(config: Config, session: aiohttp.ClientSession, engines: Mapping[str,
         "execution": config.roles.execution,
         "answer": config.roles.answer,
     }
-    return {name: _role(name, settings, session, engines) for name, settings in settings.items()}
+    return {name: new_role(name, settings, session, engines) for name, settings in settings.items()}
 
 
-def _role(name: RoleName, config: RoleConfig, session: aiohttp.ClientSession, engines: Mapping[str, str]) -> Role:
+def new_role(name: RoleName, config: RoleConfig, session: aiohttp.ClientSession, engines: Mapping[str, str]) -> Role:
+    """The role that a config describes. `engines`: base URLs by engine name."""
     base_url = engines[config.engine] if config.engine else config.base_url
-    key = _key(name, config)
+    key = os.environ.get(config.api_key_env) if config.api_key_env else None
     model: Model
     if base_url:
-        model = OpenAIHTTP(session, base_url, config.model, api_key=key, thinking=config.thinking)
-    else:
-        model = LiteLLMModel(config.model, api_key=key)
-    sampling = Sampling(config.max_tokens, config.temperature, config.top_p, config.seed)
-    return Role(name, model, Path(config.prompt).read_text("utf-8").strip(), sampling, config.attempts)
-
-
-def _key(name: RoleName, config: RoleConfig) -> str | None:
-    if config.api_key_env is None:
-        return None
-    key = os.environ.get(config.api_key_env)
-    if not key:
-        raise BadConfig(
-            f"roles.{name}.api_key_env: the environment variable {config.api_key_env} is not set; export it."
+        model = OpenAIHTTP(
+            session, base_url, config.model, api_key=key, thinking=config.thinking, extra_body=config.extra_body
         )
-    return key
+    else:
+        model = LiteLLMModel(config.model, api_key=key, extra_body=config.extra_body)
+    return Role(
+        name,
+        model,
+        Path(config.prompt).read_text("utf-8").strip(),
+        Sampling(config.max_tokens, config.temperature, config.top_p, config.seed),
+        config.attempts,
+        system_role=config.system_role,
+        context_tokens=config.context_tokens,
+    )
 
 
 def _gateway(config: Config, roles: dict[RoleName, Role], retriever: Retriever, store: SQLStore) -> Gateway:

@@ -17,10 +17,22 @@ _SHIPPED = "shipped:"
 
 def load_config(path: Path) -> Config:
     """Read and check a file; paths in it come back absolute. Raises `BadConfig` saying what, where and what to do."""
+    config = read_config(path)
+    for problem in problems(config):
+        raise BadConfig(f"{path}: {problem}")
+    return config
+
+
+def read_config(path: Path) -> Config:
+    """As `load_config`, but what `problems` finds in it is left to the caller. Raises `BadConfig`."""
     try:
-        raw = path.read_bytes()
+        return parse_config(path.read_bytes(), path)
     except OSError as error:
         raise BadConfig(f"{path}: cannot be read ({error.strerror}); name a TOML file, or a preset.") from None
+
+
+def parse_config(raw: bytes, path: Path) -> Config:
+    """As `read_config`, of a file that has this content or will have it."""
     try:
         tables = msgspec.toml.decode(raw)
         config = msgspec.convert(tables, Config)
@@ -29,10 +41,7 @@ def load_config(path: Path) -> Config:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadConfig(f"{path}: not TOML: {error}") from None
     folder = path.resolve().parent
-    config = _resolved(config, Path.cwd() if folder == _PRESETS else folder)
-    for problem in problems(config):
-        raise BadConfig(f"{path}: {problem}")
-    return config
+    return _resolved(config, Path.cwd() if folder == _PRESETS else folder)
 
 
 def preset(name: str) -> Path:

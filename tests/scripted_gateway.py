@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from router.edge.http_server import HTTPServer
+from router.edge.openai_door import openai_app
 from router.edge.server import Server
 from router.errors import UpstreamUnavailable
 from router.gateway import GatewayLimits
@@ -15,6 +17,7 @@ from router.model import Prompt
 from router.passage import Passage
 from router.retrieval import FixedRetriever
 from router.scripted_model import Answer, ScriptedModel
+from serving.retrieval.grpc_service import RetrievalServicer
 from tests.router.deployment import STOP, Deployment, block, report
 
 ROOT = Path(__file__).parents[1]
@@ -46,16 +49,19 @@ def executes(prompt: Prompt) -> Answer:
 
 
 async def serve() -> None:
-    """Listen on a free port, print the address, and go on until the standard input ends."""
+    """Listen on free ports, print the addresses of gRPC and of HTTP, and go on until the standard input ends."""
+    retriever = FixedRetriever(PASSAGES)
     gateway = Deployment(
         delegator=ScriptedModel(delegates, "backbone"),
         executor=ScriptedModel(executes, "small"),
         answerer=ScriptedModel(lambda _prompt: "<answer>in 1943</answer>", "fixed"),
-        retriever=FixedRetriever(PASSAGES),
+        retriever=retriever,
     ).gateway(limits=GatewayLimits(max_question_chars=LONGEST_QUESTION))
-    server = Server(gateway, None)
-    print(f"127.0.0.1:{await server.start('127.0.0.1:0')}", flush=True)
+    server, door = Server(gateway, RetrievalServicer(retriever)), HTTPServer(openai_app(gateway), 1.0)
+    port = await server.start("127.0.0.1:0")
+    print(f"127.0.0.1:{port} {await door.start('127.0.0.1:0', 'http')}", flush=True)
     await asyncio.to_thread(sys.stdin.read)
+    await door.drain()
     await server.drain(1.0)
 
 
@@ -66,13 +72,21 @@ def environment() -> dict[str, str]:
 
 @contextmanager
 def running() -> Iterator[str]:
-    """The gateway's address, host:port, while its process runs."""
+    """The gateway's gRPC address, host:port, while its process runs."""
+    with addresses() as (address, _):
+        yield address
+
+
+@contextmanager
+def addresses() -> Iterator[tuple[str, str]]:
+    """The addresses, host:port, of gRPC and of the OpenAI-compatible door, while the process runs."""
     command = [sys.executable, "-m", "tests.scripted_gateway"]
     with subprocess.Popen(
         command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        yield process.stdout.readline().strip()
+        address, door = process.stdout.readline().split()
+        yield address, door
         process.communicate()
     assert process.returncode == 0
 

@@ -10,10 +10,13 @@ from router.errors import RolegateError
 
 _COMMANDS = {
     "ask": "ask a question, of a running gateway or of one started for it",
+    "chat": "keep asking, in a terminal",
     "serve": "run the gateway until stopped",
     "index": "build an index over a corpus",
     "retrieve": "run a retrieval server",
-    "config": "check a configuration",
+    "mcp": "let agents ask a running gateway (Model Context Protocol)",
+    "init": "write a config, by a few questions",
+    "check": "see whether a config works, and what a question costs",
 }
 _GROUP = "rolegate.commands"
 """Entry points of packages above this one; each is a `main(argv)`, loaded only when called."""
@@ -46,5 +49,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         print(f"rolegate: {error}; install the extra that `{chosen.command}` needs (README, Commands)", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, EOFError):
         return 130

@@ -1,23 +1,40 @@
 """Options that several commands share."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from router.errors import BadConfig
 from serving.config import Config
 from serving.config_file import load_config, preset
 
+CONFIG = Path("rolegate.toml")
+"""The config of commands that are given none, where it lies in the working directory."""
 
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """`--config FILE` or `--preset NAME`; the embedded default without either."""
+
+def add_config(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+    """`--config FILE` or `--preset NAME`; without either `rolegate.toml`, and without that the demo.
+
+    What rules both out can be added to the group.
+    """
     choice = parser.add_mutually_exclusive_group()
-    choice.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; see the shipped presets for examples")
-    choice.add_argument("--preset", default="mini", metavar="NAME", help="a shipped config (default: mini, the demo)")
+    choice.add_argument("--config", type=Path, metavar="FILE", help=f"a TOML file (default: {CONFIG}, if it is here)")
+    choice.add_argument("--preset", metavar="NAME", help="a shipped config (default: mini, the demo)")
+    return choice
+
+
+def chosen_file(arguments: argparse.Namespace) -> Path:
+    """The file that the options name; one that they do not name is told. Raises `BadConfig`."""
+    if arguments.config is None and arguments.preset is None and CONFIG.is_file():
+        print(f"rolegate: the config is {CONFIG.resolve()}", file=sys.stderr)
+        return CONFIG
+    file: Path = arguments.config or preset(arguments.preset or "mini")
+    return file
 
 
 def chosen_config(arguments: argparse.Namespace) -> Config:
     """The config that the options name. Raises `BadConfig`."""
-    return load_config(arguments.config or preset(arguments.preset))
+    return load_config(chosen_file(arguments))
 
 
 def timeout(text: str) -> float:

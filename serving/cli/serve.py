@@ -14,7 +14,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="rolegate serve", description=__doc__)
     add_config(parser)
     parser.add_argument("--address", metavar="HOST:PORT", help="listen here instead of at the config's server.address")
+    parser.add_argument("--http", metavar="HOST:PORT", help="open the OpenAI-compatible door here, not at server.http")
     given = parser.parse_args(arguments)
     config = chosen_config(given)
-    asyncio.run(until_stopped(running_gateway(config, given.address or config.server.address, tell)))
+    address, http = given.address or config.server.address, given.http or config.server.http
+    asyncio.run(until_stopped(running_gateway(config, address, tell, http)))
     return 0

@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,20 +17,22 @@ from rolegate.v1.retrieval_service_pb2 import SearchRequest
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 
 from serving.cli.main import main
+from serving.retrieval.build import build_index
 from serving.retrieval.embedder import MiniLM
-from serving.retrieval.index import build_index
 from tests import scripted_gateway
 from tests.scripted_gateway import BORN, DEAD_QUESTION, DIRECTOR, QUESTION
 
 COMMANDS = [
     "ask",
+    "chat",
     "serve",
     "index",
     "index build",
     "retrieve",
     "retrieve serve",
-    "config",
-    "config check",
+    "mcp",
+    "init",
+    "check",
     "sft",
     "sft mini-world",
     "sft mini-model",
@@ -165,7 +168,7 @@ def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) ->
     assert all(re.search(rf"\b{command.split()[0]}\b", shown) for command in COMMANDS)
 
 
-@pytest.mark.parametrize("arguments", [[], ["asc"], ["ask"], ["ask", "Q?", "--sream"], ["config", "chek", "x"]])
+@pytest.mark.parametrize("arguments", [[], ["asc"], ["ask"], ["ask", "Q?", "--sream"], ["check", "--lve"]])
 def test_a_misspelt_command_ends_with_its_usage(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Status 2, as argparse has it."""
     with pytest.raises(SystemExit) as ended:
@@ -184,7 +187,7 @@ def test_a_good_config_is_shown_and_called_fine(
     folder.mkdir()
     file = config_file(folder, "http://127.0.0.1:9/v1", 'address = "127.0.0.1:9"')
 
-    assert main(["config", "check", str(file)]) == 0
+    assert main(["check", "--config", str(file)]) == 0
 
     shown = capsys.readouterr().out
     assert shown.count("http://127.0.0.1:9/v1") == 3
@@ -197,7 +200,7 @@ def test_a_bad_config_is_refused_in_one_line(tmp_path: Path, capsys: pytest.Capt
     """With file, key and what is wrong; status 1."""
     file = config_file(tmp_path, "http://127.0.0.1:9/v1", 'adress = "127.0.0.1:9"')
 
-    assert main(["config", "check", str(file)]) == 1
+    assert main(["check", "--config", str(file)]) == 1
 
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", f"rolegate: {file}: retrieval.adress: unknown field\n")
@@ -210,9 +213,8 @@ def test_an_answer_is_shown_with_its_evidence_and_tokens(gateway: str, capsys: p
     shown = capsys.readouterr()
     assert "in 1943" in shown.out
     assert "answered" in shown.out
-    assert f"1. {DIRECTOR} Michael Mann" in shown.out
-    assert '"Heat is a film by Michael Mann." [Heat]' in shown.out
-    assert f"2. {BORN} 1943" in shown.out
+    assert f"1. {DIRECTOR} → Michael Mann\n   Heat: “Heat is a film by Michael Mann.”\n" in shown.out
+    assert f"2. {BORN} → 1943" in shown.out
     assert all(role in shown.out for role in ("delegation", "execution", "answer", "backbone", "small", "fixed"))
     assert re.search(r"^run-\w+, \d+\.\d s$", shown.out, re.MULTILINE)
     assert "round" not in shown.err
@@ -272,7 +274,7 @@ def test_a_dead_address_is_told_in_one_line(flags: list[str], dead: str, capsys:
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.splitlines() == [
-        f"rolegate: no gateway answers at {dead}; start one with `rolegate serve`, or leave --address out."
+        f"rolegate: no gateway answers at {dead}; start one with `rolegate serve`, or give another address."
     ]
 
 
@@ -303,17 +305,18 @@ def test_an_impossible_timeout_is_refused(seconds: str, capsys: pytest.CaptureFi
 def test_an_unknown_preset_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--preset", "maxi"]) == 1
 
-    assert capsys.readouterr().err == "rolegate: preset 'maxi': unknown; there are: mini, paper.\n"
+    known = "hosted, local, mini, one-gpu, paper"
+    assert capsys.readouterr().err == f"rolegate: preset 'maxi': unknown; there are: {known}.\n"
 
 
 def test_an_index_is_built(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With word statistics if asked for; what was built is told."""
     out = tmp_path / "index"
 
-    assert main(["index", "build", "--corpus", str(corpus), "--out", str(out), "--lexical"]) == 0
+    assert main(["index", "build", str(corpus), "--out", str(out), "--lexical"]) == 0
 
     shown = capsys.readouterr().out.replace("\n", "")
-    assert shown.startswith(f"{out}: 3 passages, ")
+    assert shown.startswith(f"{out}: 1 documents (1 read now, 0 skipped), 3 passages (3 embedded now), all-MiniLM-")
     manifest = json.loads((out / "manifest.json").read_text())
     assert (manifest["passages"], manifest["lexical"]) == (3, True)
 
@@ -323,9 +326,9 @@ def test_a_bad_row_is_named_by_its_line(corpus: Path, tmp_path: Path, capsys: py
     with corpus.open("a") as file:
         file.write('{"id": "x"}\n')
 
-    assert main(["index", "build", "--corpus", str(corpus), "--out", str(tmp_path / "index")]) == 1
+    assert main(["index", "build", str(corpus), "--out", str(tmp_path / "index")]) == 1
 
-    assert f"rolegate: {corpus}:4: Object missing required field `text`" in capsys.readouterr().err
+    assert f"rolegate: {corpus}:4: missing required field `text`; a row needs" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [corpus]
 
 
@@ -334,9 +337,11 @@ def test_an_existing_folder_is_left_alone(corpus: Path, tmp_path: Path, capsys: 
     out.mkdir()
     (out / "note.txt").write_text("keep")
 
-    assert main(["index", "build", "--corpus", str(corpus), "--out", str(out)]) == 1
+    assert main(["index", "build", str(corpus), "--out", str(out)]) == 1
 
-    assert f"rolegate: {out}: already exists; remove it or name another folder.\n" in capsys.readouterr().err
+    assert (
+        f"rolegate: {out}: already exists and is no index (note.txt); name another folder.\n" in capsys.readouterr().err
+    )
     assert [file.name for file in out.iterdir()] == ["note.txt"]
 
 
@@ -344,16 +349,16 @@ def test_an_endpoint_without_a_model_is_refused(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An embedder by address needs its model's name and dimension."""
-    arguments = ["index", "build", "--corpus", str(corpus), "--out", str(tmp_path / "index")]
+    arguments = ["index", "build", str(corpus), "--out", str(tmp_path / "index")]
 
     assert main([*arguments, "--embedder-url", "http://127.0.0.1:9/v1"]) == 1
 
-    assert "needs base_url, model and dimension" in capsys.readouterr().err
+    assert "needs base_url (or engine), model and dimension" in capsys.readouterr().err
 
 
 def test_a_retrieval_server_answers_both_ways_and_ends_at_sigterm(corpus: Path, tmp_path: Path) -> None:
     """gRPC and HTTP, each on a free port that the log tells; status 0 in the end."""
-    build_index(corpus, tmp_path / "index", MiniLM())
+    build_index([corpus], tmp_path / "index", MiniLM())
     arguments = ["--index", "index", "--address", "127.0.0.1:0", "--http", "127.0.0.1:0", "--top-k", "1"]
 
     with service("retrieve", "serve", *arguments, cwd=tmp_path) as server:
@@ -403,6 +408,45 @@ def test_a_served_question_whose_model_is_dead_names_role_and_address(
     assert "serve.stopped" in log
     assert server.process.returncode == 0
     assert "Traceback" not in log
+
+
+def test_the_openai_compatible_door_is_opened(tmp_path: Path, dead: str) -> None:
+    """Where the log says; what it answers comes from the same gateway, and it is shut with it."""
+    file = config_file(tmp_path, f"http://{dead}/v1", f'address = "{dead}"')
+    body = json.dumps({"model": "rolegate", "messages": [{"role": "user", "content": QUESTION}]}).encode()
+    anywhere = ["--address", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+
+    with service("serve", "--config", str(file), *anywhere, cwd=tmp_path) as server:
+        server.ready()
+        door = re.search(r"http://127\.0\.0\.1:\d+/v1", server.seen)
+        assert door is not None
+        request = urllib.request.Request(f"{door[0]}/chat/completions", body, {"Content-Type": "application/json"})
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=30)
+        server.process.send_signal(signal.SIGTERM)
+        log = server.rest()
+
+    with refused.value as reply:
+        assert json.load(reply)["error"]["message"].startswith(f"delegation at http://{dead}/v1: ")
+    assert server.process.returncode == 0
+    assert "Traceback" not in log
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [("0.0.0.0:8080", "is not on the loopback, and there are no keys yet"), ("127.0.0.1:99999", "cannot listen on")],
+)
+def test_a_door_that_cannot_be_opened(
+    address: str, said: str, tmp_path: Path, dead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Is told in one line, with the key; status 1."""
+    file = config_file(tmp_path, f"http://{dead}/v1", f'address = "{dead}"')
+
+    assert main(["serve", "--config", str(file), "--address", "127.0.0.1:0", "--http", address]) == 1
+
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("rolegate:"))
+    assert line.startswith("rolegate: server.http: ")
+    assert said in line
 
 
 def test_a_port_in_use_is_told(tmp_path: Path, dead: str, gateway: str, capsys: pytest.CaptureFixture[str]) -> None:

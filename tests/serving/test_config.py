@@ -48,7 +48,7 @@ def test_every_shipped_preset_loads(name: str) -> None:
 
 
 def test_an_unknown_preset_is_told_the_known_ones() -> None:
-    with pytest.raises(BadConfig, match=r"^preset 'maxi': unknown; there are: mini, paper\.$"):
+    with pytest.raises(BadConfig, match=r"^preset 'maxi': unknown; there are: hosted, local, mini, one-gpu, paper\.$"):
         preset("maxi")
 
 
@@ -220,8 +220,8 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         ),
         (
             'address = "127.0.0.1:2"',
-            'index = "i"\ncorpus = "absent.jsonl"',
-            "retrieval.corpus: there is no file {folder}/absent.jsonl.",
+            'index = "i"\ndocuments = ["absent"]',
+            "retrieval.documents: there is no file or folder {folder}/absent.",
         ),
         (
             "[retrieval]",

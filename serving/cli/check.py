@@ -1,0 +1,138 @@
+"""`rolegate check`: see whether a config works and, with --live, what it names, and what a question will cost."""
+
+import argparse
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from router.errors import BadIndex
+from router.ledger import RoleName
+from serving.cli.options import add_config, chosen_file, timeout
+from serving.config import Config
+from serving.config_check import problems
+from serving.config_file import read_config
+from serving.live_check.cell import Cell
+from serving.live_check.estimate import ROLES, TYPICAL, role_config
+from serving.live_check.live_check import Found, RoleFound, live_check
+from serving.logs import errors_only
+from serving.readiness import missing
+from serving.retrieval.manifest import read_manifest
+
+_MARKS = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[dim]–[/dim]"}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check; status 1 where something that is needed is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="rolegate check",
+        description="Reads a config and tells everything that is wrong in it. With --live also asks its models, its "
+        "embedder and its index a few small questions, and estimates what answering one question takes.",
+    )
+    add_config(parser)
+    parser.add_argument("--live", action="store_true", help="probe what the config names; engines are started for it")
+    parser.add_argument("--timeout", type=timeout, default=60.0, metavar="SECONDS", help="for one probe (default: 60)")
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+    given = parser.parse_args(arguments)
+    errors_only()
+    file = chosen_file(given)
+    config = read_config(file)
+    absent = missing(config)
+    wrong = problems(config) + (absent if given.live else [])
+    warnings = ([] if given.live else absent) + _not_built(config)
+    found = asyncio.run(_probed(config, given)) if given.live and not wrong else None
+    works = not wrong and (found is None or found.works)
+    if given.json:
+        print(msgspec.json.encode({"works": works, "problems": wrong, "warnings": warnings, "found": found}).decode())
+    elif found is not None:
+        _show(Console(), found)
+    else:
+        _show_file(Console(soft_wrap=True), file, config, wrong, warnings)
+    return 0 if works else 1
+
+
+def _not_built(config: Config) -> list[str]:
+    try:
+        if config.retrieval.index is not None:
+            read_manifest(Path(config.retrieval.index))
+    except BadIndex as error:
+        return [f"retrieval.index: {error} Run `rolegate index build`."]
+    return []
+
+
+async def _probed(config: Config, given: argparse.Namespace) -> Found:
+    progress = Console(stderr=True, quiet=given.json)
+    with progress.status("probing") as status:
+
+        def tell(step: str) -> None:
+            progress.print(f"[dim]{escape(step)}[/dim]", highlight=False)
+            status.update(escape(step))
+
+        return await live_check(config, tell, given.timeout)
+
+
+def _show_file(console: Console, file: Path, config: Config, wrong: list[str], warnings: list[str]) -> None:
+    for problem in wrong:
+        console.out(f"{file}: {problem}", highlight=False)
+    if wrong:
+        return
+    table = Table("role", *(Column(name, overflow="fold") for name in ("model", "where", "prompt")))
+    for name in ROLES:
+        role = role_config(config, name)
+        where = f"vLLM engine {role.engine}" if role.engine else role.base_url or "LiteLLM"
+        table.add_row(name, *map(escape, (role.model, where, role.prompt)))
+    console.print(table)
+    console.out(f"{file}: fine", highlight=False)
+    for warning in warnings:
+        console.out(f"still missing: {warning}", highlight=False)
+
+
+def _show(console: Console, found: Found) -> None:
+    roles = Table("", *(Column(f"{name}\n[dim]{escape(role.model)}[/dim]") for name, role in found.roles.items()))
+    for probe in dict.fromkeys(probe for role in found.roles.values() for probe in role.cells):
+        roles.add_row(probe, *(_marked(role.cells.get(probe, Cell(None))) for role in found.roles.values()))
+    console.print(roles)
+    for name, cells in found.retrieval.items():
+        console.print(f"{name}: " + " · ".join(f"{probe} {_marked(cell)}" for probe, cell in cells.items()))
+    advice: dict[str, list[str]] = {}
+    for name, cells in found.cells.items():
+        for cell in cells.values():
+            advice.setdefault(cell.advice, []).append(name)
+    advice.pop("", None)
+    for text, names in advice.items():
+        console.print(f"[bold]{', '.join(names)}:[/bold] {escape(text)}", highlight=False)
+    console.print(_costs(found.roles))
+    console.print(f"[dim]{TYPICAL}[/dim]", highlight=False)
+
+
+def _marked(cell: Cell) -> str:
+    return f"{_MARKS[cell.good]} {escape(cell.word)}".rstrip()
+
+
+def _costs(roles: Mapping[RoleName, RoleFound]) -> Table:
+    """What one question takes: typically, and at most."""
+    table = Table(
+        "one question", *(Column(name, justify="right") for name in ("calls", "prompt tokens", "written", "price"))
+    )
+    for name, role in roles.items():
+        low, high = role.typical, role.at_most
+        counts = zip(
+            (low.calls, low.prompt_tokens, low.completion_tokens),
+            (high.calls, high.prompt_tokens, high.completion_tokens),
+            strict=True,
+        )
+        table.add_row(name, *(f"{few:,} – {many:,}" for few, many in counts), _dollars([role]))
+    table.add_row("all", "", "", "", _dollars(list(roles.values())))
+    return table
+
+
+def _dollars(roles: Sequence[RoleFound]) -> str:
+    prices = [role.dollars for role in roles]
+    if None in prices:
+        return "unknown"
+    low, high = (sum(ends) for ends in zip(*filter(None, prices), strict=True))
+    return f"${low:.4f} – ${high:.4f}"

@@ -1,0 +1,125 @@
+"""How many tokens one question takes: in a typical case, and at most, by the config's budgets."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from router.ledger import RoleName
+from serving.config import Config, PriceConfig, RoleConfig
+
+ROLES: tuple[RoleName, ...] = ("delegation", "execution", "answer")
+TYPICAL = (
+    "Typical: two rounds of two sub-queries and a stop, one search each, reports of 60 tokens, turns as long as the "
+    "probe's. At most: all rounds, sub-queries, turns and max_tokens used up, every decision corrected; no retries. "
+    "What counts no tokens is taken at 4 characters a token."
+)
+_QUESTION, _SUB_QUERY, _REPORT = 30, 20, 60
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What a role's probe tells about its tokens."""
+
+    system_chars: int
+    chars_a_token: float = 4.0
+    written: int = _REPORT
+    """Tokens of its turn, thinking included."""
+
+
+class Use(msgspec.Struct, frozen=True):
+    """Tokens of one role over one question."""
+
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    longest: int
+    """Of one call: its prompt, and all that it may write."""
+
+    def cost(self, price: PriceConfig) -> float:
+        """In dollars, without a cache."""
+        return (self.prompt_tokens * price.prompt + self.completion_tokens * price.completion) / 1e6
+
+
+class _Course(msgspec.Struct, frozen=True, kw_only=True):
+    """How a search goes: counts, and sizes in tokens."""
+
+    rounds: int
+    decisions: int
+    tries: int
+    """Calls of one decision."""
+    fan: int
+    """Sub-queries of a round."""
+    turns: int
+    searches: int
+    question: int
+    sub_query: int
+    report: int
+    written: Mapping[RoleName, int]
+
+
+def role_config(config: Config, name: RoleName) -> RoleConfig:
+    """A role's section."""
+    section: RoleConfig = getattr(config.roles, name)
+    return section
+
+
+def estimate(config: Config, measured: Mapping[RoleName, Measured]) -> dict[RoleName, tuple[Use, Use]]:
+    """Each role's use, typical and at most."""
+    search = config.search
+    allowed = {name: role_config(config, name).max_tokens for name in ROLES}
+    written = {name: min(measured[name].written, allowed[name]) for name in ROLES}
+    written["execution"] = min(max(written["execution"], _REPORT), allowed["execution"])
+    typical = _Course(
+        rounds=min(2, search.max_rounds),
+        decisions=min(3, search.max_rounds),
+        tries=1,
+        fan=min(2, search.max_sub_queries),
+        turns=2,
+        searches=1,
+        question=_QUESTION,
+        sub_query=_SUB_QUERY,
+        report=_REPORT,
+        written=written,
+    )
+    most = _Course(
+        rounds=search.max_rounds,
+        decisions=search.max_rounds,
+        tries=2,
+        fan=search.max_sub_queries,
+        turns=search.max_turns,
+        searches=min(search.max_searches, search.max_turns - 1),
+        question=int(config.server.max_question_chars / measured["delegation"].chars_a_token),
+        sub_query=-(-allowed["delegation"] // search.max_sub_queries),
+        report=allowed["execution"],
+        written=allowed,
+    )
+    system = {name: int(measured[name].system_chars / measured[name].chars_a_token) for name in ROLES}
+    passages = search.top_k * config.retrieval.chunk_tokens
+    calls = [_prompts(course, system, passages) for course in (typical, most)]
+    return {
+        name: (_use(calls[0][name], written[name], allowed[name]), _use(calls[1][name], allowed[name], allowed[name]))
+        for name in ROLES
+    }
+
+
+def _use(prompts: list[int], written: int, allowed: int) -> Use:
+    return Use(len(prompts), sum(prompts), len(prompts) * written, max(prompts) + allowed)
+
+
+def _prompts(course: _Course, system: Mapping[RoleName, int], passages: int) -> dict[RoleName, list[int]]:
+    """The size of every call's prompt; each turn sees those before it."""
+    results = course.fan * (course.sub_query + course.report)
+    turn, round_ = course.written["delegation"], course.tries * course.written["delegation"] + results
+    first, asked = system["delegation"] + course.question, system["execution"] + course.sub_query
+    executor = [
+        asked + number * course.written["execution"] + min(number, course.searches) * passages
+        for number in range(course.turns)
+    ]
+    return {
+        "delegation": [
+            first + number * round_ + tried * turn
+            for number in range(course.decisions)
+            for tried in range(course.tries)
+        ],
+        "execution": executor * (course.rounds * course.fan),
+        "answer": [system["answer"] + course.question + course.rounds * results],
+    }

@@ -1,0 +1,62 @@
+"""Whether the embedder answers, the index is there, and the two belong together."""
+
+from pathlib import Path
+
+import numpy as np
+
+from router.errors import BadConfig, BadIndex, UpstreamError, UpstreamGarbled
+from serving.live_check.cell import GOOD, Cell, Cells, failed
+from serving.retrieval.embedder import Embedder
+from serving.retrieval.index import Index
+from serving.retrieval.manifest import read_manifest
+from serving.retrieval.passages import embedded_text
+
+_SAME = 0.99
+_FITS = "fits the embedder"
+
+
+def fits(index: Index, embedder: Embedder) -> float:
+    """The cosine of a stored vector and of the same passage embedded now; about 1 for the index's own embedder.
+
+    Blocks. Raises `RuntimeError` where the index keeps no vectors, and what `embedder` raises.
+    """
+    row = len(index.passages) // 2
+    stored = index.dense.vector(row)
+    (now,) = embedder.embed([embedded_text(index.passages[row])], queries=False)
+    return float(now @ stored / np.linalg.norm(stored))
+
+
+def probe_index(folder: Path, embedder: Embedder) -> dict[str, Cells]:
+    """The cells of the embedder and of the index. Blocks."""
+    embeds = _embeds(embedder)
+    return {"embedder": embeds, "index": _index(folder, embedder, all(cell.good for cell in embeds.values()))}
+
+
+def _embeds(embedder: Embedder) -> Cells:
+    try:
+        embedder.embed(["Who directed the film Heat?"], queries=True)
+    except UpstreamGarbled as error:
+        reached = {"reachable": GOOD} if "dimension" in str(error) else {}
+        return reached | {"dimension" if reached else "reachable": failed("wrong", str(error))}
+    except (UpstreamError, BadConfig) as error:
+        return {"reachable": failed("no", str(error))}
+    return {"reachable": GOOD, "dimension": Cell(True, str(embedder.dimension))}
+
+
+def _index(folder: Path, embedder: Embedder, embeds: bool) -> Cells:
+    try:
+        built = {"built": Cell(True, f"{read_manifest(folder).passages} passages")}
+    except BadIndex as error:
+        return {"built": failed("no", f"{error} Run `rolegate index build`.")}
+    try:
+        same = fits(Index.open(folder, embedder), embedder) if embeds else None
+    except BadIndex as error:
+        return built | {_FITS: failed("no", str(error))}
+    except RuntimeError:
+        same = None
+    if same is None:
+        return built | {_FITS: Cell(None, "unknown")}
+    if same < _SAME:
+        said = "the embedder gives other vectors than the index holds: it is another model, or is served otherwise"
+        return built | {_FITS: failed(f"{same:.2f}", f"{said}; name the right one, or run `rolegate index build`")}
+    return built | {_FITS: Cell(True, f"{same:.2f}")}

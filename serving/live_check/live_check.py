@@ -1,0 +1,108 @@
+"""All probes of a config, side by side, with its engines started as `rolegate serve` starts them."""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+
+import aiohttp
+import msgspec
+
+from router.ledger import RoleName
+from router.litellm_model import close_clients
+from serving.composition import new_role, slow_parts
+from serving.config import Config, PriceConfig, RoleConfig
+from serving.engine import Tell
+from serving.live_check.cell import Cell, Cells, failed
+from serving.live_check.estimate import ROLES, Measured, Use, estimate, role_config
+from serving.live_check.retrieval_probe import retrieval_probe
+from serving.live_check.role_probe import RoleProbe
+from serving.live_check.served_models import Served, served_models
+from serving.prices import litellm_entry, price_of
+
+
+class RoleFound(msgspec.Struct, frozen=True):
+    """One role: its cells, and what it takes to answer a question."""
+
+    model: str
+    cells: Cells
+    typical: Use
+    at_most: Use
+    price: PriceConfig | None
+    dollars: tuple[float, float] | None
+    """What both uses cost, where the price is known."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """Everything that the probes found."""
+
+    roles: dict[RoleName, RoleFound]
+    retrieval: dict[str, Cells]
+
+    @property
+    def cells(self) -> dict[str, Cells]:
+        """Those of all roles, of the embedder and the index, or of the retrieval server."""
+        return {**{name: role.cells for name, role in self.roles.items()}, **self.retrieval}
+
+    @property
+    def works(self) -> bool:
+        """Whether nothing that is needed is bad."""
+        return not any(cell.needed and not cell.good for cells in self.cells.values() for cell in cells.values())
+
+
+async def live_check(config: Config, tell: Tell, limit_s: float) -> Found:
+    """Probe what `config` names; one question to a model may take `limit_s` seconds. Raises `BadConfig`."""
+    async with AsyncExitStack() as stack:
+        engines, probe_retrieval = await slow_parts(config, stack, tell, partial(retrieval_probe, config, tell))
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        stack.push_async_callback(close_clients)
+
+        async def probe(name: RoleName) -> tuple[Cells, Measured, Served]:
+            role = role_config(config, name)
+            url = engines[role.engine] if role.engine else role.base_url
+            served = await served_models(session, url, os.environ.get(role.api_key_env or "")) if url else None
+            make = partial(new_role, name, session=session, engines=engines)
+            cells, measured = await RoleProbe(name, role, make, served, limit_s).run()
+            tell(f"{name}: {role.model} is probed")
+            return cells, measured, served
+
+        roles, retrieval = await asyncio.gather(asyncio.gather(*map(probe, ROLES)), probe_retrieval())
+        return Found(await asyncio.to_thread(_judged, config, dict(zip(ROLES, roles, strict=True))), retrieval)
+
+
+def _judged(config: Config, probed: Mapping[RoleName, tuple[Cells, Measured, Served]]) -> dict[RoleName, RoleFound]:
+    """What budgets and prices make of the probes."""
+    uses = estimate(config, {name: measured for name, (_, measured, _) in probed.items()})
+    found: dict[RoleName, RoleFound] = {}
+    for name, (cells, _, served) in probed.items():
+        role, (typical, most) = role_config(config, name), uses[name]
+        price = price_of(role.model, config.prices)
+        answers = "stops" in cells
+        judged = {"context": _context(role, served, typical, most), "price": _price(role, price)} if answers else {}
+        dollars = (typical.cost(price), most.cost(price)) if price else None
+        found[name] = RoleFound(role.model, cells | judged, typical, most, price, dollars)
+    return found
+
+
+def _context(role: RoleConfig, served: Served, typical: Use, most: Use) -> Cell:
+    known = [role.context_tokens, (served or {}).get(role.model)]
+    if role.engine is None and role.base_url is None:
+        known.append(litellm_entry(role.model).get("max_input_tokens"))
+    tokens = min(filter(None, known), default=None)
+    if tokens is None:
+        return Cell(None, "unknown", f"nobody tells its context; calls take {typical.longest} to {most.longest} tokens")
+    said = f"its context is {tokens} tokens, but a call takes"
+    if tokens < typical.longest:
+        do = "serve it with more, or lower max_tokens, search.top_k or retrieval.chunk_tokens"
+        return failed(str(tokens), f"{said} {typical.longest}; {do}")
+    if tokens < most.longest:
+        do = "one that does is refused, so lower max_tokens or the search's budgets"
+        return Cell(False, str(tokens), f"{said} {most.longest} where a question uses up all budgets; {do}")
+    return Cell(True, str(tokens))
+
+
+def _price(role: RoleConfig, price: PriceConfig | None) -> Cell:
+    if price is None:
+        return Cell(None, "unknown", f'nobody tells its price; put it into [prices."{role.model}"]')
+    return Cell(True, f"${price.prompt:g} / ${price.completion:g}")

@@ -1,0 +1,23 @@
+"""What a configuration needs of the place where it is to be served: keys in the environment, and LiteLLM."""
+
+import importlib.util
+import os
+
+from serving.config import Config
+
+
+def missing(config: Config) -> list[str]:
+    """What is not there, each with its key and what to do; nothing is called."""
+    found: list[str] = []
+    for name in ("delegation", "execution", "answer"):
+        role = getattr(config.roles, name)
+        found += _key(f"roles.{name}", role.api_key_env)
+        if role.engine is None and role.base_url is None and importlib.util.find_spec("litellm") is None:
+            found.append(f"roles.{name}: hosted models need the package litellm; install the extra rolegate[hosted].")
+    return [*found, *_key("retrieval.embedder", config.retrieval.embedder.api_key_env)]
+
+
+def _key(where: str, variable: str | None) -> list[str]:
+    if variable is None or os.environ.get(variable):
+        return []
+    return [f"{where}.api_key_env: the environment variable {variable} is not set; export it."]

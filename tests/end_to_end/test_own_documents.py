@@ -1,0 +1,134 @@
+"""From an empty folder to answers about one's own documents, by the commands that a user types."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import openai
+import pytest
+from rolegate.client import Client
+
+from tests.scripted_gateway import ROOT
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}", "COLUMNS": "200"}
+ROLEGATE = (sys.executable, "-c", "import sys; from serving.cli.main import main; sys.exit(main())")
+DOCUMENTS = {
+    "handbook.md": "# Handbook\n\n## Leave\n\nEvery employee has 27 days of leave a year.\n\n## Travel\n\nBy train.\n",
+    "site/lamp.html": "<title>Lamp</title><nav>Home</nav><main><h1>Lamp</h1><p>It draws eleven watts &amp; hums.</p>",
+    "notes.txt": "The boiler was serviced in March. Its pressure should be 1.5 bar.\n",
+    "rows.jsonl": '{"id": "r1", "title": "Gate", "text": "The gate code is changed on the first Monday."}\n',
+    "broken.pdf": "%PDF-1.4 this is not one",
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[str]:
+    """The base URL of a model that reads by rule."""
+    command = [sys.executable, "-m", "tests.reading_model"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, model: str) -> Path:
+    """A user's folder: the documents, the config that `init` wrote, and the index."""
+    folder = tmp_path_factory.mktemp("own")
+    for name, content in DOCUMENTS.items():
+        path = folder / "documents" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    names = [option for role in ("backbone", "executor", "answerer") for option in (f"--{role}", "reading-model")]
+    run(folder, "init", "--preset", "local", "--base-url", model, *names, "--documents", "documents", "--yes")
+    return folder
+
+
+def run(folder: Path, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """A command that ends, in the user's folder."""
+    finished = subprocess.run(
+        [*ROLEGATE, *arguments], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert finished.returncode == status, finished.stdout + finished.stderr
+    return finished
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[tuple[str, str]]:
+    """`rolegate serve` on free ports: the gRPC address, and the base URL of the OpenAI-compatible door."""
+    command = [*ROLEGATE, "serve", "--address", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+    with subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        log = ""
+        try:
+            while "serve.ready" not in log and (line := process.stdout.readline()):
+                log += re.sub(r"\x1b\[\d*m", "", line)
+            address = re.search(r"serve\.ready\s+address=(\S+)", log)
+            door = re.search(r"http://127\.0\.0\.1:\d+/v1", log)
+            assert address and door, log
+            yield address[1], door[0]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate()
+    assert process.returncode == 0
+
+
+def test_from_nothing_to_answers(folder: Path) -> None:
+    """The index names what it skipped; the check is green; the answer cites document and sentence; a changed document
+    is answered from without a restart; what is nowhere in the documents is said not to be found.
+    """
+    built = json.loads(run(folder, "index", "build", "--json").stdout)
+    assert (built["documents"], built["passages"]) == (4, 4)
+    (skipped,) = built["skipped"]
+    assert skipped["name"] == "documents/broken.pdf"
+
+    checked = json.loads(run(folder, "check", "--live", "--json").stdout)
+    assert checked["works"]
+
+    with serving(folder) as (address, door), Client(address) as client:
+        answer = client.ask("How many days of leave has every employee?")
+        assert answer.answer == "Every employee has 27 days of leave a year."
+        (citation,) = answer.citations
+        assert (citation.document, citation.quote) == ("documents/handbook.md", answer.answer)
+        assert citation.title == "Handbook › Leave"
+
+        (folder / "documents" / "handbook.md").write_text("# Handbook\n\nEvery employee has 30 days of leave a year.\n")
+        rebuilt = json.loads(run(folder, "index", "build", "--json").stdout)
+        assert (rebuilt["documents_read"], rebuilt["passages_embedded"]) == (1, 1)
+        deadline = time.monotonic() + 30
+        while "30" not in answer.answer and time.monotonic() < deadline:
+            answer = client.ask("How many days of leave has every employee?")
+        assert answer.answer == "Every employee has 30 days of leave a year."
+
+        asked = openai.OpenAI(base_url=door, api_key="none").chat.completions.create(
+            model="rolegate", messages=[{"role": "user", "content": "How many watts does the lamp draw?"}]
+        )
+        said = asked.choices[0].message.content or ""
+        assert said.startswith("It draws eleven watts & hums.\n\nSources:\n[1] ")
+        assert "(documents/site/lamp.html)" in said
+
+    shown = run(folder, "ask", "What should the pressure of the boiler be?").stdout
+    assert "Its pressure should be 1.5 bar." in shown
+    assert "notes" in shown
+
+
+def test_a_wrong_key_and_a_wrong_model_are_told_before_the_first_question(folder: Path, model: str) -> None:
+    """`check --live` fails, and says for each what to do."""
+    config = (folder / "rolegate.toml").read_text()
+    wrong = folder / "wrong.toml"
+    wrong.write_text(config.replace('model = "reading-model"', 'model = "no-such-model"', 1))
+    said = run(folder, "check", "--live", "--config", "wrong.toml", status=1).stdout
+    assert "no-such-model" in said
+    assert "reading-model" in said
+
+    wrong.write_text(config.replace(model, model.rpartition("/")[0], 1))
+    assert "/v1" in run(folder, "check", "--live", "--config", "wrong.toml", status=1).stdout

@@ -1,0 +1,113 @@
+"""What a terminal of 80 columns shows of an answer."""
+
+from io import StringIO
+from typing import Any
+
+from rich.console import Console
+from rolegate.v1 import answer_service_pb2 as pb
+from rolegate.v1 import evidence_pb2, usage_pb2
+
+from serving.cli.answer_view import AnswerView
+from serving.cli.usage_table import summed
+
+HEAT = evidence_pb2.Citation(passage_id="p1", title="Heat", page=3, quote="Heat is a film by\nMichael Mann.")
+LONG = "Heat is one of the many films that were directed by the American director Michael Mann."
+
+
+def shown(*events: pb.StreamAnswerResponse) -> str:
+    """The text, without colours."""
+    out = Console(file=StringIO(), width=80)
+    view = AnswerView(out, Console(file=StringIO()), stream=False, as_json=False)
+    for event in events:
+        view.tell(event)
+    view.show(events[-1].done)
+    assert isinstance(out.file, StringIO)
+    return out.file.getvalue()
+
+
+def done(outcome: pb.AnswerOutcome, *evidence: evidence_pb2.EvidencePoint, **fields: Any) -> pb.StreamAnswerResponse:
+    """The last event, of one sub-query."""
+    result = evidence_pb2.SubQueryResult(sub_query="Who directed Heat?", answer="Michael Mann", evidence=evidence)
+    answer = pb.AnswerResponse(run_id="run-1", answer="Mann", outcome=outcome, results=[result], **fields)
+    return pb.StreamAnswerResponse(done=answer)
+
+
+def searched(query: str, *titles: str) -> pb.StreamAnswerResponse:
+    return pb.StreamAnswerResponse(search_done=pb.SearchDone(query=query, titles=titles))
+
+
+def test_evidence_stands_under_its_sub_query() -> None:
+    """Title, page and sentence of each place; the point's own words only where they differ from the sentence."""
+    points = [
+        evidence_pb2.EvidencePoint(text="Heat is a film by Michael Mann.", citations=[HEAT]),
+        evidence_pb2.EvidencePoint(text="Mann made Heat.", citations=[HEAT]),
+        evidence_pb2.EvidencePoint(text="Mann was born in 1900."),
+    ]
+    lines = shown(done(pb.ANSWER_OUTCOME_ANSWERED, *points, citations=[HEAT])).splitlines()
+    quoted = "   Heat, p. 3: “Heat is a film by Michael Mann.”"
+    assert lines[3:8] == [
+        "1. Who directed Heat? → Michael Mann",
+        quoted,
+        "   Mann made Heat.",
+        quoted,
+        "   “Mann was born in 1900.” is in no passage that was found",
+    ]
+    assert "check it" not in "".join(lines)
+
+
+def test_a_place_without_pages() -> None:
+    """Is named by its title alone."""
+    heat = evidence_pb2.Citation(title="Heat", quote="It is long.")
+    point = evidence_pb2.EvidencePoint(text="It is long.", citations=[heat])
+    assert "   Heat: “It is long.”\n" in shown(done(pb.ANSWER_OUTCOME_ANSWERED, point, citations=[heat]))
+
+
+def test_an_answer_that_rests_on_nothing() -> None:
+    """The reader is told to check it."""
+    assert "nothing that was retrieved holds this answer: check it" in shown(done(pb.ANSWER_OUTCOME_ANSWERED))
+
+
+def test_what_was_not_found() -> None:
+    """The searches that were run, and in how many passages of which titles they looked."""
+    events = [searched("Heat director", "Heat", "Thief", "Heat"), searched("Mann", "Heat"), searched("heat")]
+    text = shown(*events, done(pb.ANSWER_OUTCOME_NOT_FOUND))
+    assert "searched for “Heat director”, which found 3 passages of Heat, Thief\n" in text
+    assert "searched for “Mann”, which found 1 passage of Heat\n" in text
+    assert "searched for “heat”, which found 0 passages\n" in text
+    assert "check it" not in text
+
+
+def test_where_nothing_was_searched() -> None:
+    """That is said."""
+    assert "nothing was searched for" in shown(done(pb.ANSWER_OUTCOME_NO_SEARCH))
+
+
+def test_a_found_answer_is_not_cluttered_with_searches() -> None:
+    """They are told on the way, to whom asks for it."""
+    assert "searched" not in shown(searched("Mann", "Heat"), done(pb.ANSWER_OUTCOME_ANSWERED))
+
+
+def test_long_lines_are_indented_throughout() -> None:
+    """A sentence that takes several lines stays below its sub-query."""
+    point = evidence_pb2.EvidencePoint(text=LONG, citations=[evidence_pb2.Citation(title="Heat", quote=LONG)])
+    lines = shown(done(pb.ANSWER_OUTCOME_ANSWERED, point)).splitlines()
+    assert [line[:4] for line in lines if "Heat" in line or "Mann.”" in line][1:] == ["   H", "   d"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_unknown_usage_is_shown_as_unknown() -> None:
+    """Attempts whose cost nobody knows are told apart; so are cached tokens that no engine reported."""
+    usage = usage_pb2.RoleUsage(role=usage_pb2.ROLE_EXECUTION, model="small", attempts=3, attempts_without_usage=2)
+    text = shown(done(pb.ANSWER_OUTCOME_ANSWERED, usage=[usage]))
+    assert "3 (2 unknown)" in text
+    assert "unknown │" in text
+
+
+def test_sums_over_answers() -> None:
+    """By role and model; a sum of unknowns is unknown, and one of a known 0 is 0."""
+    row = usage_pb2.RoleUsage(role=usage_pb2.ROLE_ANSWER, model="m", attempts=1, prompt_tokens=7, cached_tokens=0)
+    other = usage_pb2.RoleUsage(role=usage_pb2.ROLE_ANSWER, model="n", attempts=2, prompt_tokens=1)
+    first, second = summed([row, other, row])
+    assert (first.model, first.attempts, first.prompt_tokens, first.cached_tokens) == ("m", 2, 14, 0)
+    assert (first.HasField("cached_tokens"), first.HasField("reasoning_tokens")) == (True, False)
+    assert second == other

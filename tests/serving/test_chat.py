@@ -1,0 +1,209 @@
+"""`rolegate chat`, as a program in a pipe and as a person at a terminal."""
+
+import asyncio
+import os
+import pty
+import select
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from router.edge.server import Server
+from router.feedback import Feedback
+from router.scripted_model import ScriptedModel
+from tests import scripted_gateway
+from tests.router.clock import ended
+from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
+from tests.scripted_gateway import DEAD_QUESTION, DIRECTOR, QUESTION, environment
+
+CODE = "import sys; from serving.cli.main import main; sys.exit(main())"
+AT_TERMINAL = f"import os; os.login_tty(os.dup(0)); {CODE}"
+PROMPT, CTRL_C, CTRL_D, UP = "rolegate> ", "\x03", "\x04", "\x1b[A"
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[str]:
+    """The address of a gateway of scripted models."""
+    with scripted_gateway.running() as address:
+        yield address
+
+
+@asynccontextmanager
+async def served(deployment: Deployment) -> AsyncIterator[tuple[str, Kept]]:
+    """The address of a gateway, and its store."""
+    store = Kept()
+    server = Server(deployment.gateway(store), None)
+    yield f"127.0.0.1:{await server.start('127.0.0.1:0')}", store
+    await server.drain(0)
+
+
+def piped(*lines: str, options: tuple[str, ...], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """A chat whose questions come from a pipe, run to its end."""
+    return subprocess.run(
+        [sys.executable, "-c", CODE, "chat", *options],
+        input="".join(f"{line}\n" for line in lines),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        env=environment(),
+        timeout=60,
+    )
+
+
+class Terminal:
+    """A person's terminal in which a chat runs."""
+
+    def __init__(self, screen: int, process: subprocess.Popen[bytes]) -> None:
+        self._screen, self._process, self._unread = screen, process, ""
+
+    def type(self, text: str) -> None:
+        os.write(self._screen, text.encode())
+
+    async def shows(self, text: str, insisting: str = "") -> None:
+        """Wait until `text` is shown, typing `insisting` again and again."""
+        await asyncio.to_thread(self._until, text, insisting)
+
+    async def status(self) -> int:
+        """The chat's exit status, once it has ended."""
+        return await ended(asyncio.to_thread(self._process.wait))
+
+    def _until(self, text: str, insisting: str) -> None:
+        for _ in range(30):
+            self.type(insisting)
+            while text not in self._unread and select.select([self._screen], [], [], 1)[0]:
+                self._unread += os.read(self._screen, 4096).decode(errors="replace")
+            if text in self._unread:
+                self._unread = self._unread.partition(text)[2]
+                return
+        raise AssertionError(f"{text!r} is not shown, but {self._unread!r}")
+
+
+@contextmanager
+def terminal(*options: str) -> Iterator[Terminal]:
+    """A chat at a pseudo-terminal; it is killed at the end, should it still run."""
+    screen, inside = pty.openpty()
+    command = [sys.executable, "-c", AT_TERMINAL, "chat", *options]
+    environ = {**environment(), "TERM": "xterm", "COLUMNS": "100"}
+    try:
+        with subprocess.Popen(command, stdin=inside, env=environ) as process:
+            os.close(inside)
+            try:
+                yield Terminal(screen, process)
+            finally:
+                with suppress(ProcessLookupError):
+                    process.kill()
+    finally:
+        os.close(screen)
+
+
+def test_questions_from_a_pipe(gateway: str) -> None:
+    """Answers on one stream without a prompt, everything else on the other; the end of the pipe ends it."""
+    run = piped(QUESTION, "", QUESTION, options=("--address", gateway))
+
+    assert run.returncode == 0
+    assert run.stdout.count("│ in 1943") == 2
+    assert PROMPT not in run.stdout + run.stderr
+    assert run.stderr.startswith("Each question stands alone.")
+
+
+def test_an_error_does_not_end_it(gateway: str) -> None:
+    """It is shown, and the next question is asked; nothing after `exit` is."""
+    run = piped(DEAD_QUESTION, QUESTION, "exit", QUESTION, options=("--address", gateway))
+
+    assert (run.returncode, run.stdout.count("│ in 1943")) == (0, 1)
+    assert "delegation at http://127.0.0.1:9/v1: connection refused" in run.stderr
+
+
+def test_usage_is_that_of_the_chat(gateway: str) -> None:
+    """Two answers have cost twice one; a chat before it does not count."""
+    piped(QUESTION, options=("--address", gateway))
+    run = piped(QUESTION, QUESTION, ":usage", options=("--address", gateway))
+
+    sums = [line.split("│")[3].strip() for line in run.stdout.splitlines() if line.startswith("│ all")]
+    assert sums == ["8", "8", "16"]
+
+
+async def test_feedback_on_the_last_answer() -> None:
+    """Good, bad, and bad with the right answer; not on a question that got none."""
+    delegator = ScriptedModel([*[block(DIRECTOR), STOP] * 2, "", ""])
+    async with served(Deployment(delegator, answerer=ScriptedModel(["<answer>Mann</answer>"] * 2))) as (address, store):
+        lines = [":good", DIRECTOR, ":good", DIRECTOR, ":bad", ":bad Michael  Mann", "x" * 5000, ":good", ":nonsense"]
+        run = await asyncio.to_thread(piped, *lines, options=("--address", address))
+
+    first, second = (run.id for run in store.runs)
+    assert store.feedback == [
+        Feedback(first, accepted=True),
+        Feedback(second, accepted=False),
+        Feedback(second, accepted=False, gold_answer="Michael  Mann"),
+    ]
+    assert run.stderr.count("the last question has no answer") == 2
+    assert run.stderr.count(":bad [RIGHT ANSWER]") == 2
+
+
+async def test_ctrl_c_cancels_the_running_question_alone() -> None:
+    """Its run ends upstream, and the chat goes on to the next one; Ctrl-D ends it."""
+    model = HeldModel(ScriptedModel([block(DIRECTOR), STOP]))
+    async with served(Deployment(model)) as (address, store):
+        with terminal("--address", address) as person:
+            await person.shows(PROMPT)
+            person.type("Why?\n")
+            await ended(model.called.wait())
+            person.type(CTRL_C)
+            await person.shows("cancelled")
+            await ended(model.cancelled.wait())
+            assert (await store.next()).status == "cancelled"
+            await person.shows(PROMPT)
+            model.let.set()
+            person.type(f"{DIRECTOR}\n")
+            await person.shows("Michael Mann")
+            await person.shows(PROMPT)
+            person.type(CTRL_D)
+            assert await person.status() == 0
+
+
+async def test_lines_are_edited(gateway: str) -> None:
+    """What was typed before comes back with the arrow; Ctrl-C empties a line and does not end the chat."""
+    with terminal("--address", gateway) as person:
+        await person.shows(PROMPT)
+        person.type(f"{QUESTION}\n")
+        await person.shows("in 1943")
+        await person.shows(PROMPT)
+        person.type("half a quest")
+        await person.shows("half a quest")
+        await person.shows(PROMPT, insisting=CTRL_C)  # Python misses one that comes while it reads a key
+        person.type(f"{UP}\n")
+        await person.shows("in 1943")
+        await person.shows(PROMPT)
+        person.type("exit\n")
+        assert await person.status() == 0
+
+
+def test_a_gateway_is_started_for_the_chat(tmp_path: Path) -> None:
+    """Once for all of its questions, and stopped with it."""
+    (tmp_path / "prompt.txt").write_text("Do it.\n")
+    roles = "".join(
+        f'[roles.{name}]\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "m"\nprompt = "prompt.txt"\nattempts = 1\n'
+        for name in ("delegation", "execution", "answer")
+    )
+    config = tmp_path / "my.toml"
+    config.write_text(f'[server]\nstore = "sqlite:///runs.db"\n[retrieval]\naddress = "127.0.0.1:9"\n{roles}')
+
+    run = piped("Why?", "How?", options=("--config", str(config)), cwd=tmp_path)
+
+    assert run.returncode == 0
+    assert run.stderr.count("delegation at http://127.0.0.1:9/v1") == 2
+    assert (tmp_path / "runs.db").stat().st_size > 0
+
+
+def test_a_gateway_that_cannot_be_started(tmp_path: Path) -> None:
+    """Is told in one line; status 1."""
+    run = piped("Why?", options=("--config", str(tmp_path / "absent.toml")))
+
+    assert run.returncode == 1
+    assert "absent.toml" in run.stderr.splitlines()[-1]
+    assert "Traceback" not in run.stderr

