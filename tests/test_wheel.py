@@ -74,7 +74,7 @@ async def test_the_wheel_answers_among_foreign_modules(installed: Path, upstream
     )
     command = [sys.executable, str(installed / "bin" / "rolegate")]
     environment = {**os.environ, "PYTHONPATH": str(installed)}
-    index = [*command, "index", "build", "--corpus", "corpus.jsonl", "--out", "index"]
+    index = [*command, "index", "build", "corpus.jsonl", "--out", "index"]
     await _run(index, tmp_path, environment)
     answered = await _run([*command, "ask", "--json", "--config", "config.toml", "Which city?"], tmp_path, environment)
     answer = json.loads(answered)

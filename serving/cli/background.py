@@ -12,28 +12,32 @@ Opened = TypeVar("Opened")
 @contextmanager
 def in_background(service: AbstractAsyncContextManager[Opened]) -> Iterator[Opened]:
     """Keep `service` open while this is open; what it opens. Raises what it raises."""
-    begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
     opened: Future[Opened] = Future()
+    left: Future[None] = Future()
 
     async def keep() -> None:
-        task = asyncio.current_task()
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        begun.set_result((asyncio.get_running_loop(), task))
+
+        def leave(_left: Future[None]) -> None:
+            with suppress(RuntimeError):  # the loop is closed where opening failed
+                loop.call_soon_threadsafe(task.cancel)
+
+        left.add_done_callback(leave)  # at once, where an interrupt came before this
         async with service as value:
             opened.set_result(value)
             await asyncio.Event().wait()
 
     with ThreadPoolExecutor(1) as pool:
-        ended = pool.submit(asyncio.run, keep())
+        pool.submit(int).result()  # an interrupt while a thread starts would leave it unknown to the pool, and not awaited
         try:
+            ended = pool.submit(asyncio.run, keep())
             either: list[Future[Any]] = [opened, ended]
             wait(either, return_when=FIRST_COMPLETED)
             if ended.done():
                 ended.result()
             yield opened.result()
         finally:
-            loop, task = begun.result()
-            with suppress(RuntimeError):  # the loop is closed where opening failed
-                loop.call_soon_threadsafe(task.cancel)
-            with suppress(asyncio.CancelledError):
-                ended.result()
+            left.set_result(None)
+        with suppress(asyncio.CancelledError):
+            ended.result()

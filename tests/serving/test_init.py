@@ -50,7 +50,7 @@ def test_without_a_terminal_nothing_is_asked(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
     assert [line.strip() for line in ended.stdout.splitlines()] == [
         "rolegate.toml is written. Next:",
-        "pip install 'rolegate[hosted]'",
+        "pip install '.[hosted]'   (where rolegate's pyproject.toml is)",
         "export OPENAI_API_KEY=…",
         "rolegate index build",
         "rolegate check --live",
@@ -103,15 +103,15 @@ def test_an_engine_is_given_its_role_s_model(tmp_path: Path) -> None:
     [
         (["--preset", "hosted"], "hosted"),
         (["--preset", "hosted", "--embedder", "minilm"], "hosted,local"),
-        (["--preset", "one-gpu"], "gpu,hosted"),
+        (["--preset", "one-gpu"], "one-gpu"),
         (["--preset", "local"], "local"),
-        (["--preset", "local", "--embedder", "bge", "--embedder-dimension", "384"], "index,documents"),
+        (["--preset", "local", "--embedder", "bge", "--embedder-dimension", "384"], "local"),
     ],
 )
 def test_the_extra_to_install_is_told(options: list[str], extras: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "--yes", *options]) == 0
 
-    assert f"pip install 'rolegate[{extras}]'\n" in capsys.readouterr().out
+    assert f"pip install '.[{extras}]' " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from router.errors import BadDocument
+from serving.documents.kind import kind_of
 from serving.documents.text import decode, read_text
 
 GERMAN = "Die Brücke über den Fluß wurde früher täglich geöffnet."
@@ -51,12 +52,23 @@ def test_what_is_not_text_is_refused(content: bytes) -> None:
         decode(content, PLACE)
 
 
+@pytest.mark.parametrize(("name", "title"), [("README", "lamp/README"), ("LGPL-2.1", "LGPL-2.1"), ("cp.1", "cp.1")])
+def test_a_name_that_is_everywhere_takes_its_folders(tmp_path: Path, name: str, title: str) -> None:
+    """A version or a manual's section is no suffix."""
+    path = tmp_path / "lamp" / name
+    path.parent.mkdir()
+    path.write_text("It hums.")
+
+    assert kind_of(path) == "text"
+    assert read_text(path).title == title
+
+
 def test_the_title_is_the_files_name(tmp_path: Path) -> None:
     """Without the suffixes that tell its kind; a packed text is unpacked."""
-    path = tmp_path / "changelog.txt.gz"
+    path = tmp_path / "history.txt.gz"
     path.write_bytes(gzip.compress(GERMAN.encode()))
 
     document = read_text(path)
 
-    assert document.title == "changelog"
+    assert document.title == "history"
     assert [block.text for block in document.blocks] == [GERMAN]
