@@ -29,7 +29,7 @@ def in_background(service: AbstractAsyncContextManager[Opened]) -> Iterator[Open
             await asyncio.Event().wait()
 
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(int).result()  # an interrupt while a thread starts would leave it unknown to the pool, and not awaited
+        pool.submit(int).result()  # an interrupt while a thread starts would leave it unknown to the pool
         try:
             ended = pool.submit(asyncio.run, keep())
             either: list[Future[Any]] = [opened, ended]
