@@ -43,7 +43,7 @@ class CitedAnswer(msgspec.Struct, frozen=True):
             return f"Searched for: {searched}." if searched else "Nothing was searched for."
         if not self.citations:
             return "No retrieved passage holds this answer."
-        return "\n".join(["Sources:", *(f"[{number}] {_line(at)}" for number, at in enumerate(self.citations, 1))])
+        return "\n".join(["Sources:", *(f"[{number}] {source_line(at)}" for number, at in enumerate(self.citations, 1))])
 
 
 def place(title: str, page: int | None) -> str:
@@ -51,7 +51,8 @@ def place(title: str, page: int | None) -> str:
     return f"{title}, p. {page}" if page else title
 
 
-def _line(citation: Citation) -> str:
+def source_line(citation: Citation | evidence_pb2.Citation) -> str:
+    """Title and page, the quoted sentence, and the document."""
     document = f" ({citation.document})" if citation.document else ""
     return " ".join(f"{place(citation.title, citation.page)}: “{citation.quote}”{document}".split())
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
 
-from router.edge.cited_answer import place
+from router.edge.cited_answer import source_line
 from router.edge.event_line import event_line
 from serving.cli.usage_table import usage_table
 
@@ -72,8 +72,7 @@ class AnswerView:
         elif point.text not in quotes:
             self._line(point.text, indent=3)
         for citation in point.citations:
-            quote = " ".join(citation.quote.split())
-            self._line(f"{place(citation.title, citation.page)}: “{quote}”", indent=3, style="cyan")
+            self._line(source_line(citation), indent=3, style="cyan")
 
     def _show_searches(self) -> None:
         """What was looked for in vain, and where."""
