@@ -7,7 +7,7 @@ _END = re.compile(
     r"|[。！？]+[」』”’）]*"
     r"|(?<=\S)(?=\s*\n\s*\n)"
 )
-_ABBREVIATION = re.compile(r"(?:^|[\s(])(?:[^\W\d_]|Mrs?|Ms|Dr|St|Prof|Jr|vs|e\.g|i\.e|cf|Fig|No|approx)\.$")
+_ABBREVIATION = re.compile(r"(?:^|[\s(])(?:[^\W\d_]|Mrs?|Ms|Dr|St|Prof|Jr|vs|e\.g|i\.e|cf|Fig|No|approx)\.\Z")
 
 
 def sentences(text: str) -> list[str]:

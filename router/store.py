@@ -89,7 +89,7 @@ class RunStore(Protocol):
         """Keep `feedback`; its identifier. Raises `NotFound` where its run is not stored, and `StoreFailed`."""
 
     async def usage(self, start: float, end: float) -> UsageReport:
-        """What the runs spent that started from `start` on and before `end`, in Unix time."""
+        """What the runs spent that started from `start` on and before `end`, in Unix time. Raises `StoreFailed`."""
 
 
 class SQLStore:
@@ -153,9 +153,13 @@ class SQLStore:
         within = (RUNS.c.started_at >= start, RUNS.c.started_at < end)
         counted = select(func.count()).select_from(RUNS).where(*within)
         summed = _summed_calls().join(RUNS).where(*within).order_by(func.min(CALLS.c.started_at))
-        async with self._engine.connect() as connection:
-            runs = await connection.scalar(counted)
-            rows = (await connection.execute(summed)).mappings().all()
+        try:
+            async with self._engine.connect() as connection:
+                runs = await connection.scalar(counted)
+                rows = (await connection.execute(summed)).mappings().all()
+        except SQLAlchemyError as error:
+            _log.error("store.failed", error=str(getattr(error, "orig", error)))
+            raise StoreFailed("What was spent could not be read; try again.") from error
         return UsageReport(runs or 0, tuple(msgspec.convert(rows, list[RoleTotal])))
 
     async def load(self, run_id: str) -> Run | None:

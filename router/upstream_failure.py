@@ -14,6 +14,7 @@ from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, Upstre
 
 MAX_SAID_CHARS = 300
 
+_TOO_LARGE = 413
 _UNAVAILABLE = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 _REFUSED = {
     400: "perhaps the prompt is too long for the model's context, or the model knows no system role "
@@ -70,7 +71,7 @@ class Upstream:
     def from_status(self, status: int, said: str, headers: Mapping[str, str] | None = None) -> UpstreamError:
         """The error for an HTTP status. `said`: the server's words. `headers`: its reply's, in lower case or in any."""
         message = f"model {self._model!r}: HTTP {status}: {self._short(said)}"
-        if status == 413 or _TOO_LONG.search(said):
+        if status == _TOO_LARGE or _TOO_LONG.search(said):
             hint = "show the model fewer or shorter passages, or serve it with a longer context"
             return ContextTooLong(f"{message}; {hint}", endpoint=self._endpoint)
         if status in _UNAVAILABLE:
@@ -82,7 +83,8 @@ class Upstream:
     def from_report(self, code: str | int | None, said: str) -> UpstreamError:
         """The error that a reply of status 200 reports; without a known status it may pass, so it is worth a try."""
         status = int(code) if isinstance(code, int) or (code and code.isdecimal()) else 0
-        return self.from_status(status if status in _UNAVAILABLE or status in _REFUSED else 500, said)
+        known = status == _TOO_LARGE or status in _UNAVAILABLE or status in _REFUSED
+        return self.from_status(status if known else 500, said)
 
     def from_transport(self, error: ForeignError) -> UpstreamError:
         """The error for whatever aiohttp or the socket raised."""

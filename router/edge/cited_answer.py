@@ -43,7 +43,9 @@ class CitedAnswer(msgspec.Struct, frozen=True):
             return f"Searched for: {searched}." if searched else "Nothing was searched for."
         if not self.citations:
             return "No retrieved passage holds this answer."
-        return "\n".join(["Sources:", *(f"[{number}] {source_line(at)}" for number, at in enumerate(self.citations, 1))])
+        return "\n".join(
+            ["Sources:", *(f"[{number}] {source_line(at)}" for number, at in enumerate(self.citations, 1))]
+        )
 
 
 def place(title: str, page: int | None) -> str:

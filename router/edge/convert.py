@@ -65,9 +65,12 @@ def _total_to_proto(total: RoleTotal) -> usage_pb2.RoleUsage:
 
 
 def span_from_proto(request: usage_service_pb2.GetUsageRequest) -> tuple[float, float]:
-    """From when until when, in Unix time; what is absent has no bound."""
-    start = request.start_time.ToNanoseconds() / 1e9 if request.HasField("start_time") else -math.inf
-    end = request.end_time.ToNanoseconds() / 1e9 if request.HasField("end_time") else math.inf
+    """From when until when, in Unix time; what is absent has no bound. Raises `BadRequest` for what is no time."""
+    try:
+        start = request.start_time.ToNanoseconds() / 1e9 if request.HasField("start_time") else -math.inf
+        end = request.end_time.ToNanoseconds() / 1e9 if request.HasField("end_time") else math.inf
+    except ValueError as error:
+        raise BadRequest(f"start_time or end_time: {error}") from None
     return start, end
 
 

@@ -6,6 +6,7 @@ each question stands alone, so that a system message and earlier turns are not u
 """
 
 import ipaddress
+import re
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -33,7 +34,8 @@ Work = Callable[[Emit], Coroutine[Any, Any, Run]]
 def openai_app(gateway: Gateway) -> web.Application:
     """The application; `HTTPServer` runs it. Errors have OpenAI's shape, and `code` is the reason of the status table.
 
-    Bodies must be `application/json`, so that no web page can post here unasked, and at most 1 MiB.
+    Bodies must be `application/json` and from no web page of another host, so that none can post here unasked, and at
+    most 1 MiB.
     """
 
     async def complete(request: web.Request) -> web.StreamResponse:
@@ -71,15 +73,19 @@ def openai_app(gateway: Gateway) -> web.Application:
 
 def check_loopback(address: str) -> None:
     """See that `host:port` is reached from this machine alone. Raises `BadConfig`."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
+    if not _is_loopback(address):
         raise BadConfig(
             f"server.http: {address} is not on the loopback, and there are no keys yet; use 127.0.0.1:PORT."
         )
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether a host, with or without a port, is this machine alone."""
+    host = re.sub(r":\d*$", "", address).strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _work(gateway: Gateway, model: str, question: str) -> Work:
@@ -118,6 +124,7 @@ async def _streamed(request: web.Request, asked: ChatRequest, work: Work) -> web
 @web.middleware
 async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
+        _check_origin(request.headers.get("Origin", ""))
         return await handler(request)
     except web.HTTPException as error:
         code = error.reason.lower().replace(" ", "_")
@@ -126,6 +133,12 @@ async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamRe
         raise
     except Exception as error:
         return refused(error)
+
+
+def _check_origin(origin: str) -> None:
+    """Refuse what a browser sends for a page of elsewhere, also one whose name was made to lead here."""
+    if origin.startswith("http") and not _is_loopback(origin.partition("://")[2]):
+        raise web.HTTPForbidden(text="Web pages of other hosts cannot ask here.")
 
 
 def _decoded(body: bytes) -> ChatRequest:

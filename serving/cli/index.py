@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import orjson
@@ -18,6 +19,7 @@ from serving.retrieval.adopt import adopt_index
 from serving.retrieval.build import Built, build_index
 from serving.retrieval.embedder import Embedder
 from serving.retrieval.open_embedder import open_embedder
+from serving.retrieval.stoppable import Check, stoppable
 
 _BUILD = """Reads files and folders (text, Markdown, HTML, PDF, DOCX, JSON lines, Hugging Face datasets), cuts them into
 passages at sentence ends, and embeds them. Without PATH, everything is as the config says. Called again, it reads
@@ -61,6 +63,8 @@ def _retrieval(
     if given.paths:
         if given.out is None:
             parser.error("--out: name the folder of the index")
+        if not 32 <= given.chunk_tokens <= 8192:
+            parser.error("--chunk-tokens: must be 32 to 8192")
         retrieval = RetrievalConfig(
             index=str(given.out),
             documents=tuple(map(str, given.paths)),
@@ -78,7 +82,7 @@ def _retrieval(
 async def _build(config: RetrievalConfig, engines: Mapping[str, EngineConfig], *, as_json: bool) -> int:
     console = Console(stderr=True)
     async with open_embedder(config.embedder, engines, console.print, cpu_threads=os.cpu_count() or 1) as embedder:
-        built = await asyncio.to_thread(_built, config, embedder, console)
+        built = await stoppable(partial(_built, config, embedder, console))
     if as_json:
         print(orjson.dumps(_for_programs(built)).decode())
     else:
@@ -86,15 +90,16 @@ async def _build(config: RetrievalConfig, engines: Mapping[str, EngineConfig], *
     return 0
 
 
-def _built(config: RetrievalConfig, embedder: Embedder, console: Console) -> Built:
+def _built(config: RetrievalConfig, embedder: Embedder, console: Console, check: Check) -> Built:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as bar:
         tasks: dict[str, TaskID] = {}
 
         def show(stage: str, done: int, total: int) -> None:
+            check()
             if stage not in tasks:
-                tasks[stage] = bar.add_task(stage, total=total)
-            bar.update(tasks[stage], completed=done)
+                tasks[stage] = bar.add_task(stage)
+            bar.update(tasks[stage], completed=done, total=total)
 
         return build_index(
             [Path(place) for place in config.documents],

@@ -55,10 +55,10 @@ class Cutter:
         return [counts.get(text, 0) <= self.row_tokens for text in texts]
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """The tokens of each text; of one that is far too long, a number that is too large as well."""
+        """The tokens of each text, at least one; of one that is far too long, a number that is too large as well."""
         most = _CHARS_A_TOKEN * (max(self.max_tokens, self.row_tokens) + 1)
         counts = self.count_tokens([text[:most] for text in texts]) if texts else []
-        return [max(count, len(text) // _CHARS_A_TOKEN) for count, text in zip(counts, texts, strict=True)]
+        return [max(1, count, len(text) // _CHARS_A_TOKEN) for count, text in zip(counts, texts, strict=True)]
 
     def _counted(self, uncounted: Iterable[Unit]) -> Iterator[Unit]:
         for batch in batches(uncounted, lambda unit: len(unit.text)):

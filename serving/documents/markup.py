@@ -21,7 +21,7 @@ _HEADINGS = frozenset("h1 h2 h3 h4 h5 h6".split())
 _PREFORMATTED = frozenset(("pre", "textarea"))
 _CHARSET = re.compile(rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w.:-]+)|^<\?xml[^>]+encoding=["']([\w.:-]+)""", re.I)
 _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(.*?\n)?\1[ \t]*(?:\n|$)", re.S)
-_FRONT_TITLE = re.compile(r"""^title\s*[:=]\s*(["']?)(.+?)\1\s*$""", re.M)
+_FRONT_TITLE = re.compile(r"""^title[ \t]*[:=][ \t]*(?:(["'])(.+)\1[ \t]*|(\S.*))$""", re.M)
 
 
 def read_html(path: Path) -> Document:
@@ -38,7 +38,9 @@ def read_markdown(path: Path) -> Document:
     front = _FRONT_MATTER.match(text)
     title = _FRONT_TITLE.search(front[2] or "") if front else None
     parser = MarkdownIt("commonmark", {"maxNesting": 100}).enable(["table", "strikethrough"])
-    return _document(parser.render(text[front.end() :] if front else text), path, title[2] if title else None)
+    return _document(
+        parser.render(text[front.end() :] if front else text), path, (title[2] or title[3]) if title else None
+    )
 
 
 def _declared(content: bytes) -> str | None:

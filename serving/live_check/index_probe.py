@@ -56,7 +56,7 @@ def _index(folder: Path, embedder: Embedder, embeds: bool) -> Cells:
         same = None
     if same is None:
         return built | {_FITS: Cell(None, "unknown")}
-    if same < _SAME:
+    if not same >= _SAME:  # also catches NaN
         said = "the embedder gives other vectors than the index holds: it is another model, or is served otherwise"
         return built | {_FITS: failed(f"{same:.2f}", f"{said}; name the right one, or run `rolegate index build`")}
     return built | {_FITS: Cell(True, f"{same:.2f}")}

@@ -1,6 +1,5 @@
 """Taking over an index that another program built: a FAISS file and the corpus that it was built from."""
 
-import secrets
 import shutil
 from pathlib import Path
 
@@ -9,11 +8,11 @@ import numpy as np
 from router.errors import BadIndex
 from serving.documents.passages import Cutter, read_passages
 from serving.documents.source import find_sources
-from serving.retrieval.build import publish
 from serving.retrieval.build_lock import build_lock
 from serving.retrieval.dense import VECTORS, DenseIndex
 from serving.retrieval.document_table import DocumentEntry, write_table
 from serving.retrieval.embedder import Embedder
+from serving.retrieval.generation import publish, unfinished_name
 from serving.retrieval.manifest import Manifest
 from serving.retrieval.passages import PassageStore, PassageWriter, embedded_text
 
@@ -35,7 +34,7 @@ def adopt_index(faiss_file: Path, corpus: Path, out: Path, embedder: Embedder) -
     out.mkdir(parents=True)
     try:
         with build_lock(out, wait=False):
-            folder = out / f".building-{secrets.token_hex(4)}"
+            folder = out / unfinished_name()
             folder.mkdir()
             _fill(folder, faiss_file, corpus, embedder)
             metric = _check(folder, faiss_file, embedder)
@@ -50,7 +49,9 @@ def _fill(folder: Path, faiss_file: Path, corpus: Path, embedder: Embedder) -> N
         shutil.copyfile(faiss_file, folder / VECTORS)
     except OSError as error:
         raise BadIndex(f"{faiss_file}: cannot be read ({error.strerror}); name a file of FAISS.") from error
-    (source,) = find_sources([corpus]).sources
+    source, *more = find_sources([corpus]).sources
+    if more:
+        raise BadIndex(f"{corpus}: holds {len(more) + 1} files; name the one that the index is of.")
     with PassageWriter(folder) as writer:
         writer.write(read_passages(source, Cutter(_WHOLE, _WHOLE, embedder.count_tokens)))
         write_table(folder, [DocumentEntry(source, 0, len(writer))])
@@ -76,7 +77,7 @@ def _check(folder: Path, faiss_file: Path, embedder: Embedder) -> str:
         raise _other_embedder(faiss_file, embedder) from None
     lengths = np.linalg.norm(stored, axis=1)
     cosines = np.einsum("ij,ij->i", stored, embedder.embed(texts, queries=False)) / lengths
-    if float(np.median(cosines)) < _SAME:
+    if not float(np.median(cosines)) >= _SAME:  # also catches NaN
         raise _other_embedder(faiss_file, embedder)
     return dense.metric
 

@@ -4,35 +4,35 @@ A build fills a hidden folder inside the index folder, which becomes the next ge
 replaced last and at once, names the generation that counts. What a killed build has embedded, the next one takes over.
 """
 
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from router.errors import BadCorpus, BadDocument, BadIndex
 from serving.documents.passages import Cutter, read_passages
 from serving.documents.source import Source, find_sources
-from serving.retrieval.atomic_file import flush
 from serving.retrieval.build_lock import build_lock
 from serving.retrieval.dense import DenseIndex, write_dense
 from serving.retrieval.document_table import DocumentEntry, read_table, same_sources, write_table
 from serving.retrieval.embedder import Embedder, Vectors
+from serving.retrieval.generation import check_place, generations, publish, unfinished, unfinished_name
 from serving.retrieval.known_vectors import KnownVectors, VectorOf
 from serving.retrieval.lexical import write_lexical
-from serving.retrieval.manifest import FORMAT, MANIFEST, Manifest, describe_files, read_manifest, write_manifest
-from serving.retrieval.passages import PASSAGES, PassageStore, PassageWriter, embedded_text
+from serving.retrieval.manifest import Manifest, check_files, read_manifest
+from serving.retrieval.passages import PassageStore, PassageWriter, embedded_text
 from serving.retrieval.vector_file import close_vector_file, left_over, open_vector_file, read_vector_file
 
 BATCH = 256
 """Passages embedded between two calls of `progress`."""
-_BUILDING = ".building-"
 _SPECIAL_TOKENS = 2
 
 Progress = Callable[[str, int, int], None]
-"""Told what is done (`reading` documents, `embedding` passages), how many of them, and of how many."""
+"""Told what is done (`reading` documents, `embedding` passages), how many of them, and of how many; `reading` 0 of 0
+while another build is waited for. Whatever it raises ends the build."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +80,10 @@ def build_index(
     found = find_sources(places)
     sources = [source for source in found.sources if not Path(source.path).resolve().is_relative_to(out.resolve())]
     fresh = not out.exists()
-    _check_place(out)
+    check_place(out)
     out.mkdir(parents=True, exist_ok=True)
     try:
-        with build_lock(out, wait=wait):
+        with build_lock(out, wait=wait, waiting=lambda: progress("reading", 0, 0)):
             build = _Build(out, embedder, lexical, min(chunk_tokens, embedder.max_tokens - _SPECIAL_TOKENS), progress)
             return build.run(sources, found.passed_over)
     finally:
@@ -98,7 +98,7 @@ class _Build:
         self._out, self._embedder, self._lexical, self._progress = out, embedder, lexical, progress
         self._chunk_tokens = chunk_tokens
         self._cutter = Cutter(chunk_tokens, embedder.max_tokens - _SPECIAL_TOKENS, embedder.count_tokens)
-        self._folder = out / f"{_BUILDING}{secrets.token_hex(4)}"
+        self._folder = out / unfinished_name()
         self._earlier = _earlier(out, embedder, chunk_tokens)
 
     def run(self, sources: Sequence[Source], passed_over: int) -> Built:
@@ -107,19 +107,27 @@ class _Build:
             skipped = tuple(entry for entry in earlier.entries if entry.error)
             if not any(map(self._readable, skipped)):
                 return Built(earlier.manifest, skipped, passed_over, len(sources) - len(skipped), 0, 0)
-        unfinished = [path for path in self._out.iterdir() if path.name.startswith(_BUILDING)]
+        left = self._left()
         self._folder.mkdir()
         try:
             entries, read = self._collect(sources)
-            embedded = self._embed(unfinished)
+            embedded = self._embed(left)
             manifest = self._publish(entries)
         except BaseException:
-            if left_over(self._folder, self._embedder) is None:
+            if not len(left_over(self._folder, self._embedder)):
                 shutil.rmtree(self._folder)  # nothing in it would save the next build any work
             raise
-        self._clean(manifest, unfinished)
+        self._clean(manifest, left)
         skipped = tuple(entry for entry in entries if entry.error)
         return Built(manifest, skipped, passed_over, len(entries) - len(skipped), read, embedded)
+
+    def _left(self) -> list[Path]:
+        """What is left of the build that got furthest without finishing, if any; the others are removed."""
+        folders = unfinished(self._out)
+        folders.sort(key=lambda folder: len(left_over(folder, self._embedder)), reverse=True)
+        for folder in folders[1:]:
+            shutil.rmtree(folder, ignore_errors=True)
+        return folders[:1]
 
     def _collect(self, sources: Sequence[Source]) -> tuple[list[DocumentEntry], int]:
         """Write the passages of all sources: the entries, and how many sources were read for it."""
@@ -155,9 +163,9 @@ class _Build:
             return False
         return True
 
-    def _embed(self, unfinished: Sequence[Path]) -> int:
+    def _embed(self, left: Sequence[Path]) -> int:
         """Write the vectors of all passages; how many were not known."""
-        passages, known = PassageStore(self._folder), self._known(unfinished)
+        passages, known = PassageStore(self._folder), self._known(left)
         embedded = 0
         with open_vector_file(self._folder, self._embedder) as file:
             for start in range(0, len(passages), BATCH):
@@ -173,13 +181,13 @@ class _Build:
                 self._progress("embedding", end, len(passages))
         return embedded
 
-    def _known(self, unfinished: Sequence[Path]) -> KnownVectors:
+    def _known(self, left: Sequence[Path]) -> KnownVectors:
         builds: list[tuple[PassageStore, int, VectorOf]] = []
         if self._earlier is not None:
             builds.append((self._earlier.passages, len(self._earlier.passages), self._earlier.dense.vector))
-        for folder in unfinished:
+        for folder in left:
             vectors = left_over(folder, self._embedder)
-            if vectors is not None:
+            if len(vectors):
                 builds.append((PassageStore(folder), len(vectors), vectors.__getitem__))
         return KnownVectors(builds)
 
@@ -196,45 +204,15 @@ class _Build:
         vectors = read_vector_file(self._folder, self._embedder.dimension)
         yield from (np.ascontiguousarray(vectors[at : at + BATCH]) for at in range(0, len(vectors), BATCH))
 
-    def _clean(self, manifest: Manifest, unfinished: Sequence[Path]) -> None:
+    def _clean(self, manifest: Manifest, left: Sequence[Path]) -> None:
         """Remove what no one reads any more. The generation before stays: someone may be about to open it."""
         keep = {manifest.generation, self._earlier.manifest.generation if self._earlier else ""}
-        for folder in (*unfinished, *(path for path in _generations(self._out) if path.name not in keep)):
+        for folder in (*left, *(path for path in generations(self._out) if path.name not in keep)):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def publish(
-    out: Path,
-    folder: Path,
-    embedder: Embedder,
-    *,
-    chunk_tokens: int,
-    lexical: bool = False,
-    metric: str = "inner_product",
-) -> Manifest:
-    """Make `folder`, whose files are whole, the generation of the index `out` that counts."""
-    files = describe_files(folder)
-    generation = f"{max((int(path.name) for path in _generations(out)), default=0) + 1:06}"
-    manifest = Manifest(
-        format=FORMAT,
-        generation=generation,
-        embedder=embedder.identity,
-        dimension=embedder.dimension,
-        metric="l2" if metric == "l2" else "inner_product",
-        passages=len(PassageStore(folder)),
-        chunk_tokens=chunk_tokens,
-        corpus_sha256=files[PASSAGES].sha256,
-        lexical=lexical,
-        files=files,
-    )
-    folder.rename(out / generation)
-    flush(out)
-    write_manifest(out, manifest)
-    return manifest
-
-
 def _earlier(out: Path, embedder: Embedder, chunk_tokens: int) -> _Earlier | None:
-    """The generation before, if what it holds was made in the very same way."""
+    """The generation before, if it is whole and was made in the very same way."""
     try:
         manifest = read_manifest(out)
     except BadIndex:
@@ -245,20 +223,11 @@ def _earlier(out: Path, embedder: Embedder, chunk_tokens: int) -> _Earlier | Non
     if made != (embedder.identity, embedder.dimension, chunk_tokens):
         return None
     folder = out / manifest.generation
-    return _Earlier(manifest, read_table(folder), PassageStore(folder), DenseIndex.open(folder))
-
-
-def _check_place(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise BadIndex(f"{out}: is a file; name a folder for the index.")
-    if out.is_dir() and not (out / MANIFEST).exists():
-        foreign = [path.name for path in out.iterdir() if path.name != ".lock" and not path.name.startswith(_BUILDING)]
-        if any(not name.isdecimal() for name in foreign):
-            raise BadIndex(f"{out}: already exists and is no index ({foreign[0]}); name another folder.")
-
-
-def _generations(out: Path) -> list[Path]:
-    return [path for path in out.iterdir() if path.name.isdecimal() and path.is_dir()]
+    try:
+        check_files(out, manifest, contents=False)
+        return _Earlier(manifest, read_table(folder), PassageStore(folder), DenseIndex.open(folder))
+    except (BadIndex, msgspec.DecodeError):
+        return None
 
 
 def _nothing(entries: Sequence[DocumentEntry]) -> BadCorpus:

@@ -14,16 +14,20 @@ from serving.retrieval.embedder import Embedder
 from serving.retrieval.index import Index
 from serving.retrieval.manifest import Manifest, read_manifest
 from serving.retrieval.searcher import IndexSearcher
+from serving.retrieval.stoppable import Check
 
 _LOOKS_EVERY_S, _TELLS_EVERY_S = 1.0, 2.0
 _log = structlog.get_logger("retrieval")
 
 
-def open_index(config: RetrievalConfig, embedder: Embedder, tell: Callable[[str], None]) -> Index:
-    """The config's index, up to date, and its embedder warm. Blocks. Raises `BadConfig` or `BadIndex`."""
+def open_index(config: RetrievalConfig, embedder: Embedder, tell: Callable[[str], None], check: Check) -> Index:
+    """The config's index, up to date, and its embedder warm. Blocks; `check` can end it while it builds.
+
+    Raises `BadConfig` or `BadIndex`.
+    """
     assert config.index is not None
     if config.documents:
-        _refresh(Path(config.index), config, embedder, tell)
+        _refresh(Path(config.index), config, embedder, tell, check)
     index = _open(config, embedder)
     embedder.embed(["warm up"], queries=True)
     tell(f"retrieval: {index.manifest.passages} passages, {index.manifest.embedder}")
@@ -44,7 +48,7 @@ async def follow(config: RetrievalConfig, searcher: IndexSearcher, index: Index,
             continue
         try:
             fresh = await asyncio.to_thread(_open, config, embedder)
-        except RolegateError as error:
+        except (RolegateError, OSError) as error:  # gone again, perhaps, while it was opened
             _log.error("retrieval.not_swapped", error=str(error))
         else:
             searcher.swap(fresh)
@@ -71,12 +75,15 @@ def _manifest(folder: Path) -> Manifest | None:
         return None
 
 
-def _refresh(folder: Path, config: RetrievalConfig, embedder: Embedder, tell: Callable[[str], None]) -> None:
+def _refresh(
+    folder: Path, config: RetrievalConfig, embedder: Embedder, tell: Callable[[str], None], check: Check
+) -> None:
     """Bring the index up to date. Where that fails and there is one, it is served as it is."""
     told = time.monotonic()
 
     def progress(stage: str, done: int, total: int) -> None:
         nonlocal told
+        check()
         if time.monotonic() - told < _TELLS_EVERY_S:
             return
         told = time.monotonic()
@@ -93,7 +100,7 @@ def _refresh(folder: Path, config: RetrievalConfig, embedder: Embedder, tell: Ca
             wait=not there,
             progress=progress,
         )
-    except RolegateError as error:
+    except (RolegateError, OSError) as error:
         if not there:
             raise
         tell(f"retrieval: the index is served as it was, because it could not be brought up to date: {error}")

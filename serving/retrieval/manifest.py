@@ -60,6 +60,15 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_atomically(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
 
 
+def has_manifest(folder: Path) -> bool:
+    """Whether a manifest lies there, of whatever version."""
+    try:
+        msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_Format)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return True
+
+
 def read_manifest(folder: Path) -> Manifest:
     """Raises `BadIndex` where there is none, where it is damaged, and where a newer version wrote it."""
     path = folder / MANIFEST

@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 
 from router.retrieval import Retriever
 from serving.config import EngineConfig, RetrievalConfig
 from serving.retrieval.remote import RemoteRetriever
+from serving.retrieval.stoppable import stoppable
 
 
 @asynccontextmanager
@@ -34,7 +36,7 @@ async def open_retriever(
     from serving.retrieval.searcher import IndexSearcher
 
     async with open_embedder(config.embedder, engines, tell, cpu_threads=cpu_threads) as embedder:
-        index = await asyncio.to_thread(open_index, config, embedder, tell)
+        index = await stoppable(partial(open_index, config, embedder, tell))
         searcher = IndexSearcher(index, embedder)
         following = asyncio.create_task(follow(config, searcher, index, embedder))
         try:

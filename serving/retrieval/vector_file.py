@@ -34,14 +34,15 @@ def read_vector_file(folder: Path, dimension: int) -> Vectors:
     return np.memmap(folder / VECTORS, dtype=np.float32, mode="r", shape=(rows, dimension))
 
 
-def left_over(folder: Path, embedder: Embedder) -> Vectors | None:
-    """The vectors of a build that did not finish, if this very embedder made them."""
+def left_over(folder: Path, embedder: Embedder) -> Vectors:
+    """The vectors of a build that did not finish, (rows, dimension) float32; none if another embedder made them."""
+    none = np.empty((0, embedder.dimension), dtype=np.float32)
     try:
         if msgspec.json.decode((folder / _MADE_BY).read_bytes()) != [embedder.identity, embedder.dimension]:
-            return None
+            return none
         vectors = read_vector_file(folder, embedder.dimension)[: len(PassageStore(folder))]
         # After a power failure a file may hold blocks of zeros: it counts up to the first that is no unit vector.
         whole = np.abs(np.einsum("ij,ij->i", vectors, vectors) - 1) < _UNIT_WITHIN
         return vectors[: len(whole) if whole.all() else int(whole.argmin())]
     except Exception:  # what a killed build left behind may be anything; without it, more is embedded again
-        return None
+        return none

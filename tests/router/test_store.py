@@ -247,6 +247,15 @@ async def test_usage_of_a_span(store: SQLStore, start: float, end: float, runs: 
     assert (report.runs, [total.attempts for total in report.totals]) == (runs, attempts)
 
 
+async def test_usage_that_cannot_be_read(store: SQLStore, path: Path) -> None:
+    """Is worth another try, and no internal error."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE calls")
+
+    with pytest.raises(StoreFailed, match="What was spent could not be read"):
+        await store.usage(-math.inf, math.inf)
+
+
 async def test_a_run_without_calls_is_counted(store: SQLStore) -> None:
     """It has spent nothing, which is known."""
     await store.save(spending("run-1", 1.0))

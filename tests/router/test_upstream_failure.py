@@ -198,6 +198,7 @@ def test_retry_after(headers: Mapping[str, str], seconds: float | None) -> None:
         ("rate_limit_exceeded", UpstreamUnavailable),
         (9001, UpstreamUnavailable),
         (None, UpstreamUnavailable),
+        (413, ContextTooLong),
     ],
 )
 def test_reports(code: str | int | None, kind: type[UpstreamError]) -> None:

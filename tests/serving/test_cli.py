@@ -471,3 +471,12 @@ def test_a_question_starts_a_gateway_of_its_own(
     assert shown.out == ""
     assert f"rolegate: delegation at http://{dead}/v1: " in shown.err
     assert (tmp_path / "runs.db").stat().st_size > 0
+
+
+@pytest.mark.parametrize("tokens", ["0", "31", "8193"])
+def test_passages_of_no_sensible_length(tmp_path: Path, capsys: pytest.CaptureFixture[str], tokens: str) -> None:
+    """Are refused before anything is written."""
+    with pytest.raises(SystemExit):
+        main(["index", "build", str(tmp_path), "--out", str(tmp_path / "index"), "--chunk-tokens", tokens])
+    assert "--chunk-tokens: must be 32 to 8192" in capsys.readouterr().err
+    assert not (tmp_path / "index").exists()

@@ -56,6 +56,20 @@ async def events(response: aiohttp.ClientResponse) -> list[Any]:
     return [line[6:] if line[6:] == "[DONE]" else json.loads(line[6:]) for line in lines]
 
 
+@pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1", "https://[::1]:1", "app://desk", ""])
+async def test_programs_and_pages_of_this_machine_may_ask(door: aiohttp.ClientSession, origin: str) -> None:
+    async with door.get("/health", headers={"Origin": origin}) as response:
+        assert response.status == 200
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example:50580", "https://127.0.0.1.evil.example"])
+async def test_a_web_page_of_another_host_is_refused(door: aiohttp.ClientSession, origin: str) -> None:
+    """Also one whose name leads here by now, which a browser takes for the same origin."""
+    body = {"model": "rolegate", "messages": [USER]}
+    async with door.post(PATH, json=body, headers={"Origin": origin}) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (403, "forbidden")
+
+
 async def test_health_and_models(door: aiohttp.ClientSession) -> None:
     """Both answer a GET, whatever host the client believes to speak to."""
     async with door.get("/health", headers={"Host": "gateway.example"}) as response:
@@ -146,7 +160,7 @@ async def test_a_web_page_cannot_post(door: aiohttp.ClientSession, kind: str) ->
         assert (response.status, (await response.json())["error"]["code"]) == (415, "unsupported_media_type")
     preflight = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
     async with door.options(PATH, headers=preflight) as response:
-        assert response.status == 405
+        assert response.status == 403
         assert not any(name.lower().startswith("access-control") for name in response.headers)
 
 

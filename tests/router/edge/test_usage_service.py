@@ -72,3 +72,13 @@ async def test_a_span_that_ends_before_it_begins() -> None:
         with pytest.raises(grpc.aio.AioRpcError, match="start_time") as caught:
             await stub_of(channel).GetUsage(pb.GetUsageRequest(start_time=now, end_time=now))
     assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
+
+
+async def test_a_moment_that_there_is_not() -> None:
+    """Is the client's to mend, too."""
+    request = pb.GetUsageRequest()
+    request.start_time.seconds = 2**62
+    async with served(Deployment().gateway(Kept())) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="start_time") as caught:
+            await stub_of(channel).GetUsage(request)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT

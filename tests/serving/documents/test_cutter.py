@@ -190,3 +190,17 @@ def test_tokens_are_counted_in_batches() -> None:
 
     assert sum(calls) < 8100
     assert len(calls) < 50
+
+
+def test_what_has_no_tokens_still_fills_passages(embedder: MiniLM) -> None:
+    """Zero-width letters, of which tokenizers see nothing, make neither an endless passage nor an endless search."""
+    cutter = Cutter(24, 254, embedder.count_tokens)
+
+    pieces = cut(Block("\u200b\n\n" * 100), cutter=cutter)
+
+    assert len(pieces) > 3
+
+
+def test_a_blank_line_ends_a_sentence_that_ends_in_an_abbreviation() -> None:
+    """Where the line goes on, it does not."""
+    assert sentences("Smith Jr.\n\nHe met Dr. Jones.") == ["Smith Jr.", "He met Dr. Jones."]

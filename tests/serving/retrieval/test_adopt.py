@@ -94,3 +94,24 @@ def test_an_adopted_index_is_not_built_over(flat: Path, corpus: Path, tmp_path: 
 
     with pytest.raises(BadIndex, match="was adopted here; build into another folder"):
         build_index([corpus], tmp_path / "index", embedder)
+
+
+def test_vectors_that_are_no_numbers_are_refused(corpus: Path, tmp_path: Path, embedder: MiniLM) -> None:
+    """They are like no passage's."""
+    index = faiss.IndexFlatIP(384)
+    index.add(np.full((5, 384), np.nan, dtype=np.float32))
+    faiss.write_index(index, str(tmp_path / "nan.faiss"))
+
+    with pytest.raises(BadIndex, match="gives other vectors"):
+        adopt_index(tmp_path / "nan.faiss", corpus, tmp_path / "index", embedder)
+
+
+def test_a_folder_of_several_files_is_no_corpus(flat: Path, corpus: Path, tmp_path: Path, embedder: MiniLM) -> None:
+    """Nobody knows the order of its rows."""
+    folder = tmp_path / "corpora"
+    folder.mkdir()
+    for name in ("a", "b"):
+        (folder / f"{name}.jsonl").write_bytes(corpus.read_bytes())
+
+    with pytest.raises(BadIndex, match="holds 2 files; name the one"):
+        adopt_index(flat, folder, tmp_path / "index", embedder)

@@ -1,3 +1,4 @@
+import asyncio
 import fcntl
 import json
 import os
@@ -11,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from router.errors import BadCorpus, BadDocument, BadIndex
+from router.errors import BadCorpus, BadDocument, BadIndex, UpstreamRefused
 from serving.retrieval.build import BATCH, Built, build_index
 from serving.retrieval.embedder import MiniLM, Vectors
 from serving.retrieval.index import Index
 from serving.retrieval.manifest import read_manifest
+from serving.retrieval.stoppable import Check, stoppable
 
 ROOT = Path(__file__).parents[3]
 
@@ -176,6 +178,73 @@ def test_a_foreign_folder_is_left_alone(documents: Path, tmp_path: Path) -> None
     with pytest.raises(BadIndex, match=r"already exists and is no index"):
         build_index([documents], documents, Counting())
     assert len(list(documents.iterdir())) == 3
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "2021/letter.txt", "202112/letter.txt"])
+def test_a_folder_that_looks_like_an_index_is_left_alone(documents: Path, tmp_path: Path, name: str) -> None:
+    """Neither another program's manifest nor folders of years are written over or removed."""
+    kept = tmp_path / "other" / name
+    kept.parent.mkdir(parents=True)
+    kept.write_text('{"name": "an app"}')
+
+    with pytest.raises(BadIndex, match=f"is no index .{name.partition('/')[0]}"):
+        build_index([documents], tmp_path / "other", Counting())
+    assert kept.read_text() == '{"name": "an app"}'
+
+
+@pytest.mark.parametrize("name", ["dense.faiss", "passages.jsonl", "documents.jsonl", "../manifest.json"])
+@pytest.mark.parametrize("size", [0, 20])
+def test_a_damaged_index_can_be_built_again(documents: Path, tmp_path: Path, name: str, size: int) -> None:
+    """As the message of each damage says."""
+    embedder, out = Counting(), tmp_path / "index"
+    build_index([documents], out, embedder)
+    os.truncate(out / "000001" / name, size)
+
+    assert build_index([documents], out, embedder).embedded == 3
+    assert len(held(out, embedder)) == 3
+
+
+class Stubborn(Counting):
+    """Refuses one text."""
+
+    def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
+        if any(text.endswith(f"row {BATCH}") for text in texts):
+            raise UpstreamRefused("not this one", endpoint="e")
+        return super().embed(texts, queries=queries)
+
+
+def test_builds_that_always_fail_do_not_fill_the_disk(write_rows: Path, tmp_path: Path) -> None:
+    """The one that got furthest is kept, and one beside it at most."""
+    out = tmp_path / "index"
+    for _ in range(4):
+        with pytest.raises(UpstreamRefused):
+            build_index([write_rows], out, Stubborn())
+
+    assert len([path for path in out.iterdir() if path.name.startswith(".building")]) <= 2
+    assert build_index([write_rows], out, Counting()).embedded == 1
+
+
+async def test_a_build_ends_when_whoever_waits_for_it_is_cancelled(documents: Path, tmp_path: Path) -> None:
+    """Also where it waits for another one."""
+    out, waiting = tmp_path / "index", asyncio.Event()
+    build_index([documents], out, Counting())
+    loop = asyncio.get_running_loop()
+
+    def work(check: Check) -> Built:
+        def progress(_stage: str, _done: int, _total: int) -> None:
+            loop.call_soon_threadsafe(waiting.set)
+            check()
+
+        return build_index([documents], out, Counting(), progress=progress)
+
+    with (out / ".lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        task = asyncio.create_task(stoppable(work))
+        async with asyncio.timeout(30):
+            await waiting.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
 
 
 def test_the_index_is_no_document_of_its_own(documents: Path) -> None:

@@ -49,6 +49,20 @@ async def test_an_index_that_cannot_be_brought_up_to_date_is_served_as_it_was(do
     assert any("served as it was, because it could not be brought up to date" in line for line in told)
 
 
+async def test_an_index_that_cannot_be_written_is_served_as_it_was(documents: Path) -> None:
+    """As where its folder is mounted to be read only."""
+    told: list[str] = []
+    async with open_retriever(config(documents), told.append):
+        pass
+    lock = documents.parent / "index" / ".lock"
+    lock.unlink()
+    lock.mkdir()
+
+    async with open_retriever(config(documents), told.append) as retriever:
+        assert len((await retriever.search(["cat"], 3))[0]) == 1
+    assert any("served as it was" in line for line in told)
+
+
 async def test_a_new_generation_is_searched_without_a_failed_request(documents: Path, embedder: MiniLM) -> None:
     """Searches go on, one after another, while the index is built anew; from some search on they find the new text."""
     async with open_retriever(config(documents), lambda _step: None) as retriever:
