@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from router.edge.openai_door import check_loopback
+from router.errors import BadConfig
 from serving.config import Config, EmbedderConfig, RetrievalConfig, RoleConfig, SearchConfig, ServerConfig
 
 _MOST_PASSAGES = 100
@@ -32,6 +34,13 @@ def _server(server: ServerConfig) -> list[str]:
         found.append("server.grace_s: must be 0 to 86400 seconds.")
     if server.max_question_chars < 1:
         found.append("server.max_question_chars: must be at least 1.")
+    if server.http is not None:
+        try:
+            check_loopback(server.http)
+        except BadConfig as error:
+            found.append(str(error))
+    if server.http is not None and server.http == server.address and not server.address.endswith(":0"):
+        found.append("server.http: the same address as server.address, which is gRPC's; take another port.")
     return found
 
 
@@ -47,6 +56,8 @@ def _search(search: SearchConfig) -> list[str]:
 
 def _role(key: str, role: RoleConfig, config: Config) -> list[str]:
     found: list[str] = []
+    if not role.model.strip():
+        found.append(f"{key}.model: is empty; write the name under which the endpoint serves it.")
     if role.engine is not None and role.engine not in config.engines:
         found.append(f"{key}.engine: no table engines.{role.engine}; add it, or name a base_url instead.")
     if role.engine is not None and role.base_url is not None:

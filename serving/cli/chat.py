@@ -9,12 +9,14 @@ the chat. Ctrl-C cancels the running question; Ctrl-D or `exit` ends. Besides qu
 """
 
 import argparse
+import asyncio
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeVar
 
 from rich.console import Console
-from rolegate.client import Client, GatewayError
+from rolegate.client import AsyncClient, GatewayError
 from rolegate.v1.answer_service_pb2 import AnswerResponse
 
 from serving.cli.answer_view import AnswerView
@@ -22,6 +24,8 @@ from serving.cli.background import in_background
 from serving.cli.reached_gateway import add_gateway, reached
 from serving.cli.usage_table import summed, usage_table
 from serving.logs import errors_only
+
+T = TypeVar("T")
 
 _HINT = "Each question stands alone. Besides: :good, :bad [RIGHT ANSWER], :usage, exit."
 
@@ -36,19 +40,37 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     errors_only()
     progress = Console(stderr=True)
-    with in_background(reached(given, progress)) as address, Client(address) as client:
-        chat = Chat(client, Console(), progress, timeout_s=given.timeout, stream=given.stream)
+    with in_background(_connected(given, progress)) as (loop, client):
+        chat = Chat(loop, client, Console(), progress, timeout_s=given.timeout, stream=given.stream)
         progress.print(_HINT, style="dim", markup=False, highlight=False)
         for line in _lines():
             chat.take(line)
     return 0
 
 
+@asynccontextmanager
+async def _connected(
+    given: argparse.Namespace, progress: Console
+) -> AsyncIterator[tuple[asyncio.AbstractEventLoop, AsyncClient]]:
+    async with reached(given, progress) as address, AsyncClient(address) as client:
+        yield asyncio.get_running_loop(), client
+
+
 class Chat:
     """Questions to one gateway, and what is said about its answers."""
 
-    def __init__(self, client: Client, out: Console, progress: Console, *, timeout_s: float, stream: bool) -> None:
-        self._client, self._out, self._progress = client, out, progress
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        client: AsyncClient,
+        out: Console,
+        progress: Console,
+        *,
+        timeout_s: float,
+        stream: bool,
+    ) -> None:
+        """`client` lives on `loop`, which runs in another thread."""
+        self._loop, self._client, self._out, self._progress = loop, client, out, progress
         self._timeout_s, self._stream = timeout_s, stream
         self._answers: list[AnswerResponse] = []
         self._last: AnswerResponse | None = None
@@ -78,18 +100,31 @@ class Chat:
     def _ask(self, question: str) -> None:
         self._last = None
         view = AnswerView(self._out, self._progress, stream=self._stream, as_json=False)
-        with self._progress.status("asking"), self._client.stream(question, self._timeout_s) as events:
-            for event in events:
+        with self._progress.status("asking"):
+            answer = self._awaited(self._answered(question, view))
+        view.show(answer)
+        self._last = answer
+        self._answers.append(answer)
+
+    async def _answered(self, question: str, view: AnswerView) -> AnswerResponse:
+        async with self._client.stream(question, self._timeout_s) as events:
+            async for event in events:
                 view.tell(event)
-        view.show(event.done)
-        self._last = event.done
-        self._answers.append(event.done)
+        return event.done
+
+    def _awaited(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for work on the loop, where an interrupt ends it properly, at whatever instruction it comes."""
+        running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return running.result()
+        finally:
+            running.cancel()
 
     def _rate(self, *, accepted: bool, gold_answer: str = "") -> None:
         if self._last is None:
             self._say("the last question has no answer to say this about", "yellow")
             return
-        self._client.feedback(self._last.run_id, accepted=accepted, gold_answer=gold_answer)
+        self._awaited(self._client.feedback(self._last.run_id, accepted=accepted, gold_answer=gold_answer))
         self._say(f"noted about {self._last.run_id}")
 
     def _say(self, text: str, style: str = "dim") -> None:

@@ -21,6 +21,7 @@ from serving.live_check.estimate import ROLES, TYPICAL, role_config
 from serving.live_check.live_check import Found, RoleFound, live_check
 from serving.logs import errors_only
 from serving.readiness import missing
+from serving.retrieval.identity import identity_of
 from serving.retrieval.manifest import read_manifest
 
 _MARKS = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[dim]–[/dim]"}
@@ -56,12 +57,20 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _not_built(config: Config) -> list[str]:
+    """What is amiss with the index; one of documents that the config names is built anew where need be."""
+    retrieval = config.retrieval
     try:
-        if config.retrieval.index is not None:
-            read_manifest(Path(config.retrieval.index))
+        manifest = None if retrieval.index is None else read_manifest(Path(retrieval.index))
     except BadIndex as error:
         return [f"retrieval.index: {error} Run `rolegate index build`."]
-    return []
+    if manifest is None or retrieval.documents:
+        return []
+    found: list[str] = []
+    if manifest.lexical != retrieval.lexical:
+        found.append(f"retrieval.lexical: must be {str(manifest.lexical).lower()} for the index in {retrieval.index}.")
+    if manifest.embedder != (named := identity_of(retrieval.embedder)):
+        found.append(f"retrieval.embedder: the index is of {manifest.embedder}, but {named} is named; name the former.")
+    return found
 
 
 async def _probed(config: Config, given: argparse.Namespace) -> Found:
@@ -86,7 +95,7 @@ def _show_file(console: Console, file: Path, config: Config, wrong: list[str], w
         where = f"vLLM engine {role.engine}" if role.engine else role.base_url or "LiteLLM"
         table.add_row(name, *map(escape, (role.model, where, role.prompt)))
     console.print(table)
-    console.out(f"{file}: fine", highlight=False)
+    console.out(f"{file}: {'not ready yet' if warnings else 'fine'}", highlight=False)
     for warning in warnings:
         console.out(f"still missing: {warning}", highlight=False)
 

@@ -97,9 +97,11 @@ def _built(config: RetrievalConfig, embedder: Embedder, console: Console, check:
 
         def show(stage: str, done: int, total: int) -> None:
             check()
+            if not total:
+                stage = "waiting for another build of this index"
             if stage not in tasks:
                 tasks[stage] = bar.add_task(stage)
-            bar.update(tasks[stage], completed=done, total=total)
+            bar.update(tasks[stage], completed=done, total=total or None)
 
         return build_index(
             [Path(place) for place in config.documents],
@@ -113,7 +115,7 @@ def _built(config: RetrievalConfig, embedder: Embedder, console: Console, check:
 
 def _show(built: Built, out: Path, console: Console) -> None:
     for entry in built.skipped:
-        console.print(f"[yellow]skipped[/yellow] {escape(entry.error)}", highlight=False)
+        console.print(f"[yellow]left out, the whole file:[/yellow] {escape(entry.error)}", highlight=False)
     passed_over = f", {built.passed_over} of other kinds passed over" if built.passed_over else ""
     documents = (
         f"{built.documents} documents ({built.documents_read} read now, {len(built.skipped)} skipped{passed_over})"

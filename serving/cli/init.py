@@ -31,7 +31,7 @@ _QUESTIONS = {
     "embedder": "turns text into vectors: minilm, in process, or a model of an OpenAI-compatible server",
     "embedder_url": "where the embedder is: an OpenAI-compatible address, which ends in /v1",
     "embedder_dimension": "how many numbers are in one of its vectors; its model card says it",
-    "documents": "the files and folders to answer from, with commas between them",
+    "documents": "the files and folders to answer from",
 }
 
 
@@ -52,6 +52,8 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if given.out.exists() and not given.force:
         raise BadConfig(f"{given.out}: is there already; name another file with --out, or write over it with --force.")
+    if not given.out.parent.is_dir():
+        raise BadConfig(f"{given.out.parent}: there is no such folder; make it, or name another file with --out.")
     config = _write(given, asking=sys.stdin.isatty() and not given.yes)
     print("\n".join(_next_steps(config, given.out)))
     return 0
@@ -71,7 +73,9 @@ def _write(given: argparse.Namespace, *, asking: bool) -> Config:
     document: dict[str, Any] = tomlkit.parse(preset(settled("preset", "hosted", list(_PRESETS))).read_text("utf-8"))
     backbone, embedder = document["roles"]["delegation"], document["retrieval"]["embedder"]
     answers = {"base_url": settled("base_url", backbone.get("base_url"))}
-    answers |= {name: settled(name, document["roles"][role]["model"]) for name, role in _ROLES.items()}
+    for name, role in _ROLES.items():  # where one model does for several roles, so does the one that takes its place
+        model = document["roles"][role]["model"]
+        answers[name] = settled(name, answers.get("backbone", model) if model == backbone["model"] else model)
     answers["key_env"] = settled("key_env", backbone.get("api_key_env"))
     answers["embedder"] = settled("embedder", embedder.get("model", "minilm"))
     other = answers["embedder"] not in ("minilm", embedder.get("model"))

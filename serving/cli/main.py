@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
@@ -25,6 +26,7 @@ _GROUP = "rolegate.commands"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit status. Errors raised on purpose are printed in one line."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what gRPC's core prints beside our own errors
     others = {point.name: point for point in entry_points(group=_GROUP)}
     parser = argparse.ArgumentParser(
         prog="rolegate",

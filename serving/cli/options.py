@@ -28,6 +28,8 @@ def chosen_file(arguments: argparse.Namespace) -> Path:
     if arguments.config is None and arguments.preset is None and CONFIG.is_file():
         print(f"rolegate: the config is {CONFIG.resolve()}", file=sys.stderr)
         return CONFIG
+    if arguments.config is None and arguments.preset is None:
+        print(f"rolegate: no {CONFIG} here, so this is the demo", file=sys.stderr)
     file: Path = arguments.config or preset(arguments.preset or "mini")
     return file
 

@@ -30,6 +30,8 @@ def read_document(path: Path) -> Document:
     Raises, as its blocks do, `BadDocument` where it cannot be read, and `BadConfig` where a package is missing.
     """
     with _mapped(path):
+        if path.is_dir():
+            next(path.iterdir())  # it was found only because it cannot be listed
         document = _READERS[kind_of(path) or "text"](path)
     return Document(document.title, guarded(path, document.blocks))
 

@@ -61,14 +61,15 @@ def find_sources(places: Sequence[Path]) -> Found:
 
 
 def _files(base: Path) -> Iterator[Path]:
-    """Files and saved data sets; a folder that several links lead to, once."""
+    """Files, saved data sets, and folders that cannot be listed; a folder that several links lead to, once."""
     if not base.exists():
         raise BadDocument(f"{base}: there is no such file or folder; correct the path.")
     if not base.is_dir():
         yield base
         return
     visited: set[tuple[int, int]] = set()
-    for folder, folders, names in os.walk(base, followlinks=True, onerror=_refuse):
+    refused: list[str] = []
+    for folder, folders, names in os.walk(base, followlinks=True, onerror=lambda error: refused.append(error.filename)):
         status = Path(folder).stat()
         if (status.st_dev, status.st_ino) in visited:
             folders.clear()
@@ -80,10 +81,7 @@ def _files(base: Path) -> Iterator[Path]:
             continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
-
-
-def _refuse(error: OSError) -> None:
-    raise BadDocument(f"{error.filename}: cannot be listed ({error.strerror}); make it readable, or name its siblings.")
+    yield from map(Path, refused)
 
 
 def _status(path: Path) -> os.stat_result | None:
@@ -97,7 +95,9 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _is_read(path: Path) -> bool:
-    if path.suffix or path.is_dir():
+    if path.is_dir():
+        return is_dataset(path) or not os.access(path, os.R_OK | os.X_OK)  # whoever reads it says why not
+    if path.suffix:
         return kind_of(path) is not None
     try:
         with path.open("rb") as file:
@@ -108,7 +108,7 @@ def _is_read(path: Path) -> bool:
 
 def _source(base: Path, path: Path, status: os.stat_result) -> Source:
     name = Path(base.name, path.relative_to(base)).as_posix()
-    files = [file.stat() for file in path.rglob("*") if file.is_file()] if path.is_dir() else [status]
+    files = [file.stat() for file in path.rglob("*") if file.is_file()] if is_dataset(path) else [status]
     return Source(name, str(path), sum(file.st_size for file in files), max(file.st_mtime_ns for file in files))
 
 

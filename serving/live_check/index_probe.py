@@ -6,12 +6,11 @@ import numpy as np
 
 from router.errors import BadConfig, BadIndex, UpstreamError, UpstreamGarbled
 from serving.live_check.cell import GOOD, Cell, Cells, failed
-from serving.retrieval.embedder import Embedder
+from serving.retrieval.embedder import SAME_EMBEDDER, Embedder
 from serving.retrieval.index import Index
 from serving.retrieval.manifest import read_manifest
 from serving.retrieval.passages import embedded_text
 
-_SAME = 0.99
 _FITS = "fits the embedder"
 
 
@@ -56,7 +55,7 @@ def _index(folder: Path, embedder: Embedder, embeds: bool) -> Cells:
         same = None
     if same is None:
         return built | {_FITS: Cell(None, "unknown")}
-    if not same >= _SAME:  # also catches NaN
+    if not same >= SAME_EMBEDDER:  # also catches NaN
         said = "the embedder gives other vectors than the index holds: it is another model, or is served otherwise"
-        return built | {_FITS: failed(f"{same:.2f}", f"{said}; name the right one, or run `rolegate index build`")}
+        return built | {_FITS: failed(f"{same:.2f}", f"{said}; name the embedder that built it, or build it anew")}
     return built | {_FITS: Cell(True, f"{same:.2f}")}

@@ -11,14 +11,12 @@ from serving.documents.source import find_sources
 from serving.retrieval.build_lock import build_lock
 from serving.retrieval.dense import VECTORS, DenseIndex
 from serving.retrieval.document_table import DocumentEntry, write_table
-from serving.retrieval.embedder import Embedder
+from serving.retrieval.embedder import SAME_EMBEDDER, Embedder
 from serving.retrieval.generation import publish, unfinished_name
 from serving.retrieval.manifest import Manifest
 from serving.retrieval.passages import PassageStore, PassageWriter, embedded_text
 
 _LOOKED_AT = 16
-_SAME = 0.98
-"""The cosine above which two vectors of one text are of one embedder, computed in another precision perhaps."""
 _WHOLE = 1 << 40
 """Tokens that no row has: rows are taken as they are."""
 
@@ -59,7 +57,10 @@ def _fill(folder: Path, faiss_file: Path, corpus: Path, embedder: Embedder) -> N
 
 def _check(folder: Path, faiss_file: Path, embedder: Embedder) -> str:
     """The metric, once it is certain that file, corpus and embedder belong together."""
-    passages, dense = PassageStore(folder), DenseIndex.open(folder)
+    try:
+        passages, dense = PassageStore(folder), DenseIndex.open(folder)
+    except BadIndex:
+        raise BadIndex(f"{faiss_file}: FAISS cannot read it; name what faiss.write_index wrote.") from None
     if len(passages) != len(dense):
         raise BadIndex(f"{faiss_file}: {len(dense)} vectors for {len(passages)} rows; name the corpus it is of.")
     if dense.dimension != embedder.dimension:
@@ -77,7 +78,7 @@ def _check(folder: Path, faiss_file: Path, embedder: Embedder) -> str:
         raise _other_embedder(faiss_file, embedder) from None
     lengths = np.linalg.norm(stored, axis=1)
     cosines = np.einsum("ij,ij->i", stored, embedder.embed(texts, queries=False)) / lengths
-    if not float(np.median(cosines)) >= _SAME:  # also catches NaN
+    if not float(np.median(cosines)) >= SAME_EMBEDDER:  # also catches NaN
         raise _other_embedder(faiss_file, embedder)
     return dense.metric
 

@@ -29,6 +29,8 @@ from serving.retrieval.vector_file import close_vector_file, left_over, open_vec
 BATCH = 256
 """Passages embedded between two calls of `progress`."""
 _SPECIAL_TOKENS = 2
+_UNCOUNTED = Cutter(1_000, 1_000, lambda texts: [1] * len(texts))
+"""Reads without asking an embedder, which would have to be loaded for it."""
 
 Progress = Callable[[str, int, int], None]
 """Told what is done (`reading` documents, `embedding` passages), how many of them, and of how many; `reading` 0 of 0
@@ -157,7 +159,7 @@ class _Build:
     def _readable(self, entry: DocumentEntry) -> bool:
         """Whether a file that could not be read can be by now, as after a change of its permissions."""
         try:
-            for _ in read_passages(entry.source, self._cutter):
+            for _ in read_passages(entry.source, _UNCOUNTED):
                 pass
         except (BadDocument, BadCorpus):
             return False

@@ -45,7 +45,7 @@ class EndpointEmbedder:
     ) -> None:
         """`base_url` ends in `/v1`; the prefixes are put before queries and passages, for models that want them."""
         self._model, self._prefixes = model, {True: query_prefix, False: passage_prefix}
-        self.identity = f"{model} {passage_prefix!r}" if passage_prefix else model
+        self.identity = endpoint_identity(model, passage_prefix)
         self.dimension = dimension
         self.max_tokens = max_tokens
         self._url = f"{base_url.rstrip('/')}/embeddings"
@@ -111,6 +111,11 @@ class EndpointEmbedder:
         if response.status != 200:
             raise _refusal(response.status, content, self._url)
         return content
+
+
+def endpoint_identity(model: str, passage_prefix: str) -> str:
+    """The vectors of passages depend on both."""
+    return f"{model} {passage_prefix!r}" if passage_prefix else model
 
 
 def _refusal(status: int, content: bytes, url: str) -> UpstreamError:

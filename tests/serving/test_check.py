@@ -325,7 +325,7 @@ async def test_an_index_of_another_embedder_is_a_failure(
     status, said = await checked(file, capsys)
     assert status == 1
     assert cells(said, "index")["fits the embedder"][0] is False
-    assert "`rolegate index build`" in advice(said, "index", "fits the embedder")
+    assert "name the embedder that built it" in advice(said, "index", "fits the embedder")
 
     file.write_text(file.read_text().replace('model = "tiny"\ndimension', 'model = "other"\ndimension'))
     status, said = await checked(file, capsys)

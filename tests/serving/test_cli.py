@@ -480,3 +480,19 @@ def test_passages_of_no_sensible_length(tmp_path: Path, capsys: pytest.CaptureFi
         main(["index", "build", str(tmp_path), "--out", str(tmp_path / "index"), "--chunk-tokens", tokens])
     assert "--chunk-tokens: must be 32 to 8192" in capsys.readouterr().err
     assert not (tmp_path / "index").exists()
+
+
+def test_a_config_that_does_not_fit_its_index_is_not_called_fine(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Word statistics, and the embedder: both are known without loading anything."""
+    build_index([corpus], tmp_path / "index", MiniLM())
+    other = 'index = "index"\nlexical = true\n[retrieval.embedder]\nkind = "endpoint"\nmodel = "other"\ndimension = 8\n'
+    file = config_file(tmp_path, "http://127.0.0.1:9/v1", f'{other}base_url = "http://127.0.0.1:9/v1"')
+
+    assert main(["check", "--config", str(file)]) == 0
+
+    shown = capsys.readouterr().out
+    assert f"{file}: not ready yet" in shown
+    assert "retrieval.lexical: must be false for the index in" in shown
+    assert f"retrieval.embedder: the index is of {MiniLM.identity}, but other is named" in shown

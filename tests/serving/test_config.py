@@ -230,6 +230,21 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         ),
         ("[retrieval]", "[search]\ntop_k = 0\n[retrieval]", "search.top_k: must be at least 1."),
         (
+            'model = "m"',
+            "model = ' '",
+            "roles.delegation.model: is empty; write the name under which the endpoint serves it.",
+        ),
+        (
+            "[retrieval]",
+            '[server]\naddress = "127.0.0.1:5"\nhttp = "127.0.0.1:5"\n[retrieval]',
+            "server.http: the same address as server.address, which is gRPC's; take another port.",
+        ),
+        (
+            "[retrieval]",
+            '[server]\nhttp = "0.0.0.0:5"\n[retrieval]',
+            "server.http: 0.0.0.0:5 is not on the loopback, and there are no keys yet; use 127.0.0.1:PORT.",
+        ),
+        (
             "[retrieval]",
             "[search]\nmax_turns = 1\n[retrieval]",
             "search.max_turns: must be at least 2, one to search and one to report.",

@@ -171,7 +171,7 @@ def test_a_terminal_is_asked_each_question_with_its_default(tmp_path: Path) -> N
     assert "searches and reads; a small, fast model suffices" in shown
     assert "(http://127.0.0.1:11434/v1)" in shown
     config = load_config(tmp_path / "rolegate.toml")
-    assert (config.roles.delegation.model, config.roles.execution.model) == ("big", "qwen3:4b-instruct")
+    assert (config.roles.delegation.model, config.roles.execution.model) == ("big", "big")
     assert (config.retrieval.embedder.model, config.retrieval.embedder.dimension) == ("bge", 384)
     assert config.retrieval.embedder.base_url == config.roles.answer.base_url == "http://127.0.0.1:11434/v1"
 
@@ -183,4 +183,12 @@ def test_the_file_is_what_commands_use_here(tmp_path: Path, capsys: pytest.Captu
 
     shown = capsys.readouterr()
     assert shown.err == f"rolegate: the config is {tmp_path}/rolegate.toml\n"
-    assert "rolegate.toml: fine" in shown.out
+    assert "rolegate.toml: not ready yet" in shown.out
+
+
+def test_one_model_does_for_all_roles_where_the_preset_has_one(tmp_path: Path) -> None:
+    """Naming the backbone of `local` names the others too; one that is named by itself stays."""
+    assert main(["init", "--yes", "--preset", "local", "--backbone", "big", "--executor", "small"]) == 0
+
+    roles = load_config(tmp_path / "rolegate.toml").roles
+    assert (roles.delegation.model, roles.execution.model, roles.answer.model) == ("big", "small", "big")
