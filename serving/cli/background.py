@@ -1,12 +1,22 @@
 """An event loop in a thread of its own, for commands whose main thread waits for a person."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import Any, TypeVar
 
 Opened = TypeVar("Opened")
+
+_WAKES_EVERY_S = 0.1
+
+
+def wait_for_any(futures: Sequence[Future[Any]]) -> None:
+    """Until one of them is done. An interrupt that comes just before a thread sleeps is noticed when it wakes, so this
+    wakes now and then.
+    """
+    while not wait(futures, _WAKES_EVERY_S, FIRST_COMPLETED).done:
+        pass
 
 
 @contextmanager
@@ -33,7 +43,7 @@ def in_background(service: AbstractAsyncContextManager[Opened]) -> Iterator[Open
         try:
             ended = pool.submit(asyncio.run, keep())
             either: list[Future[Any]] = [opened, ended]
-            wait(either, return_when=FIRST_COMPLETED)
+            wait_for_any(either)
             if ended.done():
                 ended.result()
             yield opened.result()

@@ -20,7 +20,7 @@ from rolegate.client import AsyncClient, GatewayError
 from rolegate.v1.answer_service_pb2 import AnswerResponse
 
 from serving.cli.answer_view import AnswerView
-from serving.cli.background import in_background
+from serving.cli.background import in_background, wait_for_any
 from serving.cli.reached_gateway import add_gateway, reached
 from serving.cli.usage_table import summed, usage_table
 from serving.logs import errors_only
@@ -116,6 +116,7 @@ class Chat:
         """Wait for work on the loop, where an interrupt ends it properly, at whatever instruction it comes."""
         running = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
+            wait_for_any([running])
             return running.result()
         finally:
             running.cancel()
