@@ -84,13 +84,14 @@ def build_index(
     fresh = not out.exists()
     check_place(out)
     out.mkdir(parents=True, exist_ok=True)
-    try:
-        with build_lock(out, wait=wait, waiting=lambda: progress("reading", 0, 0)):
+    with build_lock(out, wait=wait, waiting=lambda: progress("reading", 0, 0)):
+        out.mkdir(exist_ok=True)  # a build that was waited for removes what it leaves empty
+        try:
             build = _Build(out, embedder, lexical, min(chunk_tokens, embedder.max_tokens - _SPECIAL_TOKENS), progress)
             return build.run(sources, found.passed_over)
-    finally:
-        if fresh and not any(path.name != ".lock" for path in out.iterdir()):
-            shutil.rmtree(out)
+        finally:
+            if fresh and not any(path.name != ".lock" for path in out.iterdir()):
+                shutil.rmtree(out)
 
 
 class _Build:
