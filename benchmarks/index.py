@@ -21,18 +21,11 @@ from rich.table import Table
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.world import World
 from router.errors import RolegateError
+from router.passage import Passage
 from serving.retrieval.atomic_file import write_atomically
 from serving.retrieval.embedder import MiniLM
 
 _BYTES_A_VECTOR = 4 * MiniLM.dimension
-
-
-class Row(msgspec.Struct, frozen=True):
-    """One passage of a corpus file."""
-
-    id: str
-    title: str
-    text: str
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -98,13 +91,13 @@ def measure(passages: int) -> Figures:
     )
 
 
-def _rows() -> Iterator[Row]:
+def _rows() -> Iterator[Passage]:
     for seed in count():
         library = Library(World(seed, "train"))
-        yield from (Row(f"{seed}-{passage.id}", passage.title, passage.text) for passage in library.passages)
+        yield from (msgspec.structs.replace(passage, id=f"{seed}-{passage.id}") for passage in library.passages)
 
 
-def _write(path: Path, rows: Sequence[Row]) -> None:
+def _write(path: Path, rows: Sequence[Passage]) -> None:
     path.write_bytes(msgspec.json.Encoder().encode_lines(rows))
 
 

@@ -99,17 +99,11 @@ async def slow_parts(
 
 
 def _served_names(config: Config, name: str) -> list[str]:
-    roles = (config.roles.delegation, config.roles.execution, config.roles.answer)
-    return list(dict.fromkeys(role.model for role in roles if role.engine == name))
+    return list(dict.fromkeys(role.model for role in config.roles.by_name.values() if role.engine == name))
 
 
 def _roles(config: Config, session: aiohttp.ClientSession, engines: Mapping[str, str]) -> dict[RoleName, Role]:
-    settings: dict[RoleName, RoleConfig] = {
-        "delegation": config.roles.delegation,
-        "execution": config.roles.execution,
-        "answer": config.roles.answer,
-    }
-    return {name: new_role(name, settings, session, engines) for name, settings in settings.items()}
+    return {name: new_role(name, role, session, engines) for name, role in config.roles.by_name.items()}
 
 
 def new_role(name: RoleName, config: RoleConfig, session: aiohttp.ClientSession, engines: Mapping[str, str]) -> Role:

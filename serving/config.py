@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from router.ledger import RoleName
+
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The gRPC edge and the store."""
@@ -88,6 +90,11 @@ class RolesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     delegation: RoleConfig
     execution: RoleConfig
     answer: RoleConfig
+
+    @property
+    def by_name(self) -> dict[RoleName, RoleConfig]:
+        """All of them, in the order of their work."""
+        return {"delegation": self.delegation, "execution": self.execution, "answer": self.answer}
 
 
 class EmbedderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

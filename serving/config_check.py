@@ -12,11 +12,10 @@ _MOST_PASSAGES = 100
 
 def problems(config: Config) -> list[str]:
     """Everything that is wrong, in the order of the sections; nothing where the configuration can be used."""
-    roles = {name: getattr(config.roles, name) for name in ("delegation", "execution", "answer")}
     return [
         *_server(config.server),
         *_search(config.search),
-        *(problem for name, role in roles.items() for problem in _role(f"roles.{name}", role, config)),
+        *(problem for name, role in config.roles.by_name.items() for problem in _role(f"roles.{name}", role, config)),
         *_missing_files(config),
         *_retrieval(config.retrieval, config),
         *_prices(config),

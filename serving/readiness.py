@@ -9,8 +9,7 @@ from serving.config import Config
 def missing(config: Config) -> list[str]:
     """What is not there, each with its key and what to do; nothing is called."""
     found: list[str] = []
-    for name in ("delegation", "execution", "answer"):
-        role = getattr(config.roles, name)
+    for name, role in config.roles.by_name.items():
         found += _key(f"roles.{name}", role.api_key_env)
         if role.engine is None and role.base_url is None and importlib.util.find_spec("litellm") is None:
             found.append(f"roles.{name}: hosted models need the package litellm; install the extra rolegate[hosted].")

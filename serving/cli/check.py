@@ -17,7 +17,7 @@ from serving.config import Config
 from serving.config_check import problems
 from serving.config_file import read_config
 from serving.live_check.cell import Cell
-from serving.live_check.estimate import ROLES, TYPICAL, role_config
+from serving.live_check.estimate import TYPICAL
 from serving.live_check.live_check import Found, RoleFound, live_check
 from serving.logs import errors_only
 from serving.readiness import missing
@@ -90,8 +90,7 @@ def _show_file(console: Console, file: Path, config: Config, wrong: list[str], w
     if wrong:
         return
     table = Table("role", *(Column(name, overflow="fold") for name in ("model", "where", "prompt")))
-    for name in ROLES:
-        role = role_config(config, name)
+    for name, role in config.roles.by_name.items():
         where = f"vLLM engine {role.engine}" if role.engine else role.base_url or "LiteLLM"
         table.add_row(name, *map(escape, (role.model, where, role.prompt)))
     console.print(table)

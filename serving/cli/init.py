@@ -134,7 +134,7 @@ def _fill_embedder(document: dict[str, Any], answers: Mapping[str, str]) -> None
 
 
 def _next_steps(config: Config, out: Path) -> list[str]:
-    roles = (config.roles.delegation, config.roles.execution, config.roles.answer)
+    roles = config.roles.by_name.values()
     hosted = any(role.engine is None and role.base_url is None for role in roles)
     minilm = config.retrieval.embedder.kind == "minilm" and not config.engines
     if config.engines:

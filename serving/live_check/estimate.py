@@ -5,9 +5,8 @@ from collections.abc import Mapping
 import msgspec
 
 from router.ledger import RoleName
-from serving.config import Config, PriceConfig, RoleConfig
+from serving.config import Config, PriceConfig
 
-ROLES: tuple[RoleName, ...] = ("delegation", "execution", "answer")
 TYPICAL = (
     "Typical: two rounds of two sub-queries and a stop, one search each, reports of 60 tokens, turns as long as the "
     "probe's. At most: all rounds, sub-queries, turns and max_tokens used up, every decision corrected; no retries. "
@@ -56,17 +55,11 @@ class _Course(msgspec.Struct, frozen=True, kw_only=True):
     written: Mapping[RoleName, int]
 
 
-def role_config(config: Config, name: RoleName) -> RoleConfig:
-    """A role's section."""
-    section: RoleConfig = getattr(config.roles, name)
-    return section
-
-
 def estimate(config: Config, measured: Mapping[RoleName, Measured]) -> dict[RoleName, tuple[Use, Use]]:
     """Each role's use, typical and at most."""
     search = config.search
-    allowed = {name: role_config(config, name).max_tokens for name in ROLES}
-    written = {name: min(measured[name].written, allowed[name]) for name in ROLES}
+    allowed = {name: role.max_tokens for name, role in config.roles.by_name.items()}
+    written = {name: min(measured[name].written, tokens) for name, tokens in allowed.items()}
     written["execution"] = min(max(written["execution"], _REPORT), allowed["execution"])
     typical = _Course(
         rounds=min(2, search.max_rounds),
@@ -92,12 +85,12 @@ def estimate(config: Config, measured: Mapping[RoleName, Measured]) -> dict[Role
         report=allowed["execution"],
         written=allowed,
     )
-    system = {name: int(measured[name].system_chars / measured[name].chars_a_token) for name in ROLES}
+    system = {name: int(measured[name].system_chars / measured[name].chars_a_token) for name in allowed}
     passages = search.top_k * config.retrieval.chunk_tokens
     calls = [_prompts(course, system, passages) for course in (typical, most)]
     return {
         name: (_use(calls[0][name], written[name], allowed[name]), _use(calls[1][name], allowed[name], allowed[name]))
-        for name in ROLES
+        for name in allowed
     }
 
 

@@ -2,27 +2,14 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from router.errors import BadConfig, BadIndex, UpstreamError, UpstreamGarbled
 from serving.live_check.cell import GOOD, Cell, Cells, failed
-from serving.retrieval.embedder import SAME_EMBEDDER, Embedder
+from serving.retrieval.agreement import SAME_EMBEDDER, agreement
+from serving.retrieval.embedder import Embedder
 from serving.retrieval.index import Index
 from serving.retrieval.manifest import read_manifest
-from serving.retrieval.passages import embedded_text
 
 _FITS = "fits the embedder"
-
-
-def fits(index: Index, embedder: Embedder) -> float:
-    """The cosine of a stored vector and of the same passage embedded now; about 1 for the index's own embedder.
-
-    Blocks. Raises `RuntimeError` where the index keeps no vectors, and what `embedder` raises.
-    """
-    row = len(index.passages) // 2
-    stored = index.dense.vector(row)
-    (now,) = embedder.embed([embedded_text(index.passages[row])], queries=False)
-    return float(now @ stored / np.linalg.norm(stored))
 
 
 def probe_index(folder: Path, embedder: Embedder) -> dict[str, Cells]:
@@ -48,7 +35,7 @@ def _index(folder: Path, embedder: Embedder, embeds: bool) -> Cells:
     except BadIndex as error:
         return {"built": failed("no", f"{error} Run `rolegate index build`.")}
     try:
-        same = fits(Index.open(folder, embedder), embedder) if embeds else None
+        same = _agreement(Index.open(folder, embedder), embedder) if embeds else None
     except BadIndex as error:
         return built | {_FITS: failed("no", str(error))}
     except RuntimeError:
@@ -59,3 +46,7 @@ def _index(folder: Path, embedder: Embedder, embeds: bool) -> Cells:
         said = "the embedder gives other vectors than the index holds: it is another model, or is served otherwise"
         return built | {_FITS: failed(f"{same:.2f}", f"{said}; name the embedder that built it, or build it anew")}
     return built | {_FITS: Cell(True, f"{same:.2f}")}
+
+
+def _agreement(index: Index, embedder: Embedder) -> float:
+    return agreement(index.passages, index.dense, embedder, [len(index.passages) // 2])

@@ -15,7 +15,7 @@ from serving.composition import new_role, slow_parts
 from serving.config import Config, PriceConfig, RoleConfig
 from serving.engine import Tell
 from serving.live_check.cell import Cell, Cells, failed
-from serving.live_check.estimate import ROLES, Measured, Use, estimate, role_config
+from serving.live_check.estimate import Measured, Use, estimate
 from serving.live_check.retrieval_probe import retrieval_probe
 from serving.live_check.role_probe import RoleProbe
 from serving.live_check.served_models import Served, served_models
@@ -59,7 +59,7 @@ async def live_check(config: Config, tell: Tell, limit_s: float) -> Found:
         stack.push_async_callback(close_clients)
 
         async def probe(name: RoleName) -> tuple[Cells, Measured, Served]:
-            role = role_config(config, name)
+            role = config.roles.by_name[name]
             url = engines[role.engine] if role.engine else role.base_url
             served = await served_models(session, url, os.environ.get(role.api_key_env or "")) if url else None
             make = partial(new_role, name, session=session, engines=engines)
@@ -67,8 +67,10 @@ async def live_check(config: Config, tell: Tell, limit_s: float) -> Found:
             tell(f"{name}: {role.model} is probed")
             return cells, measured, served
 
-        roles, retrieval = await asyncio.gather(asyncio.gather(*map(probe, ROLES)), probe_retrieval())
-        return Found(await asyncio.to_thread(_judged, config, dict(zip(ROLES, roles, strict=True))), retrieval)
+        roles, retrieval = await asyncio.gather(asyncio.gather(*map(probe, config.roles.by_name)), probe_retrieval())
+        return Found(
+            await asyncio.to_thread(_judged, config, dict(zip(config.roles.by_name, roles, strict=True))), retrieval
+        )
 
 
 def _judged(config: Config, probed: Mapping[RoleName, tuple[Cells, Measured, Served]]) -> dict[RoleName, RoleFound]:
@@ -76,7 +78,7 @@ def _judged(config: Config, probed: Mapping[RoleName, tuple[Cells, Measured, Ser
     uses = estimate(config, {name: measured for name, (_, measured, _) in probed.items()})
     found: dict[RoleName, RoleFound] = {}
     for name, (cells, _, served) in probed.items():
-        role, (typical, most) = role_config(config, name), uses[name]
+        role, (typical, most) = config.roles.by_name[name], uses[name]
         price = price_of(role.model, config.prices)
         answers = "stops" in cells
         judged = {"context": _context(role, served, typical, most), "price": _price(role, price)} if answers else {}

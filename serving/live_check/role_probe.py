@@ -129,7 +129,7 @@ class RoleProbe:
             if "city" in json.loads(without_thinking(said.text)):
                 return Cell(True, "followed")
         except (UpstreamError, ValueError, TypeError):
-            pass
+            pass  # refused, or answered in words: both mean that it follows none
         return Cell(False, "not followed", "follows no JSON schema; the roles do without")
 
     async def _refusal(self, error: UpstreamError) -> Cells:

@@ -8,10 +8,11 @@ import numpy as np
 from router.errors import BadIndex
 from serving.documents.passages import Cutter, read_passages
 from serving.documents.source import find_sources
+from serving.retrieval.agreement import SAME_EMBEDDER, agreement
 from serving.retrieval.build_lock import build_lock
 from serving.retrieval.dense import VECTORS, DenseIndex
 from serving.retrieval.document_table import DocumentEntry, write_table
-from serving.retrieval.embedder import SAME_EMBEDDER, Embedder
+from serving.retrieval.embedder import Embedder
 from serving.retrieval.generation import publish, unfinished_name
 from serving.retrieval.manifest import Manifest
 from serving.retrieval.passages import PassageStore, PassageWriter, embedded_text
@@ -69,28 +70,20 @@ def _check(folder: Path, faiss_file: Path, embedder: Embedder) -> str:
             f"{embedder.dimension}; name the embedder that it was built with."
         )
     rows = np.linspace(0, len(passages) - 1, min(_LOOKED_AT, len(passages)), dtype=int).tolist()
-    texts = [embedded_text(passages[row]) for row in rows]
     try:
-        stored = np.stack([dense.vector(row) for row in rows])
+        same = agreement(passages, dense, embedder, rows) >= SAME_EMBEDDER  # NaN is not
     except RuntimeError:  # a compressed index keeps no vectors; then a passage must find itself
-        if _finds_itself(dense, embedder, texts, rows):
-            return dense.metric
-        raise _other_embedder(faiss_file, embedder) from None
-    lengths = np.linalg.norm(stored, axis=1)
-    cosines = np.einsum("ij,ij->i", stored, embedder.embed(texts, queries=False)) / lengths
-    if not float(np.median(cosines)) >= SAME_EMBEDDER:  # also catches NaN
-        raise _other_embedder(faiss_file, embedder)
+        same = _finds_itself(passages, dense, embedder, rows)
+    if not same:
+        raise BadIndex(
+            f"{faiss_file}: {embedder.identity} gives other vectors for the passages of the corpus; name the embedder, "
+            "with its prefixes, that the index was built with, and rows in the order of its vectors."
+        )
     return dense.metric
 
 
-def _finds_itself(dense: DenseIndex, embedder: Embedder, texts: list[str], rows: list[int]) -> bool:
+def _finds_itself(passages: PassageStore, dense: DenseIndex, embedder: Embedder, rows: list[int]) -> bool:
+    texts = [embedded_text(passages[row]) for row in rows]
     found = dense.search(embedder.embed(texts, queries=False), 10)
     hits = sum(any(hit.row == row for hit in ranking) for row, ranking in zip(rows, found, strict=True))
     return 2 * hits > len(rows)
-
-
-def _other_embedder(faiss_file: Path, embedder: Embedder) -> BadIndex:
-    return BadIndex(
-        f"{faiss_file}: {embedder.identity} gives other vectors for the passages of the corpus; name the embedder, "
-        "with its prefixes, that the index was built with, and rows in the order of its vectors."
-    )

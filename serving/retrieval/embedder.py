@@ -14,8 +14,6 @@ from serving.retrieval.digest import sha256_of
 
 Vectors: TypeAlias = NDArray[np.float32]
 
-SAME_EMBEDDER = 0.98
-"""The cosine above which two vectors of one text are of one embedder, computed in another precision perhaps."""
 WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
