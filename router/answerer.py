@@ -7,6 +7,8 @@ from router import prompts
 from router.answer_text import parse_answer
 from router.execution import Conversation, Execution
 from router.ledger import Ledger
+from router.model import Message
+from router.report import Report
 from router.role import Role
 
 STOP = ("</answer>",)
@@ -20,7 +22,17 @@ class Answerer:
 
     async def answer(self, question: str, executions: Sequence[Execution], ledger: Ledger) -> tuple[str, Conversation]:
         """The answer, possibly empty, and the call behind it."""
-        pairs = [(execution.sub_query, execution.report) for execution in executions]
-        messages = self.role.opening(prompts.answer_request(question, pairs))
+        messages = self._messages(question, [(execution.sub_query, execution.report) for execution in executions])
         output = await self.role.ask(messages, STOP, ledger)
         return parse_answer(output.text), Conversation(messages, (output,))
+
+    async def hold(
+        self, question: str, pairs: Sequence[tuple[str, Report]], coming_tokens: int, ledger: Ledger
+    ) -> None:
+        """Keep back what answering from these pairs, and from `coming_tokens` tokens more, may cost at most. Raises
+        `BudgetExhausted` and `StoreFailed`.
+        """
+        await self.role.hold(self._messages(question, pairs), coming_tokens, ledger)
+
+    def _messages(self, question: str, pairs: Sequence[tuple[str, Report]]) -> tuple[Message, ...]:
+        return self.role.opening(prompts.answer_request(question, pairs))

@@ -4,11 +4,9 @@ import asyncio
 from dataclasses import dataclass, field
 
 from router.events import Emit
-from router.execution import Conversation, Execution
 from router.ledger import Ledger
-from router.trajectory import Trajectory
+from router.result import Result
 
-Result = Trajectory | Execution | Conversation
 ANSWERING_SHARE = 0.2
 """The share of a run's time that is kept for the answerer."""
 
@@ -29,11 +27,13 @@ class RunContext:
     """When the answer is due, in the event loop's time."""
     search_deadline: float
     """When searching ends, so that there is time to answer from what was found."""
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: Ledger
     draft: Draft = field(default_factory=Draft)
 
     @classmethod
-    def lasting(cls, time_s: float, emit: Emit, *, answering_share: float = ANSWERING_SHARE) -> "RunContext":
+    def lasting(
+        cls, time_s: float, emit: Emit, ledger: Ledger, *, answering_share: float = ANSWERING_SHARE
+    ) -> "RunContext":
         """A run that begins now and may take `time_s` seconds."""
         now = asyncio.get_running_loop().time()
-        return cls(emit, now + time_s, now + time_s * (1 - answering_share))
+        return cls(emit, now + time_s, now + time_s * (1 - answering_share), ledger)

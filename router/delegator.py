@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router import prompts
+from router.call import Purpose
 from router.delegation import Decision, Dispatch, Malformed, Stop, parse_decision
 from router.execution import Conversation, Execution
-from router.ledger import Ledger, Purpose
+from router.ledger import Ledger
 from router.model import Message
 from router.role import Role
 

@@ -6,8 +6,14 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 ├── BadIndex                   an index folder is incomplete, damaged, or of another embedder
 ├── BadCorpus                  a row of a corpus cannot be used
 ├── BadDocument                a file cannot be read as a document
-├── NotFound                   no run of that identifier is stored
+├── NotFound                   no run of that identifier is stored, or it is somebody else's
+├── RequestIdTaken             the request_id names another request of this tenant
+├── RunCancelled               somebody cancelled the run
 ├── OutOfTime                  the deadline passed before there was anything to answer from
+├── BudgetExhausted            the request's budget does not suffice for an answer
+│   └── QuotaExhausted         the tenant's quota does not, for now
+├── AccessDenied               the key must not do this
+│   └── NoKey                  there is no key, or it is unknown or revoked
 ├── StoreFailed                the run could not be written, so it is not acknowledged
 └── UpstreamError              a model or retrieval endpoint did not do its part
     ├── UpstreamUnavailable    not reachable, overloaded or broken for now; worth another try
@@ -42,11 +48,45 @@ class BadDocument(RolegateError):
 
 
 class NotFound(RolegateError):
-    """No run of that identifier is stored."""
+    """No run of that identifier is stored, or it is somebody else's."""
+
+
+class RequestIdTaken(RolegateError):
+    """The `request_id` names another request of this tenant."""
+
+
+class RunCancelled(RolegateError):
+    """Somebody cancelled the run."""
 
 
 class OutOfTime(RolegateError):
     """The deadline passed before there was anything to answer from."""
+
+
+class BudgetExhausted(RolegateError):
+    """The request's budget does not suffice for an answer."""
+
+    def __init__(self, message: str, *, contended: bool = False) -> None:
+        super().__init__(message)
+        self.contended = contended
+        """Whether it would suffice if nothing were reserved for what is under way, so that waiting may help."""
+
+
+class QuotaExhausted(BudgetExhausted):
+    """The tenant's quota does not suffice, for now."""
+
+    def __init__(self, message: str, *, retry_after_s: float, contended: bool = False) -> None:
+        super().__init__(message, contended=contended)
+        self.retry_after_s = retry_after_s
+        """When to come back, in seconds from now."""
+
+
+class AccessDenied(RolegateError):
+    """The key must not do this."""
+
+
+class NoKey(AccessDenied):
+    """There is no key, or it is unknown or revoked."""
 
 
 class StoreFailed(RolegateError):
@@ -70,8 +110,12 @@ class UpstreamError(RolegateError):
 class UpstreamUnavailable(UpstreamError):
     """Not reachable, overloaded or broken for now; worth another try."""
 
-    def __init__(self, message: str, *, endpoint: str, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, endpoint: str, retry_after_s: float | None = None, unspent: bool = False
+    ) -> None:
         super().__init__(message, endpoint=endpoint)
+        self.unspent = unspent
+        """Whether the endpoint certainly did not begin: it was not reached, or told to come back later."""
         self.retry_after_s = retry_after_s
         """How long the endpoint asked to be left alone; None where it did not say."""
 

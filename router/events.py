@@ -1,21 +1,26 @@
 """What happens in a run, as it happens."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+
+import msgspec
 
 from router.execution import Execution
 
 
-@dataclass(frozen=True, slots=True)
-class RoundStarted:
+class RunStarted(msgspec.Struct, frozen=True, tag=True):
+    """The run is on record."""
+
+    run_id: str
+
+
+class RoundStarted(msgspec.Struct, frozen=True, tag=True):
     """The delegator begins a decision."""
 
     round: int
     """From 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class SubQueryDispatched:
+class SubQueryDispatched(msgspec.Struct, frozen=True, tag=True):
     """A sub-query went to an executor."""
 
     index: int
@@ -24,8 +29,7 @@ class SubQueryDispatched:
     sub_query: str
 
 
-@dataclass(frozen=True, slots=True)
-class SearchDone:
+class SearchDone(msgspec.Struct, frozen=True, tag=True):
     """An executor's search returned."""
 
     index: int
@@ -34,20 +38,24 @@ class SearchDone:
     """Best first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reported:
+class Reported(msgspec.Struct, frozen=True, tag=True):
     """An executor ended."""
 
     index: int
-    execution: Execution
+    execution: Execution | None
+    """None in a stored run, whose result holds it."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerWritten:
+class AnswerWritten(msgspec.Struct, frozen=True, tag=True):
     """The answer is there, not yet stored."""
 
     answer: str
 
 
-Event = RoundStarted | SubQueryDispatched | SearchDone | Reported | AnswerWritten
+Event = RunStarted | RoundStarted | SubQueryDispatched | SearchDone | Reported | AnswerWritten
 Emit = Callable[[Event], None]
+
+
+def brief(events: Iterable[Event]) -> tuple[Event, ...]:
+    """The same without executions, for where the run's result is beside them."""
+    return tuple(Reported(event.index, None) if isinstance(event, Reported) else event for event in events)

@@ -9,7 +9,7 @@ from router.model import Completion, Message
 from router.passage import Passage
 from router.report import Report
 
-ExecutionOutcome = Literal["reported", "no_report", "timed_out", "model_failed", "retrieval_failed"]
+ExecutionOutcome = Literal["reported", "no_report", "timed_out", "model_failed", "retrieval_failed", "budget_exhausted"]
 
 
 class Conversation(msgspec.Struct, frozen=True, tag=True):

@@ -4,12 +4,12 @@ import asyncio
 from dataclasses import dataclass
 
 from router import prompts
+from router.call import Purpose
 from router.context import RunContext
-from router.errors import ContextTooLong, UpstreamError
+from router.errors import BudgetExhausted, ContextTooLong, UpstreamError
 from router.events import SearchDone
 from router.execution import Conversation, Execution, ExecutionOutcome, SearchRecord
 from router.execution_turn import Malformed, ReportTurn, Search, parse_turn
-from router.ledger import Purpose
 from router.model import Completion, Message
 from router.report import NO_EVIDENCE, Report
 from router.retrieval import Retriever
@@ -36,8 +36,15 @@ class Executor:
     def __init__(self, role: Role, retriever: Retriever, limits: ExecutorLimits) -> None:
         self._role, self._retriever, self._limits = role, retriever, limits
 
+    @property
+    def report_tokens(self) -> int:
+        """What a report has at most."""
+        return self._role.sampling.max_tokens
+
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
-        """Search and report. What goes wrong upstream is not raised: the outcome says it and the report is neutral."""
+        """Search and report. What goes wrong upstream is not raised, nor that a budget does not suffice: the outcome
+        says it and the report is neutral.
+        """
         run = _Run(self._role.opening(prompts.request(sub_query)))
         outcome: ExecutionOutcome = "no_report"
         try:
@@ -46,6 +53,8 @@ class Executor:
                     await self._turn(run, index, context)
         except TimeoutError:
             outcome = "timed_out"
+        except BudgetExhausted:
+            outcome = "budget_exhausted"
         except UpstreamError as error:
             outcome = "model_failed" if error.role else "retrieval_failed"
         if run.report is not None:

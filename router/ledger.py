@@ -1,47 +1,35 @@
 """The ledger of one run: exactly one row for every attempt of every upstream call."""
 
+import asyncio
+import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import TypeVar
 
 import msgspec
 
-from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
-from router.model import Usage
+from router.allowance import Allowance
+from router.amount import NOTHING, Amount
+from router.call import Call, OpenedCall, Outcome, Purpose, RoleName
+from router.errors import BudgetExhausted, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.identity import DEFAULT_TENANT
+from router.journal import Journal
+from router.model import Delta, Usage
+from router.no_journal import NoJournal
+from router.price import Price
 
-RoleName = Literal["delegation", "execution", "answer"]
-Purpose = Literal["first", "retry", "correction", "shortened"]
-Outcome = Literal["completed", "unavailable", "refused", "garbled", "cancelled", "failed"]
-
+_FIRST_PATIENCE_S, _LATER_PATIENCE_S = 10.0, 1.0
+"""How long a run waits for others' reservations: before its first call, when it may well wait, and later, when it
+holds something that others may be waiting for."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
+Granted = TypeVar("Granted")
 _OUTCOMES: dict[type[UpstreamError], Outcome] = {
     UpstreamUnavailable: "unavailable",
     UpstreamRefused: "refused",
     UpstreamGarbled: "garbled",
 }
-
-
-class Call(msgspec.Struct, frozen=True):
-    """One attempt of one upstream call."""
-
-    role: RoleName
-    model: str
-    endpoint: str
-    purpose: Purpose
-    """Why it ran; a correction asks again after malformed output, a shortened prompt after one that was too long."""
-    attempt: int
-    """1 for the first attempt of a call."""
-    sub_query: int | None
-    """The number of the sub-query that it worked on; None outside of execution."""
-    outcome: Outcome
-    usage: Usage | None
-    """None where the engine did not say: unknown, not zero."""
-    lower_bound: bool
-    """True where the call was cut, so that `usage` is only what had been reported by then."""
-    started_at: float
-    """Unix time, seconds."""
-    duration_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,94 +38,209 @@ class Caller:
 
     role: RoleName
     model: str
-    endpoint: str
-    sub_query: int | None
+    deployment: str
+    sub_query: int | None = None
+    max_tokens: int = 0
+    executor_version: str | None = None
+    price: Price | None = None
+    prompt_bound: int = 0
+    """The prompt has no more tokens than this."""
 
 
 class Attempt:
-    """An attempt under way; whoever makes the call notes the usage here."""
+    """An attempt under way; whoever makes the call notes here what comes of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
         self.usage: Usage | None = None
+        self.count: Callable[[str], Awaitable[Usage | None]] | None = None
+        """Counts the call's tokens by the model's tokenizer, given what was written; None where that is not known."""
+        self._begun = time.monotonic()
+        self._texts: list[str] = []
+        self.first_token_s: float | None = None
+
+    def take(self, delta: Delta) -> None:
+        """Note a piece of the output."""
+        if self.first_token_s is None and (delta.text or delta.reasoning):
+            self.first_token_s = self.duration_s
+        self._texts += delta.reasoning, delta.text
+        self.usage = delta.usage or self.usage
+
+    @property
+    def duration_s(self) -> float:
+        """How long it has been going on."""
+        return time.monotonic() - self._begun
+
+    async def counted(self) -> Usage | None:
+        """What was written by the time of a cut, counted by the model's tokenizer."""
+        if self.count is None or self.first_token_s is None:
+            return None
+        usage = await self.count("".join(self._texts))
+        return usage and msgspec.structs.replace(usage, estimated=True)
 
 
-class RoleTotal(msgspec.Struct, frozen=True):
-    """Tokens of one role with one model."""
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """An attempt that ended early, and nobody said what it spent."""
 
-    role: RoleName
-    model: str
-    attempts: int
-    attempts_without_usage: int
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int | None
-    reasoning_tokens: int | None
+    opened: OpenedCall
+    attempt: Attempt
+    outcome: Outcome
+    price: Price | None
+    duration_s: float
+
+
+def _outcome_of(error: Exception) -> Outcome:
+    if isinstance(error, UpstreamUnavailable) and error.unspent:
+        return "unreachable"
+    return next((name for kind, name in _OUTCOMES.items() if isinstance(error, kind)), "failed")
 
 
 class Ledger:
-    """Collects the rows of one run in the order in which the attempts ended."""
+    """Books the calls of one run, and reserves what they may cost before they are made."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        run_id: str = "run",
+        tenant: str = DEFAULT_TENANT,
+        journal: Journal | None = None,
+        allowance: Allowance | None = None,
+        *,
+        limited: bool = False,
+    ) -> None:
+        """`limited`: whether the tenant has quotas. Without a journal, nothing is written down."""
+        self._run_id, self._tenant = run_id, tenant
+        self._journal: Journal = journal or NoJournal()
+        self._allowance = allowance or Allowance()
+        self._tenant_limited = limited
         self._calls: list[Call] = []
+        self._cut: list[_Cut] = []
+        self._opened = 0
+        self.refusal: BudgetExhausted | None = None
+        """The last reservation that was refused; None where none was."""
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """The rows so far."""
+        """The rows so far, in the order in which the attempts were settled: those that `close` counts at the end."""
         return tuple(self._calls)
 
-    @contextmanager
-    def attempt(self, caller: Caller, purpose: Purpose, number: int) -> Iterator[Attempt]:
-        """Book what happens inside as one row, however it ends."""
-        attempt = Attempt()
-        started_at, begun = time.time(), time.monotonic()
+    @property
+    def limited(self) -> bool:
+        """Whether anything limits what the run may spend, so that worst cases must be known."""
+        return self._tenant_limited or self._allowance.limited
+
+    @asynccontextmanager
+    async def attempt(
+        self, caller: Caller, purpose: Purpose, number: int, worst: Amount = NOTHING, *, patient: bool = True
+    ) -> AsyncIterator[Attempt]:
+        """Book what happens inside as one row, however it ends. `worst`: what it may cost at most. `patient`: wait a
+        little for what calls that are under way may give back.
+
+        Raises `BudgetExhausted` or `StoreFailed` before anything happens inside; then there is no row.
+        """
+        opened = await self._granted(lambda: self._open(caller, purpose, number, worst), patient=patient)
+        attempt = Attempt(opened.request_id)
         outcome: Outcome = "cancelled"
         try:
             yield attempt
             outcome = "completed"
         except Exception as error:
-            outcome = next((name for kind, name in _OUTCOMES.items() if isinstance(error, kind)), "failed")
+            outcome = _outcome_of(error)
             raise
         finally:
-            self._calls.append(
-                Call(
-                    role=caller.role,
-                    model=caller.model,
-                    endpoint=caller.endpoint,
-                    purpose=purpose,
-                    attempt=number,
-                    sub_query=caller.sub_query,
-                    outcome=outcome,
-                    usage=attempt.usage,
-                    lower_bound=attempt.usage is not None and (attempt.usage.lower_bound or outcome != "completed"),
-                    started_at=started_at,
-                    duration_s=time.monotonic() - begun,
-                )
-            )
+            cut = _Cut(opened, attempt, outcome, caller.price, attempt.duration_s)
+            if outcome != "completed" and attempt.usage is None and attempt.count and attempt.first_token_s is not None:
+                self._cut.append(cut)
+            else:
+                self._settle(cut, attempt.usage)
 
+    async def hold(self, amount: Amount) -> None:
+        """Keep `amount` for the answerer, instead of what was kept before.
 
-def totals(calls: tuple[Call, ...]) -> list[RoleTotal]:
-    """Sums by role and model, in the order in which roles first spent."""
-    groups: dict[tuple[RoleName, str], list[Call]] = {}
-    for call in calls:
-        groups.setdefault((call.role, call.model), []).append(call)
-    return [_total(role, model, members) for (role, model), members in groups.items()]
+        Raises `BudgetExhausted` or `StoreFailed`; then what was kept before still is.
+        """
 
+        async def hold() -> None:
+            self._allowance.hold(amount)
+            if self._tenant_limited:
+                await self._journal.hold(self._run_id, amount)
 
-def _total(role: RoleName, model: str, calls: list[Call]) -> RoleTotal:
-    known = [call.usage for call in calls if call.usage is not None]
-    return RoleTotal(
-        role=role,
-        model=model,
-        attempts=len(calls),
-        attempts_without_usage=len(calls) - len(known),
-        prompt_tokens=sum(usage.prompt_tokens for usage in known),
-        completion_tokens=sum(usage.completion_tokens for usage in known),
-        cached_tokens=sum_known([usage.cached_tokens for usage in known]),
-        reasoning_tokens=sum_known([usage.reasoning_tokens for usage in known]),
-    )
+        await self._granted(hold)
 
+    async def close(self, within_s: float) -> None:
+        """Count what cut streams spent, as far as the models' tokenizers tell within `within_s` seconds."""
+        cuts, self._cut = self._cut, []
+        usages: list[Usage | None] = [None] * len(cuts)
 
-def sum_known(counts: list[int | None]) -> int | None:
-    """The sum of what is known; None where nothing is."""
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
+        async def count(index: int, cut: _Cut) -> None:
+            if usage := await cut.attempt.counted():
+                # A text that is cut into tokens anew may come to a few more than the engine wrote.
+                written = min(usage.completion_tokens, cut.opened.max_tokens)
+                usages[index] = msgspec.structs.replace(usage, completion_tokens=written)
+
+        try:
+            async with asyncio.timeout(within_s), asyncio.TaskGroup() as group:
+                for index, cut in enumerate(cuts):
+                    group.create_task(count(index, cut))
+        except TimeoutError:
+            pass
+        finally:
+            for cut, usage in zip(cuts, usages, strict=True):
+                self._settle(cut, usage)
+
+    async def _open(self, caller: Caller, purpose: Purpose, attempt: int, worst: Amount) -> OpenedCall:
+        opened = OpenedCall(
+            run_id=self._run_id,
+            tenant=self._tenant,
+            number=self._opened,
+            role=caller.role,
+            model=caller.model,
+            deployment=caller.deployment,
+            executor_version=caller.executor_version,
+            purpose=purpose,
+            attempt=attempt,
+            sub_query=caller.sub_query,
+            max_tokens=caller.max_tokens,
+            reserved=worst,
+            started_at=time.time(),
+            prompt_bound=caller.prompt_bound,
+        )
+        self._allowance.reserve(caller.role, worst)
+        self._opened += 1
+        try:
+            await self._journal.open(opened)
+        except BaseException as error:
+            self._allowance.settle(caller.role, worst, NOTHING)
+            if isinstance(error, asyncio.CancelledError):
+                self._journal.discard(opened)
+            raise
+        return opened
+
+    async def _granted(self, ask: Callable[[], Awaitable[Granted]], *, patient: bool = True) -> Granted:
+        """What `ask` returns, asked again while only what is under way stands in its way."""
+        patience_s = (_LATER_PATIENCE_S if self._opened else _FIRST_PATIENCE_S) if patient else 0.0
+        until, pause_s = time.monotonic() + patience_s, _FIRST_PAUSE_S
+        while True:
+            try:
+                return await ask()
+            except BudgetExhausted as error:
+                self.refusal = error
+                if not error.contended or time.monotonic() >= until:
+                    raise
+            await asyncio.sleep(random.uniform(0, pause_s))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _settle(self, cut: _Cut, usage: Usage | None) -> None:
+        if usage is not None and cut.outcome != "completed" and not usage.estimated:
+            usage = msgspec.structs.replace(usage, lower_bound=True)
+        call = Call(
+            **{field: getattr(cut.opened, field) for field in OpenedCall.__struct_fields__},
+            outcome=cut.outcome,
+            usage=usage,
+            nano_usd=cut.price.cost(usage) if cut.price and usage else None,
+            first_token_s=cut.attempt.first_token_s,
+            duration_s=cut.duration_s,
+        )
+        self._calls.append(call)
+        self._allowance.settle(call.role, call.reserved, call.charged)
+        self._journal.settle(call)

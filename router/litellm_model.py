@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 
 from router.errors import BadConfig
-from router.model import Completion, Delta, Prompt
+from router.model import Completion, Delta, Prompt, Usage
 from router.openai_reply import ChatReply, UsageReply, completion
-from router.openai_request import StreamOptions, chat_body
+from router.openai_request import REQUEST_ID, StreamOptions, chat_body
+from router.secret import without_userinfo
 from router.streamed_reply import StreamedReply
 from router.upstream_failure import Upstream
 
@@ -40,8 +41,8 @@ class LiteLLMModel:
         messages and stream, and for the number of retries, which is none.
         """
         self.name = model
-        self.endpoint = api_base or f"litellm:{model.partition('/')[0]}"
-        self._upstream = Upstream(model, self.endpoint, api_key and api_key.strip())
+        self.endpoint = without_userinfo(api_base or "") or f"litellm:{model.partition('/')[0]}"
+        self._upstream = Upstream(model, api_base or self.endpoint, api_key and api_key.strip(), extra_body)
         self._settings = {
             "api_key": api_key and api_key.strip(),
             "api_base": api_base,
@@ -64,19 +65,27 @@ class LiteLLMModel:
     @asynccontextmanager
     async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
         """The output as it is written; the last delta has the finish reason and the usage."""
-        chunks = await self._call(prompt, StreamOptions(include_usage=True))
+        chunks = await self._call(prompt, stream=True, options=StreamOptions(include_usage=True))
         try:
             async with aclosing(self._deltas(chunks, prompt.stop)) as deltas:
                 yield deltas
         finally:
             await chunks.aclose()
 
-    async def _call(self, prompt: Prompt, stream: StreamOptions | None = None) -> Any:
+    async def count(self, prompt: Prompt, text: str) -> Usage | None:
+        """As LiteLLM estimates it, for models of OpenAI; of the others it does not have the tokenizers."""
+        self._litellm = await asyncio.to_thread(load_litellm)
+        return await asyncio.to_thread(_count, self._litellm, self.name.removeprefix("openai/"), prompt, text)
+
+    async def _call(self, prompt: Prompt, *, stream: bool = False, options: StreamOptions | None = None) -> Any:
         """LiteLLM's reply, or its iterator of chunks."""
         if self._litellm is None:
             self._litellm = await asyncio.to_thread(load_litellm)
+        body = chat_body(self.name, prompt, stream=stream, options=options, extra=self._settings)
+        if prompt.request_id:
+            body["extra_headers"] = {REQUEST_ID: prompt.request_id, **body.get("extra_headers", {})}
         with self._translated():
-            return await self._litellm.acompletion(**chat_body(self.name, prompt, stream=stream, extra=self._settings))
+            return await self._litellm.acompletion(**body)
 
     async def _deltas(self, chunks: Any, stop: tuple[str, ...]) -> AsyncGenerator[Delta, None]:
         reply = StreamedReply(stop)
@@ -127,6 +136,18 @@ def load_litellm() -> Any:
     litellm.telemetry = False
     litellm.suppress_debug_info = True
     return litellm
+
+
+def _count(litellm: Any, name: str, prompt: Prompt, text: str) -> Usage | None:
+    """None for a model that is not OpenAI's, or that tiktoken does not know."""
+    try:
+        importlib.import_module("tiktoken").encoding_name_for_model(name)
+    except KeyError:
+        return None
+    if name not in litellm.open_ai_chat_completion_models:
+        return None
+    read = litellm.token_counter(name, messages=msgspec.to_builtins(prompt.messages))
+    return Usage(read, litellm.token_counter(name, text=text), estimated=True)
 
 
 def _is_made_up(chunks: Any, chunk: ChatReply) -> bool:

@@ -1,6 +1,6 @@
 """A language model, as the rest of the code sees it: two methods, frozen values."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, Protocol
 
@@ -31,6 +31,8 @@ class Prompt(msgspec.Struct, frozen=True):
     sampling: Sampling
     stop: tuple[str, ...] = ()
     """Strings that end the output; the one that was met is part of it, whatever the engine does."""
+    request_id: str = ""
+    """The name under which the endpoint may log the call; empty for none."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -44,6 +46,13 @@ class Usage(msgspec.Struct, frozen=True):
     """A part of `completion_tokens`."""
     lower_bound: bool = False
     """True where the client left the engine before its last count, so that more may have been spent."""
+    estimated: bool = False
+    """True where the engine did not say, and the model's tokenizer counted what had come by then."""
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion together."""
+        return self.prompt_tokens + self.completion_tokens
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -89,6 +98,24 @@ class Model(Protocol):
 
     def stream(self, prompt: Prompt) -> AbstractAsyncContextManager[AsyncIterator[Delta]]:
         """The output as it is written; leaving the context stops the work upstream."""
+
+    async def count(self, prompt: Prompt, text: str) -> Usage | None:
+        """The tokens of `prompt`, template included, and of `text` as its output, by the model's own tokenizer; None
+        where that is not to be had. Raises nothing.
+        """
+
+
+async def gather(deltas: AsyncIterator[Delta], take: Callable[[Delta], None]) -> Completion:
+    """The whole output of a stream; `take` hears of every piece."""
+    texts: list[str] = []
+    reasoning: list[str] = []
+    last, usage = Delta(), None
+    async for last in deltas:
+        texts.append(last.text)
+        reasoning.append(last.reasoning)
+        usage = last.usage or usage
+        take(last)
+    return Completion("".join(texts), last.finish_reason or "", "".join(reasoning), usage, last.overran)
 
 
 def end_at_stop(text: str, stop: tuple[str, ...], finish_reason: str, matched: str | None) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """A model behind an OpenAI-compatible HTTP endpoint: vLLM, or any other."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from typing import Any
@@ -10,15 +11,18 @@ import msgspec
 from aiohttp.http import HttpProcessingError
 
 from router.errors import UpstreamUnavailable
-from router.model import Completion, Delta, Prompt
+from router.model import Completion, Delta, Prompt, Usage
 from router.openai_reply import ChatReply, ErrorReply, FailureReply, completion
-from router.openai_request import StreamOptions, chat_body
+from router.openai_request import REQUEST_ID, StreamOptions, chat_body
+from router.secret import without_userinfo
 from router.sse import EventReader, EventTooLong
 from router.streamed_reply import StreamedReply
 from router.upstream_failure import Upstream
+from router.vllm_tokenizer import VLLMTokenizer
 
 _DONE = b"[DONE]"
 _LINGER_S = 1.0
+_OPTION = re.compile("stream_options|include_usage|continuous_usage_stats")
 _reply = msgspec.json.Decoder(ChatReply)
 _failure = msgspec.json.Decoder(FailureReply)
 
@@ -41,62 +45,89 @@ class OpenAIHTTP:
         connect_timeout_s: float = 5.0,
         thinking: bool | None = None,
         extra_body: Mapping[str, Any] | None = None,
-        continuous_usage: bool = True,
     ) -> None:
         """`base_url`: such as `http://127.0.0.1:8000/v1`.
 
         `thinking`: for chat templates that know `enable_thinking`. `extra_body`: further fields of every request, which
-        win over those that are set here, but for model, messages and stream. `continuous_usage`: ask for the count so
-        far with every chunk, so that a stream that is left early has one; False for endpoints that refuse what they do
-        not know.
+        win over those that are set here, but for model, messages and stream.
         """
         self._session, self._thinking, self._extra = session, thinking, extra_body
-        self._stream_options = StreamOptions(True, True if continuous_usage else msgspec.UNSET)
-        self.name, self.endpoint = model, base_url.rstrip("/")
+        self._options: StreamOptions | None = StreamOptions(include_usage=True, continuous_usage_stats=True)
+        self.name, self.endpoint = model, without_userinfo(base_url.rstrip("/"))
+        self._url = f"{base_url.rstrip('/')}/chat/completions"
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key.strip()}"
-        self._upstream = Upstream(model, self.endpoint, api_key and api_key.strip())
+        self._tokenizer = VLLMTokenizer(session, base_url, model, self._headers)
+        self._upstream = Upstream(model, base_url.rstrip("/"), api_key and api_key.strip(), extra_body)
 
     async def complete(self, prompt: Prompt) -> Completion:
         """The whole output at once."""
-        response = await self._post(prompt)
-        with self._translated():
-            body = await response.read()
-        reply = self._decoded(body)
-        if reply.choice is None:
-            raise self._upstream.garbled("a reply without choices")
-        return completion(reply.choice, reply.usage, prompt.stop, thinks=self._thinking is not False)
+        return await self._whole(await self._ask(prompt), prompt.stop)
 
     @asynccontextmanager
     async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
         """The output as it is written; the last delta has the finish reason and the usage."""
-        response = await self._post(prompt, self._stream_options)
+        response = await self._ask(prompt, stream=True)
         try:
             async with aclosing(self._deltas(response, prompt.stop)) as deltas:
                 yield deltas
         finally:
             response.release()  # closes the connection, unless the reply was read to its end
 
-    async def _post(self, prompt: Prompt, stream: StreamOptions | None = None) -> aiohttp.ClientResponse:
-        """The reply, its body unread. Raises for every status but 200."""
-        body = chat_body(self.name, prompt, stream=stream, thinking=self._thinking, extra=self._extra)
+    async def count(self, prompt: Prompt, text: str) -> Usage | None:
+        """As vLLM's tokenizer counts it; None where there is none."""
+        chat = self._body(prompt)
+        read, written = await asyncio.gather(self._tokenizer.prompt_tokens(chat), self._tokenizer.text_tokens(text))
+        return None if read is None or written is None else Usage(read, written)
+
+    async def _ask(self, prompt: Prompt, *, stream: bool = False) -> aiohttp.ClientResponse:
+        """The reply, its body unread. Raises for every status but 200.
+
+        A stream is asked for its usage, and for the count so far with every chunk, which a stream that is left early
+        needs. An endpoint that does not know these options is asked without them, now and later.
+        """
+        while True:
+            options = self._options if stream else None
+            response = await self._post(prompt, self._body(prompt, stream=stream, options=options))
+            if response.status == 200:
+                return response
+            with self._translated():
+                said = _said(await response.read())
+            if options is None or response.status not in (400, 422) or not _OPTION.search(said):
+                raise self._upstream.from_status(response.status, said, response.headers)
+            self._options = options.fewer
+
+    async def _post(self, prompt: Prompt, body: dict[str, Any]) -> aiohttp.ClientResponse:
+        name = {REQUEST_ID: prompt.request_id} if prompt.request_id else {}
         with self._translated():
-            response = await self._session.post(
-                f"{self.endpoint}/chat/completions",
+            return await self._session.post(
+                self._url,
                 data=msgspec.json.encode(body),
-                headers=self._headers,
+                headers={**self._headers, **name},
                 timeout=self._timeout,
                 allow_redirects=False,
                 raise_for_status=False,
             )
-            if response.status == 200:
-                return response
-            said = _said(await response.read())
-        raise self._upstream.from_status(response.status, said, response.headers)
+
+    def _body(self, prompt: Prompt, *, stream: bool = False, options: StreamOptions | None = None) -> dict[str, Any]:
+        thinking, extra = self._thinking, self._extra
+        return chat_body(self.name, prompt, stream=stream, options=options, thinking=thinking, extra=extra)
+
+    async def _whole(self, response: aiohttp.ClientResponse, stop: tuple[str, ...]) -> Completion:
+        with self._translated():
+            body = await response.read()
+        reply = self._decoded(body)
+        if reply.choice is None:
+            raise self._upstream.garbled("a reply without choices")
+        return completion(reply.choice, reply.usage, stop, thinks=self._thinking is not False)
 
     async def _deltas(self, response: aiohttp.ClientResponse, stop: tuple[str, ...]) -> AsyncGenerator[Delta, None]:
+        if response.content_type == "application/json":  # an endpoint that cannot stream
+            whole = await self._whole(response, stop)
+            yield Delta(whole.text, whole.reasoning, whole.finish_reason, whole.usage, whole.overran)
+            return
         reply, done = StreamedReply(stop, thinks=self._thinking is not False), False
         async with aclosing(self._events(response, reply)) as events:
             async for event in events:

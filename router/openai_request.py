@@ -7,6 +7,8 @@ import msgspec
 
 from router.model import Message, Prompt
 
+REQUEST_ID = "X-Request-Id"
+"""The header that names a call; vLLM then logs it as `chatcmpl-` and that name."""
 _OURS = frozenset({"model", "messages", "stream"})
 
 
@@ -16,6 +18,11 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool
     continuous_usage_stats: bool | msgspec.UnsetType = msgspec.UNSET
     """vLLM's: the count so far with every chunk."""
+
+    @property
+    def fewer(self) -> "StreamOptions | None":
+        """What to ask an endpoint for that refuses this; None for nothing."""
+        return None if self.continuous_usage_stats is msgspec.UNSET else StreamOptions(True)
 
 
 class TemplateKwargs(msgspec.Struct, frozen=True):
@@ -43,11 +50,13 @@ def chat_body(
     model: str,
     prompt: Prompt,
     *,
-    stream: StreamOptions | None = None,
+    stream: bool = False,
+    options: StreamOptions | None = None,
     thinking: bool | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The request for `prompt`, ready for JSON. `thinking`: the template's `enable_thinking`; None leaves it alone.
+    """The request for `prompt`, ready for JSON. `options`: what a stream tells beside its text. `thinking`: the
+    template's `enable_thinking`; None leaves it alone.
 
     `extra`: further fields. They win over those here, but for model, messages and stream; tables are merged.
     """
@@ -60,8 +69,8 @@ def chat_body(
         top_p=sampling.top_p,
         seed=sampling.seed,
         stop=prompt.stop,
-        stream=stream is not None,
-        stream_options=stream,
+        stream=stream,
+        stream_options=options,
         chat_template_kwargs=None if thinking is None else TemplateKwargs(thinking),
     )
     body: dict[str, Any] = msgspec.to_builtins(request)

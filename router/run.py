@@ -4,11 +4,13 @@ from typing import Literal
 
 import msgspec
 
-from router.context import Result
-from router.ledger import Call, RoleName
+from router.call import Call, RoleName
+from router.events import Event
+from router.identity import DEFAULT_TENANT
+from router.result import Result
 
 RunKind = Literal["answer", "complete", "execute"]
-RunStatus = Literal["finished", "failed", "cancelled"]
+RunStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
 
 
 class RoleSetting(msgspec.Struct, frozen=True):
@@ -27,7 +29,7 @@ class Run(msgspec.Struct, frozen=True):
     """The question, the sub-query, or the last message."""
     status: RunStatus
     error: str
-    """Empty unless `status` is `failed`."""
+    """Empty unless `status` is `failed`; for the operator, as it may name addresses."""
     result: Result | None
     """By `kind`; of a run that did not finish, what there was by then."""
     settings: dict[RoleName, RoleSetting]
@@ -35,3 +37,10 @@ class Run(msgspec.Struct, frozen=True):
     started_at: float
     """Unix time, seconds."""
     duration_s: float
+    tenant: str = DEFAULT_TENANT
+    request_id: str = ""
+    """The client's name for it; empty for none."""
+    events: tuple[Event, ...] = ()
+    """What happened, in order; event numbers count from 1."""
+    redacted: bool = False
+    """Whether its texts were left out when it was stored."""

@@ -32,8 +32,11 @@ class ScriptedModel:
         if isinstance(answer, Completion):
             return answer
         text, finish_reason = end_at_stop(answer, prompt.stop, "stop", None)
-        words = sum(len(message.content.split()) for message in prompt.messages)
-        return Completion(text, finish_reason, usage=Usage(words, len(text.split())))
+        return Completion(text, finish_reason, usage=await self.count(prompt, text))
+
+    async def count(self, prompt: Prompt, text: str) -> Usage:
+        """Its tokens are words."""
+        return Usage(sum(len(message.content.split()) for message in prompt.messages), len(text.split()))
 
     @asynccontextmanager
     async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:

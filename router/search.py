@@ -9,10 +9,11 @@ from router.answerer import Answerer
 from router.context import RunContext
 from router.delegation import Dispatch, Stop
 from router.delegator import Delegator
-from router.errors import ContextTooLong, OutOfTime
+from router.errors import BudgetExhausted, ContextTooLong, OutOfTime
 from router.events import Reported, RoundStarted, SubQueryDispatched
 from router.execution import Execution
 from router.executor import Executor
+from router.report import NO_EVIDENCE
 from router.trajectory import AnswerOutcome, Trajectory
 
 NOT_FOUND = "not found in your documents"
@@ -39,22 +40,37 @@ class Search:
 
     async def run(self, question: str, context: RunContext) -> Trajectory:
         """Answer `question`. Raises `UpstreamError` where the delegator or the answerer fails, `OutOfTime` where the
-        deadline passes; an executor's failure is a result that found nothing.
+        deadline passes, `BudgetExhausted` where nothing was found by the time that the budget does not suffice; an
+        executor's failure is a result that found nothing.
         """
         found = Trajectory("", "rounds_exhausted", delegation=self._delegator.open(question))
         try:
+            await self._hold(question, found, (), context)
             for number in range(1, self._max_rounds + 1):
                 context.emit(RoundStarted(number))
                 decision, found = await self._decide(found, context)
                 if isinstance(decision, Stop):
                     found = replace(found, outcome="answered" if found.executions else "no_search")
                     break
+                await self._hold(question, found, decision.sub_queries, context)
                 found = await self._dispatch(decision, number, found, context)
-                if found.outcome == "time_exhausted":
+                if found.outcome in ("time_exhausted", "budget_exhausted"):
                     break
+                await self._hold(question, found, (), context)
         except TimeoutError:
             found = replace(found, outcome="time_exhausted")
+        except BudgetExhausted:
+            found = replace(found, outcome="budget_exhausted")
         return await self._answer(question, found, context)
+
+    async def _hold(self, question: str, found: Trajectory, coming: Sequence[str], context: RunContext) -> None:
+        """Keep back what answering may cost, from what was found and from the reports on the sub-queries `coming`."""
+        if not context.ledger.limited:
+            return
+        async with asyncio.timeout_at(context.search_deadline):
+            pairs = [(execution.sub_query, execution.report) for execution in found.executions]
+            pairs += [(sub_query, NO_EVIDENCE) for sub_query in coming]
+            await self._answerer.hold(question, pairs, len(coming) * self._executor.report_tokens, context.ledger)
 
     async def _decide(self, found: Trajectory, context: RunContext) -> tuple[Dispatch | Stop, Trajectory]:
         assert found.delegation is not None
@@ -73,10 +89,13 @@ class Search:
         """Run a block, and show the delegator its reports."""
         assert found.delegation is not None
         executions = await self._execute(block, number, len(found.executions), context)
-        late = any(execution.outcome == "timed_out" for execution in executions)
+        ends = {execution.outcome for execution in executions}
+        outcome = found.outcome
+        if "budget_exhausted" in ends or "timed_out" in ends:
+            outcome = "budget_exhausted" if "budget_exhausted" in ends else "time_exhausted"
         found = replace(
             found,
-            outcome="time_exhausted" if late else found.outcome,
+            outcome=outcome,
             executions=(*found.executions, *executions),
             rounds=(*found.rounds, len(executions)),
             delegation=self._delegator.inform(found.delegation, executions, block.over_limit),
@@ -105,6 +124,8 @@ class Search:
         if self._require_evidence and not _has_evidence(found.executions):
             if found.outcome == "time_exhausted":
                 raise OutOfTime("Time ran out before anything was found; allow a longer deadline or a faster model.")
+            if found.outcome == "budget_exhausted" and context.ledger.refusal is not None:
+                raise context.ledger.refusal
             outcome: AnswerOutcome = "no_search" if found.outcome == "no_search" else "not_found"
             return replace(found, answer=NOT_FOUND, outcome=outcome)
         try:

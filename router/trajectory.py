@@ -7,7 +7,9 @@ import msgspec
 from router.citation import Citation
 from router.execution import Conversation, Execution
 
-AnswerOutcome = Literal["answered", "rounds_exhausted", "no_search", "time_exhausted", "out_of_scope", "not_found"]
+AnswerOutcome = Literal[
+    "answered", "rounds_exhausted", "no_search", "time_exhausted", "out_of_scope", "not_found", "budget_exhausted"
+]
 
 
 class Trajectory(msgspec.Struct, frozen=True, tag=True):

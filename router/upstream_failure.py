@@ -11,6 +11,7 @@ import aiohttp
 from aiohttp.http import HttpProcessingError
 
 from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.secret import Secrets, without_userinfo
 
 MAX_SAID_CHARS = 300
 
@@ -57,16 +58,22 @@ its own, and of nothing else."""
 ForeignError = aiohttp.ClientError | HttpProcessingError | OSError
 """All that aiohttp raises for the outside world's sake; its timeouts are `OSError`s."""
 
+_TURNED_AWAY = frozenset({429, 503})
+"""Statuses of a server that did not begin."""
 _WRONG_ADDRESS = (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, aiohttp.RedirectClientError)
 _WRONG_CERTIFICATE = (aiohttp.ClientConnectorCertificateError, aiohttp.ServerFingerprintMismatch)
 _GARBLED = (aiohttp.ClientResponseError, HttpProcessingError)
 
 
 class Upstream:
-    """Names one model at one endpoint in the errors that it makes, and keeps its key out of them."""
+    """Names one model at one endpoint in the errors that it makes, and keeps what is secret out of them."""
 
-    def __init__(self, model: str, endpoint: str, api_key: str | None) -> None:
-        self._model, self._endpoint, self._api_key = model, endpoint, api_key
+    def __init__(
+        self, model: str, address: str, api_key: str | None, extra_body: Mapping[str, object] | None = None
+    ) -> None:
+        """`extra_body`: what is sent beside the prompt, which an endpoint may repeat."""
+        self._model, self._endpoint = model, without_userinfo(address)
+        self._secrets = Secrets(api_key, extra_body, address)
 
     def from_status(self, status: int, said: str, headers: Mapping[str, str] | None = None) -> UpstreamError:
         """The error for an HTTP status. `said`: the server's words. `headers`: its reply's, in lower case or in any."""
@@ -75,7 +82,8 @@ class Upstream:
             hint = "show the model fewer or shorter passages, or serve it with a longer context"
             return ContextTooLong(f"{message}; {hint}", endpoint=self._endpoint)
         if status in _UNAVAILABLE:
-            return UpstreamUnavailable(message, endpoint=self._endpoint, retry_after_s=_pause_s(headers or {}))
+            pause_s, unspent = _pause_s(headers or {}), status in _TURNED_AWAY
+            return UpstreamUnavailable(message, endpoint=self._endpoint, retry_after_s=pause_s, unspent=unspent)
         if status in _REFUSED:
             return UpstreamRefused(f"{message}; {_REFUSED[status]}", endpoint=self._endpoint)
         return self.garbled(f"HTTP {status}: {said}")
@@ -95,11 +103,12 @@ class Upstream:
             return self._refused(f"{said}; check its certificate")
         if isinstance(error, _GARBLED) and not isinstance(error, aiohttp.ClientHttpProxyError):
             return self.garbled(said)
-        return self.unavailable(said)
+        return self.unavailable(said, unspent=isinstance(error, aiohttp.ClientConnectorError))
 
-    def unavailable(self, said: str) -> UpstreamUnavailable:
+    def unavailable(self, said: str, *, unspent: bool = False) -> UpstreamUnavailable:
         """Not reachable, or broken for now."""
-        return UpstreamUnavailable(f"model {self._model!r}: {self._short(said)}", endpoint=self._endpoint)
+        message = f"model {self._model!r}: {self._short(said)}"
+        return UpstreamUnavailable(message, endpoint=self._endpoint, unspent=unspent)
 
     def garbled(self, said: str) -> UpstreamGarbled:
         """Not the protocol."""
@@ -109,9 +118,7 @@ class Upstream:
         return UpstreamRefused(f"model {self._model!r}: {self._short(said)}", endpoint=self._endpoint)
 
     def _short(self, said: str) -> str:
-        said = " ".join(said.split()) or "(no message)"
-        if self._api_key:
-            said = said.replace(self._api_key, "***")
+        said = self._secrets.hidden(" ".join(said.split())) or "(no message)"
         return said if len(said) <= MAX_SAID_CHARS else f"{said[: MAX_SAID_CHARS - 1]}…"
 
 

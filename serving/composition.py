@@ -10,27 +10,47 @@ from pathlib import Path
 from typing import TypeVar
 
 import aiohttp
+import msgspec
 
+from router.access import Access
+from router.accounts import Key
 from router.answerer import Answerer
+from router.call import RoleName
+from router.conductor import Conductor
 from router.delegator import Delegator
 from router.edge.http_server import HTTPServer
-from router.edge.openai_door import check_loopback, openai_app
+from router.edge.listening import check_listening
+from router.edge.openai_door import openai_app
+from router.edge.run_service import RunServicer
 from router.edge.server import Server
+from router.edge.tls import TLS
+from router.edge.usage_service import UsageServicer
+from router.engine_counts import VLLMCounts
 from router.errors import BadConfig
 from router.executor import Executor, ExecutorLimits
-from router.gateway import Gateway, GatewayLimits
-from router.ledger import RoleName
+from router.gateway import Gateway
+from router.journal import Journal
 from router.litellm_model import LiteLLMModel, close_clients
+from router.live_runs import LiveRuns
 from router.model import Model, Sampling
 from router.openai_http import OpenAIHTTP
+from router.price import Price
+from router.reconciliation import Reconciler
 from router.retrieval import Retriever
 from router.role import Role
 from router.run import RoleSetting
+from router.runs import Runs
 from router.scope import Scope
 from router.search import Search
-from router.store import SQLStore
+from router.store.accounts import SQLAccounts
+from router.store.archive import SQLArchive
+from router.store.database import Database
+from router.store.journal import SQLJournal
+from router.store.ledger_sums import SQLLedgerSums
+from router.store.usages import SQLUsages
 from serving.config import Config, RoleConfig
 from serving.engine import Tell, engine
+from serving.prices import prices_of
 from serving.readiness import missing
 from serving.retrieval.grpc_service import RetrievalServicer
 from serving.retrieval.open_retriever import open_retriever
@@ -40,29 +60,54 @@ Opened = TypeVar("Opened")
 
 
 @asynccontextmanager
-async def running_gateway(config: Config, address: str, tell: Tell, http: str | None = None) -> AsyncIterator[str]:
+async def running_gateway(
+    config: Config,
+    address: str,
+    tell: Tell,
+    http: str | None = None,
+    *,
+    key: Key | None = None,
+    journal: Journal | None = None,
+) -> AsyncIterator[str]:
     """A gateway that listens at `address` while the context is open, with its engines; where it listens, host:port.
 
-    `http`: where its OpenAI-compatible door is to be; None keeps it shut. `tell` hears what is being done. Raises
-    `BadConfig` or `BadIndex`, saying what to do. Closing drains.
+    `http`: where its OpenAI-compatible door is to be; None keeps it shut. `key`: one that is good beside those that are
+    stored. `journal`: instead of the store's. `tell` hears what is being done. Raises `BadConfig` or `BadIndex`, saying
+    what to do. Closing drains.
     """
-    if http:
-        check_loopback(http)
     for problem in missing(config):
         raise BadConfig(problem)
     async with AsyncExitStack() as stack:
+        database = await Database.open(config.server.store)
+        stack.push_async_callback(database.close)
+        access = Access(SQLAccounts(database), key)
+        for setting, wanted in (("server.address", address), ("server.http", http)):
+            if wanted:
+                await check_listening(wanted, setting, access)  # before anything slow begins
         opened = partial(open_retriever, config.retrieval, tell, config.engines)
         engines, retriever = await slow_parts(config, stack, tell, opened)
         session = await stack.enter_async_context(
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=_UPSTREAM_CONNECTIONS))
         )
         stack.push_async_callback(close_clients)
-        store = await SQLStore.open(config.server.store)
-        stack.push_async_callback(store.close)
-        roles = _roles(config, session, engines)
-        gateway = _gateway(config, roles, retriever, store)
-        server = Server(gateway, RetrievalServicer(retriever, default_top_k=config.search.top_k))
-        door = HTTPServer(openai_app(gateway), config.server.grace_s)
+        roles = _roles(config, session, engines, await prices_of(config))
+        live, archive = LiveRuns(), SQLArchive(database)
+        if journal is None:
+            keep = {"keep_days": config.server.keep_days, "keep_gb": config.server.keep_gb}
+            journal = await stack.enter_async_context(SQLJournal.writing(database, on_cancel=live.cancel, **keep))
+        conductor = Conductor(journal, archive, live, _settings(roles), config.server.timeout_s)
+        gateway = _gateway(config, roles, retriever, conductor)
+        reconciler = Reconciler(_deployments(roles), VLLMCounts(session), SQLLedgerSums(database))
+        tls = TLS(**msgspec.structs.asdict(config.server.tls)) if config.server.tls else None
+        server = Server(
+            gateway,
+            RetrievalServicer(retriever, default_top_k=config.search.top_k),
+            RunServicer(Runs(archive, live)),
+            UsageServicer(SQLUsages(database), reconciler),
+            access=access,
+            tls=tls,
+        )
+        door = HTTPServer(openai_app(gateway, access), config.server.grace_s, access=access, tls=tls)
 
         async def drain() -> None:
             await asyncio.gather(server.drain(config.server.grace_s), door.drain())
@@ -71,7 +116,8 @@ async def running_gateway(config: Config, address: str, tell: Tell, http: str | 
         port = await server.start(address)
         stack.push_async_callback(drain)
         if http:
-            tell(f"the OpenAI-compatible door is at http://{await door.start(http, 'server.http')}/v1")
+            scheme = "https" if tls else "http"
+            tell(f"the OpenAI-compatible door is at {scheme}://{await door.start(http, 'server.http')}/v1")
         yield f"{address.rpartition(':')[0]}:{port}"
 
 
@@ -102,11 +148,22 @@ def _served_names(config: Config, name: str) -> list[str]:
     return list(dict.fromkeys(role.model for role in config.roles.by_name.values() if role.engine == name))
 
 
-def _roles(config: Config, session: aiohttp.ClientSession, engines: Mapping[str, str]) -> dict[RoleName, Role]:
-    return {name: new_role(name, role, session, engines) for name, role in config.roles.by_name.items()}
+def _roles(
+    config: Config,
+    session: aiohttp.ClientSession,
+    engines: Mapping[str, str],
+    prices: Mapping[RoleName, Price | None],
+) -> dict[RoleName, Role]:
+    return {name: new_role(name, role, session, engines, prices[name]) for name, role in config.roles.by_name.items()}
 
 
-def new_role(name: RoleName, config: RoleConfig, session: aiohttp.ClientSession, engines: Mapping[str, str]) -> Role:
+def new_role(
+    name: RoleName,
+    config: RoleConfig,
+    session: aiohttp.ClientSession,
+    engines: Mapping[str, str],
+    price: Price | None = None,
+) -> Role:
     """The role that a config describes. `engines`: base URLs by engine name."""
     base_url = engines[config.engine] if config.engine else config.base_url
     key = os.environ.get(config.api_key_env) if config.api_key_env else None
@@ -125,10 +182,26 @@ def new_role(name: RoleName, config: RoleConfig, session: aiohttp.ClientSession,
         config.attempts,
         system_role=config.system_role,
         context_tokens=config.context_tokens,
+        deployment=f"engines.{config.engine}" if config.engine else model.endpoint,
+        executor_version=config.model if name == "execution" else None,
+        price=price,
+        streams=base_url is not None,
     )
 
 
-def _gateway(config: Config, roles: dict[RoleName, Role], retriever: Retriever, store: SQLStore) -> Gateway:
+def _settings(roles: Mapping[RoleName, Role]) -> dict[RoleName, RoleSetting]:
+    return {
+        name: RoleSetting(role.model.name, hashlib.sha256(role.system.encode()).hexdigest())
+        for name, role in roles.items()
+    }
+
+
+def _deployments(roles: Mapping[RoleName, Role]) -> dict[str, str | None]:
+    """Where models are served, each with the base URL of its engine; None for a provider's."""
+    return {role.deployment: role.model.endpoint if role.streams else None for role in roles.values()}
+
+
+def _gateway(config: Config, roles: dict[RoleName, Role], retriever: Retriever, conductor: Conductor) -> Gateway:
     search = config.search
     limits = ExecutorLimits(search.max_turns, search.max_searches, search.top_k)
     executor = Executor(roles["execution"], retriever, limits)
@@ -142,11 +215,7 @@ def _gateway(config: Config, roles: dict[RoleName, Role], retriever: Retriever, 
         ),
         executor=executor,
         roles=roles,
-        settings={
-            name: RoleSetting(role.model.name, hashlib.sha256(role.system.encode()).hexdigest())
-            for name, role in roles.items()
-        },
-        store=store,
-        limits=GatewayLimits(config.server.max_question_chars, config.server.timeout_s),
+        conductor=conductor,
+        max_question_chars=config.server.max_question_chars,
         scope=Scope.parse(Path(search.scope).read_text("utf-8")) if search.scope else None,
     )

@@ -8,7 +8,18 @@ from typing import Any, Literal
 
 import msgspec
 
-from router.ledger import RoleName
+from router.call import RoleName
+from router.price import Price
+
+
+class TLSConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Certificates in PEM files."""
+
+    certificate: str
+    """The server's, with its chain."""
+    key: str
+    client_ca: str | None = None
+    """Who signs clients' certificates; with it, clients without one are turned away."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -19,12 +30,17 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     http: str | None = None
     """host:port of the OpenAI-compatible door; absent keeps it shut."""
     store: str = "sqlite:///rolegate.db"
-    """A database URL; a relative path of SQLite stands beside the config file."""
+    """A database URL: sqlite:///FILE, where a relative path stands beside the config file, or postgresql://…"""
     timeout_s: float = 120.0
     """The longest a request may take, whatever the client's deadline."""
     grace_s: float = 30.0
     """How long running requests may take to finish after SIGTERM."""
     max_question_chars: int = 4000
+    tls: TLSConfig | None = None
+    keep_days: float | None = None
+    """Runs that started longer ago are deleted, with their calls and traces; sums of what was spent stay."""
+    keep_gb: float | None = None
+    """The oldest runs are deleted while all traces together take more than this."""
 
 
 class SearchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -128,15 +144,6 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     embedder: EmbedderConfig = EmbedderConfig()
 
 
-class PriceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a model costs, in US dollars for a million tokens."""
-
-    prompt: float
-    completion: float
-    cached: float | None = None
-    """Prompt tokens from the provider's cache; absent, they cost what others cost."""
-
-
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Everything."""
 
@@ -145,5 +152,5 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     server: ServerConfig = ServerConfig()
     search: SearchConfig = SearchConfig()
     engines: dict[str, EngineConfig] = {}
-    prices: dict[str, PriceConfig] = {}
+    prices: dict[str, Price] = {}
     """By model. A model that is not in it is looked up in LiteLLM's table, where that is installed."""

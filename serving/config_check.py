@@ -3,11 +3,21 @@
 import re
 from pathlib import Path
 
-from router.edge.openai_door import check_loopback
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from router.edge.tls import TLS
 from router.errors import BadConfig
-from serving.config import Config, EmbedderConfig, RetrievalConfig, RoleConfig, SearchConfig, ServerConfig
+from router.secret import without_userinfo
+from serving.config import Config, EmbedderConfig, RetrievalConfig, RoleConfig, SearchConfig, ServerConfig, TLSConfig
 
 _MOST_PASSAGES = 100
+_NOT_EXTRA = {
+    "max_tokens": "set the role's max_tokens.",
+    "max_completion_tokens": "set the role's max_tokens.",
+    "n": "one output is all that is read.",
+}
+"""Fields of a request that decide how much is written at most."""
 
 
 def problems(config: Config) -> list[str]:
@@ -33,14 +43,33 @@ def _server(server: ServerConfig) -> list[str]:
         found.append("server.grace_s: must be 0 to 86400 seconds.")
     if server.max_question_chars < 1:
         found.append("server.max_question_chars: must be at least 1.")
-    if server.http is not None:
-        try:
-            check_loopback(server.http)
-        except BadConfig as error:
-            found.append(str(error))
     if server.http is not None and server.http == server.address and not server.address.endswith(":0"):
         found.append("server.http: the same address as server.address, which is gRPC's; take another port.")
-    return found
+    found += [
+        f"server.{field}: must be more than 0; leave it out to keep everything."
+        for field in ("keep_days", "keep_gb")
+        if (limit := getattr(server, field)) is not None and not limit > 0
+    ]
+    return [*found, *_store(server.store), *(_tls(server.tls) if server.tls else [])]
+
+
+def _store(url: str) -> list[str]:
+    """What is wrong with it, without a word of it: there may be a password in it."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        return ["server.store: is no database URL; in a password, write @ : / # as %40 %3A %2F %23."]
+    if parsed.get_backend_name() == "postgresql" or (parsed.get_backend_name() == "sqlite" and parsed.database):
+        return []
+    return ["server.store: must be sqlite:///FILE, or postgresql://USER:PASSWORD@HOST/DATABASE."]
+
+
+def _tls(tls: TLSConfig) -> list[str]:
+    try:
+        TLS(tls.certificate, tls.key, tls.client_ca).for_http()
+    except BadConfig as error:
+        return [str(error)]
+    return []
 
 
 def _search(search: SearchConfig) -> list[str]:
@@ -62,12 +91,19 @@ def _role(key: str, role: RoleConfig, config: Config) -> list[str]:
     if role.engine is not None and role.base_url is not None:
         found.append(f"{key}: both engine and base_url are given; keep one.")
     if role.base_url is not None and not role.base_url.startswith(("http://", "https://")):
-        found.append(f"{key}.base_url: {role.base_url!r} is not an address such as http://127.0.0.1:8000/v1.")
+        found.append(
+            f"{key}.base_url: {without_userinfo(role.base_url)!r} is not an address such as http://127.0.0.1:8000/v1."
+        )
     if role.thinking is not None and role.engine is None and role.base_url is None:
         found.append(
             f"{key}.thinking: works with engine or base_url only; say it in the provider's own words in extra_body, "
             'such as extra_body = {reasoning_effort = "low"}.'
         )
+    found += [
+        f"{key}.extra_body.{field}: would undo what is counted on; " + advice
+        for field, advice in _NOT_EXTRA.items()
+        if field in role.extra_body
+    ]
     if role.context_tokens is not None and role.context_tokens <= role.max_tokens:
         found.append(f"{key}.context_tokens: must be more than max_tokens, which are a part of them.")
     if not Path(role.prompt).is_file():

@@ -1,13 +1,14 @@
 """Reading a configuration file, and the shipped ones."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from router.errors import BadConfig
-from serving.config import Config, EngineConfig, RoleConfig, RolesConfig
+from serving.config import Config, EngineConfig, RoleConfig, RolesConfig, TLSConfig
 from serving.config_check import problems
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -115,10 +116,25 @@ def _resolved(config: Config, base: Path) -> Config:
     }
     scope = config.search.scope and absolute(config.search.scope)
     search = msgspec.structs.replace(config.search, scope=scope)
-    scheme, separator, file = config.server.store.partition(":///")
-    server = config.server
-    if scheme == "sqlite" and separator:
-        server = msgspec.structs.replace(server, store=f"sqlite+aiosqlite:///{absolute(file)}")
+    server = msgspec.structs.replace(
+        config.server, store=_store(config.server.store, absolute), tls=_tls(config.server.tls, absolute)
+    )
     return msgspec.structs.replace(
         config, roles=roles, retrieval=retrieval, server=server, search=search, engines=engines
+    )
+
+
+def _store(url: str, absolute: Callable[[str], str]) -> str:
+    """Of SQLite, the file's path made absolute, and no driver: older configs name one."""
+    scheme, separator, file = url.partition(":///")
+    return f"sqlite:///{absolute(file)}" if separator and file and scheme.partition("+")[0] == "sqlite" else url
+
+
+def _tls(tls: TLSConfig | None, absolute: Callable[[str], str]) -> TLSConfig | None:
+    if tls is None:
+        return None
+    return TLSConfig(
+        certificate=absolute(tls.certificate),
+        key=absolute(tls.key),
+        client_ca=tls.client_ca and absolute(tls.client_ca),
     )

@@ -65,7 +65,7 @@ async def engine(
         tell(f"vLLM engine {name}: loading {Path(config.path).name}")
         await _ready(name, process, port, log)
         ready = True
-        tell(f"vLLM engine {name}: ready")
+        tell(f"vLLM engine {name}: ready at http://127.0.0.1:{port}/v1")
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         if ready and process.returncode is None:

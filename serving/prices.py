@@ -1,23 +1,38 @@
-"""What a model costs: by the config, or else by the table that comes with LiteLLM."""
+"""What models cost: by the config, or else by the table that comes with LiteLLM."""
 
+import asyncio
 import importlib.util
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
+from router.call import RoleName
+from router.edge.listening import is_loopback
 from router.litellm_model import load_litellm
-from serving.config import PriceConfig
+from router.price import Price
+from serving.config import Config, RoleConfig
 
 
-def price_of(model: str, prices: Mapping[str, PriceConfig]) -> PriceConfig | None:
-    """The price of a model; None where nobody knows it, which is not zero. May block for seconds, by an import."""
-    if model in prices:
-        return prices[model]
-    known = litellm_entry(model)
+async def prices_of(config: Config) -> dict[RoleName, Price | None]:
+    """What each role's model costs; None where nobody knows it, which is not zero. May take seconds, in a thread."""
+    return await asyncio.to_thread(
+        lambda: {name: price_of(role, config.prices) for name, role in config.roles.by_name.items()}
+    )
+
+
+def price_of(role: RoleConfig, prices: Mapping[str, Price]) -> Price | None:
+    """The price of a role's model. What runs on this machine has no other price than the config's. May block for
+    seconds, by an import.
+    """
+    ours = role.engine is not None or (role.base_url is not None and is_loopback(urlsplit(role.base_url).netloc))
+    if role.model in prices or ours:
+        return prices.get(role.model)
+    known = litellm_entry(role.model)
     prompt, completion = known.get("input_cost_per_token"), known.get("output_cost_per_token")
     if prompt is None or completion is None:
         return None
     cached = known.get("cache_read_input_token_cost")
-    return PriceConfig(prompt=prompt * 1e6, completion=completion * 1e6, cached=cached and cached * 1e6)
+    return Price(prompt=prompt * 1e6, completion=completion * 1e6, cached=cached and cached * 1e6)
 
 
 def litellm_entry(model: str) -> Mapping[str, Any]:

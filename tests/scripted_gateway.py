@@ -10,15 +10,13 @@ from pathlib import Path
 
 from router.edge.http_server import HTTPServer
 from router.edge.openai_door import openai_app
-from router.edge.server import Server
 from router.errors import UpstreamUnavailable
-from router.gateway import GatewayLimits
 from router.model import Prompt
 from router.passage import Passage
 from router.retrieval import FixedRetriever
 from router.scripted_model import Answer, ScriptedModel
-from serving.retrieval.grpc_service import RetrievalServicer
 from tests.router.deployment import STOP, Deployment, block, report
+from tests.router.edge.wire import whole_server
 
 ROOT = Path(__file__).parents[1]
 QUESTION = "When was the director of Heat born?"
@@ -51,13 +49,14 @@ def executes(prompt: Prompt) -> Answer:
 async def serve() -> None:
     """Listen on free ports, print the addresses of gRPC and of HTTP, and go on until the standard input ends."""
     retriever = FixedRetriever(PASSAGES)
-    gateway = Deployment(
+    deployment = Deployment(
         delegator=ScriptedModel(delegates, "backbone"),
         executor=ScriptedModel(executes, "small"),
         answerer=ScriptedModel(lambda _prompt: "<answer>in 1943</answer>", "fixed"),
         retriever=retriever,
-    ).gateway(limits=GatewayLimits(max_question_chars=LONGEST_QUESTION))
-    server, door = Server(gateway, RetrievalServicer(retriever)), HTTPServer(openai_app(gateway), 1.0)
+    )
+    server = whole_server(deployment, retriever=retriever, max_question_chars=LONGEST_QUESTION)
+    door = HTTPServer(openai_app(deployment.gateway(max_question_chars=LONGEST_QUESTION)), 1.0)
     port = await server.start("127.0.0.1:0")
     print(f"127.0.0.1:{port} {await door.start('127.0.0.1:0', 'http')}", flush=True)
     await asyncio.to_thread(sys.stdin.read)

@@ -5,6 +5,7 @@
 //
 // `answer` (the default) prints the response as one line of JSON, `stream` prints each event as one.
 // An error is printed as {"code", "message", "reason", "domain", "metadata"}, with exit status 1.
+// The key, where the gateway wants one, is that of the environment variable ROLEGATE_API_KEY.
 
 import grpc from "@grpc/grpc-js";
 import protoLoader from "@grpc/proto-loader";
@@ -49,13 +50,16 @@ function fail(error) {
 
 const client = new AnswerService(address, grpc.credentials.createInsecure());
 const deadline = new Date(Date.now() + 120_000);
+const metadata = new grpc.Metadata();
+const key = process.env.ROLEGATE_API_KEY;
+if (key) metadata.set("authorization", `Bearer ${key}`);
 if (method === "stream") {
-  const events = client.StreamAnswer({ question }, { deadline });
+  const events = client.StreamAnswer({ question }, metadata, { deadline });
   events.on("data", ({ event, event_number, ...fields }) => print({ event_number, event, [event]: fields[event] }));
   events.on("error", fail);
   events.on("status", () => client.close());
 } else {
-  client.Answer({ question }, { deadline }, (error, response) => {
+  client.Answer({ question }, metadata, { deadline }, (error, response) => {
     error ? fail(error) : print(response);
     client.close();
   });

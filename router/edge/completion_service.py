@@ -6,7 +6,8 @@ from typing import Any
 from rolegate.v1 import completion_service_pb2 as pb
 from rolegate.v1 import completion_service_pb2_grpc as pb_grpc
 
-from router.edge.convert import completion_from_proto, usage_to_proto
+from router.edge.convert_request import completion_from_proto, terms_from_proto
+from router.edge.convert_usage import usage_to_proto
 from router.edge.running import Running
 from router.execution import Conversation
 from router.gateway import Gateway
@@ -22,7 +23,7 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
 
     async def Complete(self, request: pb.CompleteRequest, context: Any) -> pb.CompleteResponse:
         """Call the model of a role."""
-        run = await self._gateway.complete(completion_from_proto(request), context.time_remaining())
+        run = await self._gateway.complete(completion_from_proto(request), terms_from_proto(request, context))
         output = _output(run)
         return pb.CompleteResponse(
             text=output.text,
@@ -36,14 +37,19 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
         self, request: pb.StreamCompleteRequest, context: Any
     ) -> AsyncIterator[pb.StreamCompleteResponse]:
         """Call the model of a role and pass on what it writes."""
-        asked, time_s = completion_from_proto(request), context.time_remaining()
-        async with Running[Delta, Run](lambda tell: self._gateway.complete(asked, time_s, tell)) as running:
+        asked, terms = completion_from_proto(request), terms_from_proto(request, context)
+        told = False
+        async with Running[Delta, Run](lambda tell: self._gateway.complete(asked, terms, tell)) as running:
             async for delta in running:
                 if delta.text or delta.reasoning:
+                    told = True
                     yield pb.StreamCompleteResponse(text=delta.text, reasoning=delta.reasoning)
             run = await running.result()
+        output = _output(run)
+        if not told and (output.text or output.reasoning):  # of an earlier request of the same name
+            yield pb.StreamCompleteResponse(text=output.text, reasoning=output.reasoning)
         yield pb.StreamCompleteResponse(
-            finish_reason=_output(run).finish_reason, usage=usage_to_proto(run.calls)[0], run_id=run.id
+            finish_reason=output.finish_reason, usage=usage_to_proto(run.calls)[0], run_id=run.id
         )
 
 

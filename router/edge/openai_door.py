@@ -2,40 +2,43 @@
 
 `POST /v1/chat/completions`, `GET /v1/models`, `GET /v1/models/{id}` and `GET /health`. The model `rolegate` answers
 questions; `rolegate-executor` works on one sub-query and reports. The question is the text of the last user message:
-each question stands alone, so that a system message and earlier turns are not used. There are no keys yet.
+each question stands alone, so that a system message and earlier turns are not used. Keys are those of gRPC, sent as
+`Authorization: Bearer`; only `GET /health` needs none.
 """
 
-import ipaddress
-import re
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
 from aiohttp import ClientConnectionResetError, web
+from aiohttp.typedefs import Handler, Middleware
 
+from router.access import Access, check_scope
+from router.edge.caller import CALLER, caller
 from router.edge.convert import event_to_proto
 from router.edge.event_line import event_line
+from router.edge.listening import is_loopback
 from router.edge.openai_failure import failed, failure, json_response, refused
 from router.edge.openai_wire import ChatRequest, Said, chunk, last_chunks, opened, whole
 from router.edge.running import Running
-from router.errors import BadConfig, BadRequest
+from router.errors import BadRequest
 from router.events import Emit, Event
 from router.gateway import Gateway
 from router.run import Run
+from router.terms import Terms
 
 MAX_BODY_BYTES = 1 << 20
 ANSWERING, EXECUTING = "rolegate", "rolegate-executor"
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Work = Callable[[Emit], Coroutine[Any, Any, Run]]
 
 
-def openai_app(gateway: Gateway) -> web.Application:
+def openai_app(gateway: Gateway, access: Access | None = None) -> web.Application:
     """The application; `HTTPServer` runs it. Errors have OpenAI's shape, and `code` is the reason of the status table.
 
     Bodies must be `application/json` and from no web page of another host, so that none can post here unasked, and at
-    most 1 MiB.
+    most 1 MiB. `access`: without it, everybody may ask.
     """
 
     async def complete(request: web.Request) -> web.StreamResponse:
@@ -59,7 +62,7 @@ def openai_app(gateway: Gateway) -> web.Application:
     async def health(_request: web.Request) -> web.Response:
         return json_response(200, {"status": "ok"})
 
-    app = web.Application(middlewares=[_openai_errors], client_max_size=MAX_BODY_BYTES)
+    app = web.Application(middlewares=[_openai_errors, _admitting(access)], client_max_size=MAX_BODY_BYTES)
     app.add_routes(
         [
             web.post("/v1/chat/completions", complete),
@@ -71,27 +74,11 @@ def openai_app(gateway: Gateway) -> web.Application:
     return app
 
 
-def check_loopback(address: str) -> None:
-    """See that `host:port` is reached from this machine alone. Raises `BadConfig`."""
-    if not _is_loopback(address):
-        raise BadConfig(
-            f"server.http: {address} is not on the loopback, and there are no keys yet; use 127.0.0.1:PORT."
-        )
-
-
-def _is_loopback(address: str) -> bool:
-    """Whether a host, with or without a port, is this machine alone."""
-    host = re.sub(r":\d*$", "", address).strip("[]")
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _work(gateway: Gateway, model: str, question: str) -> Work:
+    terms = Terms(identity=caller())
     if model == EXECUTING:
-        return lambda _emit: gateway.execute(question, None)
-    return lambda emit: gateway.answer(question, None, emit)
+        return lambda _emit: gateway.execute(question, terms)
+    return lambda emit: gateway.answer(question, terms, emit)
 
 
 async def _streamed(request: web.Request, asked: ChatRequest, work: Work) -> web.StreamResponse:
@@ -135,9 +122,21 @@ async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamRe
         return refused(error)
 
 
+def _admitting(access: Access | None) -> Middleware:
+    @web.middleware
+    async def admitting(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if access and request.path != "/health":
+            # aiohttp serves each request in a context of its own, so that this reaches its handler and no other.
+            CALLER.set(await access.identify(request.headers.get("Authorization")))
+            check_scope(caller(), "ask")
+        return await handler(request)
+
+    return admitting
+
+
 def _check_origin(origin: str) -> None:
     """Refuse what a browser sends for a page of elsewhere, also one whose name was made to lead here."""
-    if origin.startswith("http") and not _is_loopback(origin.partition("://")[2]):
+    if origin.startswith("http") and not is_loopback(origin.partition("://")[2]):
         raise web.HTTPForbidden(text="Web pages of other hosts cannot ask here.")
 
 

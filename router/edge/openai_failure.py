@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import web
 from google.rpc import code_pb2
 
-from router.edge.status import innermost, logged_status, reason_of
+from router.edge.status import logged_status, reason_of, retry_after_s
 
 HTTP_STATUS = {
     code_pb2.INVALID_ARGUMENT: 400,
@@ -14,7 +14,9 @@ HTTP_STATUS = {
     code_pb2.UNAUTHENTICATED: 401,
     code_pb2.PERMISSION_DENIED: 403,
     code_pb2.NOT_FOUND: 404,
+    code_pb2.ALREADY_EXISTS: 409,
     code_pb2.RESOURCE_EXHAUSTED: 429,
+    code_pb2.CANCELLED: 499,
     code_pb2.INTERNAL: 500,
     code_pb2.UNAVAILABLE: 503,
     code_pb2.DEADLINE_EXCEEDED: 504,
@@ -47,8 +49,10 @@ def failed(error: Exception) -> tuple[int, dict[str, Failure]]:
 def refused(error: Exception) -> web.Response:
     """The whole response to a request that raised `error`; it says when to come back where the error does."""
     number, body = failed(error)
-    wait_s = getattr(innermost(error), "retry_after_s", None)
+    wait_s = retry_after_s(error)
     headers = {"Retry-After": str(math.ceil(wait_s))} if number in (429, 503) and wait_s is not None else {}
+    if number == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     return json_response(number, body, headers)
 
 

@@ -11,10 +11,9 @@ from router.edge.cited_answer import CitedAnswer, answer_from_proto, report_from
 from router.edge.convert import answer_to_proto, execution_to_proto
 from router.errors import BadRequest
 from router.execution import Execution
-from router.ledger import RoleTotal, sum_known, totals
 from router.openai_reply import CompletionDetails, PromptDetails
+from router.role_total import RoleTotal, sum_known, totals
 from router.run import Run
-from router.trajectory import Trajectory
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -136,8 +135,7 @@ def last_chunks(of: Reply, run: Run, *, with_usage: bool) -> list[Reply]:
 def _cited(run: Run) -> CitedAnswer:
     if isinstance(run.result, Execution):
         return report_from_proto(run.id, execution_to_proto(run.result))
-    assert isinstance(run.result, Trajectory)
-    return answer_from_proto(answer_to_proto(run, run.result))
+    return answer_from_proto(answer_to_proto(run))
 
 
 def _details(cited: CitedAnswer, spent: list[RoleTotal]) -> dict[str, Any]:

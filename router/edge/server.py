@@ -21,11 +21,15 @@ from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceServicer, add
 from rolegate.v1.run_service_pb2_grpc import add_RunServiceServicer_to_server
 from rolegate.v1.usage_service_pb2_grpc import add_UsageServiceServicer_to_server
 
+from router.access import Access
 from router.edge.answer_service import AnswerServicer
 from router.edge.completion_service import CompletionServicer
 from router.edge.execution_service import ExecutionServicer
+from router.edge.key_interceptor import KeyInterceptor
+from router.edge.listening import check_listening, warn_unencrypted
 from router.edge.run_service import RunServicer
 from router.edge.status import StatusInterceptor
+from router.edge.tls import TLS
 from router.edge.usage_service import UsageServicer
 from router.errors import BadConfig
 from router.gateway import Gateway
@@ -38,10 +42,22 @@ _OPTIONS: Mapping[str, int] = {
 
 
 class Server:
-    """Serves a gateway, a retriever, or both, until drained."""
+    """Serves whatever of its services it is given, until drained."""
 
-    def __init__(self, gateway: Gateway | None, retrieval: RetrievalServiceServicer | None) -> None:
-        self._server = grpc.aio.server(interceptors=[StatusInterceptor()], options=list(_OPTIONS.items()))
+    def __init__(
+        self,
+        gateway: Gateway | None,
+        retrieval: RetrievalServiceServicer | None,
+        runs: RunServicer | None = None,
+        usage: UsageServicer | None = None,
+        *,
+        access: Access | None = None,
+        tls: TLS | None = None,
+    ) -> None:
+        """`access`: without it, everybody may ask for everything, from wherever the address can be reached."""
+        guards = [KeyInterceptor(access)] if access else []
+        self._server = grpc.aio.server(interceptors=[StatusInterceptor(), *guards], options=list(_OPTIONS.items()))
+        self._access, self._tls = access, tls
         self._gateway, self._health = gateway, health.aio.HealthServicer()
         self._names: list[str] = []
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -49,27 +65,38 @@ class Server:
             add_AnswerServiceServicer_to_server(AnswerServicer(gateway), self._server)
             add_CompletionServiceServicer_to_server(CompletionServicer(gateway), self._server)
             add_ExecutionServiceServicer_to_server(ExecutionServicer(gateway), self._server)
-            add_RunServiceServicer_to_server(RunServicer(gateway), self._server)
-            add_UsageServiceServicer_to_server(UsageServicer(gateway), self._server)
             self._names += [
                 _service_name(module, service)
                 for module, service in (
                     (answer_service_pb2, "AnswerService"),
                     (completion_service_pb2, "CompletionService"),
                     (execution_service_pb2, "ExecutionService"),
-                    (run_service_pb2, "RunService"),
-                    (usage_service_pb2, "UsageService"),
                 )
             ]
+        if runs is not None:
+            add_RunServiceServicer_to_server(runs, self._server)
+            self._names.append(_service_name(run_service_pb2, "RunService"))
+        if usage is not None:
+            add_UsageServiceServicer_to_server(usage, self._server)
+            self._names.append(_service_name(usage_service_pb2, "UsageService"))
         if retrieval is not None:
             add_RetrievalServiceServicer_to_server(retrieval, self._server)
             self._names.append(_service_name(retrieval_service_pb2, "RetrievalService"))
         reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
 
     async def start(self, address: str) -> int:
-        """Listen on `host:port` (port 0: any free one) and report healthy; the port. Raises `BadConfig`."""
+        """Listen on `host:port` (port 0: any free one) and report healthy; the port.
+
+        Raises `BadConfig`, also for an address beyond the loopback while there are no keys, and `StoreFailed`.
+        """
+        if self._access:
+            await check_listening(address, "server.address", self._access)
+            warn_unencrypted(address, self._tls)
         try:
-            port = self._server.add_insecure_port(address)
+            if self._tls:
+                port = self._server.add_secure_port(address, self._tls.for_grpc())
+            else:
+                port = self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise BadConfig(
                 f"server.address: cannot listen on {address}; is the port in use? Name another one, or port 0 for any."

@@ -2,31 +2,41 @@
 
 import asyncio
 import inspect
+import traceback
+from collections.abc import Mapping
 from contextlib import aclosing
+from datetime import timedelta
 from typing import Any
 
 import grpc
 import structlog
-from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from router.edge.caller import caller
 from router.errors import (
+    AccessDenied,
     BadConfig,
     BadCorpus,
     BadDocument,
     BadIndex,
     BadRequest,
+    BudgetExhausted,
     ContextTooLong,
+    NoKey,
     NotFound,
     OutOfTime,
+    QuotaExhausted,
+    RequestIdTaken,
     RolegateError,
+    RunCancelled,
     StoreFailed,
     UpstreamError,
     UpstreamGarbled,
     UpstreamRefused,
     UpstreamUnavailable,
 )
+from router.identity import LOCAL, Identity
 
 _log = structlog.get_logger("edge")
 DOMAIN = "rolegate"
@@ -38,7 +48,13 @@ STATUS: dict[type[RolegateError], tuple[int, str]] = {
     BadCorpus: (code_pb2.FAILED_PRECONDITION, "BAD_CORPUS"),
     BadDocument: (code_pb2.FAILED_PRECONDITION, "BAD_DOCUMENT"),
     NotFound: (code_pb2.NOT_FOUND, "RUN_NOT_FOUND"),
+    RequestIdTaken: (code_pb2.ALREADY_EXISTS, "REQUEST_ID_TAKEN"),
+    RunCancelled: (code_pb2.CANCELLED, "RUN_CANCELLED"),
     OutOfTime: (code_pb2.DEADLINE_EXCEEDED, "OUT_OF_TIME"),
+    BudgetExhausted: (code_pb2.RESOURCE_EXHAUSTED, "BUDGET_EXHAUSTED"),
+    QuotaExhausted: (code_pb2.RESOURCE_EXHAUSTED, "QUOTA_EXHAUSTED"),
+    AccessDenied: (code_pb2.PERMISSION_DENIED, "ACCESS_DENIED"),
+    NoKey: (code_pb2.UNAUTHENTICATED, "NO_KEY"),
     StoreFailed: (code_pb2.UNAVAILABLE, "STORE_FAILED"),
     UpstreamUnavailable: (code_pb2.UNAVAILABLE, "UPSTREAM_UNAVAILABLE"),
     UpstreamRefused: (code_pb2.FAILED_PRECONDITION, "UPSTREAM_REFUSED"),
@@ -47,29 +63,59 @@ STATUS: dict[type[RolegateError], tuple[int, str]] = {
 }
 """Every error class that is raised (the test walks the tree), its status code and its reason."""
 
+_FOR_TENANTS: dict[type[RolegateError], str] = {
+    BadConfig: "The gateway is not set up for this; tell its operator.",
+    BadIndex: "The gateway's index cannot be used; tell its operator.",
+    UpstreamUnavailable: "{who} is not available for now; try again later.",
+    UpstreamRefused: "{who} refuses what it is asked; tell the gateway's operator.",
+    ContextTooLong: "{who} takes no prompt as long as this one; ask for something shorter.",
+    UpstreamGarbled: "{who} answered something that cannot be used; try again, or tell the gateway's operator.",
+}
+"""What tenants are told instead of texts that name addresses, files, or what engines said."""
 
-def status_of(error: BaseException) -> status_pb2.Status:
-    """The status that a client gets; what is not ours becomes INTERNAL without a word of its text."""
+
+def status_of(error: BaseException, identity: Identity = LOCAL) -> status_pb2.Status:
+    """The status that `identity` gets; what is not ours becomes INTERNAL without a word of its text."""
     error = innermost(error)
     if not isinstance(error, RolegateError):
-        return _status(code_pb2.INTERNAL, "An internal error; the gateway's log has the details.", "INTERNAL", {})
+        return new_status(code_pb2.INTERNAL, "An internal error; the gateway's log has the details.", "INTERNAL")
     code, reason = STATUS[type(error)]
     role = error.role if isinstance(error, UpstreamError) else None
-    return _status(code, str(error), reason, {"role": role} if role else {})
+    message = str(error)
+    if identity.tenant is not None and type(error) in _FOR_TENANTS:
+        message = _FOR_TENANTS[type(error)].format(who=f"The model for {role}" if role else "Retrieval")
+    return new_status(code, message, reason, {"role": role} if role else {}, retry_after_s(error))
 
 
-def _status(code: int, message: str, reason: str, metadata: dict[str, str]) -> status_pb2.Status:
-    info = error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata)
-    detail = AnyMessage()
-    detail.Pack(info)
-    return status_pb2.Status(code=code, message=message, details=[detail])
+def retry_after_s(error: BaseException) -> float | None:
+    """When to come back, in seconds, where the error says it."""
+    said: float | None = getattr(innermost(error), "retry_after_s", None)
+    return said
+
+
+def new_status(
+    code: int, message: str, reason: str, metadata: Mapping[str, str] | None = None, wait_s: float | None = None
+) -> status_pb2.Status:
+    """A status with its details. `wait_s`: when to come back, in seconds."""
+    details = [error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata or {})]
+    if wait_s is not None:
+        details[0].metadata["retry_after_s"] = f"{wait_s:.3f}"
+        details.append(error_details_pb2.RetryInfo(retry_delay=timedelta(seconds=wait_s)))
+    status = status_pb2.Status(code=code, message=message)
+    for detail in details:
+        status.details.add().Pack(detail)
+    return status
 
 
 def logged_status(error: BaseException) -> status_pb2.Status:
-    """The status for an error that ends a request, which is logged."""
-    status = status_of(error)
-    if status.code == code_pb2.INTERNAL:
-        _log.error("edge.failed", error=str(error), exc_info=error)
+    """The status that the caller gets for an error that ends a request. Its whole text is logged, and of what is not
+    ours the traceback, without the values of variables: there may be keys among them.
+    """
+    error, status = innermost(error), status_of(error, caller())
+    if not isinstance(error, RolegateError):
+        _log.error("edge.failed", error=str(error), exception="".join(traceback.format_exception(error)))
+    elif status.code == code_pb2.INTERNAL:
+        _log.error("edge.failed", error=str(error))
     else:
         _log.warning("edge.refused", code=code_pb2.Code.Name(status.code), error=str(error))
     return status

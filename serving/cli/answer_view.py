@@ -1,7 +1,5 @@
 """How a terminal shows a run: progress on one stream, the answer on the other."""
 
-import orjson
-from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
@@ -12,9 +10,15 @@ from rolegate.v1 import evidence_pb2
 
 from router.edge.cited_answer import source_line
 from router.edge.event_line import event_line
+from serving.cli.message_json import message_json
 from serving.cli.usage_table import usage_table
 
-_FROM_REPORTS = (pb.ANSWER_OUTCOME_ANSWERED, pb.ANSWER_OUTCOME_ROUNDS_EXHAUSTED, pb.ANSWER_OUTCOME_TIME_EXHAUSTED)
+_FROM_REPORTS = (
+    pb.ANSWER_OUTCOME_ANSWERED,
+    pb.ANSWER_OUTCOME_ROUNDS_EXHAUSTED,
+    pb.ANSWER_OUTCOME_TIME_EXHAUSTED,
+    pb.ANSWER_OUTCOME_BUDGET_EXHAUSTED,
+)
 _UNANSWERED = (pb.ANSWER_OUTCOME_NOT_FOUND, pb.ANSWER_OUTCOME_NO_SEARCH)
 
 
@@ -43,8 +47,7 @@ class AnswerView:
             self._print_json(answer)
 
     def _print_json(self, message: pb.StreamAnswerResponse | pb.AnswerResponse) -> None:
-        as_dict = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-        self._out.out(orjson.dumps(as_dict).decode(), highlight=False)
+        self._out.out(message_json(message), highlight=False)
 
     def _show_answer(self, answer: pb.AnswerResponse) -> None:
         outcome = pb.AnswerOutcome.Name(answer.outcome).removeprefix("ANSWER_OUTCOME_").lower().replace("_", " ")

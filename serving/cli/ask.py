@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from rich.console import Console
-from rolegate.client import AsyncClient, GatewayError
+from rolegate.client import GatewayError
 
 from serving.cli.answer_view import AnswerView
 from serving.cli.reached_gateway import add_gateway, reached
@@ -34,7 +34,7 @@ async def _ask(given: argparse.Namespace) -> int:
     """Ask and show; 1 where the gateway answers with an error, or not at all."""
     progress = Console(stderr=True, quiet=given.json)
     view = AnswerView(Console(), progress, stream=given.stream, as_json=given.json)
-    async with reached(given, progress) as address, AsyncClient(address) as client:
+    async with reached(given, progress) as client:
         try:
             with progress.status("asking"):
                 async for event in client.stream(given.question, given.timeout):

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 async def _connected(
     given: argparse.Namespace, progress: Console
 ) -> AsyncIterator[tuple[asyncio.AbstractEventLoop, AsyncClient]]:
-    async with reached(given, progress) as address, AsyncClient(address) as client:
+    async with reached(given, progress) as client:
         yield asyncio.get_running_loop(), client
 
 

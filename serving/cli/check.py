@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from router.call import RoleName
 from router.errors import BadIndex
-from router.ledger import RoleName
+from router.secret import without_userinfo
 from serving.cli.options import add_config, chosen_file, timeout
 from serving.config import Config
 from serving.config_check import problems
@@ -91,7 +92,7 @@ def _show_file(console: Console, file: Path, config: Config, wrong: list[str], w
         return
     table = Table("role", *(Column(name, overflow="fold") for name in ("model", "where", "prompt")))
     for name, role in config.roles.by_name.items():
-        where = f"vLLM engine {role.engine}" if role.engine else role.base_url or "LiteLLM"
+        where = f"vLLM engine {role.engine}" if role.engine else without_userinfo(role.base_url or "LiteLLM")
         table.add_row(name, *map(escape, (role.model, where, role.prompt)))
     console.print(table)
     console.out(f"{file}: {'not ready yet' if warnings else 'fine'}", highlight=False)

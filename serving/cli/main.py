@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib.metadata import entry_points
 
 from router.errors import RolegateError
+from serving.logs import plain_tracebacks
 
 _COMMANDS = {
     "ask": "ask a question, of a running gateway or of one started for it",
@@ -15,8 +16,13 @@ _COMMANDS = {
     "serve": "run the gateway until stopped",
     "index": "build an index over a corpus",
     "retrieve": "run a retrieval server",
+    "runs": "see, watch and cancel runs, and export their traces",
+    "usage": "tokens and cost, and whether the engines agree",
+    "store": "see whether everything that is stored is whole",
     "mcp": "let agents ask a running gateway (Model Context Protocol)",
     "init": "write a config, by a few questions",
+    "keys": "say who may ask, and for what",
+    "tenants": "say what each tenant may spend",
     "check": "see whether a config works, and what a question costs",
 }
 _GROUP = "rolegate.commands"
@@ -39,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in others:
         commands.add_parser(name, add_help=False)
     chosen, rest = parser.parse_known_args(given[:1])
+    plain_tracebacks()
     try:
         if chosen.command in others:
             command = others[chosen.command].load()

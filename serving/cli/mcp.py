@@ -10,7 +10,7 @@ import msgspec
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import Field
-from rolegate.client import GatewayError
+from rolegate.client import Connection, GatewayError
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
@@ -19,6 +19,7 @@ from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 
 from router.edge.cited_answer import answer_from_proto, place
 from router.edge.event_line import event_line
+from serving.cli.connection import add_connection, connection
 from serving.cli.options import timeout
 from serving.retrieval.limits import MAX_TOP_K
 
@@ -39,21 +40,19 @@ def main(arguments: Sequence[str]) -> int:
         epilog=_SETTING,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--address", default="127.0.0.1:50551", metavar="HOST:PORT", help="the gateway (default: %(default)s)"
-    )
+    add_connection(parser)
     parser.add_argument("--timeout", type=timeout, default=120.0, metavar="SECONDS", help="of a call (default: 120)")
     given = parser.parse_args(arguments)
-    asyncio.run(_serve(given.address, given.timeout))
+    asyncio.run(_serve(connection(given), given.timeout))
     return 0
 
 
-async def _serve(address: str, timeout_s: float) -> None:
-    async with grpc.aio.insecure_channel(address) as channel:
-        await mcp_server(channel, address, timeout_s).run_stdio_async()
+async def _serve(to: Connection, timeout_s: float) -> None:
+    async with to.aio_channel() as channel:
+        await mcp_server(channel, to, timeout_s).run_stdio_async()
 
 
-def mcp_server(channel: grpc.aio.Channel, address: str, timeout_s: float) -> MCPServer:
+def mcp_server(channel: grpc.aio.Channel, to: Connection, timeout_s: float) -> MCPServer:
     """The server, with the tools `ask` and `search` over a gateway's channel. What it refuses is a tool's error."""
     server = MCPServer("rolegate", log_level="WARNING")
 
@@ -63,7 +62,8 @@ def mcp_server(channel: grpc.aio.Channel, address: str, timeout_s: float) -> MCP
         context: Context[Any, Any],
     ) -> CallToolResult:
         """Answer a question from the indexed documents, by several searches if need be, with its sources."""
-        call = AnswerServiceStub(channel).StreamAnswer(pb.StreamAnswerRequest(question=question), timeout=timeout_s)
+        request = pb.StreamAnswerRequest(question=question)
+        call = AnswerServiceStub(channel).StreamAnswer(request, timeout=timeout_s, metadata=to.metadata)
         try:
             async for event in call:
                 if line := event_line(event):
@@ -83,7 +83,7 @@ def mcp_server(channel: grpc.aio.Channel, address: str, timeout_s: float) -> MCP
         """Find the passages of the indexed documents that are nearest in meaning to a query, best first."""
         request = SearchRequest(queries=[query], top_k=top_k)
         try:
-            found = await RetrievalServiceStub(channel).Search(request, timeout=timeout_s)
+            found = await RetrievalServiceStub(channel).Search(request, timeout=timeout_s, metadata=to.metadata)
         except grpc.aio.AioRpcError as error:
             return _failed(error)
         passages = found.results[0].passages
@@ -92,7 +92,7 @@ def mcp_server(channel: grpc.aio.Channel, address: str, timeout_s: float) -> MCP
         return _result(text, {"passages": [_fields(passage) for passage in passages]})
 
     def _failed(error: grpc.aio.AioRpcError) -> CallToolResult:
-        said = str(GatewayError.of(error, address))
+        said = str(GatewayError.of(error, to.address))
         return CallToolResult(content=[TextContent(text=said)], is_error=True)
 
     return server

@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
@@ -37,6 +38,13 @@ def chosen_file(arguments: argparse.Namespace) -> Path:
 def chosen_config(arguments: argparse.Namespace) -> Config:
     """The config that the options name. Raises `BadConfig`."""
     return load_config(chosen_file(arguments))
+
+
+def tenant_name(text: str) -> str:
+    """A name that needs no quotes anywhere."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} must be of letters, digits, . _ and -, at most 64")
+    return text
 
 
 def timeout(text: str) -> float:

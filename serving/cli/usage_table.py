@@ -1,43 +1,83 @@
-"""Tokens by role and model, for a terminal."""
+"""Tokens and cost, for a terminal."""
 
 from collections.abc import Iterable, Sequence
+from datetime import UTC
 
+from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rolegate.v1.usage_pb2 import Role, RoleUsage
+from rolegate.v1.usage_service_pb2 import UsageRow
+
+TIMES = {"hour": "%Y-%m-%d %H:%M", "day": "%Y-%m-%d", "month": "%Y-%m"}
+"""How the beginning of a bucket is shown."""
 
 
-def usage_table(usage: Sequence[RoleUsage]) -> Table:
-    """A row each, and a sum."""
-    table = Table("role", "model", title="tokens by role", title_justify="left")
-    for column in ("calls", "prompt", "of these cached", "completion"):
-        table.add_column(column, justify="right")
-    for row in usage:
-        table.add_row(
-            Role.Name(row.role).removeprefix("ROLE_").lower(),
-            escape(row.model),
-            _attempts(row),
-            str(row.prompt_tokens),
-            str(row.cached_tokens) if row.HasField("cached_tokens") else "unknown",
-            str(row.completion_tokens),
-        )
-    total = [sum(getattr(row, field) for row in usage) for field in ("attempts", "prompt_tokens", "completion_tokens")]
+def usage_table(usage: Iterable[RoleUsage]) -> Table:
+    """A row for each role and model, and a sum."""
+    return grouped_table([UsageRow(usage=row) for row in usage], ("role", "model"))
+
+
+def grouped_table(rows: Sequence[UsageRow], by: Sequence[str], bucket: str | None = None) -> Table:
+    """A row for each group, and a sum. `by`: names of `labels`."""
+    sums = [row.usage for row in rows]
+    wasted = any(row.wasted_tokens for row in sums)
+    groups = (*([Column(bucket, no_wrap=True)] if bucket else []), *(Column(name, overflow="fold") for name in by))
+    table = Table(*groups, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    for column in ("calls", "prompt", "cached", "written", *(["wasted"] if wasted else []), "cost"):
+        table.add_column(column, justify="right", overflow="fold")
+    for row in rows:
+        times = [row.bucket_start_time.ToDatetime(UTC).strftime(TIMES[bucket])] if bucket else []
+        table.add_row(*times, *(escape(labels(row)[name]) or "–" for name in by), *_figures(row.usage, wasted=wasted))
     table.add_section()
-    table.add_row("all", "", str(total[0]), str(total[1]), "", str(total[2]))
+    blank = [""] * (len(by) + bool(bucket) - 1)
+    table.add_row("all", *blank, *_figures(total(sums), wasted=wasted))
     return table
 
 
-def _attempts(row: RoleUsage) -> str:
-    unknown = row.attempts_without_usage
-    return f"{row.attempts} ({unknown} unknown)" if unknown else str(row.attempts)
+def labels(row: UsageRow) -> dict[str, str]:
+    """What sums can be split by, as it is called in options and tables."""
+    role = Role.Name(row.usage.role).removeprefix("ROLE_").lower() if row.usage.role else ""
+    return {"tenant": row.tenant, "role": role, "model": row.usage.model, "version": row.executor_version}
 
 
 def summed(usage: Iterable[RoleUsage]) -> list[RoleUsage]:
     """Sums by role and model; what no row knows stays unknown."""
-    sums: dict[tuple[Role, str], RoleUsage] = {}
+    groups: dict[tuple[Role, str], list[RoleUsage]] = {}
     for row in usage:
-        total = sums.setdefault((row.role, row.model), RoleUsage(role=row.role, model=row.model))
+        groups.setdefault((row.role, row.model), []).append(row)
+    sums = [total(rows) for rows in groups.values()]
+    for (role, model), row in zip(groups, sums, strict=True):
+        row.role, row.model = role, model
+    return sums
+
+
+def total(usage: Iterable[RoleUsage]) -> RoleUsage:
+    """One sum over all; what no row knows stays unknown."""
+    sums = RoleUsage()
+    for row in usage:
         for field, count in row.ListFields():
             if field.name not in ("role", "model"):
-                setattr(total, field.name, getattr(total, field.name) + count)
-    return list(sums.values())
+                setattr(sums, field.name, getattr(sums, field.name) + count)
+    return sums
+
+
+def cost(nano_usd: int | None, attempts: int, unknown: int) -> str:
+    """Dollars for so many attempts, of which the cost of `unknown` is not known."""
+    if nano_usd is None:
+        return "unknown" if attempts else "$0"
+    dollars = nano_usd / 1e9
+    return (f"${dollars:,.4f}" if dollars >= 1 else f"${dollars:.6f}") + (f" ({unknown} unknown)" if unknown else "")
+
+
+def _figures(row: RoleUsage, *, wasted: bool) -> list[str]:
+    unknown = f" ({row.attempts_without_usage} unknown)" if row.attempts_without_usage else ""
+    nano_usd = row.cost_nano_usd if row.HasField("cost_nano_usd") else None
+    return [
+        f"{row.attempts:,}{unknown}",
+        f"{row.prompt_tokens:,}",
+        f"{row.cached_tokens / max(row.prompt_tokens, 1):.0%}" if row.HasField("cached_tokens") else "unknown",
+        f"{row.completion_tokens:,}",
+        *([f"{row.wasted_tokens:,}"] if wasted else []),
+        cost(nano_usd, row.attempts, row.attempts_without_cost),
+    ]

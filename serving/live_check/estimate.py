@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from router.ledger import RoleName
-from serving.config import Config, PriceConfig
+from router.call import RoleName
+from router.price import Price
+from serving.config import Config
 
 TYPICAL = (
     "Typical: two rounds of two sub-queries and a stop, one search each, reports of 60 tokens, turns as long as the "
@@ -33,7 +34,7 @@ class Use(msgspec.Struct, frozen=True):
     longest: int
     """Of one call: its prompt, and all that it may write."""
 
-    def cost(self, price: PriceConfig) -> float:
+    def cost(self, price: Price) -> float:
         """In dollars, without a cache."""
         return (self.prompt_tokens * price.prompt + self.completion_tokens * price.completion) / 1e6
 

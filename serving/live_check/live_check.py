@@ -9,10 +9,11 @@ from functools import partial
 import aiohttp
 import msgspec
 
-from router.ledger import RoleName
+from router.call import RoleName
 from router.litellm_model import close_clients
+from router.price import Price
 from serving.composition import new_role, slow_parts
-from serving.config import Config, PriceConfig, RoleConfig
+from serving.config import Config, RoleConfig
 from serving.engine import Tell
 from serving.live_check.cell import Cell, Cells, failed
 from serving.live_check.estimate import Measured, Use, estimate
@@ -29,7 +30,7 @@ class RoleFound(msgspec.Struct, frozen=True):
     cells: Cells
     typical: Use
     at_most: Use
-    price: PriceConfig | None
+    price: Price | None
     dollars: tuple[float, float] | None
     """What both uses cost, where the price is known."""
 
@@ -79,7 +80,7 @@ def _judged(config: Config, probed: Mapping[RoleName, tuple[Cells, Measured, Ser
     found: dict[RoleName, RoleFound] = {}
     for name, (cells, _, served) in probed.items():
         role, (typical, most) = config.roles.by_name[name], uses[name]
-        price = price_of(role.model, config.prices)
+        price = price_of(role, config.prices)
         answers = "stops" in cells
         judged = {"context": _context(role, served, typical, most), "price": _price(role, price)} if answers else {}
         dollars = (typical.cost(price), most.cost(price)) if price else None
@@ -104,7 +105,7 @@ def _context(role: RoleConfig, served: Served, typical: Use, most: Use) -> Cell:
     return Cell(True, str(tokens))
 
 
-def _price(role: RoleConfig, price: PriceConfig | None) -> Cell:
+def _price(role: RoleConfig, price: Price | None) -> Cell:
     if price is None:
         return Cell(None, "unknown", f'nobody tells its price; put it into [prices."{role.model}"]')
     return Cell(True, f"${price.prompt:g} / ${price.completion:g}")

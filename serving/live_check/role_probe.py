@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import msgspec
 
 from router import answerer, delegator, executor, prompts
+from router.call import RoleName
 from router.errors import UpstreamError, UpstreamGarbled, UpstreamUnavailable
-from router.ledger import Ledger, RoleName
+from router.ledger import Ledger
 from router.markup import without_thinking
 from router.model import Completion, Usage
 from router.report import Report
@@ -116,8 +117,8 @@ class RoleProbe:
                 async for delta in role.stream(role.opening(text), stop, Ledger()):
                     usage = delta.usage or usage
         except (UpstreamError, TimeoutError) as error:
-            return Cell(False, "failed", f"cannot be streamed, which CompletionService alone asks for: {error!r}")
-        return _usage(usage, "its streams come without usage: what CompletionService streams is booked as unknown")
+            return Cell(False, "failed", f"cannot be streamed, as all but LiteLLM's models are: {error!r}")
+        return _usage(usage, "its streams come without usage: their tokens are booked as unknown")
 
     async def _schema(self) -> Cell:
         extra = {**self.config.extra_body, "response_format": _FORMAT}

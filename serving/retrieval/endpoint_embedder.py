@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.secret import Secrets, without_userinfo
 from serving.retrieval.embedder import Vectors
 
 _CHARS_A_TOKEN = 3
@@ -49,6 +50,7 @@ class EndpointEmbedder:
         self.dimension = dimension
         self.max_tokens = max_tokens
         self._url = f"{base_url.rstrip('/')}/embeddings"
+        self._endpoint, self._secrets = without_userinfo(self._url), Secrets(api_key, address=self._url)
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._batch = batch
@@ -64,7 +66,9 @@ class EndpointEmbedder:
         vectors = np.array(rows, dtype=np.float32).reshape(len(rows), self.dimension)
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         if not np.all(lengths > 0):  # also catches NaN
-            raise UpstreamGarbled("The embedding endpoint returned a vector without a direction", endpoint=self._url)
+            raise UpstreamGarbled(
+                "The embedding endpoint returned a vector without a direction", endpoint=self._endpoint
+            )
         return np.ascontiguousarray(vectors / lengths, dtype=np.float32)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
@@ -89,13 +93,15 @@ class EndpointEmbedder:
         try:
             data = sorted(msgspec.json.decode(body, type=_Embeddings).data, key=lambda entry: entry.index)
         except msgspec.DecodeError as error:
-            raise UpstreamGarbled(f"Not a list of embeddings: {error}", endpoint=self._url) from error
+            raise UpstreamGarbled(f"Not a list of embeddings: {error}", endpoint=self._endpoint) from error
         if [entry.index for entry in data] != list(range(len(inputs))):
-            raise UpstreamGarbled(f"{len(inputs)} texts were sent, {len(data)} embeddings came", endpoint=self._url)
+            raise UpstreamGarbled(
+                f"{len(inputs)} texts were sent, {len(data)} embeddings came", endpoint=self._endpoint
+            )
         if wrong := {len(entry.embedding) for entry in data} - {self.dimension}:
             raise UpstreamGarbled(
                 f"Vectors of dimension {min(wrong)} where {self.dimension} is configured; correct the dimension",
-                endpoint=self._url,
+                endpoint=self._endpoint,
             )
         return [entry.embedding for entry in data]
 
@@ -107,9 +113,12 @@ class EndpointEmbedder:
             async with self._session.post(self._url, data=body, headers=headers) as response:
                 content = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise UpstreamUnavailable(f"No embeddings: {error or type(error).__name__}", endpoint=self._url) from error
+            raise UpstreamUnavailable(
+                f"No embeddings: {without_userinfo(str(error)) or type(error).__name__}", endpoint=self._endpoint
+            ) from error
         if response.status != 200:
-            raise _refusal(response.status, content, self._url)
+            said = self._secrets.hidden(content.decode(errors="replace"))[:300]
+            raise _refusal(response.status, said, self._endpoint)
         return content
 
 
@@ -118,8 +127,8 @@ def endpoint_identity(model: str, passage_prefix: str) -> str:
     return f"{model} {passage_prefix!r}" if passage_prefix else model
 
 
-def _refusal(status: int, content: bytes, url: str) -> UpstreamError:
-    message = f"No embeddings: HTTP {status}: {content[:300].decode(errors='replace')}"
+def _refusal(status: int, said: str, url: str) -> UpstreamError:
+    message = f"No embeddings: HTTP {status}: {said}"
     if status in (408, 429) or status >= 500:
         return UpstreamUnavailable(message, endpoint=url)
     return UpstreamRefused(message, endpoint=url)

@@ -1,3 +1,4 @@
+import asyncio
 import json
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests import scripted_gateway
+from tests.router.edge.wire import locked_gateway
 from tests.scripted_gateway import BORN, DEAD_QUESTION, DIRECTOR, QUESTION, ROOT
 
 EXAMPLE = Path("examples", "javascript")
@@ -67,9 +69,9 @@ def test_stream_answer(client: Path, gateway: str) -> None:
     one_round = ["round_started", "sub_query_dispatched", "search_done", "reported"]
     kinds = [event["event"] for event in events]
     assert status == 0
-    assert kinds == [*one_round, *one_round, "round_started", "answer_written", "usage_counted", "done"]
+    assert kinds == ["run_started", *one_round, *one_round, "round_started", "answer_written", "usage_counted", "done"]
     assert [event["event_number"] for event in events] == list(range(1, len(events) + 1))
-    assert events[2]["search_done"] == {"index": 0, "query": DIRECTOR, "titles": ["Heat"]}
+    assert events[3]["search_done"] == {"index": 0, "query": DIRECTOR, "titles": ["Heat"]}
     assert events[-1]["done"]["answer"] == "in 1943"
 
 
@@ -95,3 +97,14 @@ def test_a_dead_model(client: Path, gateway: str) -> None:
     assert status == 1
     assert (error["code"], error["reason"]) == ("UNAVAILABLE", "UPSTREAM_UNAVAILABLE")
     assert error["metadata"] == {"role": "delegation"}
+
+
+async def test_a_key(client: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is that of the environment."""
+    async with locked_gateway() as (address, key):
+        status, (error,) = await asyncio.to_thread(called, client, address, DIRECTOR)
+        assert (status, error["reason"]) == (1, "NO_KEY")
+        monkeypatch.setenv("ROLEGATE_API_KEY", key)
+        for method in ("answer", "stream"):
+            status, values = await asyncio.to_thread(called, client, address, DIRECTOR, method)
+            assert (status, "Michael Mann" in str(values[-1])) == (0, True)

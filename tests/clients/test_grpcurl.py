@@ -1,5 +1,6 @@
 """`examples/grpcurl/ask.sh` asks by reflection, with grpcurl or grpc_cli as they come."""
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests import scripted_gateway
+from tests.router.edge.wire import locked_gateway
 from tests.scripted_gateway import DEAD_QUESTION, DIRECTOR, QUESTION, ROOT
 
 pytestmark = pytest.mark.skipif(
@@ -54,7 +56,7 @@ def test_stream(gateway: str) -> None:
 
     assert status == 0
     assert [int(event["eventNumber"]) for event in events] == list(range(1, len(events) + 1))
-    assert "roundStarted" in events[0]
+    assert "runStarted" in events[0]
     assert events[-1]["done"]["answer"] == "in 1943"
 
 
@@ -81,3 +83,14 @@ def test_an_error(gateway: str, question: str, method: str, said: str) -> None:
     assert values == []
     assert said in errors
     assert "google.rpc.ErrorInfo" in errors
+
+
+async def test_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is that of the environment."""
+    async with locked_gateway() as (address, key):
+        status, _, errors = await asyncio.to_thread(asked, address, DIRECTOR)
+        assert (status != 0, "There is no key with this call" in errors) == (True, True)
+        monkeypatch.setenv("ROLEGATE_API_KEY", key)
+        for method in ("Answer", "StreamAnswer"):
+            status, values, _ = await asyncio.to_thread(asked, address, DIRECTOR, method)
+            assert (status, "Michael Mann" in str(values[-1])) == (0, True)

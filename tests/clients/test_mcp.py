@@ -10,11 +10,11 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.types import CallToolResult, TextContent
 
-from router.edge.server import Server
 from router.scripted_model import ScriptedModel
 from tests import scripted_gateway
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
+from tests.router.edge.wire import whole_server
 from tests.scripted_gateway import BORN, DEAD_QUESTION, DIRECTOR, QUESTION, ROOT, environment
 
 CODE = "import sys; from serving.cli.main import main; sys.exit(main())"
@@ -118,7 +118,7 @@ async def test_a_gateway_that_is_not_there() -> None:
 async def test_a_client_that_cancels() -> None:
     """Its run is cancelled upstream and stored so, and the server goes on."""
     store, model = Kept(), HeldModel(ScriptedModel([]))
-    server = Server(Deployment(model).gateway(store), None)
+    server = whole_server(Deployment(model), store)
     async with client(f"127.0.0.1:{await server.start('127.0.0.1:0')}") as session:
         asking = asyncio.create_task(session.call_tool("ask", {"question": QUESTION}))
         await ended(model.called.wait())

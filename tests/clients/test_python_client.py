@@ -1,27 +1,33 @@
 """The Python client, as programs that have no more than grpcio and protobuf meet it."""
 
 import asyncio
+import json
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 
 import grpc
 import pytest
 from rolegate.client import AsyncClient, Client, GatewayError
+from rolegate.v1.run_service_pb2 import RUN_STATUS_RUNNING
 
 from router.edge.server import Server
 from router.feedback import Feedback
+from router.journal import RunStart
+from router.run import Run
 from router.scripted_model import ScriptedModel
 from tests import scripted_gateway
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
+from tests.router.edge.wire import whole_server
 from tests.scripted_gateway import BORN, DEAD_QUESTION, DIRECTOR, QUESTION, ROOT, environment
 
 ONE_ROUND = ["round_started", "sub_query_dispatched", "search_done", "reported"]
-KINDS = [*ONE_ROUND, *ONE_ROUND, "round_started", "answer_written", "usage_counted", "done"]
+KINDS = ["run_started", *ONE_ROUND, *ONE_ROUND, "round_started", "answer_written", "usage_counted", "done"]
 ALONE = """
 import sys
 
@@ -63,7 +69,7 @@ def dead() -> str:
 async def held() -> AsyncIterator[tuple[str, HeldModel, Kept]]:
     """The address of a gateway whose delegator keeps its callers waiting."""
     store, model = Kept(), HeldModel(ScriptedModel([]))
-    server = Server(Deployment(model).gateway(store), None)
+    server = whole_server(Deployment(model), store)
     yield f"127.0.0.1:{await server.start('127.0.0.1:0')}", model, store
     await server.drain(0)
 
@@ -104,19 +110,20 @@ async def test_the_same_on_an_event_loop(gateway: str) -> None:
         usage = await client.usage(start=begun)
     assert (answer.answer, kinds) == ("in 1943", KINDS)
     assert feedback_id
-    assert (usage.runs, sum(row.attempts for row in usage.usage)) == (2, 2 * sum(row.attempts for row in answer.usage))
+    attempts = sum(row.usage.attempts for row in usage.rows)
+    assert (usage.runs, attempts) == (2, 2 * sum(row.attempts for row in answer.usage))
 
 
 async def test_feedback_arrives_as_it_was_given() -> None:
     """What is left out stays unstated."""
     store = Kept()
-    server = Server(Deployment().gateway(store), None)
+    server = whole_server(Deployment(), store)
     async with AsyncClient(f"127.0.0.1:{await server.start('127.0.0.1:0')}") as client:
         run_id = (await client.ask(DIRECTOR)).run_id
         await client.feedback(run_id, accepted=False, gold_answer="Mann")
         await client.feedback(run_id, score=0.0, comment="poor")
     await server.drain(0)
-    assert store.feedback == [
+    assert store.given == [
         Feedback(run_id, accepted=False, gold_answer="Mann"),
         Feedback(run_id, score=0.0, comment="poor"),
     ]
@@ -131,6 +138,83 @@ def test_usage_of_a_span(gateway: str) -> None:
         assert everything.runs > 0
         assert client.usage(end=soon).runs == client.usage(end=soon.astimezone(UTC)).runs == everything.runs
         assert client.usage(start=soon).runs == 0
+
+
+def test_runs(gateway: str) -> None:
+    """One whole, all by page, again as it happened, and all with their traces."""
+    begun = datetime.now(UTC)
+    with Client(gateway) as client:
+        answers = [client.ask(QUESTION) for _ in range(2)]
+        named = [answer.run_id for answer in answers]
+        whole = client.run(named[0], trace=True)
+        assert (whole.run.request, len(whole.calls)) == (QUESTION, 8)
+        assert json.loads(whole.trace_json)["id"] == named[0]
+        assert client.run(named[0]).trace_json == ""
+        listed = client.runs(start=begun, kind="answer", status="finished")
+        assert [run.run_id for run in islice(listed, 2)] == named[::-1]
+        assert list(client.runs(kind="execute")) == list(client.runs(tenant="nobody")) == []
+        with client.watch(named[0]) as events:
+            assert [event.WhichOneof("event") for event in events] == KINDS
+        assert [event.event_number for event in client.watch(named[0], after=len(KINDS) - 1)] == [len(KINDS)]
+        exported = [item for item in client.export() if item.run.run_id in named]
+        assert [item.run.run_id for item in exported] == named
+        assert {item.output for item in exported} == {"in 1943"}
+
+
+async def test_runs_on_an_event_loop(gateway: str) -> None:
+    """The same."""
+    async with AsyncClient(gateway) as client:
+        answer = await client.ask(QUESTION)
+        whole = await client.run(answer.run_id)
+        listed = [run.run_id async for run in client.runs(kind="answer")]
+        events = [event.WhichOneof("event") async for event in client.watch(answer.run_id)]
+        exported = [item.run.run_id async for item in client.export()]
+        await client.cancel(answer.run_id)
+        (compared,) = await client.reconcile()
+    assert whole.run.run_id == listed[0] == exported[-1] == answer.run_id
+    assert (events, compared.deployment) == (KINDS, "a provider")
+
+
+async def test_pages_are_asked_for_as_they_are_read() -> None:
+    """Runs are listed whole, however many there are."""
+    store = Kept()
+    for number in range(250):
+        run = Run(f"run-{number}", "answer", "", "finished", "", None, {}, (), float(number), 1.0)
+        await store.begin(RunStart(run.id, run.kind, run.tenant, "", "", "", "", run.started_at))
+        await store.finish(run)
+    server = whole_server(Deployment(), store)
+    async with AsyncClient(f"127.0.0.1:{await server.start('127.0.0.1:0')}") as client:
+        listed = [run.run_id async for run in client.runs()]
+    await server.drain(0)
+    assert listed == [f"run-{number}" for number in range(249, -1, -1)]
+
+
+async def test_cancel() -> None:
+    """The run ends, and whoever watches it hears why."""
+    async with held() as (address, model, _), AsyncClient(address) as client:
+        events = aiter(client.stream(QUESTION))
+        run_id = (await ended(anext(events))).run_started.run_id
+        await ended(model.called.wait())
+        assert (await client.run(run_id)).run.status == RUN_STATUS_RUNNING
+        await client.cancel(run_id)
+        with pytest.raises(GatewayError, match="was cancelled") as caught:
+            while True:
+                await ended(anext(events))
+        assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.CANCELLED, "RUN_CANCELLED")
+
+
+def test_sums(gateway: str) -> None:
+    """What there is not to group or to filter by is refused before it is sent."""
+    with Client(gateway) as client:
+        assert client.usage(by=["role"], bucket="day", tenant="default").rows
+        assert [one.deployment for one in client.reconcile()] == ["a provider"]
+        for call in (
+            lambda: client.usage(by=["colour"]),  # type: ignore[list-item]
+            lambda: client.usage(bucket="week"),  # type: ignore[arg-type]
+            lambda: next(client.runs(kind="none")),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(ValueError, match=r"COLOUR|WEEK|NONE"):
+                call()
 
 
 ERRORS: list[tuple[Callable[[Client], object], tuple[grpc.StatusCode, str, str | None, str]]] = [

@@ -1,5 +1,6 @@
 """The demo as `rolegate ask` runs it, once for all tests of this folder: real engines, a real index, one gateway."""
 
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +25,18 @@ class Demo:
     steps: tuple[str, ...]
     """What was told while it started."""
 
+    @property
+    def engines(self) -> dict[str, str]:
+        """The engines' base URLs, by the ledger's names of them."""
+        ready = (re.fullmatch(r"vLLM engine (\w+): ready at (\S+)", step) for step in self.steps)
+        return {f"engines.{found[1]}": found[2] for found in ready if found}
+
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def demo(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Demo]:
     folder: Path = tmp_path_factory.mktemp("demo")
     config = load_config(preset("mini"))
-    server = msgspec.structs.replace(config.server, store=f"sqlite+aiosqlite:///{folder}/runs.db")
+    server = msgspec.structs.replace(config.server, store=f"sqlite:///{folder}/runs.db")
     config = msgspec.structs.replace(config, server=server)
     steps: list[str] = []
     async with (

@@ -61,7 +61,16 @@ async def test_events_are_numbered_and_end_with_the_answer(demo: Demo) -> None:
     assert events[-1].WhichOneof("event") == "done"
     assert kinds["sub_query_dispatched"] == kinds["reported"] == len(events[-1].done.results)
     assert set(kinds) == {
-        *("round_started", "sub_query_dispatched", "search_done", "reported", "answer_written", "usage_counted", "done")
+        "run_started",
+        *(
+            "round_started",
+            "sub_query_dispatched",
+            "search_done",
+            "reported",
+            "answer_written",
+            "usage_counted",
+            "done",
+        ),
     }
 
 
@@ -81,16 +90,15 @@ async def test_ledger_equals_the_engines_own_counters(demo: Demo) -> None:
     questions = [answer_pb.AnswerRequest(question=question.text) for question in _questions(20, single_search=False)]
     await stub.Answer(questions[0], timeout=60)
     first = _rows(demo)
-    endpoints = {str(row["endpoint"]) for row in first}
-    before = {endpoint: await _counted(endpoint) for endpoint in endpoints}
+    before = {name: await _counted(url) for name, url in demo.engines.items()}
     await asyncio.gather(*(stub.Answer(question, timeout=120) for question in questions))
     booked = _rows(demo)[len(first) :]
-    assert len(endpoints) == 2
+    assert set(before) == {str(row["deployment"]) for row in booked}
     assert {row["outcome"] for row in booked} == {"completed"}
-    for endpoint in endpoints:
-        rows = [row for row in booked if row["endpoint"] == endpoint]
-        after = await _counted(endpoint)
-        assert after - before[endpoint] == Counter(
+    for name, url in demo.engines.items():
+        rows = [row for row in booked if row["deployment"] == name]
+        after = await _counted(url)
+        assert after - before[name] == Counter(
             prompt_tokens=sum(row["prompt_tokens"] for row in rows),
             generation_tokens=sum(row["completion_tokens"] for row in rows),
         )
@@ -132,8 +140,8 @@ async def test_a_cancelled_question_is_stored_and_its_engine_goes_idle(demo: Dem
     with sqlite3.connect(demo.database) as database:
         statuses = Counter(status for (status,) in database.execute("SELECT status FROM runs"))
     assert statuses["cancelled"] == 1
-    for endpoint in {str(row["endpoint"]) for row in _rows(demo)}:
-        await _idle(endpoint)
+    for url in demo.engines.values():
+        await _idle(url)
 
 
 async def test_oversized_question_is_refused(demo: Demo) -> None:

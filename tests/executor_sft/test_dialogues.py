@@ -14,6 +14,7 @@ from router.context import RunContext
 from router.delegation import Dispatch, Stop, parse_decision
 from router.execution_turn import ReportTurn, Search, parse_turn
 from router.executor import Executor, ExecutorLimits
+from router.ledger import Ledger
 from router.markup import unescape
 from router.model import Sampling
 from router.passage import Passage
@@ -197,7 +198,7 @@ async def test_the_gateways_executor_says_the_very_words_of_the_gold_conversatio
         limits = ExecutorLimits(len(searches) + (1 if told_last else 2), len(searches) + (0 if told_last else 1))
         model = ScriptedModel([*searches, report])
         retriever = FixedRetriever(dict(zip(sub_query.searches, shown, strict=True)))
-        context = RunContext.lasting(60.0, lambda _event: None)
+        context = RunContext.lasting(60.0, lambda _event: None, Ledger())
 
         run = Executor(Role("execution", model, system.execution, Sampling()), retriever, limits)
         execution = await run.run(sub_query.text, 0, context)

@@ -7,23 +7,28 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from router.answerer import Answerer
+from router.archive import RunFilter, RunPage, RunSummary
+from router.call import Call, RoleName
+from router.conductor import Conductor
 from router.context import RunContext
 from router.delegator import Delegator
 from router.errors import NotFound, StoreFailed
 from router.events import Event
 from router.executor import Executor, ExecutorLimits
 from router.feedback import Feedback
-from router.gateway import Gateway, GatewayLimits
-from router.ledger import RoleName, totals
-from router.model import Completion, Delta, Model, Prompt, Sampling
+from router.gateway import Gateway
+from router.journal import Began, Earlier, RunStart
+from router.ledger import Ledger
+from router.live_runs import LiveRuns
+from router.model import Completion, Delta, Model, Prompt, Sampling, Usage
+from router.no_journal import NoJournal
 from router.passage import Passage
 from router.retrieval import FixedRetriever, Retriever
 from router.role import Role
-from router.run import RoleSetting, Run
+from router.run import RoleSetting, Run, RunStatus
 from router.scope import Scope
 from router.scripted_model import ScriptedModel
 from router.search import Search
-from router.usage_report import UsageReport
 
 STOP = "<stop/>Enough evidence<stop>"
 PASSAGE = Passage("p1", "Heat", "Heat is a film by Michael Mann.", 0.9)
@@ -56,7 +61,7 @@ def role(name: RoleName, model: Model, attempts: int = 1) -> Role:
 def lasting(time_s: float = 60.0, events: list[Event] | None = None) -> RunContext:
     """A run that begins now."""
     told: list[Event] = [] if events is None else events
-    return RunContext.lasting(time_s, told.append)
+    return RunContext.lasting(time_s, told.append, Ledger())
 
 
 @dataclass
@@ -92,52 +97,98 @@ class Deployment:
     def gateway(
         self,
         store: "Kept | None" = None,
-        limits: GatewayLimits = GatewayLimits(),  # noqa: B008 - a frozen value
+        *,
+        max_question_chars: int = 4000,
+        timeout_s: float = 120.0,
         scope: Scope | None = None,
+        live: LiveRuns | None = None,
     ) -> Gateway:
         """The gateway."""
-        roles = self.roles()
+        roles, store = self.roles(), store or Kept()
+        settings = {name: RoleSetting(role.model.name, "0" * 64) for name, role in roles.items()}
         return Gateway(
             search=self.search(),
             executor=Executor(roles["execution"], self.retriever, ExecutorLimits()),
             roles=roles,
-            settings={name: RoleSetting(role.model.name, "0" * 64) for name, role in roles.items()},
-            store=store or Kept(),
-            limits=limits,
+            conductor=Conductor(store, store, live or LiveRuns(), settings, timeout_s),
+            max_question_chars=max_question_chars,
             scope=scope,
         )
 
 
-class Kept:
-    """A store in memory; `full` makes it fail, and without `open` it keeps its callers waiting."""
+_RUNNING: RunStatus = "running"
+
+
+class Kept(NoJournal):
+    """A journal and an archive in memory; `full` makes storing fail, and `let`, cleared, keeps its callers waiting."""
 
     def __init__(self) -> None:
+        self.starts: dict[str, RunStart] = {}
         self.runs: list[Run] = []
-        self.feedback: list[Feedback] = []
+        self.settled: list[Call] = []
+        self.given: list[Feedback] = []
         self.full = False
-        self.open = asyncio.Event()
-        self.open.set()
+        self.let = asyncio.Event()
+        self.let.set()
         self.asked = asyncio.Event()
-        """Set once a run is to be saved."""
+        """Set once a run is to be stored."""
         self._arrived = asyncio.Queue[Run]()
 
-    async def save(self, run: Run) -> None:
+    async def begin(self, start: RunStart) -> Began | Earlier:
+        for earlier in self.starts.values():
+            ended = next((run.status for run in self.runs if run.id == earlier.id), _RUNNING)
+            named = start.request_id and (earlier.tenant, earlier.request_id) == (start.tenant, start.request_id)
+            if named and ended in ("running", "finished"):
+                return Earlier(earlier.id, ended, earlier.fingerprint == start.fingerprint)
+        self.starts[start.id] = start
+        return Began()
+
+    def settle(self, call: Call) -> None:
+        self.settled.append(call)
+
+    def forget(self, run_id: str) -> None:
+        self.starts.pop(run_id, None)
+
+    async def finish(self, run: Run) -> None:
         self.asked.set()
-        await self.open.wait()
+        await self.let.wait()
         if self.full:
             raise StoreFailed("the disk is full")
         self.runs.append(run)
         self._arrived.put_nowait(run)
 
-    async def add_feedback(self, feedback: Feedback) -> str:
-        if feedback.run_id not in [run.id for run in self.runs]:
-            raise NotFound(f"run_id {feedback.run_id!r}: no such run is stored here.")
-        self.feedback.append(feedback)
-        return f"feedback-{len(self.feedback)}"
+    async def load(self, run_id: str, tenant: str | None = None) -> Run:
+        if tenant not in (None, self.starts[run_id].tenant if run_id in self.starts else ""):
+            raise NotFound(f"run_id {run_id!r}: no such run is stored here.")
+        for run in self.runs:
+            if run.id == run_id:
+                return run
+        if (start := self.starts.get(run_id)) is None:
+            raise NotFound(f"run_id {run_id!r}: no such run is stored here.")
+        return Run(run_id, start.kind, start.request, "running", "", None, {}, (), start.started_at, 0.0, start.tenant)
 
-    async def usage(self, start: float, end: float) -> UsageReport:
-        runs = [run for run in self.runs if start <= run.started_at < end]
-        return UsageReport(len(runs), tuple(totals(tuple(call for run in runs for call in run.calls))))
+    async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
+        summaries = [
+            RunSummary(run.id, run.tenant, run.kind, run.request_id, run.request, run.status, None, run.started_at, 0.0)
+            for run in reversed(self.runs)
+            if wanted.tenant in (None, run.tenant) and wanted.kind in (None, run.kind)
+        ]
+        first = int(page or 0)
+        more = first + size < len(summaries)
+        return RunPage(tuple(summaries[first : first + size]), str(first + size) if more else "")
+
+    async def export(self, wanted: RunFilter) -> AsyncIterator[Run]:
+        for run in self.runs:
+            if wanted.tenant in (None, run.tenant):
+                yield run
+
+    async def add_feedback(self, feedback: Feedback, tenant: str | None = None) -> str:
+        await self.load(feedback.run_id, tenant)
+        self.given.append(feedback)
+        return f"feedback-{len(self.given)}"
+
+    async def request_cancel(self, run_id: str) -> None:
+        """Nobody else works on its runs."""
 
     async def next(self) -> Run:
         """The next run that arrives."""
@@ -168,17 +219,25 @@ class HeldModel:
         await self._held()
         return await self._model.complete(prompt)
 
+    async def count(self, prompt: Prompt, text: str) -> Usage | None:
+        return await self._model.count(prompt, text)
+
     @asynccontextmanager
     async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
-        async with self._model.stream(prompt) as deltas:
-            yield self._held_back(deltas)
+        yield self._held_back(prompt)
 
-    async def _held_back(self, deltas: AsyncIterator[Delta]) -> AsyncIterator[Delta]:
-        """The first delta at once, the others held back."""
-        yield await anext(deltas)
-        await self._held()
-        async for delta in deltas:
-            yield delta
+    async def _held_back(self, prompt: Prompt) -> AsyncIterator[Delta]:
+        """The first delta at once, if there is one, the others held back."""
+        try:
+            said = await self._model.complete(prompt)
+        except RuntimeError:  # nothing is left to say
+            await self._held()
+            raise
+        async with ScriptedModel([said]).stream(prompt) as deltas:
+            yield await anext(deltas)
+            await self._held()
+            async for delta in deltas:
+                yield delta
 
 
 class Meeting:

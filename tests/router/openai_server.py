@@ -32,6 +32,8 @@ class OpenAIServer:
         self.bodies: list[dict[str, Any]] = []
         """The JSON of every request."""
         self.headers: list[dict[str, str]] = []
+        self.request_ids: list[str | None] = []
+        """The `X-Request-Id` of every request."""
         self.connections: set[object] = set()
         """Every connection that brought a request."""
         self.received = asyncio.Event()
@@ -42,6 +44,10 @@ class OpenAIServer:
         """Of the embeddings."""
         self.salt = ""
         """Another one makes the embeddings those of another model."""
+        self.tokenizes = False
+        """Whether it counts tokens, as vLLM does; they are words."""
+        self.counted: list[dict[str, Any]] = []
+        """The JSON of every request to count."""
         self._disconnected = asyncio.Event()
         self._behaviours: list[Behaviour] = [says("hello")]
 
@@ -58,6 +64,7 @@ class OpenAIServer:
         """Answer one request."""
         self.bodies.append(await request.json())
         self.headers.append(dict(request.headers))
+        self.request_ids.append(request.headers.get("X-Request-Id"))
         self.connections.add(request.transport)
         self.received.set()
         if (model := self.bodies[-1]["model"]) != MODEL:
@@ -72,6 +79,14 @@ class OpenAIServer:
     async def models(self, _request: web.Request) -> web.Response:
         """The list of models."""
         return web.json_response({"object": "list", "data": [{"id": MODEL, "max_model_len": self.context}]})
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """How many words a text or a conversation has."""
+        self.counted.append(body := await request.json())
+        if not self.tokenizes:
+            raise web.HTTPNotFound
+        texts = [message["content"] for message in body["messages"]] if "messages" in body else [body["prompt"]]
+        return web.json_response({"count": sum(len(text.split()) for text in texts), "tokens": []})
 
     async def embeddings(self, request: web.Request) -> web.Response:
         """A vector of each text's own, from its digest."""
@@ -89,6 +104,7 @@ async def serving() -> AsyncIterator[OpenAIServer]:
     server = OpenAIServer("")
     app.router.add_post("/v1/chat/completions", server.answer)
     app.router.add_get("/v1/models", server.models)
+    app.router.add_post("/tokenize", server.tokenize)
     app.router.add_post("/v1/embeddings", server.embeddings)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -11,12 +11,12 @@ from aiohttp import web
 
 from router.answer_text import parse_answer
 from router.answerer import Answerer
+from router.call import RoleName
 from router.delegation import Dispatch, Stop, parse_decision
 from router.delegator import Delegator
 from router.execution_turn import Search as SearchTurn
 from router.execution_turn import parse_turn
 from router.executor import Executor, ExecutorLimits
-from router.ledger import RoleName
 from router.model import Sampling
 from router.openai_http import OpenAIHTTP
 from router.passage import Passage

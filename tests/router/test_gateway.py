@@ -4,16 +4,21 @@ import asyncio
 
 import pytest
 
-from router.errors import BadRequest, OutOfTime, StoreFailed, UpstreamRefused
+from router.budget import Budget
+from router.errors import BadRequest, OutOfTime, RequestIdTaken, RunCancelled, StoreFailed, UpstreamRefused
+from router.events import Event
 from router.execution import Conversation, Execution
-from router.gateway import CompletionRequest, GatewayLimits
+from router.gateway import CompletionRequest
+from router.identity import SCOPES, Identity
+from router.live_runs import LiveRuns
 from router.model import Completion, Delta, Message, Usage
 from router.run import Run
 from router.scope import Scope
 from router.scripted_model import ScriptedModel
+from router.terms import Terms
 from router.trajectory import Trajectory
 from tests.router.clock import Clock, ended, with_clock
-from tests.router.deployment import Deployment, HeldModel, Kept
+from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
 
 QUESTION = "Who directed Heat?"
 ASKED = CompletionRequest("answer", (Message("user", "hi"),), (), 0)
@@ -26,7 +31,7 @@ def ignored(_event: object) -> None:
 async def test_a_finished_run_is_stored() -> None:
     """The run that is returned is the run that was stored: question, trajectory, settings and calls."""
     store = Kept()
-    run = await Deployment().gateway(store).answer(f"  {QUESTION}\n", None, ignored)
+    run = await Deployment().gateway(store).answer(f"  {QUESTION}\n", Terms(), ignored)
     assert store.runs == [run]
     assert (run.kind, run.request, run.status, run.error) == ("answer", QUESTION, "finished", "")
     assert isinstance(run.result, Trajectory)
@@ -42,7 +47,7 @@ async def test_a_finished_run_is_stored() -> None:
 async def test_runs_have_different_names() -> None:
     """An identifier is never given twice."""
     gateway = Deployment(ScriptedModel(lambda _: "<stop>")).gateway()
-    runs = [await gateway.answer(QUESTION, None, ignored) for _ in range(20)]
+    runs = [await gateway.answer(QUESTION, Terms(), ignored) for _ in range(20)]
     assert len({run.id for run in runs}) == 20
 
 
@@ -53,17 +58,17 @@ async def test_runs_have_different_names() -> None:
 async def test_bad_questions(question: str, why: str) -> None:
     """What cannot be used is refused before anything is spent or stored."""
     store, model = Kept(), ScriptedModel([])
-    gateway = Deployment(model).gateway(store, GatewayLimits(max_question_chars=10))
+    gateway = Deployment(model).gateway(store, max_question_chars=10)
     with pytest.raises(BadRequest, match=why):
-        await gateway.answer(question, None, ignored)
+        await gateway.answer(question, Terms(), ignored)
     with pytest.raises(BadRequest, match=why.replace("question", "sub_query")):
-        await gateway.execute(question, None)
+        await gateway.execute(question, Terms())
     assert (store.runs, model.prompts) == ([], [])
 
 
 async def test_a_question_of_just_the_allowed_length() -> None:
     """Space around a question does not count."""
-    run = await Deployment().gateway(limits=GatewayLimits(max_question_chars=10)).answer(f" {'x' * 10} ", None, ignored)
+    run = await Deployment().gateway(max_question_chars=10).answer(f" {'x' * 10} ", Terms(), ignored)
     assert run.status == "finished"
 
 
@@ -71,14 +76,14 @@ async def test_a_question_of_just_the_allowed_length() -> None:
 async def test_bad_conversations(messages: tuple[Message, ...]) -> None:
     """A conversation must leave the next turn to the model."""
     with pytest.raises(BadRequest, match="must end with a message"):
-        await Deployment().gateway().complete(CompletionRequest("answer", messages, (), 0), None)
+        await Deployment().gateway().complete(CompletionRequest("answer", messages, (), 0), Terms())
 
 
 async def test_out_of_scope() -> None:
     """A question beyond the models' language is answered with what it was about, and no model is asked."""
     model, store = ScriptedModel([]), Kept()
     gateway = Deployment(model).gateway(store, scope=Scope(["who", "wrote"], ["The Salt Road"]))
-    run = await gateway.answer("Who directed Heat?", None, ignored)
+    run = await gateway.answer("Who directed Heat?", Terms(), ignored)
     assert isinstance(run.result, Trajectory)
     assert run.result.outcome == "out_of_scope"
     assert '"directed", "Heat"' in run.result.answer
@@ -88,7 +93,7 @@ async def test_out_of_scope() -> None:
 async def test_in_scope() -> None:
     """A question within the scope goes its usual way."""
     gateway = Deployment().gateway(scope=Scope(["who", "directed"], ["Heat"]))
-    run = await gateway.answer(QUESTION, None, ignored)
+    run = await gateway.answer(QUESTION, Terms(), ignored)
     assert isinstance(run.result, Trajectory)
     assert run.result.outcome == "answered"
 
@@ -98,7 +103,7 @@ async def test_a_store_that_fails_withholds_the_answer() -> None:
     store = Kept()
     store.full = True
     with pytest.raises(StoreFailed):
-        await Deployment().gateway(store).answer(QUESTION, None, ignored)
+        await Deployment().gateway(store).answer(QUESTION, Terms(), ignored)
 
 
 async def test_a_failed_run_is_stored_with_its_calls() -> None:
@@ -106,7 +111,7 @@ async def test_a_failed_run_is_stored_with_its_calls() -> None:
     store = Kept()
     deployment = Deployment(answerer=ScriptedModel([UpstreamRefused("wrong key", endpoint="e")]))
     with pytest.raises(UpstreamRefused):
-        await deployment.gateway(store).answer(QUESTION, None, ignored)
+        await deployment.gateway(store).answer(QUESTION, Terms(), ignored)
     (run,) = store.runs
     assert (run.status, run.error) == ("failed", "UpstreamRefused: answer at e: wrong key")
     assert isinstance(run.result, Trajectory) and len(run.result.executions) == 1
@@ -123,7 +128,7 @@ async def cancelled(gateway_call: asyncio.Task[Run]) -> None:
 async def test_a_cancelled_run_is_stored_with_its_calls() -> None:
     """Cancelling stops the work upstream, and what it had spent is on the books."""
     store, model = Kept(), HeldModel(ScriptedModel([]))
-    answering = asyncio.create_task(Deployment(answerer=model).gateway(store).answer(QUESTION, None, ignored))
+    answering = asyncio.create_task(Deployment(answerer=model).gateway(store).answer(QUESTION, Terms(), ignored))
     await ended(model.called.wait())
     await cancelled(answering)
     assert model.cancelled.is_set()
@@ -137,7 +142,7 @@ async def test_cancelling_cancels_every_executor() -> None:
     """Sub-queries that run side by side all stop, each with its row."""
     store, model = Kept(), HeldModel(ScriptedModel([]))
     delegator = ScriptedModel(['<search>["a?", "b?", "c?"]</search>'])
-    answering = asyncio.create_task(Deployment(delegator, model).gateway(store).answer(QUESTION, None, ignored))
+    answering = asyncio.create_task(Deployment(delegator, model).gateway(store).answer(QUESTION, Terms(), ignored))
     await ended(model.called.wait())
     for _ in range(10):
         await asyncio.sleep(0)
@@ -148,12 +153,12 @@ async def test_cancelling_cancels_every_executor() -> None:
 async def test_a_run_that_is_cancelled_while_it_is_stored() -> None:
     """A write that has begun goes on to its end, though nobody waits for it any more."""
     store = Kept()
-    store.open.clear()
-    answering = asyncio.create_task(Deployment().gateway(store).answer(QUESTION, None, ignored))
+    store.let.clear()
+    answering = asyncio.create_task(Deployment().gateway(store).answer(QUESTION, Terms(), ignored))
     await ended(store.asked.wait())
     answering.cancel()
     await asyncio.sleep(0)
-    store.open.set()
+    store.let.set()
     with pytest.raises(asyncio.CancelledError):
         await ended(answering)
     assert [(run.status, len(run.calls)) for run in store.runs] == [("finished", 5)]
@@ -162,13 +167,13 @@ async def test_a_run_that_is_cancelled_while_it_is_stored() -> None:
 async def test_a_failed_run_that_is_cancelled_while_it_is_stored() -> None:
     """So does the write of a run that failed."""
     store = Kept()
-    store.open.clear()
+    store.let.clear()
     deployment = Deployment(ScriptedModel([UpstreamRefused("wrong key", endpoint="e")]))
-    answering = asyncio.create_task(deployment.gateway(store).answer(QUESTION, None, ignored))
+    answering = asyncio.create_task(deployment.gateway(store).answer(QUESTION, Terms(), ignored))
     await ended(store.asked.wait())
     answering.cancel()
     await asyncio.sleep(0)
-    store.open.set()
+    store.let.set()
     with pytest.raises(asyncio.CancelledError):
         await ended(answering)
     assert [(run.status, len(run.calls)) for run in store.runs] == [("failed", 1)]
@@ -178,7 +183,7 @@ async def test_cancelling_stays_cancelling_when_the_store_fails() -> None:
     """A store that fails does not turn a cancelled request into a failed one."""
     store, model = Kept(), HeldModel(ScriptedModel([]))
     store.full = True
-    answering = asyncio.create_task(Deployment(model).gateway(store).answer(QUESTION, None, ignored))
+    answering = asyncio.create_task(Deployment(model).gateway(store).answer(QUESTION, Terms(), ignored))
     await ended(model.called.wait())
     await cancelled(answering)
 
@@ -189,8 +194,8 @@ def test_the_deadline(asked_s: float | None, limit_s: float) -> None:
 
     async def main(clock: Clock) -> None:
         store = Kept()
-        gateway = Deployment(answerer=HeldModel(ScriptedModel([]))).gateway(store, GatewayLimits(timeout_s=limit_s))
-        answering = asyncio.create_task(gateway.answer(QUESTION, asked_s, ignored))
+        gateway = Deployment(answerer=HeldModel(ScriptedModel([]))).gateway(store, timeout_s=limit_s)
+        answering = asyncio.create_task(gateway.answer(QUESTION, Terms(time_s=asked_s), ignored))
         await clock.advance(9.4)
         assert not answering.done()
         await clock.advance(0.5)
@@ -208,14 +213,14 @@ async def test_a_deadline_that_has_passed() -> None:
     """No time at all is out of time, not a crash."""
     store = Kept()
     with pytest.raises(OutOfTime):
-        await ended(Deployment().gateway(store).answer(QUESTION, 0.0, ignored))
+        await ended(Deployment().gateway(store).answer(QUESTION, Terms(time_s=0.0), ignored))
     assert [run.status for run in store.runs] == ["failed"]
 
 
 async def test_execute() -> None:
     """One sub-query is a run of its own."""
     store = Kept()
-    run = await Deployment().gateway(store).execute(QUESTION, None)
+    run = await Deployment().gateway(store).execute(QUESTION, Terms())
     assert isinstance(run.result, Execution)
     assert (run.kind, run.request, run.result.outcome) == ("execute", QUESTION, "reported")
     assert {call.sub_query for call in run.calls} == {0}
@@ -226,7 +231,7 @@ async def test_complete() -> None:
     """One call to a role's model is a run of its own; the role's system prompt is not added."""
     store, model = Kept(), ScriptedModel(["a</x>b"])
     request = CompletionRequest("answer", (Message("system", "be"), Message("user", "hi")), ("</x>",), 7)
-    run = await Deployment(answerer=model).gateway(store).complete(request, None)
+    run = await Deployment(answerer=model).gateway(store).complete(request, Terms())
     assert isinstance(run.result, Conversation)
     assert (run.kind, run.request, run.result.outputs[0].text) == ("complete", "hi", "a</x>")
     assert model.prompts[0].messages == request.messages
@@ -239,7 +244,7 @@ async def test_complete_streamed() -> None:
     store, sent = Kept(), list[Delta]()
     written = Completion("a b c", "stop", "hm", Usage(3, 3), overran=True)
     model = ScriptedModel([written])
-    run = await Deployment(answerer=model).gateway(store).complete(ASKED, None, sent.append)
+    run = await Deployment(answerer=model).gateway(store).complete(ASKED, Terms(), sent.append)
     assert isinstance(run.result, Conversation)
     assert run.result.outputs == (written,)
     assert "".join(delta.text for delta in sent) == "a b c"
@@ -249,8 +254,107 @@ async def test_complete_streamed() -> None:
 async def test_a_stream_that_is_cancelled() -> None:
     """The call is booked and the run stored, however far it came."""
     store, model, sent = Kept(), HeldModel(ScriptedModel(["a b c"])), list[Delta]()
-    running = asyncio.create_task(Deployment(answerer=model).gateway(store).complete(ASKED, None, sent.append))
+    running = asyncio.create_task(Deployment(answerer=model).gateway(store).complete(ASKED, Terms(), sent.append))
     await ended(model.called.wait())
     await cancelled(running)
     assert [delta.text for delta in sent] == ["a"]
     assert [call.outcome for call in store.runs[0].calls] == ["cancelled"]
+
+
+NAMED = Terms(request_id="once")
+
+
+async def test_a_repeated_request_spends_nothing() -> None:
+    """The second request of a name gets the first one's run, its events included, and no model is asked."""
+    store, model, first, second = Kept(), ScriptedModel([block(QUESTION), STOP]), list[Event](), list[Event]()
+    gateway = Deployment(model).gateway(store)
+    run = await gateway.answer(QUESTION, NAMED, first.append)
+    again = await gateway.answer(QUESTION, NAMED, second.append)
+    assert (again, second) == (run, first)
+    assert (len(model.prompts), len(store.runs)) == (2, 1)
+
+
+async def test_a_request_that_is_repeated_while_it_runs() -> None:
+    """The second waits for the first."""
+    store, model = Kept(), HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"]))
+    gateway = Deployment(answerer=model).gateway(store)
+    first = asyncio.create_task(gateway.answer(QUESTION, NAMED, ignored))
+    await ended(model.called.wait())
+    second = asyncio.create_task(gateway.answer(QUESTION, NAMED, ignored))
+    await asyncio.sleep(0)
+    model.let.set()
+    assert await ended(second) is await ended(first)
+    assert len(store.runs) == 1
+
+
+async def test_a_request_that_is_repeated_after_it_was_cancelled() -> None:
+    """Whoever waits for a run that comes to nothing begins anew."""
+    store, model = Kept(), HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"] * 2))
+    delegator = ScriptedModel([block(QUESTION), STOP] * 2)
+    gateway = Deployment(delegator, answerer=model).gateway(store)
+    first = asyncio.create_task(gateway.answer(QUESTION, NAMED, ignored))
+    await ended(model.called.wait())
+    second = asyncio.create_task(gateway.answer(QUESTION, NAMED, ignored))
+    await asyncio.sleep(0)
+    await cancelled(first)
+    model.let.set()
+    assert (await ended(second)).status == "finished"
+    assert [run.status for run in store.runs] == ["cancelled", "finished"]
+
+
+async def test_waiting_for_a_run_ends_with_the_deadline() -> None:
+    """Whoever waits has a deadline of its own, and the run goes on without it."""
+    store, model = Kept(), HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"]))
+    gateway = Deployment(answerer=model).gateway(store)
+    first = asyncio.create_task(gateway.answer(QUESTION, NAMED, ignored))
+    await ended(model.called.wait())
+    with pytest.raises(OutOfTime, match="before anything began"):
+        await ended(gateway.answer(QUESTION, Terms(request_id="once", time_s=0.05), ignored))
+    model.let.set()
+    assert (await ended(first)).status == "finished"
+
+
+async def test_a_name_that_is_used_twice() -> None:
+    """A name belongs to one request: the same name for something else is refused, and tenants do not share names."""
+    gateway = Deployment(ScriptedModel(lambda _: "<stop>")).gateway()
+    run = await gateway.answer(QUESTION, NAMED, ignored)
+    with pytest.raises(RequestIdTaken, match=f"run {run.id}"):
+        await gateway.answer("Who wrote Heat?", NAMED, ignored)
+    with pytest.raises(RequestIdTaken):
+        await gateway.execute(QUESTION, NAMED)
+    other = Terms(Identity("other", SCOPES), request_id="once")
+    assert (await gateway.answer("Who wrote Heat?", other, ignored)).id != run.id
+
+
+async def test_a_run_that_somebody_cancels() -> None:
+    """Its client hears why; the run is stored as cancelled, with what it had spent."""
+    store, live, model = Kept(), LiveRuns(), HeldModel(ScriptedModel([]))
+    gateway = Deployment(answerer=model).gateway(store, live=live)
+    answering = asyncio.create_task(gateway.answer(QUESTION, Terms(), ignored))
+    await ended(model.called.wait())
+    (run_id,) = store.starts
+    live.cancel(run_id)
+    with pytest.raises(RunCancelled, match=run_id):
+        await ended(answering)
+    assert [(run.status, len(run.calls)) for run in store.runs] == [("cancelled", 5)]
+    assert not answering.cancelling()
+
+
+async def test_a_run_that_somebody_cancels_while_it_is_stored() -> None:
+    """That is too late: the answer goes out."""
+    store, live = Kept(), LiveRuns()
+    store.let.clear()
+    answering = asyncio.create_task(Deployment().gateway(store, live=live).answer(QUESTION, Terms(), ignored))
+    await ended(store.asked.wait())
+    live.cancel(next(iter(store.starts)))
+    await asyncio.sleep(0)
+    store.let.set()
+    assert (await ended(answering)).status == "finished"
+
+
+async def test_money_needs_prices() -> None:
+    """A limit in money is refused where a price is unknown, before anything is spent."""
+    store = Kept()
+    with pytest.raises(BadRequest, match=r'\[prices."backbone"\]'):
+        await Deployment().gateway(store).answer(QUESTION, Terms(budget=Budget(max_nano_usd=1)), ignored)
+    assert not store.starts

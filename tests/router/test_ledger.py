@@ -1,16 +1,47 @@
 """The ledger: one row for every attempt, and sums that hold back nothing."""
 
 import asyncio
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.errors import UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
-from router.ledger import Call, Caller, Ledger, Outcome, RoleTotal, totals
-from router.model import Usage
+from router.allowance import Allowance
+from router.amount import NOTHING, Amount
+from router.budget import Budget
+from router.call import Call, OpenedCall, Outcome
+from router.errors import (
+    BudgetExhausted,
+    QuotaExhausted,
+    StoreFailed,
+    UpstreamGarbled,
+    UpstreamRefused,
+    UpstreamUnavailable,
+)
+from router.ledger import Caller, Ledger
+from router.model import Delta, Usage
+from router.no_journal import NoJournal
+from router.price import Price
+from router.role_total import RoleTotal, totals
 
-CALLER = Caller("execution", "small", "http://e", 3)
+CALLER = Caller("execution", "small", "http://e", 3, 64)
+
+
+async def ends(ledger: Ledger, *deltas: Delta, error: BaseException | None = None, count: Usage | None = None) -> None:
+    """An attempt that hears of `deltas` and then fails, or not; whose tokens a tokenizer would count as `count`."""
+
+    async def counted(_text: str) -> Usage | None:
+        return count
+
+    with pytest.raises(type(error)) if error else nullcontext():
+        async with ledger.attempt(CALLER, "first", 1) as attempt:
+            attempt.count = counted
+            for delta in deltas:
+                attempt.take(delta)
+            if error:
+                raise error
 
 
 @pytest.mark.parametrize(
@@ -24,69 +55,235 @@ CALLER = Caller("execution", "small", "http://e", 3)
         (GeneratorExit(), "cancelled"),
     ],
 )
-def test_a_failed_attempt_has_its_row(error: BaseException, outcome: Outcome) -> None:
+async def test_a_failed_attempt_has_its_row(error: BaseException, outcome: Outcome) -> None:
     """However an attempt ends, it leaves one row, and the error goes on."""
-    ledger = Ledger()
-    with pytest.raises(type(error)), ledger.attempt(CALLER, "retry", 2):
-        raise error
+    ledger = Ledger("run-1", "acme")
+    with pytest.raises(type(error)):
+        async with ledger.attempt(CALLER, "retry", 2) as attempt:
+            raise error
     (call,) = ledger.calls
     assert (call.outcome, call.purpose, call.attempt, call.usage) == (outcome, "retry", 2, None)
-    assert (call.role, call.model, call.endpoint, call.sub_query) == ("execution", "small", "http://e", 3)
+    assert (call.role, call.model, call.deployment, call.sub_query) == ("execution", "small", "http://e", 3)
+    assert (call.tenant, call.request_id, attempt.request_id) == ("acme", "run-1-0", "run-1-0")
 
 
-def test_a_completed_attempt() -> None:
+async def test_a_completed_attempt() -> None:
     """Usage that the engine reported at the end is exact."""
     ledger = Ledger()
-    with ledger.attempt(CALLER, "first", 1) as attempt:
+    async with ledger.attempt(CALLER, "first", 1) as attempt:
         attempt.usage = Usage(7, 5)
     (call,) = ledger.calls
-    assert (call.outcome, call.usage, call.lower_bound) == ("completed", Usage(7, 5), False)
+    assert (call.outcome, call.usage, call.wasted_tokens, call.first_token_s) == ("completed", Usage(7, 5), 0, None)
     assert call.duration_s >= 0
 
 
-def test_unknown_usage_is_no_lower_bound() -> None:
+async def test_unknown_usage() -> None:
     """Where the engine did not say, nothing is known, not even a bound."""
     ledger = Ledger()
-    with ledger.attempt(CALLER, "first", 1):
-        pass
-    assert (ledger.calls[0].usage, ledger.calls[0].lower_bound) == (None, False)
+    await ends(ledger)
+    assert ledger.calls[0].usage is None
 
 
-def test_the_usage_of_a_cut_attempt_is_a_lower_bound() -> None:
-    """What was reported before a cut is kept and marked."""
+async def test_the_usage_of_a_cut_attempt_is_a_lower_bound() -> None:
+    """What was reported before a cut is kept and marked, and wasted."""
     ledger = Ledger()
-    with pytest.raises(asyncio.CancelledError), ledger.attempt(CALLER, "first", 1) as attempt:
-        attempt.usage = Usage(7, 2)
-        raise asyncio.CancelledError
-    assert (ledger.calls[0].usage, ledger.calls[0].lower_bound) == (Usage(7, 2), True)
+    deltas = Delta(usage=Usage(7, 0)), Delta("a", usage=Usage(7, 2)), Delta("b")
+    await ends(ledger, *deltas, error=asyncio.CancelledError())
+    (call,) = ledger.calls
+    assert (call.usage, call.wasted_tokens) == (Usage(7, 2, lower_bound=True), 9)
 
 
-def test_the_usage_of_a_stream_that_the_client_left() -> None:
+async def test_the_usage_of_a_stream_that_the_client_left() -> None:
     """A stream that was left because the engine ignores stop strings completes, and is a lower bound all the same."""
     ledger = Ledger()
-    with ledger.attempt(CALLER, "first", 1) as attempt:
-        attempt.usage = Usage(7, 2, lower_bound=True)
-    assert (ledger.calls[0].outcome, ledger.calls[0].lower_bound) == ("completed", True)
+    await ends(ledger, Delta("a", usage=Usage(7, 2, lower_bound=True)))
+    (call,) = ledger.calls
+    assert (call.outcome, call.usage) == ("completed", Usage(7, 2, lower_bound=True))
 
 
-def test_rows_stand_in_the_order_in_which_attempts_end() -> None:
+async def test_the_first_token() -> None:
+    """Its time is that of the first text or thought, not of a usage."""
+    ledger = Ledger()
+    await ends(ledger, Delta(usage=Usage(7, 0)))
+    async with ledger.attempt(CALLER, "first", 1) as attempt:
+        attempt.take(Delta(reasoning="hm"))
+        first = attempt.first_token_s
+        attempt.take(Delta("a"))
+    assert [call.first_token_s for call in ledger.calls] == [None, first]
+    assert first is not None
+
+
+async def test_what_nobody_reported_is_counted() -> None:
+    """A cut attempt without a usage is settled once its text is counted; one without text has nothing to count."""
+    texts: list[str] = []
+
+    async def count(text: str) -> Usage | None:
+        texts.append(text)
+        return Usage(7, 2)
+
+    ledger = Ledger()
+    for deltas in ([Delta(reasoning="hm "), Delta("a")], []):
+        with pytest.raises(asyncio.CancelledError):
+            async with ledger.attempt(CALLER, "first", 1) as attempt:
+                attempt.count = count
+                for delta in deltas:
+                    attempt.take(delta)
+                raise asyncio.CancelledError
+    assert [call.number for call in ledger.calls] == [1]
+    await ledger.close(10)
+    assert [(call.number, call.usage) for call in ledger.calls] == [(1, None), (0, Usage(7, 2, estimated=True))]
+    assert texts == ["hm a"]
+
+
+async def test_counting_takes_no_longer_than_it_may() -> None:
+    """A tokenizer that does not answer leaves the usage unknown, and the others' known."""
+    ledger = Ledger()
+
+    async def hang(_text: str) -> Usage | None:
+        await asyncio.Event().wait()
+        return None
+
+    for count in (hang, None):
+        with pytest.raises(asyncio.CancelledError):
+            async with ledger.attempt(CALLER, "first", 1) as attempt:
+                attempt.count = count
+                attempt.take(Delta("a"))
+                raise asyncio.CancelledError
+    await ends(ledger, Delta("a"), error=asyncio.CancelledError(), count=Usage(1, 1))
+    await ledger.close(0.01)
+    assert {call.number: call.usage for call in ledger.calls} == {0: None, 1: None, 2: Usage(1, 1, estimated=True)}
+    await ledger.close(0.01)
+    assert len(ledger.calls) == 3
+
+
+async def test_cost() -> None:
+    """By the price of the caller; what is not priced or not counted has none."""
+    price = Price(prompt=1.0, completion=10.0, cached=0.5)
+    ledger = Ledger()
+    for caller, usage in (
+        (Caller("answer", "m", "e", price=price), Usage(100, 7, cached_tokens=40)),
+        (Caller("answer", "m", "e", price=price), None),
+        (Caller("answer", "m", "e"), Usage(100, 7)),
+    ):
+        async with ledger.attempt(caller, "first", 1) as attempt:
+            attempt.usage = usage
+    assert [call.nano_usd for call in ledger.calls] == [60_000 + 20_000 + 70_000, None, None]
+
+
+async def test_rows_stand_in_the_order_in_which_attempts_end() -> None:
     """Of two attempts that overlap, the one that ends first has the first row."""
     ledger = Ledger()
-    with ledger.attempt(CALLER, "first", 1), ledger.attempt(Caller("answer", "fixed", "e", None), "first", 1):
+    async with ledger.attempt(CALLER, "first", 1), ledger.attempt(Caller("answer", "fixed", "e", None), "first", 1):
         pass
-    assert [call.role for call in ledger.calls] == ["answer", "execution"]
+    assert [(call.role, call.number) for call in ledger.calls] == [("answer", 1), ("execution", 0)]
+
+
+class Told(NoJournal):
+    """A journal that notes what it is told, and fails where it should."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error, self.told = error, list[Any]()
+
+    async def open(self, call: OpenedCall) -> None:
+        self.told.append(("open", call.number))
+        if self.error:
+            raise self.error
+
+    async def hold(self, run_id: str, amount: Amount) -> None:
+        self.told.append(("hold", run_id, amount))
+        if self.error:
+            raise self.error
+
+    def settle(self, call: Call) -> None:
+        self.told.append(("settle", call.number, call.outcome))
+
+    def discard(self, call: OpenedCall) -> None:
+        self.told.append(("discard", call.number))
+
+
+async def test_a_call_is_opened_before_it_is_made_and_settled_after_it() -> None:
+    """Double entry."""
+    journal = Told()
+    ledger = Ledger(journal=journal)
+    async with ledger.attempt(CALLER, "first", 1):
+        assert journal.told == [("open", 0)]
+    assert journal.told[1:] == [("settle", 0, "completed")]
+
+
+@pytest.mark.parametrize(
+    ("error", "discarded"),
+    [
+        (StoreFailed("no disk"), []),
+        (QuotaExhausted("no more", retry_after_s=1.0), []),
+        (asyncio.CancelledError(), [("discard", 0)]),
+    ],
+)
+async def test_a_call_that_cannot_be_opened_is_not_made(error: BaseException, discarded: list[Any]) -> None:
+    """There is no row, and its reservation is given back."""
+    journal, allowance = Told(error), Allowance(Budget(max_total_tokens=100))
+    ledger = Ledger(journal=journal, allowance=allowance)
+    with pytest.raises(type(error)):
+        async with ledger.attempt(CALLER, "first", 1, Amount(100)):
+            raise AssertionError("it is never made")
+    assert (ledger.calls, journal.told) == ((), [("open", 0), *discarded])
+    allowance.reserve("execution", Amount(100))
+    assert ledger.refusal is (error if isinstance(error, BudgetExhausted) else None)
+
+
+async def test_a_hold_reaches_the_tenant_s_quota_where_there_is_one() -> None:
+    """A request's own budget is nobody else's business."""
+    for limited, told in ((False, []), (True, [("hold", "run", Amount(5))])):
+        journal = Told()
+        await Ledger(journal=journal, limited=limited).hold(Amount(5))
+        assert journal.told == told
+
+
+async def test_what_is_charged() -> None:
+    """What an attempt spent takes the place of what was reserved; where nobody knows, the worst case stays taken."""
+    allowance = Allowance(Budget(max_total_tokens=300))
+    ledger = Ledger(allowance=allowance)
+    async with ledger.attempt(CALLER, "first", 1, Amount(100)) as attempt:
+        attempt.usage = Usage(7, 5)
+    async with ledger.attempt(CALLER, "first", 1, Amount(100)):
+        pass
+    with pytest.raises(UpstreamRefused):
+        async with ledger.attempt(CALLER, "first", 1, Amount(100)):
+            raise UpstreamRefused("no", endpoint="e")
+    assert [call.charged for call in ledger.calls] == [Amount(12, None), Amount(100), NOTHING]
+    allowance.reserve("execution", Amount(300 - 112))
+    with pytest.raises(BudgetExhausted):
+        allowance.reserve("execution", Amount(1))
 
 
 def call(model: str, usage: Usage | None) -> Call:
-    return Call("execution", model, "e", "first", 1, 0, "completed", usage, False, 0.0, 0.0)
+    return Call(
+        run_id="run",
+        tenant="default",
+        number=0,
+        role="execution",
+        model=model,
+        deployment="e",
+        executor_version=None,
+        purpose="first",
+        attempt=1,
+        sub_query=0,
+        max_tokens=64,
+        reserved=NOTHING,
+        started_at=0.0,
+        outcome="completed",
+        usage=usage,
+        nano_usd=None if usage is None else usage.total_tokens * 10,
+        first_token_s=None,
+        duration_s=0.0,
+    )
 
 
 def test_totals() -> None:
     """Sums stand by role and model; what is not known is counted, not taken for zero."""
     calls = (call("b", Usage(10, 1)), call("a", Usage(5, 2, 4, 1)), call("b", None), call("a", Usage(5, 2, None, 0)))
     assert totals(calls) == [
-        RoleTotal("execution", "b", 2, 1, 10, 1, None, None),
-        RoleTotal("execution", "a", 2, 0, 10, 4, 4, 1),
+        RoleTotal("execution", "b", 2, 1, 1, 10, 1, None, None, 0, 110),
+        RoleTotal("execution", "a", 2, 0, 0, 10, 4, 4, 1, 0, 140),
     ]
     assert totals(()) == []
 
@@ -106,3 +303,4 @@ def test_totals_lose_nothing(rows: list[tuple[str, Usage | None]]) -> None:
     assert sum(total.prompt_tokens for total in summed) == sum(usage.prompt_tokens for usage in known)
     assert sum(total.completion_tokens for total in summed) == sum(usage.completion_tokens for usage in known)
     assert sum(total.cached_tokens or 0 for total in summed) == sum(usage.cached_tokens or 0 for usage in known)
+    assert sum(total.nano_usd or 0 for total in summed) == sum(usage.total_tokens * 10 for usage in known)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
@@ -119,6 +120,24 @@ async def test_request(model: LiteLLMModel, openai_server: OpenAIServer) -> None
     await streamed(model)
     assert openai_server.bodies[-1]["stream_options"] == {"include_usage": True}
     assert openai_server.bodies[-1]["stop"] == ["</x>"]
+
+
+async def test_request_id(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
+    """A call that has a name carries it."""
+    await model.complete(msgspec.structs.replace(PROMPT, request_id="run-1-0"))
+    await streamed(model, msgspec.structs.replace(PROMPT, request_id="run-1-1"))
+    await model.complete(PROMPT)
+    assert openai_server.request_ids == ["run-1-0", "run-1-1", None]
+
+
+async def test_counting() -> None:
+    """For models of OpenAI alone: for others LiteLLM would count with somebody else's tokenizer."""
+    told = await LiteLLMModel("openai/gpt-4.1-mini").count(PROMPT, "one two three")
+    assert told is not None
+    assert (told.completion_tokens, told.estimated) == (3, True)
+    assert 1 < told.prompt_tokens < 20
+    for name in ("deepseek/deepseek-chat", "anthropic/claude-sonnet-4-5", f"openai/{MODEL}"):
+        assert await LiteLLMModel(name).count(PROMPT, "one two three") is None
 
 
 async def test_extra_body(openai_server: OpenAIServer) -> None:

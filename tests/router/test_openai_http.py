@@ -6,6 +6,7 @@ import socket
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 from hypothesis import HealthCheck, given, settings
@@ -109,10 +110,83 @@ async def test_request_of_a_stream(session: aiohttp.ClientSession, openai_server
     assert "Authorization" not in openai_server.headers[-1]
 
 
-async def test_continuous_usage_off(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
-    """Endpoints that refuse what they do not know are not sent vLLM's option."""
-    await streamed(OpenAIHTTP(session, openai_server.base_url, MODEL, continuous_usage=False))
-    assert openai_server.bodies[-1]["stream_options"] == {"include_usage": True}
+async def test_request_id(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
+    """A call that has a name carries it."""
+    await model.complete(msgspec.structs.replace(PROMPT, request_id="run-1-0"))
+    await streamed(model, msgspec.structs.replace(PROMPT, request_id="run-1-1"))
+    await model.complete(PROMPT)
+    assert openai_server.request_ids == ["run-1-0", "run-1-1", None]
+
+
+UNKNOWN = [
+    (400, "Unknown parameter: 'stream_options.continuous_usage_stats'."),
+    (422, '[{"type":"extra_forbidden","loc":["body","stream_options"],"msg":"Extra inputs are not permitted"}]'),
+]
+
+
+@pytest.mark.parametrize(("status", "said"), UNKNOWN)
+async def test_a_refused_option(model: OpenAIHTTP, openai_server: OpenAIServer, status: int, said: str) -> None:
+    """An endpoint that does not know an option of a stream is asked without it, at once and from then on."""
+    openai_server.plays(fails(status, said), says("a"))
+    assert joined(await streamed(model)).text == "a"
+    await streamed(model)
+    assert [body["stream_options"] for body in openai_server.bodies[1:]] == [{"include_usage": True}] * 2
+    openai_server.plays(fails(status, said), says("a"))
+    assert joined(await streamed(model)).text == "a"
+    await streamed(model)
+    assert ["stream_options" in body for body in openai_server.bodies[3:]] == [True, False, False]
+    openai_server.plays(fails(status, said))
+    with pytest.raises(UpstreamRefused):
+        await streamed(model)
+    assert all(body["stream"] for body in openai_server.bodies)
+
+
+@pytest.mark.parametrize(("status", "said"), [(400, "no such role"), (503, UNKNOWN[0][1])])
+async def test_other_refusals_are_final(model: OpenAIHTTP, openai_server: OpenAIServer, status: int, said: str) -> None:
+    """What is not about an option of a stream is not asked again."""
+    openai_server.plays(fails(status, said))
+    with pytest.raises(UpstreamError):
+        await streamed(model)
+    assert len(openai_server.bodies) == 1
+
+
+async def test_an_endpoint_that_cannot_stream(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
+    """A whole reply where a stream was asked for is taken as it is."""
+    openai_server.plays(replies(usage_reply({"prompt_tokens": 3, "completion_tokens": 1})))
+    assert await streamed(model) == [Delta("a", finish_reason="stop", usage=Usage(3, 1))]
+
+
+async def test_counting(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+    """vLLM counts prompts with their template, and texts by themselves."""
+    openai_server.tokenizes = True
+    extra = {"chat_template_kwargs": {"tools": [1]}, "top_k": 20}
+    model = OpenAIHTTP(session, openai_server.base_url, MODEL, thinking=False, extra_body=extra)
+    prompt = Prompt((Message("system", "be brief"), Message("user", "hi")), Sampling())
+    assert await model.count(prompt, "one two") == Usage(3, 2)
+    assert await model.count(prompt, "") == Usage(3, 0)
+    chat, text, _ = openai_server.counted
+    assert chat == {
+        "model": MODEL,
+        "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}],
+        "chat_template_kwargs": {"enable_thinking": False, "tools": [1]},
+        "add_generation_prompt": True,
+    }
+    assert text == {"model": MODEL, "prompt": "one two", "add_special_tokens": False}
+
+
+async def test_an_endpoint_that_does_not_count(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
+    """It is not asked a second time."""
+    assert await model.count(PROMPT, "") is None
+    assert await model.count(PROMPT, "a") is None
+    assert len(openai_server.counted) == 1
+
+
+async def test_an_endpoint_that_is_gone_does_not_count(session: aiohttp.ClientSession) -> None:
+    """Counting raises nothing."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        gone = OpenAIHTTP(session, f"http://127.0.0.1:{bound.getsockname()[1]}/v1", MODEL)
+        assert await gone.count(PROMPT, "a") is None
 
 
 async def test_extra_body(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:

@@ -15,11 +15,11 @@ from aiohttp import web
 
 from router import prompts
 from router.answerer import Answerer
+from router.call import RoleName
 from router.context import RunContext
 from router.delegator import Delegator
 from router.errors import UpstreamRefused
 from router.executor import Executor, ExecutorLimits
-from router.ledger import RoleName
 from router.model import Completion, Message, Sampling
 from router.openai_http import OpenAIHTTP
 from router.passage import Passage
@@ -164,8 +164,8 @@ async def test_rate_limit(session: aiohttp.ClientSession, openai_server: OpenAIS
     context = lasting()
     assert is_whole(await searched(OpenAIHTTP(session, openai_server.base_url, MODEL), context))
     outcomes = [(call.role, call.outcome) for call in context.ledger.calls]
-    assert outcomes.count(("delegation", "unavailable")) == 1
-    assert outcomes.count(("execution", "unavailable")) == 2
+    assert outcomes.count(("delegation", "unreachable")) == 1
+    assert outcomes.count(("execution", "unreachable")) == 2
     assert len(outcomes) == len(openai_server.bodies) == 8
 
 

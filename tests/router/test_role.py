@@ -7,14 +7,28 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
-from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.allowance import Allowance
+from router.amount import NOTHING, Amount
+from router.budget import Budget
+from router.call import OpenedCall
+from router.errors import (
+    BudgetExhausted,
+    QuotaExhausted,
+    UpstreamError,
+    UpstreamGarbled,
+    UpstreamRefused,
+    UpstreamUnavailable,
+)
 from router.ledger import Ledger
 from router.model import Completion, Message, Usage
+from router.no_journal import NoJournal
 from router.openai_http import OpenAIHTTP
+from router.price import Price
+from router.prompt_bound import prompt_bound
 from router.scripted_model import ScriptedModel
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import HeldModel, role
-from tests.router.openai_server import MODEL, OpenAIServer, fails, hang, hang_on, says, streams, text_event
+from tests.router.openai_server import MODEL, Behaviour, OpenAIServer, fails, hang, hang_on, says, streams, text_event
 
 ASKED = (Message("user", "hi"),)
 REFUSED = UpstreamRefused("wrong key", endpoint="e")
@@ -51,7 +65,8 @@ async def test_what_is_unavailable_is_tried_again() -> None:
         ("retry", 2, "unavailable"),
         ("retry", 3, "completed"),
     ]
-    assert len(set(model.prompts)) == 1
+    assert [prompt.request_id for prompt in model.prompts] == [call.request_id for call in ledger.calls]
+    assert len({prompt.messages for prompt in model.prompts}) == 1
 
 
 async def test_the_last_attempt_raises() -> None:
@@ -128,14 +143,15 @@ def test_without_retry_after_the_pause_is_short_and_bounded() -> None:
 
 
 async def test_cancelling_is_booked() -> None:
-    """A call that is cancelled has its row too."""
+    """A call that is cancelled has its row too, once what it spent is counted."""
     ledger, model = Ledger(), HeldModel(ScriptedModel(["yes"]))
     asking = asyncio.create_task(role("answer", model, 3).ask(ASKED, (), ledger))
     await model.called.wait()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    assert [call.outcome for call in ledger.calls] == ["cancelled"]
+    await ledger.close(10)
+    assert [(call.outcome, call.usage) for call in ledger.calls] == [("cancelled", Usage(1, 1, estimated=True))]
 
 
 async def test_a_foreign_error_is_booked_and_not_retried() -> None:
@@ -172,9 +188,7 @@ async def test_a_stream_is_booked_at_its_end() -> None:
     deltas = [delta async for delta in role("answer", model).stream(ASKED, (), ledger)]
     assert "".join(delta.text for delta in deltas) == "a b"
     assert "".join(delta.reasoning for delta in deltas) == "hm"
-    assert [(call.outcome, call.usage, call.lower_bound) for call in ledger.calls] == [
-        ("completed", Usage(3, 2), False)
-    ]
+    assert [(call.outcome, call.usage) for call in ledger.calls] == [("completed", Usage(3, 2))]
 
 
 async def test_a_stream_that_fails_names_its_role() -> None:
@@ -196,7 +210,143 @@ async def test_a_stream_that_the_reader_leaves(session: aiohttp.ClientSession, o
         assert (await anext(deltas)).text == "a"
     await openai_server.sees_disconnect()
     (call,) = ledger.calls
-    assert (call.outcome, call.usage, call.lower_bound) == ("cancelled", Usage(11, 2), True)
+    assert (call.outcome, call.usage) == ("cancelled", Usage(11, 2, lower_bound=True))
+
+
+ANSWERS: list[Behaviour] = [
+    says("a ", "b"),
+    says("a", finish_reason="length"),
+    says("a", reasoning={"reasoning": "hm"}),
+    says("a", stop_reason="</y>"),
+    says("a</y> b", usage=None),
+    says(None),
+]
+
+
+@pytest.mark.parametrize("behaviour", ANSWERS)
+async def test_streaming_changes_nothing(
+    session: aiohttp.ClientSession, openai_server: OpenAIServer, behaviour: Behaviour
+) -> None:
+    """What a role says is the same whether its calls are streamed or not."""
+    openai_server.plays(behaviour)
+    streamed = role("answer", OpenAIHTTP(session, openai_server.base_url, MODEL))
+    said = [await one.ask(ASKED, ("</y>",), Ledger()) for one in (streamed, replace(streamed, streams=False))]
+    assert said[0] == said[1]
+    assert [body.get("stream", False) for body in openai_server.bodies] == [True, False]
+
+
+async def test_streaming_a_scripted_model_changes_nothing() -> None:
+    """So it is with the shipped double."""
+    whole = Completion("a  b\n", "length", "hm", Usage(3, 2, 1, 1), overran=True)
+    streamed = role("answer", ScriptedModel(lambda _: whole))
+    for one in (streamed, replace(streamed, streams=False)):
+        assert await one.ask(ASKED, (), Ledger()) == whole
+
+
+async def test_a_call_that_is_cut(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+    """A call that breaks off has the last usage that was reported, and a time to its first token."""
+    openai_server.plays(streams(text_event("a", {"prompt_tokens": 11, "completion_tokens": 2})), says("a"))
+    ledger = Ledger()
+    await role("answer", OpenAIHTTP(session, openai_server.base_url, MODEL), 2).ask(ASKED, (), ledger)
+    cut, whole = ledger.calls
+    assert (cut.outcome, cut.usage, cut.wasted_tokens) == ("unavailable", Usage(11, 2, lower_bound=True), 13)
+    assert (whole.outcome, whole.usage) == ("completed", Usage(11, 7, 4, 3))
+    for call in (cut, whole):
+        assert call.first_token_s is not None
+        assert 0 <= call.first_token_s <= call.duration_s
+
+
+async def test_a_cut_call_without_a_count_is_estimated(
+    session: aiohttp.ClientSession, openai_server: OpenAIServer
+) -> None:
+    """Where nothing was reported but text had come, the model's tokenizer counts; where it has none, nobody knows."""
+    openai_server.plays(streams(text_event("two words")), fails(400, "no"))
+    openai_server.tokenizes = True
+    ledger = Ledger()
+    asked = role("answer", OpenAIHTTP(session, openai_server.base_url, MODEL), 2)
+    with pytest.raises(UpstreamRefused):
+        await asked.ask(ASKED, (), ledger)
+    await ledger.close(10)
+    assert [call.usage for call in ledger.calls] == [None, Usage(1, 2, estimated=True)]
+    openai_server.plays(streams(text_event("two words")), fails(400, "no"))
+    openai_server.tokenizes = False
+    ledger = Ledger()
+    with pytest.raises(UpstreamRefused):
+        await asked.ask(ASKED, (), ledger)
+    await ledger.close(10)
+    assert [call.usage for call in ledger.calls] == [None, None]
+
+
+async def test_who_calls_whom() -> None:
+    """A row names the deployment, or else the endpoint; what it may write, which version it is, and what it costs."""
+    ledger = Ledger()
+    plain = role("execution", ScriptedModel(lambda _: Completion("yes", "stop", usage=Usage(3, 1))))
+    price = Price(prompt=1.0, completion=10.0)
+    named = replace(plain, deployment="executor", executor_version="executor-000007", price=price, context_tokens=20)
+    for one in (plain, named):
+        await one.ask(ASKED, (), ledger)
+    first, second = ledger.calls
+    assert (first.deployment, first.executor_version, first.nano_usd) == ("scripted://scripted", None, None)
+    assert (second.deployment, second.executor_version, second.nano_usd) == ("executor", "executor-000007", 13_000)
+    assert (first.max_tokens, second.max_tokens) == (64, 64)
+    assert (first.prompt_bound, second.prompt_bound) == (prompt_bound(ASKED), 20)
+
+
+class Thrifty(NoJournal):
+    """Keeps what was reserved, and refuses whatever is more than it allows."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.reserved = most, list[Amount]()
+
+    async def open(self, call: OpenedCall) -> None:
+        self.reserved.append(call.reserved)
+        if call.reserved.tokens > self.most:
+            raise QuotaExhausted("no more today", retry_after_s=60.0)
+
+
+async def test_the_worst_case_is_reserved() -> None:
+    """Of its prompt by its bytes, and of all that it may write; nothing where nothing is limited."""
+    journal = Thrifty(10**6)
+    asked = replace(role("answer", ScriptedModel(lambda _: "yes")), price=Price(prompt=1.0, completion=10.0))
+    await asked.ask(ASKED, (), Ledger(journal=journal))
+    await asked.ask(ASKED, (), Ledger(journal=journal, limited=True))
+    await replace(asked, context_tokens=100).ask(ASKED, (), Ledger(journal=journal, limited=True))
+    bound = prompt_bound(ASKED)
+    assert journal.reserved == [
+        NOTHING,
+        Amount(bound + 64, bound * 1000 + 64 * 10_000),
+        Amount(100, 100 * 1000 + 64 * 10_000),
+    ]
+
+
+async def test_what_is_refused_by_bytes_is_counted() -> None:
+    """Where the bound by bytes is too much, the model's tokenizer tells the exact figure, which is tried once."""
+    asked = replace(role("answer", ScriptedModel(lambda _: "yes")), attempts=3)
+    journal = Thrifty(65)
+    assert (await asked.ask(ASKED, (), Ledger(journal=journal, limited=True))).text == "yes"
+    assert [amount.tokens for amount in journal.reserved] == [prompt_bound(ASKED) + 64, 1 + 64]
+    ledger = Ledger(journal=Thrifty(64), limited=True)
+    with pytest.raises(QuotaExhausted) as refused:
+        await asked.ask(ASKED, (), ledger)
+    assert refused.value.retry_after_s == 60.0
+    assert (ledger.calls, ledger.refusal) == ((), refused.value)
+
+
+async def test_a_tokenizer_that_nobody_has(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+    """Where nothing but bytes can be counted, the bound by bytes decides, and nothing is sent."""
+    asked = role("answer", OpenAIHTTP(session, openai_server.base_url, MODEL))
+    with pytest.raises(QuotaExhausted):
+        await asked.ask(ASKED, (), Ledger(journal=Thrifty(65), limited=True))
+    assert openai_server.bodies == []
+
+
+async def test_retries_reserve_again() -> None:
+    """What an attempt may have spent that nobody counted is spent, so that a retry may be too much."""
+    budget = Budget(max_total_tokens=prompt_bound(ASKED) + 64 + 64)
+    ledger = Ledger(allowance=Allowance(budget))
+    with pytest.raises(BudgetExhausted, match=r"budget\.max_total_tokens"):
+        await role("answer", ScriptedModel([down(), "yes"]), 2).ask(ASKED, (), ledger)
+    assert [call.outcome for call in ledger.calls] == ["unavailable"]
 
 
 async def test_rows_equal_requests(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
@@ -213,5 +363,5 @@ async def test_rows_equal_requests(session: aiohttp.ClientSession, openai_server
     cancelled.cancel()
     await asyncio.gather(cancelled, return_exceptions=True)
     outcomes = [call.outcome for call in ledger.calls]
-    assert outcomes == ["unavailable", "unavailable", "completed", "refused", "cancelled"]
+    assert outcomes == ["unreachable", "unreachable", "completed", "refused", "cancelled"]
     assert len(openai_server.bodies) == len(ledger.calls)

@@ -98,9 +98,31 @@ def test_long_lines_are_indented_throughout() -> None:
 def test_unknown_usage_is_shown_as_unknown() -> None:
     """Attempts whose cost nobody knows are told apart; so are cached tokens that no engine reported."""
     usage = usage_pb2.RoleUsage(role=usage_pb2.ROLE_EXECUTION, model="small", attempts=3, attempts_without_usage=2)
-    text = shown(done(pb.ANSWER_OUTCOME_ANSWERED, usage=[usage]))
-    assert "3 (2 unknown)" in text
-    assert "unknown │" in text
+    lines = shown(done(pb.ANSWER_OUTCOME_ANSWERED, usage=[usage])).splitlines()
+    (row,) = [line.split() for line in lines if "small" in line]
+    assert row == ["execution", "small", "3", "(2", "unknown)", "0", "unknown", "0", "unknown"]
+
+
+def test_known_usage() -> None:
+    """The share that was cached, and what it cost; what was wasted has a column only where anything was."""
+    usage = usage_pb2.RoleUsage(
+        role=usage_pb2.ROLE_ANSWER,
+        model="m",
+        attempts=3,
+        prompt_tokens=2000,
+        cached_tokens=500,
+        completion_tokens=40,
+        wasted_tokens=0,
+        attempts_without_cost=1,
+        cost_nano_usd=1_234_567_890,
+    )
+    first = shown(done(pb.ANSWER_OUTCOME_ANSWERED, usage=[usage]))
+    usage.wasted_tokens = 7
+    second = shown(done(pb.ANSWER_OUTCOME_ANSWERED, usage=[usage]))
+    row = "answer m 3 2,000 25% 40 $1.2346 (1 unknown)"
+    assert row in [" ".join(line.split()) for line in first.splitlines()]
+    assert row.replace("40", "40 7") in [" ".join(line.split()) for line in second.splitlines()]
+    assert ("wasted" in first, "wasted" in second) == (False, True)
 
 
 def test_sums_over_answers() -> None:

@@ -12,17 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from router.edge.server import Server
 from router.feedback import Feedback
 from router.scripted_model import ScriptedModel
+from serving.cli.main import main
 from tests import scripted_gateway
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
+from tests.router.edge.certificates import Authority
+from tests.router.edge.wire import whole_server
 from tests.scripted_gateway import DEAD_QUESTION, DIRECTOR, QUESTION, environment
 
 CODE = "import sys; from serving.cli.main import main; sys.exit(main())"
 AT_TERMINAL = f"import os; os.login_tty(os.dup(0)); {CODE}"
 PROMPT, CTRL_C, CTRL_D, UP = "rolegate> ", "\x03", "\x04", "\x1b[A"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    """Who signs certificates."""
+    return Authority(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +44,7 @@ def gateway() -> Iterator[str]:
 async def served(deployment: Deployment) -> AsyncIterator[tuple[str, Kept]]:
     """The address of a gateway, and its store."""
     store = Kept()
-    server = Server(deployment.gateway(store), None)
+    server = whole_server(deployment, store)
     yield f"127.0.0.1:{await server.start('127.0.0.1:0')}", store
     await server.drain(0)
 
@@ -124,7 +132,7 @@ def test_usage_is_that_of_the_chat(gateway: str) -> None:
     piped(QUESTION, options=("--address", gateway))
     run = piped(QUESTION, QUESTION, ":usage", options=("--address", gateway))
 
-    sums = [line.split("│")[3].strip() for line in run.stdout.splitlines() if line.startswith("│ all")]
+    sums = [line.split()[1] for line in run.stdout.splitlines() if line.split()[:1] == ["all"]]
     assert sums == ["8", "8", "16"]
 
 
@@ -136,7 +144,7 @@ async def test_feedback_on_the_last_answer() -> None:
         run = await asyncio.to_thread(piped, *lines, options=("--address", address))
 
     first, second = (run.id for run in store.runs)
-    assert store.feedback == [
+    assert store.given == [
         Feedback(first, accepted=True),
         Feedback(second, accepted=False),
         Feedback(second, accepted=False, gold_answer="Michael  Mann"),
@@ -147,7 +155,7 @@ async def test_feedback_on_the_last_answer() -> None:
 
 async def test_ctrl_c_cancels_the_running_question_alone() -> None:
     """Its run ends upstream, and the chat goes on to the next one; Ctrl-D ends it."""
-    model = HeldModel(ScriptedModel([block(DIRECTOR), STOP]))
+    model = HeldModel(ScriptedModel(["", block(DIRECTOR), STOP]))
     async with served(Deployment(model)) as (address, store):
         with terminal("--address", address) as person:
             await person.shows(PROMPT)
@@ -183,21 +191,37 @@ async def test_lines_are_edited(gateway: str) -> None:
         assert await person.status() == 0
 
 
-def test_a_gateway_is_started_for_the_chat(tmp_path: Path) -> None:
-    """Once for all of its questions, and stopped with it."""
-    (tmp_path / "prompt.txt").write_text("Do it.\n")
+def written(folder: Path, server: str = "") -> Path:
+    """A config whose models nobody serves."""
+    (folder / "prompt.txt").write_text("Do it.\n")
     roles = "".join(
         f'[roles.{name}]\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "m"\nprompt = "prompt.txt"\nattempts = 1\n'
         for name in ("delegation", "execution", "answer")
     )
-    config = tmp_path / "my.toml"
-    config.write_text(f'[server]\nstore = "sqlite:///runs.db"\n[retrieval]\naddress = "127.0.0.1:9"\n{roles}')
+    config = folder / "my.toml"
+    config.write_text(f'[server]\nstore = "sqlite:///runs.db"\n{server}[retrieval]\naddress = "127.0.0.1:9"\n{roles}')
+    return config
 
-    run = piped("Why?", "How?", options=("--config", str(config)), cwd=tmp_path)
+
+def test_a_gateway_is_started_for_the_chat(tmp_path: Path) -> None:
+    """Once for all of its questions, and stopped with it."""
+    run = piped("Why?", "How?", options=("--config", str(written(tmp_path))), cwd=tmp_path)
 
     assert run.returncode == 0
     assert run.stderr.count("delegation at http://127.0.0.1:9/v1") == 2
     assert (tmp_path / "runs.db").stat().st_size > 0
+
+
+def test_a_gateway_of_ones_own_needs_no_key(tmp_path: Path, authority: Authority) -> None:
+    """Nor a certificate, whatever others need to reach one of this config."""
+    certificate, key = authority.issue("server")
+    config = written(tmp_path, f'[server.tls]\ncertificate = "{certificate}"\nkey = "{key}"\n')
+    assert main(["keys", "create", "--config", str(config)]) == 0
+
+    run = piped("Why?", options=("--config", str(config)), cwd=tmp_path)
+
+    assert run.returncode == 0
+    assert run.stderr.count("delegation at http://127.0.0.1:9/v1") == 1
 
 
 def test_a_gateway_that_cannot_be_started(tmp_path: Path) -> None:

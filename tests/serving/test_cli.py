@@ -32,6 +32,14 @@ COMMANDS = [
     "retrieve serve",
     "mcp",
     "init",
+    "keys",
+    "keys create",
+    "keys list",
+    "keys revoke",
+    "tenants",
+    "tenants list",
+    "tenants set",
+    "tenants show",
     "check",
     "sft",
     "sft mini-world",
@@ -255,7 +263,8 @@ def test_streamed_json_is_a_line_an_event(gateway: str, capsys: pytest.CaptureFi
     one_round = ["round_started", "sub_query_dispatched", "search_done", "reported"]
     assert shown.err == ""
     assert [int(event["event_number"]) for event in events] == list(range(1, len(events) + 1))
-    assert kinds == [*one_round, *one_round, "round_started", "answer_written", "usage_counted", "done"]
+    last = ["round_started", "answer_written", "usage_counted", "done"]
+    assert kinds == ["run_started", *one_round, *one_round, *last]
     assert events[-1]["done"]["answer"] == "in 1943"
 
 
@@ -434,7 +443,7 @@ def test_the_openai_compatible_door_is_opened(tmp_path: Path, dead: str) -> None
 
 @pytest.mark.parametrize(
     ("address", "said"),
-    [("0.0.0.0:8080", "is not on the loopback, and there are no keys yet"), ("127.0.0.1:99999", "cannot listen on")],
+    [("0.0.0.0:8080", "make one with `rolegate keys create`"), ("127.0.0.1:99999", "cannot listen on")],
 )
 def test_a_door_that_cannot_be_opened(
     address: str, said: str, tmp_path: Path, dead: str, capsys: pytest.CaptureFixture[str]

@@ -26,7 +26,7 @@ async def test_a_role_s_keys_reach_its_calls(tmp_path: Path) -> None:
         config = Config(
             roles=RolesConfig(delegation=role, execution=role, answer=changed),
             retrieval=RetrievalConfig(address="127.0.0.1:9"),
-            server=ServerConfig(store=f"sqlite+aiosqlite:///{tmp_path}/runs.db"),
+            server=ServerConfig(store=f"sqlite:///{tmp_path}/runs.db"),
         )
         async with (
             running_gateway(config, "127.0.0.1:0", ignored) as address,

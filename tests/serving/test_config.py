@@ -6,6 +6,7 @@ import pytest
 
 from router.errors import BadConfig
 from serving.config_file import load_config, preset
+from tests.router.edge.certificates import Authority
 
 PRESETS = sorted(file.stem for file in preset("mini").parent.glob("*.toml"))
 ROLE = 'base_url = "http://127.0.0.1:1/v1"\nmodel = "m"\nprompt = "prompt.txt"\n'
@@ -69,7 +70,7 @@ def test_paths_stand_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     assert config.roles.delegation.prompt == f"{tmp_path}/prompt.txt"
     assert config.retrieval.index == f"{tmp_path}/data/index"
-    assert config.server.store == f"sqlite+aiosqlite:///{tmp_path}/runs.db"
+    assert config.server.store == f"sqlite:///{tmp_path}/runs.db"
 
 
 def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +87,7 @@ def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert config.roles.delegation.prompt == f"{home}/asks.txt"
     assert config.retrieval.index == f"{home}/index"
     assert config.engines["one"].path == f"{home}/model"
-    assert config.server.store == f"sqlite+aiosqlite:///{home}/runs.db"
+    assert config.server.store == f"sqlite:///{home}/runs.db"
 
 
 def test_an_absolute_path_and_another_database_stay_as_they_are(tmp_path: Path) -> None:
@@ -96,6 +97,41 @@ def test_an_absolute_path_and_another_database_stay_as_they_are(tmp_path: Path) 
 
     assert config.retrieval.index == "/data/index"
     assert config.server.store == store
+
+
+def test_an_older_sqlite_url_names_the_same_file(tmp_path: Path) -> None:
+    """Its driver is left out."""
+    text = GOOD + '[server]\nstore = "sqlite+aiosqlite:///runs.db"\n'
+    assert load_config(written(tmp_path, text)).server.store == f"sqlite:///{tmp_path}/runs.db"
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("runs.db", "is no database URL"),
+        ("sqlite://", "must be sqlite:///FILE"),
+        ("mysql://me:open-sesame@db/runs", "must be sqlite:///FILE"),
+        ("postgresql://me:open-sesame@db:port/runs", "is no database URL"),
+        ("postgresql:me:open-sesame@db", "is no database URL"),
+    ],
+)
+def test_a_store_that_is_none(tmp_path: Path, url: str, said: str) -> None:
+    """What is said about it does not repeat it: there may be a password in it."""
+    problem = refused(tmp_path, GOOD + f'[server]\nstore = "{url}"\n')
+    assert problem.startswith(f"server.store: {said}")
+    assert "sesame" not in problem
+
+
+def test_certificates_stand_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the command was started; they belong together."""
+    authority = Authority(tmp_path)
+    authority.issue("server")
+    monkeypatch.chdir("/")
+    names = 'certificate = "server.pem"\nkey = "server.key"\nclient_ca = "authority.pem"\n'
+    tls = load_config(written(tmp_path, f"{GOOD}[server.tls]\n{names}")).server.tls
+    assert tls is not None
+    assert (tls.certificate, tls.key) == (f"{tmp_path}/server.pem", f"{tmp_path}/server.key")
+    assert tls.client_ca == f"{tmp_path}/authority.pem"
 
 
 def test_a_name_that_vllm_knows_is_no_path(tmp_path: Path) -> None:
@@ -241,8 +277,19 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         ),
         (
             "[retrieval]",
-            '[server]\nhttp = "0.0.0.0:5"\n[retrieval]',
-            "server.http: 0.0.0.0:5 is not on the loopback, and there are no keys yet; use 127.0.0.1:PORT.",
+            "[server]\nkeep_days = 0\n[retrieval]",
+            "server.keep_days: must be more than 0; leave it out to keep everything.",
+        ),
+        (
+            "[retrieval]",
+            "[server]\nkeep_gb = -1.5\n[retrieval]",
+            "server.keep_gb: must be more than 0; leave it out to keep everything.",
+        ),
+        ("[retrieval]", "[server.tls]\ncertificate = 'a.pem'\n[retrieval]", "server.tls.key: missing"),
+        (
+            "[retrieval]",
+            "[server.tls]\ncertificate = 'a.pem'\nkey = 'a.key'\n[retrieval]",
+            "server.tls.certificate: {folder}/a.pem cannot be read",
         ),
         (
             "[retrieval]",
@@ -251,6 +298,11 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         ),
         ('model = "m"', 'model = "m"\nmax_tokens = 0', "roles.delegation.max_tokens: must be at least 1."),
         ('model = "m"', 'model = "m"\nattempts = -1', "roles.delegation.attempts: must be at least 1."),
+        (
+            "http://127.0.0.1:1/v1",
+            "ftp://me:open-sesame@127.0.0.1:1/v1",
+            "roles.delegation.base_url: 'ftp://127.0.0.1:1/v1' is not an address",
+        ),
         ("prompt.txt", "~nobody-of-this-name/p.txt", "roles.delegation.prompt: there is no file"),
     ],
 )

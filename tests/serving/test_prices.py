@@ -1,31 +1,65 @@
+"""What models cost."""
+
 import json
 import subprocess
 import sys
 
-from serving.config import PriceConfig
-from serving.prices import price_of
+import msgspec
+
+from router.price import Price
+from serving.config import RoleConfig
+from serving.config_file import load_config, preset
+from serving.prices import price_of, prices_of
 from tests.scripted_gateway import environment
 
 ASK = """
 import json, msgspec
+from serving.config import RoleConfig
 from serving.prices import price_of
 models = ("openai/gpt-4.1-mini", "gpt-4.1-mini", "no-such-model")
-print(json.dumps([msgspec.to_builtins(price_of(model, {})) for model in models]))
+print(json.dumps([msgspec.to_builtins(price_of(RoleConfig(model=model, prompt="p"), {})) for model in models]))
 """
+OWN = """
+import asyncio, sys
+from serving.config_file import load_config, preset
+from serving.prices import prices_of
+print(asyncio.run(prices_of(load_config(preset("mini")))), "litellm" in sys.modules)
+"""
+MINE = Price(prompt=3, completion=4)
+
+
+def printed(code: str) -> str:
+    """What `code` prints in an interpreter of its own."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, check=True, env=environment(), capture_output=True, text=True).stdout
 
 
 def test_the_config_s_price_comes_first() -> None:
-    mine = PriceConfig(prompt=3, completion=4)
+    role = RoleConfig(model="openai/gpt-4.1-mini", prompt="p")
 
-    assert price_of("openai/gpt-4.1-mini", {"openai/gpt-4.1-mini": mine}) == mine
+    assert price_of(role, {"openai/gpt-4.1-mini": MINE}) == MINE
 
 
 def test_other_prices_are_litellm_s() -> None:
     """For a million tokens, with or without the provider's name; what it does not know has none, which is not zero."""
-    command = [sys.executable, "-c", ASK]
-    printed = subprocess.run(command, check=True, env=environment(), capture_output=True, text=True).stdout
-    by_provider, plain, unknown = json.loads(printed)
+    by_provider, plain, unknown = json.loads(printed(ASK))
 
     assert by_provider == plain
     assert 0 < plain["cached"] < plain["prompt"] < plain["completion"] < 100
     assert unknown is None
+
+
+def test_an_engine_of_ours_has_the_config_s_price_alone() -> None:
+    """Whatever its model is called; nobody waits for LiteLLM's import then."""
+    role = RoleConfig(model="gpt-4.1-mini", prompt="p", engine="e")
+
+    assert price_of(role, {}) is None
+    assert price_of(role, {"gpt-4.1-mini": MINE}) == MINE
+    assert printed(OWN).strip() == "{'delegation': None, 'execution': None, 'answer': None} False"
+
+
+async def test_every_role_s_price() -> None:
+    """By the role's model."""
+    config = msgspec.structs.replace(load_config(preset("mini")), prices={"mini-backbone": MINE})
+
+    assert await prices_of(config) == {"delegation": MINE, "execution": None, "answer": MINE}

@@ -2,6 +2,7 @@
 
 from rolegate.client.async_client import AsyncClient, AsyncStream
 from rolegate.client.client import Client, Stream
+from rolegate.client.connection import Access, Connection
 from rolegate.client.gateway_error import GatewayError
 
-__all__ = ["AsyncClient", "AsyncStream", "Client", "GatewayError", "Stream"]
+__all__ = ["Access", "AsyncClient", "AsyncStream", "Client", "Connection", "GatewayError", "Stream"]

@@ -1,5 +1,6 @@
 """Why a gateway did not do what it was asked."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
@@ -12,7 +13,14 @@ from rolegate.client.error_info import error_info
 class GatewayError(Exception):
     """A call failed. `str(error)` is for people: what is wrong, and what to do."""
 
-    def __init__(self, message: str, code: grpc.StatusCode, reason: str = "", role: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        code: grpc.StatusCode,
+        reason: str = "",
+        role: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.code = code
         """UNAVAILABLE is worth another try; INVALID_ARGUMENT is the caller's to mend."""
@@ -20,13 +28,22 @@ class GatewayError(Exception):
         """Such as `UPSTREAM_UNAVAILABLE`; empty where the error is of no gateway."""
         self.role = role
         """The role whose model failed: `delegation`, `execution` or `answer`."""
+        self.retry_after_s = retry_after_s
+        """When another try may succeed, in seconds; None where that is not known."""
+
+    @property
+    def connection_broke(self) -> bool:
+        """Whether it is of no gateway, but of a connection that is not there, or no longer."""
+        return self.code is grpc.StatusCode.UNAVAILABLE and not self.reason
 
     @classmethod
     def of(cls, error: grpc.RpcError, address: str) -> Self:
         """What gRPC raised in a call of the gateway at `address`."""
         code, details, trailers = error.code(), error.details() or "", error.trailing_metadata() or ()
         reason, metadata = error_info(trailers)
-        return cls(details if reason else _plainly(code, details, address), code, reason, metadata.get("role"))
+        message = details if reason else _plainly(code, details, address)
+        wait_s = metadata.get("retry_after_s")
+        return cls(message, code, reason, metadata.get("role"), None if wait_s is None else float(wait_s))
 
 
 @contextmanager
@@ -41,6 +58,8 @@ def translated(address: str) -> Iterator[None]:
 def _plainly(code: grpc.StatusCode, details: str, address: str) -> str:
     """What gRPC itself means by a code."""
     match code:
+        case grpc.StatusCode.UNAVAILABLE if re.search("ssl|tls|certificate", details, re.IGNORECASE):
+            return f"no gateway at {address} that these certificates fit: {details}"
         case grpc.StatusCode.UNAVAILABLE:
             return f"no gateway answers at {address}; start one with `rolegate serve`, or give another address."
         case grpc.StatusCode.UNIMPLEMENTED:

@@ -1,28 +1,159 @@
 """From a client's arguments to requests."""
 
+import uuid
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Literal, TypedDict
 
-from rolegate.v1.run_service_pb2 import VERDICT_ACCEPTED, VERDICT_REJECTED, VERDICT_UNSPECIFIED, SubmitFeedbackRequest
+from rolegate.v1.answer_service_pb2 import AnswerRequest, StreamAnswerRequest
+from rolegate.v1.budget_pb2 import Budget
+from rolegate.v1.run_service_pb2 import (
+    VERDICT_ACCEPTED,
+    VERDICT_REJECTED,
+    VERDICT_UNSPECIFIED,
+    ExportRunsRequest,
+    ListRunsRequest,
+    SubmitFeedbackRequest,
+)
 from rolegate.v1.usage_service_pb2 import GetUsageRequest
 
 ADDRESS = "127.0.0.1:50551"
 """Where a gateway listens unless told otherwise."""
+ANSWER_S = 120.0
+"""The deadline of questions, seconds."""
 SHORT_S = 30.0
 """The deadline of calls that ask no model, seconds."""
+_PAGE = 100
 _VERDICTS = {None: VERDICT_UNSPECIFIED, True: VERDICT_ACCEPTED, False: VERDICT_REJECTED}
 
 
-def feedback_request(
-    run_id: str, accepted: bool | None, score: float | None, gold_answer: str, comment: str
-) -> SubmitFeedbackRequest:
+class Terms(TypedDict, total=False):
+    """On which terms a question is asked."""
+
+    request_id: str
+    """A name for the request; within a day, the same name gets the same answer and spends nothing."""
+    max_total_tokens: int
+    """Prompt and completion tokens of all models together."""
+    max_cost_usd: float
+
+
+class Opinion(TypedDict, total=False):
+    """What became of an answer; at least one of these."""
+
+    accepted: bool | None
+    score: float | None
+    """From 0 to 1."""
+    gold_answer: str
+    comment: str
+
+
+class Filter(TypedDict, total=False):
+    """Which runs are meant; what is absent leaves nothing out. A moment without a time zone is local time."""
+
+    tenant: str
+    kind: Literal["answer", "complete", "execute"] | None
+    start: datetime | None
+    """Started at this time or later."""
+    end: datetime | None
+    """Started before this time."""
+
+
+class ListFilter(Filter, total=False):
+    """Which runs are to be listed."""
+
+    status: Literal["running", "finished", "failed", "cancelled", "interrupted"] | None
+
+
+class ExportFilter(Filter, total=False):
+    """Which runs are to be exported."""
+
+    for_training: bool
+    """Leave out tenants whose runs must not train."""
+
+
+class Sums(TypedDict, total=False):
+    """Which calls are summed, and how. A moment without a time zone is local time."""
+
+    start: datetime | None
+    """Calls that started at this time or later."""
+    end: datetime | None
+    """Calls that started before this time."""
+    by: Sequence[Literal["tenant", "role", "model", "executor_version"]]
+    """What the sums are split by; role and model, if it is empty."""
+    bucket: Literal["hour", "day", "month"] | None
+    """How time is split, in UTC."""
+    tenant: str
+
+
+def answer_request(question: str, terms: Terms) -> AnswerRequest:
+    """A question; it has a name in any case, so that it can be asked again and spends nothing twice."""
+    request_id = terms.get("request_id") or str(uuid.uuid4())
+    return AnswerRequest(question=question, request_id=request_id, budget=_budget(terms))
+
+
+def stream_request(question: str, terms: Terms) -> StreamAnswerRequest:
+    """A question whose progress is to be told."""
+    return StreamAnswerRequest(question=question, request_id=terms.get("request_id", ""), budget=_budget(terms))
+
+
+def feedback_request(run_id: str, opinion: Opinion) -> SubmitFeedbackRequest:
     """Feedback on a run."""
-    verdict = _VERDICTS[accepted]
-    return SubmitFeedbackRequest(run_id=run_id, verdict=verdict, score=score, gold_answer=gold_answer, comment=comment)
-
-
-def usage_request(start: datetime | None, end: datetime | None) -> GetUsageRequest:
-    """A span of time; a moment without a time zone is local time."""
-    return GetUsageRequest(
-        start_time=None if start is None else start.astimezone(UTC),
-        end_time=None if end is None else end.astimezone(UTC),
+    return SubmitFeedbackRequest(
+        run_id=run_id,
+        verdict=_VERDICTS[opinion.get("accepted")],
+        score=opinion.get("score"),
+        gold_answer=opinion.get("gold_answer", ""),
+        comment=opinion.get("comment", ""),
     )
+
+
+def list_request(wanted: ListFilter) -> ListRunsRequest:
+    """The first page of runs. Raises `ValueError` for a kind or status that there is not."""
+    status = wanted.get("status")
+    return ListRunsRequest(
+        page_size=_PAGE,
+        tenant=wanted.get("tenant", ""),
+        kind=_kind(wanted),
+        status=status and f"RUN_STATUS_{status.upper()}",
+        start_time=_utc(wanted.get("start")),
+        end_time=_utc(wanted.get("end")),
+    )
+
+
+def export_request(wanted: ExportFilter) -> ExportRunsRequest:
+    """Runs with their traces. Raises `ValueError` for a kind that there is not."""
+    return ExportRunsRequest(
+        tenant=wanted.get("tenant", ""),
+        kind=_kind(wanted),
+        start_time=_utc(wanted.get("start")),
+        end_time=_utc(wanted.get("end")),
+        for_training=wanted.get("for_training", False),
+    )
+
+
+def usage_request(sums: Sums) -> GetUsageRequest:
+    """Sums. Raises `ValueError` for a dimension or a bucket that there is not."""
+    bucket = sums.get("bucket")
+    return GetUsageRequest(
+        start_time=_utc(sums.get("start")),
+        end_time=_utc(sums.get("end")),
+        tenant=sums.get("tenant", ""),
+        group_by=[f"USAGE_DIMENSION_{name.upper()}" for name in sums.get("by", ())],
+        bucket=bucket and f"USAGE_BUCKET_{bucket.upper()}",
+    )
+
+
+def _budget(terms: Terms) -> Budget | None:
+    tokens, cost = terms.get("max_total_tokens"), terms.get("max_cost_usd")
+    if tokens is None and cost is None:
+        return None
+    return Budget(max_total_tokens=tokens, max_cost_nano_usd=None if cost is None else round(cost * 1e9))
+
+
+def _kind(wanted: Filter) -> str | None:
+    kind = wanted.get("kind")
+    return kind and f"RUN_KIND_{kind.upper()}"
+
+
+def _utc(moment: datetime | None) -> datetime | None:
+    return None if moment is None else moment.astimezone(UTC)

@@ -1,6 +1,7 @@
 import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
+from rolegate.v1 import budget_pb2 as _budget_pb2
 from rolegate.v1 import evidence_pb2 as _evidence_pb2
 from rolegate.v1 import usage_pb2 as _usage_pb2
 from google.protobuf.internal import containers as _containers
@@ -21,6 +22,7 @@ class AnswerOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ANSWER_OUTCOME_TIME_EXHAUSTED: _ClassVar[AnswerOutcome]
     ANSWER_OUTCOME_OUT_OF_SCOPE: _ClassVar[AnswerOutcome]
     ANSWER_OUTCOME_NOT_FOUND: _ClassVar[AnswerOutcome]
+    ANSWER_OUTCOME_BUDGET_EXHAUSTED: _ClassVar[AnswerOutcome]
 ANSWER_OUTCOME_UNSPECIFIED: AnswerOutcome
 ANSWER_OUTCOME_ANSWERED: AnswerOutcome
 ANSWER_OUTCOME_ROUNDS_EXHAUSTED: AnswerOutcome
@@ -28,12 +30,17 @@ ANSWER_OUTCOME_NO_SEARCH: AnswerOutcome
 ANSWER_OUTCOME_TIME_EXHAUSTED: AnswerOutcome
 ANSWER_OUTCOME_OUT_OF_SCOPE: AnswerOutcome
 ANSWER_OUTCOME_NOT_FOUND: AnswerOutcome
+ANSWER_OUTCOME_BUDGET_EXHAUSTED: AnswerOutcome
 
 class AnswerRequest(_message.Message):
-    __slots__ = ("question",)
+    __slots__ = ("question", "request_id", "budget")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
     question: str
-    def __init__(self, question: _Optional[str] = ...) -> None: ...
+    request_id: str
+    budget: _budget_pb2.Budget
+    def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ...) -> None: ...
 
 class AnswerResponse(_message.Message):
     __slots__ = ("run_id", "answer", "outcome", "results", "usage", "duration", "citations")
@@ -54,13 +61,17 @@ class AnswerResponse(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., answer: _Optional[str] = ..., outcome: _Optional[_Union[AnswerOutcome, str]] = ..., results: _Optional[_Iterable[_Union[_evidence_pb2.SubQueryResult, _Mapping]]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., citations: _Optional[_Iterable[_Union[_evidence_pb2.Citation, _Mapping]]] = ...) -> None: ...
 
 class StreamAnswerRequest(_message.Message):
-    __slots__ = ("question",)
+    __slots__ = ("question", "request_id", "budget")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
     question: str
-    def __init__(self, question: _Optional[str] = ...) -> None: ...
+    request_id: str
+    budget: _budget_pb2.Budget
+    def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ...) -> None: ...
 
 class StreamAnswerResponse(_message.Message):
-    __slots__ = ("event_number", "round_started", "sub_query_dispatched", "search_done", "reported", "answer_written", "usage_counted", "done")
+    __slots__ = ("event_number", "round_started", "sub_query_dispatched", "search_done", "reported", "answer_written", "usage_counted", "done", "run_started")
     EVENT_NUMBER_FIELD_NUMBER: _ClassVar[int]
     ROUND_STARTED_FIELD_NUMBER: _ClassVar[int]
     SUB_QUERY_DISPATCHED_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +80,7 @@ class StreamAnswerResponse(_message.Message):
     ANSWER_WRITTEN_FIELD_NUMBER: _ClassVar[int]
     USAGE_COUNTED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    RUN_STARTED_FIELD_NUMBER: _ClassVar[int]
     event_number: int
     round_started: RoundStarted
     sub_query_dispatched: SubQueryDispatched
@@ -77,7 +89,14 @@ class StreamAnswerResponse(_message.Message):
     answer_written: AnswerWritten
     usage_counted: UsageCounted
     done: AnswerResponse
-    def __init__(self, event_number: _Optional[int] = ..., round_started: _Optional[_Union[RoundStarted, _Mapping]] = ..., sub_query_dispatched: _Optional[_Union[SubQueryDispatched, _Mapping]] = ..., search_done: _Optional[_Union[SearchDone, _Mapping]] = ..., reported: _Optional[_Union[Reported, _Mapping]] = ..., answer_written: _Optional[_Union[AnswerWritten, _Mapping]] = ..., usage_counted: _Optional[_Union[UsageCounted, _Mapping]] = ..., done: _Optional[_Union[AnswerResponse, _Mapping]] = ...) -> None: ...
+    run_started: RunStarted
+    def __init__(self, event_number: _Optional[int] = ..., round_started: _Optional[_Union[RoundStarted, _Mapping]] = ..., sub_query_dispatched: _Optional[_Union[SubQueryDispatched, _Mapping]] = ..., search_done: _Optional[_Union[SearchDone, _Mapping]] = ..., reported: _Optional[_Union[Reported, _Mapping]] = ..., answer_written: _Optional[_Union[AnswerWritten, _Mapping]] = ..., usage_counted: _Optional[_Union[UsageCounted, _Mapping]] = ..., done: _Optional[_Union[AnswerResponse, _Mapping]] = ..., run_started: _Optional[_Union[RunStarted, _Mapping]] = ...) -> None: ...
+
+class RunStarted(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class RoundStarted(_message.Message):
     __slots__ = ("round",)

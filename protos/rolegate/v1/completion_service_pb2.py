@@ -22,26 +22,27 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from rolegate.v1 import budget_pb2 as rolegate_dot_v1_dot_budget__pb2
 from rolegate.v1 import usage_pb2 as rolegate_dot_v1_dot_usage__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$rolegate/v1/completion_service.proto\x12\x0brolegate.v1\x1a\x17rolegate/v1/usage.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x80\x01\n\x0f\x43ompleteRequest\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.rolegate.v1.Role\x12*\n\x08messages\x18\x02 \x03(\x0b\x32\x18.rolegate.v1.ChatMessage\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x12\n\nmax_tokens\x18\x04 \x01(\x05\"\x81\x01\n\x10\x43ompleteResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\treasoning\x18\x02 \x01(\t\x12\x15\n\rfinish_reason\x18\x03 \x01(\t\x12%\n\x05usage\x18\x04 \x01(\x0b\x32\x16.rolegate.v1.RoleUsage\x12\x0e\n\x06run_id\x18\x05 \x01(\t\"\x86\x01\n\x15StreamCompleteRequest\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.rolegate.v1.Role\x12*\n\x08messages\x18\x02 \x03(\x0b\x32\x18.rolegate.v1.ChatMessage\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x12\n\nmax_tokens\x18\x04 \x01(\x05\"\x87\x01\n\x16StreamCompleteResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\treasoning\x18\x02 \x01(\t\x12\x15\n\rfinish_reason\x18\x03 \x01(\t\x12%\n\x05usage\x18\x04 \x01(\x0b\x32\x16.rolegate.v1.RoleUsage\x12\x0e\n\x06run_id\x18\x05 \x01(\t2\xb9\x01\n\x11\x43ompletionService\x12G\n\x08\x43omplete\x12\x1c.rolegate.v1.CompleteRequest\x1a\x1d.rolegate.v1.CompleteResponse\x12[\n\x0eStreamComplete\x12\".rolegate.v1.StreamCompleteRequest\x1a#.rolegate.v1.StreamCompleteResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$rolegate/v1/completion_service.proto\x12\x0brolegate.v1\x1a\x18rolegate/v1/budget.proto\x1a\x17rolegate/v1/usage.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xb9\x01\n\x0f\x43ompleteRequest\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.rolegate.v1.Role\x12*\n\x08messages\x18\x02 \x03(\x0b\x32\x18.rolegate.v1.ChatMessage\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x12\n\nmax_tokens\x18\x04 \x01(\x05\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12#\n\x06\x62udget\x18\x06 \x01(\x0b\x32\x13.rolegate.v1.Budget\"\x81\x01\n\x10\x43ompleteResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\treasoning\x18\x02 \x01(\t\x12\x15\n\rfinish_reason\x18\x03 \x01(\t\x12%\n\x05usage\x18\x04 \x01(\x0b\x32\x16.rolegate.v1.RoleUsage\x12\x0e\n\x06run_id\x18\x05 \x01(\t\"\xbf\x01\n\x15StreamCompleteRequest\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.rolegate.v1.Role\x12*\n\x08messages\x18\x02 \x03(\x0b\x32\x18.rolegate.v1.ChatMessage\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x12\n\nmax_tokens\x18\x04 \x01(\x05\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12#\n\x06\x62udget\x18\x06 \x01(\x0b\x32\x13.rolegate.v1.Budget\"\x87\x01\n\x16StreamCompleteResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\treasoning\x18\x02 \x01(\t\x12\x15\n\rfinish_reason\x18\x03 \x01(\t\x12%\n\x05usage\x18\x04 \x01(\x0b\x32\x16.rolegate.v1.RoleUsage\x12\x0e\n\x06run_id\x18\x05 \x01(\t2\xb9\x01\n\x11\x43ompletionService\x12G\n\x08\x43omplete\x12\x1c.rolegate.v1.CompleteRequest\x1a\x1d.rolegate.v1.CompleteResponse\x12[\n\x0eStreamComplete\x12\".rolegate.v1.StreamCompleteRequest\x1a#.rolegate.v1.StreamCompleteResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rolegate.v1.completion_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHATMESSAGE']._serialized_start=78
-  _globals['_CHATMESSAGE']._serialized_end=122
-  _globals['_COMPLETEREQUEST']._serialized_start=125
-  _globals['_COMPLETEREQUEST']._serialized_end=253
-  _globals['_COMPLETERESPONSE']._serialized_start=256
-  _globals['_COMPLETERESPONSE']._serialized_end=385
-  _globals['_STREAMCOMPLETEREQUEST']._serialized_start=388
-  _globals['_STREAMCOMPLETEREQUEST']._serialized_end=522
-  _globals['_STREAMCOMPLETERESPONSE']._serialized_start=525
-  _globals['_STREAMCOMPLETERESPONSE']._serialized_end=660
-  _globals['_COMPLETIONSERVICE']._serialized_start=663
-  _globals['_COMPLETIONSERVICE']._serialized_end=848
+  _globals['_CHATMESSAGE']._serialized_start=104
+  _globals['_CHATMESSAGE']._serialized_end=148
+  _globals['_COMPLETEREQUEST']._serialized_start=151
+  _globals['_COMPLETEREQUEST']._serialized_end=336
+  _globals['_COMPLETERESPONSE']._serialized_start=339
+  _globals['_COMPLETERESPONSE']._serialized_end=468
+  _globals['_STREAMCOMPLETEREQUEST']._serialized_start=471
+  _globals['_STREAMCOMPLETEREQUEST']._serialized_end=662
+  _globals['_STREAMCOMPLETERESPONSE']._serialized_start=665
+  _globals['_STREAMCOMPLETERESPONSE']._serialized_end=800
+  _globals['_COMPLETIONSERVICE']._serialized_start=803
+  _globals['_COMPLETIONSERVICE']._serialized_end=988
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from rolegate.v1 import budget_pb2 as _budget_pb2
 from rolegate.v1 import usage_pb2 as _usage_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -16,16 +17,20 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class CompleteRequest(_message.Message):
-    __slots__ = ("role", "messages", "stop", "max_tokens")
+    __slots__ = ("role", "messages", "stop", "max_tokens", "request_id", "budget")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
     role: _usage_pb2.Role
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     stop: _containers.RepeatedScalarFieldContainer[str]
     max_tokens: int
-    def __init__(self, role: _Optional[_Union[_usage_pb2.Role, str]] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., stop: _Optional[_Iterable[str]] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+    request_id: str
+    budget: _budget_pb2.Budget
+    def __init__(self, role: _Optional[_Union[_usage_pb2.Role, str]] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., stop: _Optional[_Iterable[str]] = ..., max_tokens: _Optional[int] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ...) -> None: ...
 
 class CompleteResponse(_message.Message):
     __slots__ = ("text", "reasoning", "finish_reason", "usage", "run_id")
@@ -42,16 +47,20 @@ class CompleteResponse(_message.Message):
     def __init__(self, text: _Optional[str] = ..., reasoning: _Optional[str] = ..., finish_reason: _Optional[str] = ..., usage: _Optional[_Union[_usage_pb2.RoleUsage, _Mapping]] = ..., run_id: _Optional[str] = ...) -> None: ...
 
 class StreamCompleteRequest(_message.Message):
-    __slots__ = ("role", "messages", "stop", "max_tokens")
+    __slots__ = ("role", "messages", "stop", "max_tokens", "request_id", "budget")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
     role: _usage_pb2.Role
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     stop: _containers.RepeatedScalarFieldContainer[str]
     max_tokens: int
-    def __init__(self, role: _Optional[_Union[_usage_pb2.Role, str]] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., stop: _Optional[_Iterable[str]] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+    request_id: str
+    budget: _budget_pb2.Budget
+    def __init__(self, role: _Optional[_Union[_usage_pb2.Role, str]] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., stop: _Optional[_Iterable[str]] = ..., max_tokens: _Optional[int] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ...) -> None: ...
 
 class StreamCompleteResponse(_message.Message):
     __slots__ = ("text", "reasoning", "finish_reason", "usage", "run_id")

@@ -1,3 +1,4 @@
+from rolegate.v1 import budget_pb2 as _budget_pb2
 from rolegate.v1 import evidence_pb2 as _evidence_pb2
 from rolegate.v1 import usage_pb2 as _usage_pb2
 from google.protobuf.internal import containers as _containers
@@ -9,10 +10,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ExecuteRequest(_message.Message):
-    __slots__ = ("sub_query",)
+    __slots__ = ("sub_query", "request_id", "budget")
     SUB_QUERY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
     sub_query: str
-    def __init__(self, sub_query: _Optional[str] = ...) -> None: ...
+    request_id: str
+    budget: _budget_pb2.Budget
+    def __init__(self, sub_query: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ...) -> None: ...
 
 class ExecuteResponse(_message.Message):
     __slots__ = ("run_id", "result", "usage")

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RunServiceStub:
-    """Stored runs, by identifier.
+    """Runs, by identifier: those of the key's tenant, or, for the operator, of all tenants. Another's are NOT_FOUND.
     """
 
     def __init__(self, channel):
@@ -35,16 +35,69 @@ class RunServiceStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.GetRun = channel.unary_unary(
+                '/rolegate.v1.RunService/GetRun',
+                request_serializer=rolegate_dot_v1_dot_run__service__pb2.GetRunRequest.SerializeToString,
+                response_deserializer=rolegate_dot_v1_dot_run__service__pb2.GetRunResponse.FromString,
+                _registered_method=True)
+        self.ListRuns = channel.unary_unary(
+                '/rolegate.v1.RunService/ListRuns',
+                request_serializer=rolegate_dot_v1_dot_run__service__pb2.ListRunsRequest.SerializeToString,
+                response_deserializer=rolegate_dot_v1_dot_run__service__pb2.ListRunsResponse.FromString,
+                _registered_method=True)
+        self.WatchRun = channel.unary_stream(
+                '/rolegate.v1.RunService/WatchRun',
+                request_serializer=rolegate_dot_v1_dot_run__service__pb2.WatchRunRequest.SerializeToString,
+                response_deserializer=rolegate_dot_v1_dot_run__service__pb2.WatchRunResponse.FromString,
+                _registered_method=True)
+        self.CancelRun = channel.unary_unary(
+                '/rolegate.v1.RunService/CancelRun',
+                request_serializer=rolegate_dot_v1_dot_run__service__pb2.CancelRunRequest.SerializeToString,
+                response_deserializer=rolegate_dot_v1_dot_run__service__pb2.CancelRunResponse.FromString,
+                _registered_method=True)
         self.SubmitFeedback = channel.unary_unary(
                 '/rolegate.v1.RunService/SubmitFeedback',
                 request_serializer=rolegate_dot_v1_dot_run__service__pb2.SubmitFeedbackRequest.SerializeToString,
                 response_deserializer=rolegate_dot_v1_dot_run__service__pb2.SubmitFeedbackResponse.FromString,
                 _registered_method=True)
+        self.ExportRuns = channel.unary_stream(
+                '/rolegate.v1.RunService/ExportRuns',
+                request_serializer=rolegate_dot_v1_dot_run__service__pb2.ExportRunsRequest.SerializeToString,
+                response_deserializer=rolegate_dot_v1_dot_run__service__pb2.ExportRunsResponse.FromString,
+                _registered_method=True)
 
 
 class RunServiceServicer:
-    """Stored runs, by identifier.
+    """Runs, by identifier: those of the key's tenant, or, for the operator, of all tenants. Another's are NOT_FOUND.
     """
+
+    def GetRun(self, request, context):
+        """One run, running or ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRuns(self, request, context):
+        """Runs, newest first, a page at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchRun(self, request, context):
+        """Tells what happens in an answer, from any event on, also after its end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelRun(self, request, context):
+        """Cancels a run. Whoever waits for it gets CANCELLED; what it found by then stays on record.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def SubmitFeedback(self, request, context):
         """Says what became of an answer, so that good runs can be told from bad ones.
@@ -53,13 +106,45 @@ class RunServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExportRuns(self, request, context):
+        """All runs that have ended, oldest first, with their traces.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'GetRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRun,
+                    request_deserializer=rolegate_dot_v1_dot_run__service__pb2.GetRunRequest.FromString,
+                    response_serializer=rolegate_dot_v1_dot_run__service__pb2.GetRunResponse.SerializeToString,
+            ),
+            'ListRuns': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRuns,
+                    request_deserializer=rolegate_dot_v1_dot_run__service__pb2.ListRunsRequest.FromString,
+                    response_serializer=rolegate_dot_v1_dot_run__service__pb2.ListRunsResponse.SerializeToString,
+            ),
+            'WatchRun': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchRun,
+                    request_deserializer=rolegate_dot_v1_dot_run__service__pb2.WatchRunRequest.FromString,
+                    response_serializer=rolegate_dot_v1_dot_run__service__pb2.WatchRunResponse.SerializeToString,
+            ),
+            'CancelRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelRun,
+                    request_deserializer=rolegate_dot_v1_dot_run__service__pb2.CancelRunRequest.FromString,
+                    response_serializer=rolegate_dot_v1_dot_run__service__pb2.CancelRunResponse.SerializeToString,
+            ),
             'SubmitFeedback': grpc.unary_unary_rpc_method_handler(
                     servicer.SubmitFeedback,
                     request_deserializer=rolegate_dot_v1_dot_run__service__pb2.SubmitFeedbackRequest.FromString,
                     response_serializer=rolegate_dot_v1_dot_run__service__pb2.SubmitFeedbackResponse.SerializeToString,
+            ),
+            'ExportRuns': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExportRuns,
+                    request_deserializer=rolegate_dot_v1_dot_run__service__pb2.ExportRunsRequest.FromString,
+                    response_serializer=rolegate_dot_v1_dot_run__service__pb2.ExportRunsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -70,8 +155,116 @@ def add_RunServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RunService:
-    """Stored runs, by identifier.
+    """Runs, by identifier: those of the key's tenant, or, for the operator, of all tenants. Another's are NOT_FOUND.
     """
+
+    @staticmethod
+    def GetRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rolegate.v1.RunService/GetRun',
+            rolegate_dot_v1_dot_run__service__pb2.GetRunRequest.SerializeToString,
+            rolegate_dot_v1_dot_run__service__pb2.GetRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRuns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rolegate.v1.RunService/ListRuns',
+            rolegate_dot_v1_dot_run__service__pb2.ListRunsRequest.SerializeToString,
+            rolegate_dot_v1_dot_run__service__pb2.ListRunsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rolegate.v1.RunService/WatchRun',
+            rolegate_dot_v1_dot_run__service__pb2.WatchRunRequest.SerializeToString,
+            rolegate_dot_v1_dot_run__service__pb2.WatchRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rolegate.v1.RunService/CancelRun',
+            rolegate_dot_v1_dot_run__service__pb2.CancelRunRequest.SerializeToString,
+            rolegate_dot_v1_dot_run__service__pb2.CancelRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def SubmitFeedback(request,
@@ -90,6 +283,33 @@ class RunService:
             '/rolegate.v1.RunService/SubmitFeedback',
             rolegate_dot_v1_dot_run__service__pb2.SubmitFeedbackRequest.SerializeToString,
             rolegate_dot_v1_dot_run__service__pb2.SubmitFeedbackResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportRuns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rolegate.v1.RunService/ExportRuns',
+            rolegate_dot_v1_dot_run__service__pb2.ExportRunsRequest.SerializeToString,
+            rolegate_dot_v1_dot_run__service__pb2.ExportRunsResponse.FromString,
             options,
             channel_credentials,
             insecure,

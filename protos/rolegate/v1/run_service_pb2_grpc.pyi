@@ -27,25 +27,77 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RunServiceStub:
-    """Stored runs, by identifier."""
+    """Runs, by identifier: those of the key's tenant, or, for the operator, of all tenants. Another's are NOT_FOUND."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RunServiceAsyncStub: ...
+    GetRun: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.GetRunRequest, _run_service_pb2.GetRunResponse]
+    """One run, running or ended."""
+    ListRuns: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.ListRunsRequest, _run_service_pb2.ListRunsResponse]
+    """Runs, newest first, a page at a time."""
+    WatchRun: _grpc.UnaryStreamMultiCallable[_run_service_pb2.WatchRunRequest, _run_service_pb2.WatchRunResponse]
+    """Tells what happens in an answer, from any event on, also after its end."""
+    CancelRun: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.CancelRunRequest, _run_service_pb2.CancelRunResponse]
+    """Cancels a run. Whoever waits for it gets CANCELLED; what it found by then stays on record."""
     SubmitFeedback: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.SubmitFeedbackRequest, _run_service_pb2.SubmitFeedbackResponse]
     """Says what became of an answer, so that good runs can be told from bad ones."""
+    ExportRuns: _grpc.UnaryStreamMultiCallable[_run_service_pb2.ExportRunsRequest, _run_service_pb2.ExportRunsResponse]
+    """All runs that have ended, oldest first, with their traces."""
 
 @_typing.type_check_only
 class RunServiceAsyncStub(RunServiceStub):
-    """Stored runs, by identifier."""
+    """Runs, by identifier: those of the key's tenant, or, for the operator, of all tenants. Another's are NOT_FOUND."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    GetRun: _aio.UnaryUnaryMultiCallable[_run_service_pb2.GetRunRequest, _run_service_pb2.GetRunResponse]  # type: ignore[assignment]
+    """One run, running or ended."""
+    ListRuns: _aio.UnaryUnaryMultiCallable[_run_service_pb2.ListRunsRequest, _run_service_pb2.ListRunsResponse]  # type: ignore[assignment]
+    """Runs, newest first, a page at a time."""
+    WatchRun: _aio.UnaryStreamMultiCallable[_run_service_pb2.WatchRunRequest, _run_service_pb2.WatchRunResponse]  # type: ignore[assignment]
+    """Tells what happens in an answer, from any event on, also after its end."""
+    CancelRun: _aio.UnaryUnaryMultiCallable[_run_service_pb2.CancelRunRequest, _run_service_pb2.CancelRunResponse]  # type: ignore[assignment]
+    """Cancels a run. Whoever waits for it gets CANCELLED; what it found by then stays on record."""
     SubmitFeedback: _aio.UnaryUnaryMultiCallable[_run_service_pb2.SubmitFeedbackRequest, _run_service_pb2.SubmitFeedbackResponse]  # type: ignore[assignment]
     """Says what became of an answer, so that good runs can be told from bad ones."""
+    ExportRuns: _aio.UnaryStreamMultiCallable[_run_service_pb2.ExportRunsRequest, _run_service_pb2.ExportRunsResponse]  # type: ignore[assignment]
+    """All runs that have ended, oldest first, with their traces."""
 
 class RunServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Stored runs, by identifier."""
+    """Runs, by identifier: those of the key's tenant, or, for the operator, of all tenants. Another's are NOT_FOUND."""
+
+    @_abc_1.abstractmethod
+    def GetRun(
+        self,
+        request: _run_service_pb2.GetRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_run_service_pb2.GetRunResponse, _abc.Awaitable[_run_service_pb2.GetRunResponse]]:
+        """One run, running or ended."""
+
+    @_abc_1.abstractmethod
+    def ListRuns(
+        self,
+        request: _run_service_pb2.ListRunsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_run_service_pb2.ListRunsResponse, _abc.Awaitable[_run_service_pb2.ListRunsResponse]]:
+        """Runs, newest first, a page at a time."""
+
+    @_abc_1.abstractmethod
+    def WatchRun(
+        self,
+        request: _run_service_pb2.WatchRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_run_service_pb2.WatchRunResponse], _abc.AsyncIterator[_run_service_pb2.WatchRunResponse]]:
+        """Tells what happens in an answer, from any event on, also after its end."""
+
+    @_abc_1.abstractmethod
+    def CancelRun(
+        self,
+        request: _run_service_pb2.CancelRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_run_service_pb2.CancelRunResponse, _abc.Awaitable[_run_service_pb2.CancelRunResponse]]:
+        """Cancels a run. Whoever waits for it gets CANCELLED; what it found by then stays on record."""
 
     @_abc_1.abstractmethod
     def SubmitFeedback(
@@ -54,5 +106,13 @@ class RunServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_run_service_pb2.SubmitFeedbackResponse, _abc.Awaitable[_run_service_pb2.SubmitFeedbackResponse]]:
         """Says what became of an answer, so that good runs can be told from bad ones."""
+
+    @_abc_1.abstractmethod
+    def ExportRuns(
+        self,
+        request: _run_service_pb2.ExportRunsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_run_service_pb2.ExportRunsResponse], _abc.AsyncIterator[_run_service_pb2.ExportRunsResponse]]:
+        """All runs that have ended, oldest first, with their traces."""
 
 def add_RunServiceServicer_to_server(servicer: RunServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -17,7 +17,7 @@ ROLE_EXECUTION: Role
 ROLE_ANSWER: Role
 
 class RoleUsage(_message.Message):
-    __slots__ = ("role", "model", "attempts", "attempts_without_usage", "prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
+    __slots__ = ("role", "model", "attempts", "attempts_without_usage", "prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "wasted_tokens", "attempts_without_cost", "cost_nano_usd")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,9 @@ class RoleUsage(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WASTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_WITHOUT_COST_FIELD_NUMBER: _ClassVar[int]
+    COST_NANO_USD_FIELD_NUMBER: _ClassVar[int]
     role: Role
     model: str
     attempts: int
@@ -34,4 +37,7 @@ class RoleUsage(_message.Message):
     cached_tokens: int
     completion_tokens: int
     reasoning_tokens: int
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., model: _Optional[str] = ..., attempts: _Optional[int] = ..., attempts_without_usage: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ...) -> None: ...
+    wasted_tokens: int
+    attempts_without_cost: int
+    cost_nano_usd: int
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., model: _Optional[str] = ..., attempts: _Optional[int] = ..., attempts_without_usage: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., wasted_tokens: _Optional[int] = ..., attempts_without_cost: _Optional[int] = ..., cost_nano_usd: _Optional[int] = ...) -> None: ...

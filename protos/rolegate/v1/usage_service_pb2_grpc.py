@@ -40,6 +40,11 @@ class UsageServiceStub:
                 request_serializer=rolegate_dot_v1_dot_usage__service__pb2.GetUsageRequest.SerializeToString,
                 response_deserializer=rolegate_dot_v1_dot_usage__service__pb2.GetUsageResponse.FromString,
                 _registered_method=True)
+        self.ReconcileUsage = channel.unary_unary(
+                '/rolegate.v1.UsageService/ReconcileUsage',
+                request_serializer=rolegate_dot_v1_dot_usage__service__pb2.ReconcileUsageRequest.SerializeToString,
+                response_deserializer=rolegate_dot_v1_dot_usage__service__pb2.ReconcileUsageResponse.FromString,
+                _registered_method=True)
 
 
 class UsageServiceServicer:
@@ -47,7 +52,14 @@ class UsageServiceServicer:
     """
 
     def GetUsage(self, request, context):
-        """Sums the tokens of all stored runs by role and model.
+        """Sums the tokens and the cost of all calls: those of the key's tenant, or, for the operator, of all tenants.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReconcileUsage(self, request, context):
+        """Compares the ledger with what the engines themselves counted. For the operator.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -60,6 +72,11 @@ def add_UsageServiceServicer_to_server(servicer, server):
                     servicer.GetUsage,
                     request_deserializer=rolegate_dot_v1_dot_usage__service__pb2.GetUsageRequest.FromString,
                     response_serializer=rolegate_dot_v1_dot_usage__service__pb2.GetUsageResponse.SerializeToString,
+            ),
+            'ReconcileUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReconcileUsage,
+                    request_deserializer=rolegate_dot_v1_dot_usage__service__pb2.ReconcileUsageRequest.FromString,
+                    response_serializer=rolegate_dot_v1_dot_usage__service__pb2.ReconcileUsageResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +107,33 @@ class UsageService:
             '/rolegate.v1.UsageService/GetUsage',
             rolegate_dot_v1_dot_usage__service__pb2.GetUsageRequest.SerializeToString,
             rolegate_dot_v1_dot_usage__service__pb2.GetUsageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReconcileUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rolegate.v1.UsageService/ReconcileUsage',
+            rolegate_dot_v1_dot_usage__service__pb2.ReconcileUsageRequest.SerializeToString,
+            rolegate_dot_v1_dot_usage__service__pb2.ReconcileUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

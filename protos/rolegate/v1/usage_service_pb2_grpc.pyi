@@ -34,7 +34,9 @@ class UsageServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> UsageServiceAsyncStub: ...
     GetUsage: _grpc.UnaryUnaryMultiCallable[_usage_service_pb2.GetUsageRequest, _usage_service_pb2.GetUsageResponse]
-    """Sums the tokens of all stored runs by role and model."""
+    """Sums the tokens and the cost of all calls: those of the key's tenant, or, for the operator, of all tenants."""
+    ReconcileUsage: _grpc.UnaryUnaryMultiCallable[_usage_service_pb2.ReconcileUsageRequest, _usage_service_pb2.ReconcileUsageResponse]
+    """Compares the ledger with what the engines themselves counted. For the operator."""
 
 @_typing.type_check_only
 class UsageServiceAsyncStub(UsageServiceStub):
@@ -42,7 +44,9 @@ class UsageServiceAsyncStub(UsageServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetUsage: _aio.UnaryUnaryMultiCallable[_usage_service_pb2.GetUsageRequest, _usage_service_pb2.GetUsageResponse]  # type: ignore[assignment]
-    """Sums the tokens of all stored runs by role and model."""
+    """Sums the tokens and the cost of all calls: those of the key's tenant, or, for the operator, of all tenants."""
+    ReconcileUsage: _aio.UnaryUnaryMultiCallable[_usage_service_pb2.ReconcileUsageRequest, _usage_service_pb2.ReconcileUsageResponse]  # type: ignore[assignment]
+    """Compares the ledger with what the engines themselves counted. For the operator."""
 
 class UsageServiceServicer(metaclass=_abc_1.ABCMeta):
     """What was spent."""
@@ -53,6 +57,14 @@ class UsageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _usage_service_pb2.GetUsageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_usage_service_pb2.GetUsageResponse, _abc.Awaitable[_usage_service_pb2.GetUsageResponse]]:
-        """Sums the tokens of all stored runs by role and model."""
+        """Sums the tokens and the cost of all calls: those of the key's tenant, or, for the operator, of all tenants."""
+
+    @_abc_1.abstractmethod
+    def ReconcileUsage(
+        self,
+        request: _usage_service_pb2.ReconcileUsageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_usage_service_pb2.ReconcileUsageResponse, _abc.Awaitable[_usage_service_pb2.ReconcileUsageResponse]]:
+        """Compares the ledger with what the engines themselves counted. For the operator."""
 
 def add_UsageServiceServicer_to_server(servicer: UsageServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

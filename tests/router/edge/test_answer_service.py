@@ -1,16 +1,15 @@
 """Answering over a real channel."""
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 from rolegate.v1 import answer_service_pb2 as pb
-from rolegate.v1 import evidence_pb2, usage_pb2
+from rolegate.v1 import budget_pb2, evidence_pb2, usage_pb2
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
 from router.errors import UpstreamRefused
-from router.gateway import GatewayLimits
 from router.scope import Scope
 from router.scripted_model import Answer, ScriptedModel
 from tests.router.clock import ended
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from rolegate.v1.answer_service_pb2_grpc import AnswerServiceAsyncStub
 
 QUESTION = "Who directed Heat?"
+DELEGATION = budget_pb2.RoleBudget(role=usage_pb2.ROLE_DELEGATION, max_total_tokens=5)
 
 
 def stub_of(channel: grpc.aio.Channel) -> "AnswerServiceAsyncStub":
@@ -56,10 +56,10 @@ async def test_stream_answer() -> None:
         events = [event async for event in call]
     assert [event.event_number for event in events] == list(range(1, len(events) + 1))
     kinds = [event.WhichOneof("event") for event in events]
-    assert kinds[0] == "round_started"
+    assert kinds[:2] == ["run_started", "round_started"]
     assert kinds[-3:] == ["answer_written", "usage_counted", "done"]
-    assert sorted(kinds[1:-4]) == [*["reported"] * 2, *["search_done"] * 2, *["sub_query_dispatched"] * 2]
-    assert events[-1].done.run_id == store.runs[0].id
+    assert sorted(kinds[2:-4]) == [*["reported"] * 2, *["search_done"] * 2, *["sub_query_dispatched"] * 2]
+    assert events[-1].done.run_id == events[0].run_started.run_id == store.runs[0].id
     assert events[-1].done.answer == events[-3].answer_written.answer == "Michael Mann"
     assert list(events[-1].done.usage) == list(events[-2].usage_counted.usage)
     assert [result.sub_query for result in events[-1].done.results] == ["a?", "b?"]
@@ -70,6 +70,7 @@ async def test_the_stream_tells_what_happens_when_it_happens() -> None:
     model = HeldModel(ScriptedModel([STOP]))
     async with served(Deployment(model).gateway()) as channel:
         call = stub_of(channel).StreamAnswer(pb.StreamAnswerRequest(question=QUESTION))
+        assert (await next_of(call)).run_started.run_id
         assert (await next_of(call)).round_started.round == 1
         assert not model.let.is_set()
         model.let.set()
@@ -84,7 +85,7 @@ async def test_out_of_scope() -> None:
         stream = stub_of(channel).StreamAnswer(pb.StreamAnswerRequest(question=QUESTION))
         events = [event async for event in stream]
     assert (response.outcome, list(response.usage)) == (pb.ANSWER_OUTCOME_OUT_OF_SCOPE, [])
-    assert [event.WhichOneof("event") for event in events] == ["answer_written", "usage_counted", "done"]
+    assert [event.WhichOneof("event") for event in events] == ["run_started", "answer_written", "usage_counted", "done"]
 
 
 @pytest.mark.parametrize("question", ["", "  ", "x" * 4001])
@@ -143,7 +144,7 @@ async def test_the_clients_deadline() -> None:
 async def test_the_gateways_limit() -> None:
     """A client without a deadline is not kept waiting for ever."""
     deployment = Deployment(HeldModel(ScriptedModel([])))
-    async with served(deployment.gateway(limits=GatewayLimits(timeout_s=0.1))) as channel:
+    async with served(deployment.gateway(timeout_s=0.1)) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await ended(stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION)))
     assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "OUT_OF_TIME")
@@ -176,3 +177,67 @@ async def test_many_at_once() -> None:
         responses = await ended(asyncio.gather(*calls))
     assert [response.answer for response in responses] == asked
     assert len({response.run_id for response in responses}) == 50
+
+
+BUDGETS = [
+    ({"max_total_tokens": 0}, r"budget\.max_total_tokens is 0"),
+    ({"max_total_tokens": -1}, r"budget\.max_total_tokens is -1"),
+    ({"max_cost_nano_usd": 0}, r"budget\.max_cost_nano_usd is 0"),
+    (
+        {"role_budgets": [DELEGATION, budget_pb2.RoleBudget(max_total_tokens=1)]},
+        r"budget\.role_budgets\[1\]\.role must be",
+    ),
+    ({"role_budgets": [DELEGATION, DELEGATION]}, r"budget\.role_budgets\[1\]\.role has a limit already"),
+    (
+        {"role_budgets": [budget_pb2.RoleBudget(role=usage_pb2.ROLE_ANSWER)]},
+        r"budget\.role_budgets\[0\]\.max_total_tokens is 0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("limits", "why"), BUDGETS)
+async def test_bad_budgets(limits: dict[str, Any], why: str) -> None:
+    """A limit that cannot be one is refused with where it stands, and nothing is spent."""
+    store = Kept()
+    async with served(Deployment().gateway(store)) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match=why) as caught:
+            await stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION, budget=budget_pb2.Budget(**limits)))
+    assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
+    assert not store.starts
+
+
+async def test_a_budget() -> None:
+    """What does not suffice for a single call is said, with the field that says so."""
+    budget = budget_pb2.Budget(max_total_tokens=1)
+    async with served(Deployment().gateway()) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match=r"budget\.max_total_tokens") as caught:
+            await stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION, budget=budget))
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert info_of(caught.value).reason == "BUDGET_EXHAUSTED"
+
+
+@pytest.mark.parametrize("request_id", ["x" * 129, "a\0b", "two\nlines"])
+async def test_bad_request_ids(request_id: str) -> None:
+    """A name that is too long, or that cannot be printed, is refused."""
+    async with served(Deployment().gateway()) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="request_id") as caught:
+            await stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION, request_id=request_id))
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_request_that_is_repeated() -> None:
+    """Gets the same answer, and the same events; another question may not have its name."""
+    store, longest = Kept(), "x" * 128
+    async with served(Deployment().gateway(store)) as channel:
+        first = await stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION, request_id=longest))
+        again = await stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION, request_id=longest))
+        stream = stub_of(channel).StreamAnswer(pb.StreamAnswerRequest(question=QUESTION, request_id=longest))
+        events = [event async for event in stream]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub_of(channel).Answer(pb.AnswerRequest(question="Why?", request_id=longest))
+    assert first == again == events[-1].done
+    assert [event.event_number for event in events] == list(range(1, len(events) + 1))
+    assert events[0].run_started.run_id == first.run_id
+    assert "reported" in [event.WhichOneof("event") for event in events]
+    assert len(store.runs) == 1
+    assert info_of(caught.value).reason == "REQUEST_ID_TAKEN"

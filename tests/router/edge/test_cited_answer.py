@@ -26,7 +26,7 @@ def test_sources_are_numbered_lines() -> None:
     ]
 
 
-@pytest.mark.parametrize("outcome", ["answered", "rounds_exhausted", "time_exhausted", "reported"])
+@pytest.mark.parametrize("outcome", ["answered", "rounds_exhausted", "time_exhausted", "budget_exhausted", "reported"])
 def test_an_answer_without_a_source_says_so(outcome: str) -> None:
     assert cited(outcome).text == "Michael Mann\n\nNo retrieved passage holds this answer."
 

@@ -47,6 +47,7 @@ async def test_complete() -> None:
         cached_tokens=4,
         completion_tokens=3,
         reasoning_tokens=1,
+        attempts_without_cost=1,
     )
     assert response.run_id == store.runs[0].id
 
@@ -83,6 +84,18 @@ async def test_stream_complete() -> None:
     assert not any(piece.finish_reason or piece.run_id or piece.HasField("usage") for piece in pieces[:-1])
     assert (pieces[-1].finish_reason, pieces[-1].run_id) == ("stop", store.runs[0].id)
     assert pieces[-1].usage.completion_tokens == 3
+
+
+async def test_a_stream_that_is_repeated() -> None:
+    """Gets what was written the first time, in one piece, and no second call is made."""
+    model = ScriptedModel([SAID])
+    request = pb.StreamCompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI, request_id="r1")
+    async with served(Deployment(answerer=model).gateway()) as channel:
+        first = [piece async for piece in stub_of(channel).StreamComplete(request)]
+        again = [piece async for piece in stub_of(channel).StreamComplete(request)]
+    assert [(piece.text, piece.reasoning) for piece in again] == [("a b c", "hm"), ("", "")]
+    assert again[-1] == first[-1]
+    assert len(model.prompts) == 1
 
 
 async def test_unknown_usage_is_counted_as_such() -> None:
@@ -153,6 +166,9 @@ class Flood:
     async def complete(self, prompt: Prompt) -> Completion:
         raise NotImplementedError
 
+    async def count(self, prompt: Prompt, text: str) -> Usage | None:
+        return None
+
     @asynccontextmanager
     async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
         async def pieces() -> AsyncIterator[Delta]:
@@ -181,7 +197,7 @@ async def test_a_client_that_does_not_read_and_leaves() -> None:
         call.cancel()
         await ended(model.left.wait())
         run = await store.next()
-    assert [(call.outcome, call.lower_bound) for call in run.calls] == [("cancelled", True)]
+    assert [(call.outcome, call.usage and call.usage.lower_bound) for call in run.calls] == [("cancelled", True)]
 
 
 async def test_a_failure_while_the_client_does_not_read() -> None:

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from router.edge.http_server import HTTPServer
-from router.edge.openai_door import MAX_BODY_BYTES, check_loopback, openai_app
+from router.edge.openai_door import MAX_BODY_BYTES, openai_app
 from router.edge.openai_failure import HTTP_STATUS, refused
 from router.edge.status import STATUS
 from router.errors import BadConfig, BadRequest, UpstreamUnavailable
@@ -306,14 +306,3 @@ async def test_a_port_in_use() -> None:
     with pytest.raises(BadConfig, match=f"^server.http: cannot listen on {address}: .*in use"):
         await second.start(address, "server.http")
     await first.drain()
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "localhost:1", "[::1]:1", "127.1.2.3:0"])
-def test_the_loopback_is_open(address: str) -> None:
-    check_loopback(address)
-
-
-@pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", ":1", "192.168.0.2:1", "gateway.example:1", "8080"])
-def test_nothing_else_is_open_without_keys(address: str) -> None:
-    with pytest.raises(BadConfig, match=r"^server\.http: .* is not on the loopback, and there are no keys yet"):
-        check_loopback(address)

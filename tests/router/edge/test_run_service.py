@@ -1,28 +1,355 @@
-"""Feedback over a real channel."""
+"""Runs over a real channel."""
 
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+from rolegate.v1 import answer_service_pb2 as answer_pb
+from rolegate.v1 import completion_service_pb2 as completion_pb
+from rolegate.v1 import execution_service_pb2 as execution_pb
 from rolegate.v1 import run_service_pb2 as pb
-from rolegate.v1.answer_service_pb2 import AnswerRequest
+from rolegate.v1 import usage_pb2
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
+from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
+from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 
+from router.archive import RunFilter, RunPage
+from router.edge.caller import CALLER
+from router.edge.run_service import RunServicer
+from router.edge.server import Server
+from router.errors import UpstreamUnavailable
 from router.feedback import Feedback
-from tests.router.deployment import Deployment, Kept
-from tests.router.edge.wire import info_of, served
+from router.identity import Identity
+from router.journal import RunStart
+from router.live_runs import LiveRuns
+from router.run import Run, RunStatus
+from router.runs import Runs
+from router.scripted_model import ScriptedModel
+from tests.router.clock import ended
+from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
+from tests.router.edge.wire import info_of, next_of, served, whole_server
 
 if TYPE_CHECKING:
     from rolegate.v1.run_service_pb2_grpc import RunServiceAsyncStub
+
+QUESTION = "Who directed Heat?"
+ADDRESS = "http://10.0.0.7:8000/v1"
+ACME, OTHER = (Identity(tenant, frozenset({"ask", "train"}), "k1") for tenant in ("acme", "other"))
+MESSAGES = [completion_pb.ChatMessage(role="user", content="hi")]
 
 
 def stub_of(channel: grpc.aio.Channel) -> "RunServiceAsyncStub":
     return RunServiceStub(channel)
 
 
+@contextmanager
+def called_by(identity: Identity) -> Iterator[None]:
+    """Servers that are started inside serve `identity`."""
+    token = CALLER.set(identity)
+    try:
+        yield
+    finally:
+        CALLER.reset(token)
+
+
+@asynccontextmanager
+async def showing(store: Kept) -> AsyncIterator["RunServiceAsyncStub"]:
+    """A stub of a service of stored runs alone."""
+    async with served(Server(None, None, RunServicer(Runs(store, LiveRuns())))) as channel:
+        yield stub_of(channel)
+
+
+async def asked(channel: grpc.aio.Channel, **fields: Any) -> answer_pb.AnswerResponse:
+    """The answer to a question."""
+    return await AnswerServiceStub(channel).Answer(answer_pb.AnswerRequest(question=QUESTION, **fields))
+
+
+async def failed(channel: grpc.aio.Channel) -> None:
+    """Ask a question whose run fails."""
+    with pytest.raises(grpc.aio.AioRpcError):
+        await asked(channel)
+
+
+async def kept(status: RunStatus) -> tuple[Kept, Run]:
+    """A store with one run of tenant `acme` that ended so."""
+    error = f"UpstreamUnavailable: delegation at {ADDRESS}: refused" if status == "failed" else ""
+    run = Run("run-1", "answer", QUESTION, status, error, None, {}, (), 1.0, 2.0, "acme")
+    return await keeping(run), run
+
+
+async def keeping(*runs: Run) -> Kept:
+    """A store with `runs`."""
+    store = Kept()
+    for run in runs:
+        await store.begin(RunStart(run.id, run.kind, run.tenant, "", "", run.request, "", run.started_at))
+        await store.finish(run)
+    return store
+
+
+async def test_get() -> None:
+    """A run with what it spent, call by call; its trace only where it is wanted."""
+    async with served(whole_server(Deployment())) as channel:
+        answer = await asked(channel, request_id="r1")
+        plain = await stub_of(channel).GetRun(pb.GetRunRequest(run_id=answer.run_id))
+        traced = await stub_of(channel).GetRun(pb.GetRunRequest(run_id=answer.run_id, include_trace=True))
+    run = plain.run
+    assert (run.run_id, run.kind, run.status) == (answer.run_id, pb.RUN_KIND_ANSWER, pb.RUN_STATUS_FINISHED)
+    assert (run.tenant, run.request, run.request_id, run.outcome) == ("default", QUESTION, "r1", answer.outcome)
+    assert run.start_time.seconds > 0
+    assert run.duration == answer.duration
+    assert list(plain.usage) == list(answer.usage)
+    assert [call.call_id for call in plain.calls] == [f"{answer.run_id}-{number}" for number in range(5)]
+    first = plain.calls[0]
+    assert (first.role, first.model, first.purpose, first.attempt) == (
+        usage_pb2.ROLE_DELEGATION,
+        "backbone",
+        "first",
+        1,
+    )
+    assert (first.outcome, first.counted, first.HasField("cost_nano_usd")) == ("completed", "reported", False)
+    assert first.deployment
+    assert sum(call.prompt_tokens for call in plain.calls) == sum(row.prompt_tokens for row in plain.usage)
+    assert plain.trace_json == ""
+    assert json.loads(traced.trace_json)["result"]["answer"] == "Michael Mann"
+
+
+async def test_a_failed_run_is_told_whole_to_the_operator_alone() -> None:
+    """A tenant learns the class of an error and no address, neither in the error, nor in calls, nor in the trace."""
+    deployment = Deployment(ScriptedModel([UpstreamUnavailable("refused", endpoint=ADDRESS)]))
+    store = Kept()
+    with called_by(ACME):
+        async with served(whole_server(deployment, store)) as channel:
+            await failed(channel)
+            request = pb.GetRunRequest(run_id=store.runs[0].id, include_trace=True)
+            seen = await stub_of(channel).GetRun(request)
+            exported = [item async for item in stub_of(channel).ExportRuns(pb.ExportRunsRequest())]
+    async with showing(store) as stub:
+        whole = await stub.GetRun(request)
+    assert (seen.run.status, seen.error) == (pb.RUN_STATUS_FAILED, "upstream unavailable")
+    assert (seen.calls[0].deployment, seen.calls[0].outcome, seen.calls[0].counted) == ("", "unavailable", "")
+    assert not seen.calls[0].HasField("prompt_tokens")
+    assert ADDRESS in whole.error
+    assert whole.calls[0].deployment
+    for told in (seen.trace_json, exported[0].trace_json):
+        assert ADDRESS not in told
+        assert whole.calls[0].deployment not in told
+
+
+async def test_somebody_elses_run() -> None:
+    """Is not found, by whatever is asked about it; neither listed nor exported, named or not."""
+    store, run = await kept("finished")
+    with called_by(OTHER):
+        async with showing(store) as stub:
+            calls = (
+                stub.GetRun(pb.GetRunRequest(run_id=run.id)),
+                stub.CancelRun(pb.CancelRunRequest(run_id=run.id)),
+                stub.SubmitFeedback(pb.SubmitFeedbackRequest(run_id=run.id, comment="good")),
+                stub.WatchRun(pb.WatchRunRequest(run_id=run.id)).read(),
+            )
+            for call in calls:
+                with pytest.raises(grpc.aio.AioRpcError, match="'run-1'") as caught:
+                    await call
+                assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+            for tenant in ("", "acme"):
+                assert not (await stub.ListRuns(pb.ListRunsRequest(tenant=tenant))).runs
+                assert not [item async for item in stub.ExportRuns(pb.ExportRunsRequest(tenant=tenant))]
+
+
+async def test_pages() -> None:
+    """Newest first, as many as are wanted, each once."""
+    runs = [Run(f"run-{number}", "answer", "", "finished", "", None, {}, (), float(number), 1.0) for number in range(5)]
+    async with showing(await keeping(*runs)) as stub:
+        pages = []
+        request = pb.ListRunsRequest(page_size=2)
+        while True:
+            page = await stub.ListRuns(request)
+            pages.append([run.run_id for run in page.runs])
+            request.page_token = page.next_page_token
+            if not request.page_token:
+                break
+        whole = await stub.ListRuns(pb.ListRunsRequest())
+        many = await stub.ListRuns(pb.ListRunsRequest(page_size=10**6))
+    assert pages == [["run-4", "run-3"], ["run-2", "run-1"], ["run-0"]]
+    assert len(whole.runs) == len(many.runs) == 5
+
+
+class Recording(Kept):
+    """A store that notes what is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wanted: list[tuple[RunFilter, int]] = []
+
+    async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
+        self.wanted.append((wanted, size))
+        return RunPage((), "")
+
+    async def export(self, wanted: RunFilter) -> AsyncIterator[Run]:
+        self.wanted.append((wanted, 0))
+        for run in self.runs:
+            yield run
+
+
+async def test_filters() -> None:
+    """Arrive whole; what is left out leaves nothing out. A page has 50 runs, and 1000 at most."""
+    store = Recording()
+    span: Any = {"start_time": datetime.fromtimestamp(1, UTC), "end_time": datetime.fromtimestamp(2.5, UTC)}
+    async with showing(store) as stub:
+        await stub.ListRuns(pb.ListRunsRequest())
+        await stub.ListRuns(
+            pb.ListRunsRequest(
+                page_size=2000,
+                tenant="acme",
+                kind=pb.RUN_KIND_EXECUTE,
+                status=pb.RUN_STATUS_INTERRUPTED,
+                **span,
+            )
+        )
+        async for _ in stub.ExportRuns(pb.ExportRunsRequest()):
+            pass
+        request = pb.ExportRunsRequest(tenant="acme", kind=pb.RUN_KIND_COMPLETE, for_training=True, **span)
+        async for _ in stub.ExportRuns(request):
+            pass
+    assert store.wanted == [
+        (RunFilter(), 50),
+        (RunFilter("acme", "execute", "interrupted", 1.0, 2.5), 1000),
+        (RunFilter(), 0),
+        (RunFilter("acme", "complete", None, 1.0, 2.5, training=True), 0),
+    ]
+
+
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("given", "named"), [({"page_size": -1}, "page_size"), ({"kind": 9}, "kind"), ({"status": 9}, "status")]
+)
+async def test_a_list_of_what_there_is_not(given: dict[str, Any], named: str) -> None:
+    """Is the client's to mend."""
+    async with showing(Kept()) as stub:
+        with pytest.raises(grpc.aio.AioRpcError, match=named) as caught:
+            await stub.ListRuns(pb.ListRunsRequest(**given))
+    assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
+
+
+async def test_a_watch_of_what_has_ended() -> None:
+    """Tells the very events that the stream told, from any number on."""
+    async with served(whole_server(Deployment())) as channel:
+        call = AnswerServiceStub(channel).StreamAnswer(answer_pb.StreamAnswerRequest(question=QUESTION))
+        told = [event async for event in call]
+        run_id = told[0].run_started.run_id
+        for after in (0, 3, len(told) - 2, len(told) - 1):
+            request = pb.WatchRunRequest(run_id=run_id, after_event_number=after)
+            events = [item.event async for item in stub_of(channel).WatchRun(request)]
+            assert events == told[after:]
+        for after in (-1, len(told)):
+            request = pb.WatchRunRequest(run_id=run_id, after_event_number=after)
+            with pytest.raises(grpc.aio.AioRpcError, match="after_event_number") as caught:
+                await stub_of(channel).WatchRun(request).read()
+            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_watch_of_what_goes_on() -> None:
+    """Tells what happens when it happens, and ends as the answer does."""
+    model = HeldModel(ScriptedModel([block("a?"), STOP]))
+    async with served(whole_server(Deployment(model))) as channel:
+        answering = AnswerServiceStub(channel).StreamAnswer(answer_pb.StreamAnswerRequest(question=QUESTION))
+        run_id = (await next_of(answering)).run_started.run_id
+        await ended(model.called.wait())
+        request = pb.WatchRunRequest(run_id=run_id, after_event_number=1)
+        watching = aiter(stub_of(channel).WatchRun(request))
+        assert (await ended(anext(watching))).event.round_started.round == 1
+        model.let.set()
+        events = [item.event async for item in watching]
+    assert [event.event_number for event in events] == list(range(3, len(events) + 3))
+    assert [event.WhichOneof("event") for event in events][-3:] == ["answer_written", "usage_counted", "done"]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "reason"),
+    [
+        ("failed", grpc.StatusCode.UNAVAILABLE, "UPSTREAM_UNAVAILABLE"),
+        ("cancelled", grpc.StatusCode.CANCELLED, "RUN_CANCELLED"),
+        ("interrupted", grpc.StatusCode.UNAVAILABLE, "RUN_INTERRUPTED"),
+    ],
+)
+@pytest.mark.parametrize("identity", [ACME, None])
+async def test_a_watch_of_what_did_not_finish(
+    status: RunStatus, code: grpc.StatusCode, reason: str, identity: Identity | None
+) -> None:
+    """Ends in an error of the same kind, whose words name addresses to the operator alone."""
+    store, run = await kept(status)
+    with called_by(identity or CALLER.get()):
+        async with showing(store) as stub:
+            with pytest.raises(grpc.aio.AioRpcError, match=run.id) as caught:
+                await stub.WatchRun(pb.WatchRunRequest(run_id=run.id)).read()
+    assert (caught.value.code(), info_of(caught.value).reason) == (code, reason)
+    assert (ADDRESS in (caught.value.details() or "")) == (identity is None and status == "failed")
+
+
+async def test_a_watch_of_what_has_no_events() -> None:
+    """Only answers can be watched."""
+    store = Kept()
+    async with served(whole_server(Deployment(), store)) as channel:
+        executed = await ExecutionServiceStub(channel).Execute(execution_pb.ExecuteRequest(sub_query=QUESTION))
+        with pytest.raises(grpc.aio.AioRpcError, match="only answers") as caught:
+            await stub_of(channel).WatchRun(pb.WatchRunRequest(run_id=executed.run_id)).read()
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_cancel() -> None:
+    """Whoever waits for the answer hears of it, and so does who watches; the work upstream stops."""
+    store, model = Kept(), HeldModel(ScriptedModel([]))
+    async with served(whole_server(Deployment(model), store)) as channel:
+        answering = AnswerServiceStub(channel).StreamAnswer(answer_pb.StreamAnswerRequest(question=QUESTION))
+        run_id = (await next_of(answering)).run_started.run_id
+        watching = stub_of(channel).WatchRun(pb.WatchRunRequest(run_id=run_id))
+        await next_of(watching)
+        await ended(model.called.wait())
+        await stub_of(channel).CancelRun(pb.CancelRunRequest(run_id=run_id))
+        for call in (answering, watching):
+            with pytest.raises(grpc.aio.AioRpcError, match="was cancelled") as caught:
+                while True:
+                    await next_of(call)
+            assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.CANCELLED, "RUN_CANCELLED")
+        await ended(model.cancelled.wait())
+        await stub_of(channel).CancelRun(pb.CancelRunRequest(run_id=run_id))
+    assert [run.status for run in store.runs] == ["cancelled"]
+
+
+async def test_export() -> None:
+    """Every kind with what came of it, oldest first."""
+    deployment = Deployment(answerer=ScriptedModel(["<answer>Michael Mann</answer>", "ho"]))
+    async with served(whole_server(deployment)) as channel:
+        await asked(channel)
+        await ExecutionServiceStub(channel).Execute(execution_pb.ExecuteRequest(sub_query=QUESTION))
+        request = completion_pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=MESSAGES)
+        await CompletionServiceStub(channel).Complete(request)
+        items = [item async for item in stub_of(channel).ExportRuns(pb.ExportRunsRequest())]
+    assert [(item.run.kind, item.output) for item in items] == [
+        (pb.RUN_KIND_ANSWER, "Michael Mann"),
+        (pb.RUN_KIND_EXECUTE, f"the answer to {QUESTION}"),
+        (pb.RUN_KIND_COMPLETE, "ho"),
+    ]
+    assert [json.loads(item.trace_json)["id"] for item in items] == [item.run.run_id for item in items]
+
+
+async def test_a_run_under_way_has_no_duration() -> None:
+    """It is shown as running, without an outcome."""
+    model = HeldModel(ScriptedModel([]))
+    async with served(whole_server(Deployment(model))) as channel:
+        answering = AnswerServiceStub(channel).StreamAnswer(answer_pb.StreamAnswerRequest(question=QUESTION))
+        run_id = (await next_of(answering)).run_started.run_id
+        await ended(model.called.wait())
+        run = (await stub_of(channel).GetRun(pb.GetRunRequest(run_id=run_id))).run
+        answering.cancel()
+    assert (run.status, run.outcome, run.HasField("duration")) == (pb.RUN_STATUS_RUNNING, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("given", "noted"),
     [
         ({"verdict": pb.VERDICT_ACCEPTED}, {"accepted": True}),
         ({"verdict": pb.VERDICT_REJECTED, "gold_answer": "Mann"}, {"accepted": False, "gold_answer": "Mann"}),
@@ -30,14 +357,13 @@ def stub_of(channel: grpc.aio.Channel) -> "RunServiceAsyncStub":
         ({"score": 1.0, "comment": "good"}, {"score": 1.0, "comment": "good"}),
     ],
 )
-async def test_feedback(given: dict[str, Any], kept: dict[str, Any]) -> None:
+async def test_feedback(given: dict[str, Any], noted: dict[str, Any]) -> None:
     """What is stated is kept; what is not stays unstated, and a score of 0 is one."""
-    store = Kept()
-    async with served(Deployment().gateway(store)) as channel:
-        answer = await AnswerServiceStub(channel).Answer(AnswerRequest(question="Who directed Heat?"))
-        response = await stub_of(channel).SubmitFeedback(pb.SubmitFeedbackRequest(run_id=answer.run_id, **given))
+    store, run = await kept("finished")
+    async with showing(store) as stub:
+        response = await stub.SubmitFeedback(pb.SubmitFeedbackRequest(run_id=run.id, **given))
     assert response.feedback_id
-    assert store.feedback == [Feedback(answer.run_id, **kept)]
+    assert store.given == [Feedback(run.id, **noted)]
 
 
 @pytest.mark.parametrize(
@@ -52,18 +378,17 @@ async def test_feedback(given: dict[str, Any], kept: dict[str, Any]) -> None:
 )
 async def test_bad_feedback(given: dict[str, Any], named: str) -> None:
     """What cannot be used is named, and nothing is kept."""
-    store = Kept()
-    async with served(Deployment().gateway(store)) as channel:
-        answer = await AnswerServiceStub(channel).Answer(AnswerRequest(question="Who directed Heat?"))
+    store, run = await kept("finished")
+    async with showing(store) as stub:
         with pytest.raises(grpc.aio.AioRpcError, match=named) as caught:
-            await stub_of(channel).SubmitFeedback(pb.SubmitFeedbackRequest(run_id=answer.run_id, **given))
+            await stub.SubmitFeedback(pb.SubmitFeedbackRequest(run_id=run.id, **given))
     assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
-    assert store.feedback == []
+    assert store.given == []
 
 
-async def test_feedback_on_no_run() -> None:
-    """A run that is not stored is not found."""
-    async with served(Deployment().gateway()) as channel:
+async def test_a_run_that_there_is_not() -> None:
+    """Is not found."""
+    async with showing(Kept()) as stub:
         with pytest.raises(grpc.aio.AioRpcError, match="'run-1'") as caught:
-            await stub_of(channel).SubmitFeedback(pb.SubmitFeedbackRequest(run_id="run-1", comment="good"))
+            await stub.SubmitFeedback(pb.SubmitFeedbackRequest(run_id="run-1", comment="good"))
     assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.NOT_FOUND, "RUN_NOT_FOUND")

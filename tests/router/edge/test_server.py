@@ -20,7 +20,7 @@ from router.scripted_model import ScriptedModel
 from router.search import NOT_FOUND
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept
-from tests.router.edge.wire import connected, next_of, served
+from tests.router.edge.wire import connected, next_of, served, whole_server
 
 if TYPE_CHECKING:
     from rolegate.v1.answer_service_pb2_grpc import AnswerServiceAsyncStub
@@ -59,14 +59,14 @@ async def reflected(channel: grpc.aio.Channel) -> set[str]:
 @pytest.mark.parametrize("service", ["", *GATEWAY])
 async def test_health(service: str) -> None:
     """The server is healthy as a whole and service by service."""
-    async with served(Deployment().gateway()) as channel:
+    async with served(whole_server(Deployment())) as channel:
         response = await health_of(channel).Check(health_pb2.HealthCheckRequest(service=service))
         assert response.status == SERVING
 
 
 async def test_the_health_of_what_is_not_served() -> None:
     """A service that is not there is not found, to a check, and unknown, to a watch."""
-    async with served(Deployment().gateway()) as channel:
+    async with served(whole_server(Deployment())) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await health_of(channel).Check(health_pb2.HealthCheckRequest(service=RETRIEVAL))
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
@@ -79,7 +79,7 @@ async def test_the_health_of_what_is_not_served() -> None:
 async def test_reflection() -> None:
     """A client learns which services there are, and only those that are there."""
     infrastructure = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
-    async with served(Deployment().gateway()) as channel:
+    async with served(whole_server(Deployment())) as channel:
         assert await reflected(channel) == {*GATEWAY, *infrastructure}
     server = Server(None, NoRetrieval())
     async with connected(await server.start("127.0.0.1:0")) as channel:
@@ -115,7 +115,7 @@ async def test_an_address_that_is_none(address: str) -> None:
 
 async def test_watchers_are_told_of_the_drain() -> None:
     """A watch is pushed the change, also when another watcher of the same service has left before."""
-    server = Server(Deployment().gateway(), None)
+    server = whole_server(Deployment())
     async with connected(await server.start("127.0.0.1:0")) as channel:
         stub = health_of(channel)
         watches = [stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in ("", "", *GATEWAY)]
@@ -132,7 +132,7 @@ async def test_watchers_are_told_of_the_drain() -> None:
 async def test_a_drain_lets_a_running_call_finish() -> None:
     """What is running ends as if nothing had happened; what comes new is turned away."""
     store, model = Kept(), HeldModel(ScriptedModel([STOP]))
-    server = Server(Deployment(model).gateway(store), None)
+    server = whole_server(Deployment(model), store)
     async with connected(port := await server.start("127.0.0.1:0")) as channel, connected(port) as late:
         running = answers_of(channel).Answer(pb.AnswerRequest(question="why?"))
         await ended(model.called.wait())
@@ -153,14 +153,14 @@ async def test_a_drain_lets_a_running_call_finish() -> None:
 async def test_a_drain_without_patience() -> None:
     """What does not end in time is cancelled, and its run is stored before the drain is over."""
     store, model = Kept(), HeldModel(ScriptedModel([]))
-    server = Server(Deployment(model).gateway(store), None)
+    server = whole_server(Deployment(model), store)
     async with connected(await server.start("127.0.0.1:0")) as channel:
         running = answers_of(channel).Answer(pb.AnswerRequest(question="why?"))
         await ended(model.called.wait())
-        store.open.clear()
+        store.let.clear()
         draining = asyncio.create_task(server.drain(0))
         await ended(store.asked.wait())
-        asyncio.get_running_loop().call_later(0.1, store.open.set)  # a slow disk
+        asyncio.get_running_loop().call_later(0.1, store.let.set)  # a slow disk
         await ended(draining)
         assert [(run.status, len(run.calls)) for run in store.runs] == [("cancelled", 1)]
         with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):

@@ -1,6 +1,7 @@
 """The error table: complete, and all that a client learns."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -11,8 +12,11 @@ from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from router import errors
 from router.edge.status import DOMAIN, STATUS, status_of
 from router.errors import (
+    BadConfig,
+    BadIndex,
     BadRequest,
     OutOfTime,
+    QuotaExhausted,
     RolegateError,
     StoreFailed,
     UpstreamError,
@@ -20,9 +24,13 @@ from router.errors import (
     UpstreamRefused,
     UpstreamUnavailable,
 )
+from router.identity import Identity
 from router.scripted_model import ScriptedModel
 from tests.router.deployment import Deployment, Kept
 from tests.router.edge.wire import info_of, served
+
+NEEDS: dict[type[RolegateError], dict[str, Any]] = {QuotaExhausted: {"retry_after_s": 1.5}}
+"""What some errors are made with."""
 
 
 def subclasses(kind: type[RolegateError]) -> Iterator[type[RolegateError]]:
@@ -39,9 +47,8 @@ def raised() -> list[type[RolegateError]]:
 
 def info(status: status_pb2.Status) -> error_details_pb2.ErrorInfo:
     """The detail of a status."""
-    (detail,) = status.details
     unpacked = error_details_pb2.ErrorInfo()
-    assert detail.Unpack(unpacked)
+    assert status.details[0].Unpack(unpacked)
     return unpacked
 
 
@@ -70,8 +77,7 @@ def test_reasons_tell_errors_apart() -> None:
 @pytest.mark.parametrize("kind", raised())
 def test_a_status_says_what_the_error_says(kind: type[RolegateError]) -> None:
     """The message is for people; reason and domain are for programs."""
-    says = "what is wrong"
-    error = kind(says, endpoint="e") if issubclass(kind, UpstreamError) else kind(says)
+    error = kind("what is wrong", **NEEDS.get(kind, {"endpoint": "e"} if issubclass(kind, UpstreamError) else {}))
     status = status_of(error)
     assert (status.code, info(status).reason) == STATUS[kind]
     assert (status.message, info(status).domain) == (str(error), DOMAIN)
@@ -84,6 +90,37 @@ def test_the_role_is_metadata() -> None:
     assert dict(info(status_of(error)).metadata) == {}
     error.role = "answer"
     assert dict(info(status_of(error)).metadata) == {"role": "answer"}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        QuotaExhausted("spent", retry_after_s=90.5),
+        UpstreamUnavailable("busy", endpoint="e", retry_after_s=90.5),
+        ExceptionGroup("", [UpstreamUnavailable("busy", endpoint="e", retry_after_s=90.5)]),
+    ],
+)
+def test_when_to_come_back_is_told(error: Exception) -> None:
+    """Where it is known: to clients of gRPC in the detail that is made for it, to others in the metadata."""
+    status, delay = status_of(error), error_details_pb2.RetryInfo()
+    assert status.details[1].Unpack(delay)
+    assert delay.retry_delay.ToMilliseconds() == 90_500
+    assert info(status).metadata["retry_after_s"] == "90.500"
+
+
+TENANT = Identity("acme", frozenset({"ask"}))
+
+
+@pytest.mark.parametrize("kind", raised())
+def test_tenants_read_no_addresses_and_no_files(kind: type[RolegateError]) -> None:
+    """Where a text may name them, they are told what to do instead; code and reason are the same as for others."""
+    said = "cannot open /etc/rolegate/index at http://10.0.0.1"
+    error = kind(said, **NEEDS.get(kind, {"endpoint": "http://10.0.0.1"} if issubclass(kind, UpstreamError) else {}))
+    status = status_of(error, TENANT)
+    assert (status.code, info(status).reason) == STATUS[kind]
+    names_things = issubclass(kind, UpstreamError) or kind in (BadConfig, BadIndex)
+    assert (status.message == said) != names_things
+    assert "10.0.0.1" not in status.message or not names_things
 
 
 @pytest.mark.parametrize("error", [ValueError("password=1234"), KeyError("password"), RuntimeError("password")])

@@ -8,15 +8,108 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from router.access import Access, new_key
+from router.edge.run_service import RunServicer
 from router.edge.server import Server
+from router.edge.tls import TLS
+from router.edge.usage_service import UsageServicer
 from router.gateway import Gateway
+from router.identity import SCOPES
+from router.live_runs import LiveRuns
+from router.reconciliation import Reconciliation
+from router.retrieval import Retriever
+from router.role_total import totals
+from router.runs import Runs
+from router.scripted_model import ScriptedModel
+from router.usage_report import UsageQuery, UsageReport, UsageRow
+from serving.retrieval.grpc_service import RetrievalServicer
+from tests.router.accounts import KeptAccounts
 from tests.router.clock import ended
+from tests.router.deployment import STOP, Deployment, Kept, block
+
+
+class KeptUsages:
+    """What the calls of a store in memory have spent, by role and model."""
+
+    def __init__(self, store: Kept) -> None:
+        self._store = store
+        self.asked: list[UsageQuery] = []
+
+    async def usage(self, query: UsageQuery) -> UsageReport:
+        self.asked.append(query)
+        start, end = query.start or 0.0, query.end or float("inf")
+        runs = [run for run in self._store.runs if start <= run.started_at < end]
+        rows = [
+            UsageRow(
+                bucket_start=None,
+                tenant=None,
+                role=total.role,
+                model=total.model,
+                executor_version=None,
+                attempts=total.attempts,
+                attempts_without_usage=total.attempts_without_usage,
+                attempts_without_cost=total.attempts_without_cost,
+                prompt_tokens=total.prompt_tokens,
+                completion_tokens=total.completion_tokens,
+                cached_tokens=total.cached_tokens,
+                reasoning_tokens=total.reasoning_tokens,
+                wasted_tokens=total.wasted_tokens,
+                nano_usd=total.nano_usd,
+            )
+            for total in totals(call for run in runs for call in run.calls)
+        ]
+        return UsageReport(len(runs), tuple(rows))
+
+
+def reconciling(found: list[Reconciliation]) -> Any:
+    """A reconciler that has found this."""
+
+    class Told:
+        async def reconcile(self) -> list[Reconciliation]:
+            return found
+
+    return Told()
+
+
+def whole_server(
+    deployment: Deployment,
+    store: Kept | None = None,
+    retriever: Retriever | None = None,
+    access: Access | None = None,
+    tls: TLS | None = None,
+    **options: Any,
+) -> Server:
+    """All services, over a store in memory. `options`: those of `Deployment.gateway`."""
+    store, live = store or Kept(), LiveRuns()
+    return Server(
+        deployment.gateway(store, live=live, **options),
+        RetrievalServicer(retriever) if retriever else None,
+        RunServicer(Runs(store, live)),
+        UsageServicer(KeptUsages(store), reconciling([Reconciliation("a provider", "unknown", "it has no counters")])),
+        access=access,
+        tls=tls,
+    )
 
 
 @asynccontextmanager
-async def served(gateway: Gateway | None) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to a server of `gateway`."""
-    server = Server(gateway, None)
+async def locked_gateway() -> AsyncIterator[tuple[str, str]]:
+    """The address of a gateway that answers any number of questions, and the one key to it."""
+    sent, key = new_key(None, SCOPES)
+    deployment = Deployment(
+        ScriptedModel(lambda prompt: block("Who directed Heat?") if len(prompt.messages) == 2 else STOP),
+        answerer=ScriptedModel(lambda _prompt: "<answer>Michael Mann</answer>"),
+    )
+    server = whole_server(deployment, access=Access(KeptAccounts(key)))
+    try:
+        yield f"127.0.0.1:{await server.start('127.0.0.1:0')}", sent
+    finally:
+        await server.drain(0)
+
+
+@asynccontextmanager
+async def served(gateway: Gateway | Server | None) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to a server, or to one of `gateway` alone."""
+    server = gateway if isinstance(gateway, Server) else Server(gateway, None)
     port = await server.start("127.0.0.1:0")
     try:
         async with connected(port) as channel:

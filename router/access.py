@@ -1,0 +1,83 @@
+"""Who may ask for what: keys, and what each of them opens.
+
+A key is `rg_<key_id>_<secret>`. Only the SHA-256 of its secret is kept, so that what is stored opens nothing.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Iterable
+
+from router.accounts import Accounts, Key
+from router.errors import AccessDenied, NoKey
+from router.identity import LOCAL, Identity, KeyScope
+
+_FRESH_S = 1.0
+"""For how long keys that were read are good; a revoked one is refused after that."""
+_SENT = re.compile(r"bearer +rg_([0-9a-f]+)_([\w-]+)", re.ASCII | re.IGNORECASE)
+_ABSENT = (
+    "A key is needed: send `authorization: Bearer rg_…`, or set ROLEGATE_API_KEY for commands and clients. "
+    "The operator makes keys (`rolegate keys`)."
+)
+_UNKNOWN = "The key is not known, or no longer; ask the operator for another one, to be sent as `Bearer rg_…`."
+
+
+def new_key(tenant: str | None, scopes: Iterable[KeyScope], label: str = "") -> tuple[str, Key]:
+    """A key, and what is to be kept of it. `tenant`: None makes it the operator's."""
+    key_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
+    return f"rg_{key_id}_{secret}", Key(key_id, tenant, frozenset(scopes), label, _sha256(secret), time.time())
+
+
+class Access:
+    """Tells who calls by the key that is sent. While there are no keys, everybody is `LOCAL`."""
+
+    def __init__(self, accounts: Accounts, extra: Key | None = None) -> None:
+        """`extra`: a key that is good here, and kept nowhere."""
+        self._accounts, self._extra = accounts, [extra] if extra else []
+        self._keys: dict[str, Key] = {}
+        self._required = False
+        self._read_at: float | None = None
+        self._reading = asyncio.Lock()
+
+    async def identify(self, authorization: str | None) -> Identity:
+        """Whose key it is. `authorization`: the header of that name. Raises `NoKey`, which never repeats it, and
+        `StoreFailed`.
+        """
+        if not await self.required():
+            return LOCAL
+        if not authorization:
+            raise NoKey(_ABSENT)
+        sent = _SENT.fullmatch(authorization)
+        key = self._keys.get(sent[1].lower()) if sent else None
+        if not sent or not key or not hmac.compare_digest(_sha256(sent[2]), key.secret_sha256):
+            raise NoKey(_UNKNOWN)
+        return Identity(key.tenant, key.scopes, key.key_id)
+
+    async def required(self) -> bool:
+        """Whether callers need a key: once one was made, also if all are revoked. Raises `StoreFailed`."""
+        async with self._reading:
+            now = asyncio.get_running_loop().time()
+            if self._read_at is None or now - self._read_at >= _FRESH_S:
+                stored = await self._accounts.keys()
+                self._keys = {key.key_id: key for key in (*stored, *self._extra) if key.revoked_at is None}
+                self._required |= bool(stored)
+                self._read_at = now
+        return self._required
+
+
+def check_scope(identity: Identity, scope: KeyScope) -> None:
+    """Raises `AccessDenied` where the key does not open `scope`; no tenant's key opens `operate`."""
+    if scope not in identity.scopes:
+        held = ", ".join(sorted(identity.scopes))
+        raise AccessDenied(
+            f"This needs a key of scope `{scope}`; this one has {held}. Ask the operator for another one."
+        )
+    if scope == "operate" and identity.tenant is not None:
+        raise AccessDenied("This is for the operator, and the key is a tenant's, whatever its scopes.")
+
+
+def _sha256(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,70 @@
+"""What is read of stored runs."""
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import msgspec
+
+from router.feedback import Feedback
+from router.run import Run, RunKind, RunStatus
+from router.trajectory import AnswerOutcome
+
+
+class RunSummary(msgspec.Struct, frozen=True):
+    """A run in a list."""
+
+    id: str
+    tenant: str
+    kind: RunKind
+    request_id: str
+    request: str
+    status: RunStatus
+    outcome: AnswerOutcome | None
+    """None for other kinds than answers, and where there is none yet."""
+    started_at: float
+    """Unix time, seconds."""
+    duration_s: float
+
+
+class RunFilter(msgspec.Struct, frozen=True):
+    """Which runs are meant; what is None or empty leaves nothing out."""
+
+    tenant: str | None = None
+    kind: RunKind | None = None
+    status: RunStatus | None = None
+    start: float | None = None
+    """Started at this Unix time or later."""
+    end: float | None = None
+    """Started before this Unix time."""
+    training: bool = False
+    """Leave out tenants whose runs must not train."""
+
+
+class RunPage(msgspec.Struct, frozen=True):
+    """Some of the runs, newest first."""
+
+    runs: tuple[RunSummary, ...]
+    next_page: str
+    """What to ask the next page with; empty at the end."""
+
+
+class Archive(Protocol):
+    """Stored runs, by whoever may see them; what may not be seen is as if it were not there.
+
+    `tenant`: None sees all. Every method raises `StoreFailed`.
+    """
+
+    async def load(self, run_id: str, tenant: str | None = None) -> Run:
+        """A run; one that runs or was interrupted has the calls that have ended by then. Raises `NotFound`."""
+
+    async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
+        """At most `size` runs, newest first. Raises `BadRequest` for a `page` that no list gave."""
+
+    def export(self, wanted: RunFilter) -> AsyncIterator[Run]:
+        """All runs that have ended, oldest first, read in pieces; redacted ones too."""
+
+    async def add_feedback(self, feedback: Feedback, tenant: str | None = None) -> str:
+        """Keep feedback; its identifier. Raises `NotFound`."""
+
+    async def request_cancel(self, run_id: str) -> None:
+        """Ask the process that works on it to cancel a run; of no effect on one that has ended."""

@@ -1,0 +1,213 @@
+"""Every request becomes a run: on record before anything is spent, stored before anyone hears of its result."""
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from router.allowance import Allowance
+from router.archive import Archive
+from router.call import RoleName
+from router.context import ANSWERING_SHARE, RunContext
+from router.ended_run import ended_run
+from router.errors import NotFound, OutOfTime, RequestIdTaken, StoreFailed
+from router.events import AnswerWritten, Emit, Event, RunStarted
+from router.journal import Began, Journal, RunStart
+from router.ledger import Ledger
+from router.live_runs import LiveRun, LiveRuns
+from router.result import Result
+from router.run import RoleSetting, Run, RunKind, RunStatus
+from router.terms import Terms
+from router.trajectory import Trajectory
+
+_log = structlog.get_logger("gateway")
+
+_STORING_SHARE, _LONGEST_STORING_S = 0.05, 0.5
+"""How much of a request's time is kept for storing the run and sending the answer."""
+_COUNTING_S = 0.25
+"""How long counting what cut streams have spent may take."""
+Work = Callable[[RunContext], Awaitable[Result]]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a run is for."""
+
+    kind: RunKind
+    request: str
+    """For people to read."""
+    content: object
+    """All that makes a request what it is; two that are equal ask the same."""
+    answering_share: float = ANSWERING_SHARE
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of kind and content."""
+        return hashlib.sha256(msgspec.json.encode((self.kind, self.content))).hexdigest()
+
+
+class Conductor:
+    """Begins runs, works on them until their deadline, and stores them however they end."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        archive: Archive,
+        live: LiveRuns,
+        settings: dict[RoleName, RoleSetting],
+        timeout_s: float,
+    ) -> None:
+        """`timeout_s`: the longest a request may take, whatever its deadline."""
+        self._journal, self._archive, self._live = journal, archive, live
+        self._settings, self._timeout_s = settings, timeout_s
+
+    async def conduct(self, asked: Asked, terms: Terms, emit: Emit, work: Work) -> Run:
+        """The finished run, or the earlier one of the same `request_id`. Raises what `work` raises, `OutOfTime`,
+        `RunCancelled`, `QuotaExhausted`, `RequestIdTaken` and `StoreFailed`.
+        """
+        allowed = self._timeout_s if terms.time_s is None else min(terms.time_s, self._timeout_s)
+        deadline = asyncio.get_running_loop().time() + allowed - min(_LONGEST_STORING_S, allowed * _STORING_SHARE)
+        start = RunStart(
+            id=f"run-{secrets.token_hex(8)}",
+            kind=asked.kind,
+            tenant=terms.identity.books_on,
+            key_id=terms.identity.key_id,
+            request_id=terms.request_id,
+            request=asked.request,
+            fingerprint=asked.fingerprint if terms.request_id else "",
+            started_at=time.time(),
+        )
+        try:
+            async with asyncio.timeout_at(deadline):
+                began = await self._begin(start)
+        except TimeoutError:
+            raise OutOfTime("Time ran out before anything began; allow a longer deadline.") from None
+        if isinstance(began, Run):
+            for event in began.events:
+                emit(event)
+            return began
+        ledger = Ledger(start.id, start.tenant, self._journal, Allowance(terms.budget), limited=began.limited)
+        with self._live.running(start.id, start.kind, start.tenant) as live:
+
+            def tell(event: Event) -> None:
+                live.tell(event)
+                emit(event)
+
+            tell(RunStarted(start.id))
+            time_s = deadline - asyncio.get_running_loop().time()
+            context = RunContext.lasting(time_s, tell, ledger, answering_share=asked.answering_share)
+            run = await self._run(start, context, live, work)
+        for event in _last_events(run.result):
+            emit(event)
+        return run
+
+    async def settled(self) -> None:
+        """Wait until every run that has begun has ended and is stored."""
+        await self._live.ended()
+
+    async def _begin(self, start: RunStart) -> Began | Run:
+        """Put the run on record, or find the earlier one, whose end is waited for."""
+        while True:
+            try:
+                began = await self._journal.begin(start)
+            except asyncio.CancelledError:
+                self._journal.forget(start.id)
+                raise
+            if isinstance(began, Began):
+                return began
+            if not began.same:
+                raise RequestIdTaken(
+                    f"request_id {start.request_id!r}: names another request, run {began.run_id}; make up a new one."
+                )
+            run = None
+            with suppress(NotFound):
+                run = await ended_run(began.run_id, self._archive, self._live)
+            if run is not None and run.redacted:
+                raise RequestIdTaken(
+                    f"request_id {start.request_id!r}: was answered by run {run.id}, whose texts are not kept."
+                )
+            if run is not None and run.status == "finished":
+                return run
+
+    async def _run(self, start: RunStart, context: RunContext, live: LiveRun, work: Work) -> Run:
+        """Do the work under its deadline and store the run, however it ends."""
+        begun = time.monotonic()
+        failure: BaseException | None = None
+        result: Result | None = None
+        status: RunStatus = "finished"
+        try:
+            async with asyncio.timeout_at(context.deadline):
+                result = await work(context)
+        except TimeoutError:
+            status, failure = "failed", OutOfTime(f"Time ran out (run {start.id}); allow a longer deadline.")
+        except asyncio.CancelledError as cancelled:
+            status, failure = "cancelled", live.why(cancelled)
+        except Exception as error:
+            status, failure = "failed", error
+        ending = self._end(start, context, live, _Ended(status, result, failure, begun))
+        try:
+            run = await live.to_the_end(ending)
+        except StoreFailed:
+            if isinstance(failure, asyncio.CancelledError):  # nobody is left to hear of it
+                raise failure from None
+            raise
+        if failure is not None:
+            raise failure
+        return run
+
+    async def _end(self, start: RunStart, context: RunContext, live: LiveRun, ended: "_Ended") -> Run:
+        """Store the run."""
+        await context.ledger.close(_COUNTING_S)
+        result = context.draft.result if ended.result is None else ended.result
+        run = Run(
+            id=start.id,
+            kind=start.kind,
+            request=start.request,
+            status=ended.status,
+            error=ended.error,
+            result=result,
+            settings=self._settings,
+            calls=context.ledger.calls,
+            started_at=start.started_at,
+            duration_s=time.monotonic() - ended.begun,
+            tenant=start.tenant,
+            request_id=start.request_id,
+            events=(*live.events, *_last_events(ended.result)),
+        )
+        await self._journal.finish(run)
+        live.end(run)
+        _log.info(
+            "run.stored",
+            run_id=run.id,
+            kind=run.kind,
+            status=run.status,
+            calls=len(run.calls),
+            duration_s=round(run.duration_s, 3),
+        )
+        return run
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """How the work ended."""
+
+    status: RunStatus
+    result: Result | None
+    failure: BaseException | None
+    begun: float
+
+    @property
+    def error(self) -> str:
+        """For the operator."""
+        return f"{type(self.failure).__name__}: {self.failure}" if self.status == "failed" else ""
+
+
+def _last_events(result: Result | None) -> tuple[Event, ...]:
+    """What is told only once the run is stored."""
+    return (AnswerWritten(result.answer),) if isinstance(result, Trajectory) else ()

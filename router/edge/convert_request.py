@@ -1,0 +1,82 @@
+"""What is asked for, from wire types to values."""
+
+from typing import Any
+
+from rolegate.v1 import answer_service_pb2 as answer_pb
+from rolegate.v1 import budget_pb2
+from rolegate.v1 import completion_service_pb2 as completion_pb
+from rolegate.v1 import execution_service_pb2 as execution_pb
+
+from router.budget import Budget
+from router.call import RoleName
+from router.edge.caller import caller
+from router.edge.convert_usage import ROLE_NAMES
+from router.errors import BadRequest
+from router.gateway import CompletionRequest
+from router.model import Message
+from router.terms import Terms
+
+_LONGEST_REQUEST_ID = 128
+_ROLE_ADVICE = "must be ROLE_DELEGATION, ROLE_EXECUTION or ROLE_ANSWER."
+Request = (
+    answer_pb.AnswerRequest
+    | answer_pb.StreamAnswerRequest
+    | completion_pb.CompleteRequest
+    | completion_pb.StreamCompleteRequest
+    | execution_pb.ExecuteRequest
+)
+
+
+def terms_from_proto(request: Request, context: Any) -> Terms:
+    """On which terms the call that is being served is made. Raises `BadRequest` for what cannot be used."""
+    request_id = request.request_id
+    if len(request_id) > _LONGEST_REQUEST_ID:
+        raise BadRequest(f"request_id has {len(request_id)} characters; at most {_LONGEST_REQUEST_ID} are allowed.")
+    if not request_id.isprintable():
+        raise BadRequest(f"request_id is {request_id!r}; use printable characters alone, such as a UUID's.")
+    return Terms(caller(), context.time_remaining(), request_id, _budget(request.budget))
+
+
+def completion_from_proto(
+    request: completion_pb.CompleteRequest | completion_pb.StreamCompleteRequest,
+) -> CompletionRequest:
+    """A model call. Raises `BadRequest` for what cannot be used."""
+    if request.role not in ROLE_NAMES:
+        raise BadRequest(f"role {_ROLE_ADVICE}")
+    if request.max_tokens < 0:
+        raise BadRequest("max_tokens is negative; leave it 0 for the role's own limit.")
+    if "" in request.stop:
+        raise BadRequest(f"stop[{list(request.stop).index('')}] is empty; every output would end at its beginning.")
+    messages = tuple(_message(position, message) for position, message in enumerate(request.messages))
+    return CompletionRequest(ROLE_NAMES[request.role], messages, tuple(request.stop), request.max_tokens)
+
+
+def _budget(budget: budget_pb2.Budget) -> Budget:
+    by_role: dict[RoleName, int] = {}
+    for position, limit in enumerate(budget.role_budgets):
+        field = f"budget.role_budgets[{position}]"
+        if limit.role not in ROLE_NAMES:
+            raise BadRequest(f"{field}.role {_ROLE_ADVICE}")
+        if ROLE_NAMES[limit.role] in by_role:
+            raise BadRequest(f"{field}.role has a limit already; leave one of them out.")
+        by_role[ROLE_NAMES[limit.role]] = _positive(f"{field}.max_total_tokens", limit.max_total_tokens)
+    tokens, cost = "max_total_tokens", "max_cost_nano_usd"
+    return Budget(
+        _positive(f"budget.{tokens}", budget.max_total_tokens) if budget.HasField(tokens) else None,
+        _positive(f"budget.{cost}", budget.max_cost_nano_usd) if budget.HasField(cost) else None,
+        by_role,
+    )
+
+
+def _positive(field: str, limit: int) -> int:
+    if limit <= 0:
+        raise BadRequest(f"{field} is {limit}; it must be at least 1, or be left out for no limit.")
+    return limit
+
+
+def _message(position: int, message: completion_pb.ChatMessage) -> Message:
+    match message.role:
+        case "system" | "user" | "assistant" as role:
+            return Message(role, message.content)
+        case other:
+            raise BadRequest(f"messages[{position}].role is {other!r}; it must be system, user or assistant.")

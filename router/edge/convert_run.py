@@ -1,0 +1,136 @@
+"""Stored runs, from values to wire types and back."""
+
+from rolegate.v1 import run_service_pb2 as pb
+
+from router.archive import RunFilter, RunSummary
+from router.call import Call
+from router.edge.convert import ANSWER_OUTCOMES
+from router.edge.convert_time import duration_to_proto, span_from_proto, timestamp_to_proto
+from router.edge.convert_usage import ROLES, usage_to_proto
+from router.errors import BadRequest
+from router.export_row import trace_json
+from router.feedback import Feedback
+from router.run import Run, RunKind, RunStatus
+from router.trajectory import AnswerOutcome, Trajectory
+
+_KINDS: dict[RunKind, pb.RunKind] = {
+    "answer": pb.RUN_KIND_ANSWER,
+    "complete": pb.RUN_KIND_COMPLETE,
+    "execute": pb.RUN_KIND_EXECUTE,
+}
+_STATUSES: dict[RunStatus, pb.RunStatus] = {
+    "running": pb.RUN_STATUS_RUNNING,
+    "finished": pb.RUN_STATUS_FINISHED,
+    "failed": pb.RUN_STATUS_FAILED,
+    "cancelled": pb.RUN_STATUS_CANCELLED,
+    "interrupted": pb.RUN_STATUS_INTERRUPTED,
+}
+_KIND_NAMES: dict[pb.RunKind, RunKind | None] = {
+    pb.RUN_KIND_UNSPECIFIED: None,
+    **{number: name for name, number in _KINDS.items()},
+}
+_STATUS_NAMES: dict[pb.RunStatus, RunStatus | None] = {
+    pb.RUN_STATUS_UNSPECIFIED: None,
+    **{number: name for name, number in _STATUSES.items()},
+}
+_VERDICTS: dict[pb.Verdict, bool | None] = {
+    pb.VERDICT_UNSPECIFIED: None,
+    pb.VERDICT_ACCEPTED: True,
+    pb.VERDICT_REJECTED: False,
+}
+
+
+def list_filter_from_proto(request: pb.ListRunsRequest) -> RunFilter:
+    """Which runs are to be listed. Raises `BadRequest`."""
+    if request.status not in _STATUS_NAMES:
+        raise BadRequest(f"status is {request.status}; use RUN_STATUS_RUNNING, RUN_STATUS_FINISHED, ….")
+    return RunFilter(
+        request.tenant or None, _kind(request.kind), _STATUS_NAMES[request.status], *span_from_proto(request)
+    )
+
+
+def export_filter_from_proto(request: pb.ExportRunsRequest) -> RunFilter:
+    """Which runs are to be exported. Raises `BadRequest`."""
+    start, end = span_from_proto(request)
+    return RunFilter(request.tenant or None, _kind(request.kind), None, start, end, request.for_training)
+
+
+def _kind(number: pb.RunKind) -> RunKind | None:
+    if number not in _KIND_NAMES:
+        raise BadRequest(f"kind is {number}; use RUN_KIND_ANSWER, RUN_KIND_COMPLETE or RUN_KIND_EXECUTE.")
+    return _KIND_NAMES[number]
+
+
+def feedback_from_proto(request: pb.SubmitFeedbackRequest) -> Feedback:
+    """Feedback. Raises `BadRequest` for a verdict that there is not."""
+    if request.verdict not in _VERDICTS:
+        raise BadRequest("verdict must be VERDICT_ACCEPTED or VERDICT_REJECTED, or left out.")
+    return Feedback(
+        request.run_id,
+        _VERDICTS[request.verdict],
+        request.score if request.HasField("score") else None,
+        request.gold_answer,
+        request.comment,
+    )
+
+
+def run_to_proto(run: Run | RunSummary) -> pb.Run:
+    """A run, without what was said in it."""
+    outcome = run.outcome if isinstance(run, RunSummary) else _outcome(run)
+    return pb.Run(
+        run_id=run.id,
+        tenant=run.tenant,
+        kind=_KINDS[run.kind],
+        status=_STATUSES[run.status],
+        request=run.request,
+        request_id=run.request_id,
+        outcome=None if outcome is None else ANSWER_OUTCOMES[outcome],
+        start_time=timestamp_to_proto(run.started_at),
+        duration=None if run.status == "running" else duration_to_proto(run.duration_s),
+    )
+
+
+def whole_run_to_proto(run: Run, *, with_trace: bool) -> pb.GetRunResponse:
+    """A run with what it spent."""
+    return pb.GetRunResponse(
+        run=run_to_proto(run),
+        usage=usage_to_proto(run.calls),
+        calls=map(_call_to_proto, run.calls),
+        error=run.error,
+        trace_json=trace_json(run) if with_trace else "",
+    )
+
+
+def _call_to_proto(call: Call) -> pb.UpstreamCall:
+    usage = call.usage
+    return pb.UpstreamCall(
+        call_id=call.request_id,
+        role=ROLES[call.role],
+        model=call.model,
+        deployment=call.deployment,
+        executor_version=call.executor_version or "",
+        purpose=call.purpose,
+        attempt=call.attempt,
+        outcome=call.outcome,
+        counted=_counted(call),
+        prompt_tokens=usage.prompt_tokens if usage else None,
+        cached_tokens=usage.cached_tokens if usage else None,
+        completion_tokens=usage.completion_tokens if usage else None,
+        reasoning_tokens=usage.reasoning_tokens if usage else None,
+        cost_nano_usd=call.nano_usd,
+        start_time=timestamp_to_proto(call.started_at),
+        time_to_first_token=None if call.first_token_s is None else duration_to_proto(call.first_token_s),
+        duration=duration_to_proto(call.duration_s),
+    )
+
+
+def _counted(call: Call) -> str:
+    if call.usage is None:
+        return ""
+    if call.usage.estimated:
+        return "estimated"
+    return "lower_bound" if call.usage.lower_bound else "reported"
+
+
+def _outcome(run: Run) -> AnswerOutcome | None:
+    return run.result.outcome if run.status == "finished" and isinstance(run.result, Trajectory) else None

@@ -1,0 +1,77 @@
+"""Every call's key, and what it opens."""
+
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from router.access import Access, check_scope
+from router.edge.caller import CALLER
+from router.identity import KeyScope
+
+NEEDED: dict[str, KeyScope] = {
+    "/rolegate.v1.AnswerService/Answer": "ask",
+    "/rolegate.v1.AnswerService/StreamAnswer": "ask",
+    "/rolegate.v1.CompletionService/Complete": "ask",
+    "/rolegate.v1.CompletionService/StreamComplete": "ask",
+    "/rolegate.v1.ExecutionService/Execute": "ask",
+    "/rolegate.v1.RetrievalService/Search": "ask",
+    "/rolegate.v1.RunService/GetRun": "ask",
+    "/rolegate.v1.RunService/ListRuns": "ask",
+    "/rolegate.v1.RunService/WatchRun": "ask",
+    "/rolegate.v1.RunService/CancelRun": "ask",
+    "/rolegate.v1.RunService/SubmitFeedback": "ask",
+    "/rolegate.v1.RunService/ExportRuns": "train",
+    "/rolegate.v1.UsageService/GetUsage": "ask",
+    "/rolegate.v1.UsageService/ReconcileUsage": "operate",
+}
+"""The scope that each method needs (a test sees that none is missing); what is not `rolegate.v1` needs no key."""
+
+
+class KeyInterceptor(grpc.aio.ServerInterceptor):
+    """Lets calls in by their key, and tells their handlers who calls. It raises, so it stands inside of whoever
+    translates errors.
+    """
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Wrap the handler of the call."""
+        handler, method = await continuation(handler_call_details), str(handler_call_details.method)
+        if handler is None or not method.startswith("/rolegate.v1."):
+            return handler
+        authorization = str(dict(handler_call_details.invocation_metadata or ()).get("authorization", ""))
+
+        async def admit() -> None:
+            # gRPC serves each call in a task of its own, so that this reaches its handler and no other.
+            CALLER.set(await self._access.identify(authorization))
+            check_scope(CALLER.get(), NEEDED[method])
+
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(
+                _admitting_stream(handler.unary_stream, admit),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            _admitting(handler.unary_unary, admit), handler.request_deserializer, handler.response_serializer
+        )
+
+
+def _admitting(behaviour: Any, admit: Any) -> Any:
+    async def admitted(request: Any, context: Any) -> Any:
+        await admit()
+        return await behaviour(request, context)
+
+    return admitted
+
+
+def _admitting_stream(behaviour: Any, admit: Any) -> Any:
+    async def admitted(request: Any, context: Any) -> Any:
+        await admit()
+        async with aclosing(behaviour(request, context)) as responses:
+            async for response in responses:
+                yield response
+
+    return admitted

@@ -1,0 +1,36 @@
+"""Where a server may listen."""
+
+import ipaddress
+import re
+
+import structlog
+
+from router.access import Access
+from router.edge.tls import TLS
+from router.errors import BadConfig
+
+_log = structlog.get_logger("edge")
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a host, with or without a port, is this machine alone."""
+    host = re.sub(r":\d*$", "", address).strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def check_listening(address: str, setting: str, access: Access) -> None:
+    """See that without keys nobody but this machine gets in. Raises `BadConfig`, naming `setting`; `StoreFailed`."""
+    if not is_loopback(address) and not await access.required():
+        raise BadConfig(
+            f"{setting}: {address} can be reached from other machines, and nobody needs a key yet; make one with "
+            "`rolegate keys create`, or listen on 127.0.0.1:PORT."
+        )
+
+
+def warn_unencrypted(address: str, tls: TLS | None) -> None:
+    """Log where questions, answers and keys can be read on their way."""
+    if tls is None and not is_loopback(address):
+        _log.warning("serve.unencrypted", address=address, advice="set server.tls, or put a proxy in front")

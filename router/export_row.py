@@ -1,0 +1,86 @@
+"""A run as a row of an exported table."""
+
+import msgspec
+
+from router.events import brief
+from router.execution import Conversation, Execution
+from router.role_total import sum_known
+from router.run import Run
+from router.trajectory import Trajectory
+
+
+class ExportRow(msgspec.Struct, frozen=True):
+    """Flat, of the same types in every row, and never null, so that any reader of tables gets along with it."""
+
+    run_id: str
+    tenant: str
+    kind: str
+    status: str
+    request: str
+    request_id: str
+    """Empty for none."""
+    outcome: str
+    """Of an answer; empty for other kinds, and for runs that did not finish."""
+    output: str
+    """What was answered, reported or written; empty where it did not come to that."""
+    redacted: bool
+    started_at: float
+    """Unix time, seconds."""
+    duration_s: float
+    calls: int
+    """Attempts of upstream calls."""
+    prompt_tokens: int
+    completion_tokens: int
+    tokens_known: bool
+    """Whether the counts hold the tokens of all calls."""
+    cost_nano_usd: int
+    """Billionths of a dollar."""
+    cost_known: bool
+    """Whether this is the cost of all calls."""
+    trace: str
+    """Everything that was said, found and spent, as JSON."""
+
+
+def export_row(run: Run) -> ExportRow:
+    """The row of a run that has ended."""
+    usages = [call.usage for call in run.calls if call.usage is not None]
+    costs = [call.nano_usd for call in run.calls]
+    answer = run.result if run.status == "finished" and isinstance(run.result, Trajectory) else None
+    return ExportRow(
+        run_id=run.id,
+        tenant=run.tenant,
+        kind=run.kind,
+        status=run.status,
+        request=run.request,
+        request_id=run.request_id,
+        outcome=answer.outcome if answer else "",
+        output=output_of(run),
+        redacted=run.redacted,
+        started_at=run.started_at,
+        duration_s=run.duration_s,
+        calls=len(run.calls),
+        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+        tokens_known=len(usages) == len(run.calls),
+        cost_nano_usd=sum_known(costs) or 0,
+        cost_known=None not in costs,
+        trace=trace_json(run),
+    )
+
+
+def output_of(run: Run) -> str:
+    """What was answered, reported or written; empty where it did not come to that."""
+    match run.result:
+        case Trajectory():
+            return run.result.answer
+        case Execution():
+            return run.result.report.answer
+        case Conversation(outputs=(*_, last)):
+            return last.text
+        case _:
+            return ""
+
+
+def trace_json(run: Run) -> str:
+    """Everything that was said, found and spent; what executors did stands in the result, and not in the events too."""
+    return msgspec.json.encode(msgspec.structs.replace(run, events=brief(run.events))).decode()

@@ -1,0 +1,34 @@
+"""Who asks."""
+
+from typing import Literal, get_args
+
+import msgspec
+
+KeyScope = Literal["ask", "operate", "train"]
+"""`ask`: put questions, and see what became of one's own. `operate`: run the gateway. `train`: export traces."""
+SCOPES: frozenset[KeyScope] = frozenset(get_args(KeyScope))
+DEFAULT_TENANT = "default"
+"""Whose the runs are of those who come without a key, or with one of no tenant."""
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """A key's owner."""
+
+    tenant: str | None
+    """None for the operator, who sees every tenant's runs."""
+    scopes: frozenset[KeyScope]
+    key_id: str = ""
+    """Empty where no keys are in use."""
+
+    @property
+    def books_on(self) -> str:
+        """The tenant that what it asks is booked to."""
+        return self.tenant or DEFAULT_TENANT
+
+    def sees(self, tenant: str) -> bool:
+        """Whether runs of `tenant` are its own to see."""
+        return self.tenant is None or self.tenant == tenant
+
+
+LOCAL = Identity(None, SCOPES)
+"""Whoever reaches a gateway that has no keys: someone on this machine."""

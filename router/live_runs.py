@@ -1,0 +1,109 @@
+"""The runs that are under way in this process."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from router.errors import RunCancelled
+from router.events import Event
+from router.run import Run, RunKind
+
+Value = TypeVar("Value")
+
+
+class LiveRun:
+    """A run under way: what has happened so far, who works on it, and what it comes to."""
+
+    def __init__(self, run_id: str, kind: RunKind, tenant: str, task: asyncio.Task[Any]) -> None:
+        """`task`: who works on it."""
+        self.run_id, self.kind, self.tenant = run_id, kind, tenant
+        self.events: list[Event] = []
+        self.ended: asyncio.Future[Run | None] = asyncio.get_running_loop().create_future()
+        """The stored run; None where it could not be stored."""
+        self._task, self._cancelled = task, False
+        self._news = asyncio.Event()
+
+    def tell(self, event: Event) -> None:
+        """Note what happened."""
+        self.events.append(event)
+        self._wake()
+
+    def end(self, run: Run | None) -> None:
+        """It is over."""
+        if not self.ended.done():
+            self.ended.set_result(run)
+        self._wake()
+
+    def cancel(self) -> None:
+        """Stop the work; whoever waits for it hears `RunCancelled`. Of no effect at the end."""
+        if not self._cancelled and not self.ended.done():
+            self._cancelled = True
+            self._task.cancel()
+
+    def why(self, cancelled: asyncio.CancelledError) -> BaseException:
+        """What whoever waits for it is to hear of its being cancelled: nothing, if it was they who did it."""
+        if not self._cancelled:
+            return cancelled
+        self._task.uncancel()
+        return RunCancelled(f"Run {self.run_id} was cancelled.")
+
+    async def to_the_end(self, ending: Coroutine[Any, Any, Value]) -> Value:
+        """What `ending` comes to, however often the task is cancelled meanwhile."""
+        future, cancelled = asyncio.ensure_future(ending), None
+        while not future.done():
+            try:
+                await asyncio.wait([future])  # unlike awaiting the future, this never cancels it
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None and self.why(cancelled) is cancelled:
+            raise cancelled
+        return future.result()
+
+    async def watch(self, after: int) -> AsyncIterator[tuple[int, Event]]:
+        """Events with their numbers, from `after` + 1 on, until it is over."""
+        while True:
+            news = self._news
+            while after < len(self.events):
+                after += 1
+                yield after, self.events[after - 1]
+            if self.ended.done():
+                return
+            await news.wait()
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+class LiveRuns:
+    """All of them, by identifier."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, LiveRun] = {}
+
+    @contextmanager
+    def running(self, run_id: str, kind: RunKind, tenant: str) -> Iterator[LiveRun]:
+        """A run that the current task works on while this is open."""
+        task = asyncio.current_task()
+        assert task is not None
+        live = self._runs[run_id] = LiveRun(run_id, kind, tenant, task)
+        try:
+            yield live
+        finally:
+            live.end(None)
+            del self._runs[run_id]
+
+    def find(self, run_id: str) -> LiveRun | None:
+        """A run that is under way here."""
+        return self._runs.get(run_id)
+
+    def cancel(self, run_id: str) -> None:
+        """Stop a run; of no effect where it is not under way here."""
+        if live := self.find(run_id):
+            live.cancel()
+
+    async def ended(self) -> None:
+        """Wait until all are over."""
+        if ending := [live.ended for live in self._runs.values()]:
+            await asyncio.wait(ending)

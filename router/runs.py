@@ -1,0 +1,94 @@
+"""Runs as their owners see them: what became of them, what happens in them, what is thought of them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from router.archive import Archive, RunFilter, RunPage
+from router.ended_run import ended_run
+from router.errors import BadRequest, StoreFailed
+from router.events import Event
+from router.feedback import Feedback
+from router.identity import Identity
+from router.live_runs import LiveRuns
+from router.run import Run
+
+_AFTER_EVENTS = 2
+"""What is told after a run's own events: the tokens, and the answer."""
+
+
+class Runs:
+    """Shows everybody their own runs; others' are as if they were not there."""
+
+    def __init__(self, archive: Archive, live: LiveRuns) -> None:
+        self._archive, self._live = archive, live
+
+    async def get(self, run_id: str, identity: Identity) -> Run:
+        """A run, running or ended. Raises `NotFound`."""
+        return await self._archive.load(run_id, identity.tenant)
+
+    async def list(self, wanted: RunFilter, size: int, page: str, identity: Identity) -> RunPage:
+        """Runs, newest first. Raises `BadRequest` for a page that there is not."""
+        return (
+            await self._archive.list(_own(wanted, identity), size, page) if _may(wanted, identity) else RunPage((), "")
+        )
+
+    def export(self, wanted: RunFilter, identity: Identity) -> AsyncIterator[Run]:
+        """All runs that have ended, oldest first."""
+        return self._archive.export(_own(wanted, identity)) if _may(wanted, identity) else _nothing()
+
+    async def watch(self, run_id: str, after: int, identity: Identity) -> AsyncIterator[tuple[int, Event | Run]]:
+        """What happens in an answer, from event `after` + 1 on; the last item is the run, with the number of the event
+        that tells it. Raises `NotFound`, `BadRequest` for other kinds of run and for numbers that there are not, and
+        `StoreFailed`.
+        """
+        run = await self._archive.load(run_id, identity.tenant)
+        if run.kind != "answer":
+            raise BadRequest(f"run_id {run_id!r}: is no answer; only answers have events.")
+        ended: Run | None = run
+        if live := self._live.find(run_id):
+            async for number, event in live.watch(after):
+                yield number, event
+                after = number
+            ended = await asyncio.shield(live.ended)
+        elif run.status == "running":
+            ended = await ended_run(run_id, self._archive, self._live, identity.tenant)
+        if ended is None:
+            raise StoreFailed(f"Run {run_id} could not be stored, so its answer is withheld.")
+        run = ended
+        last = len(run.events) + _AFTER_EVENTS
+        if not 0 <= after < last:
+            raise BadRequest(f"after_event_number is {after}; run {run_id} has events 1 to {last}.")
+        for number, event in enumerate(run.events[after:], after + 1):
+            yield number, event
+        yield last, run
+
+    async def cancel(self, run_id: str, identity: Identity) -> None:
+        """Stop a run, also one of another process; one that has ended stays as it is. Raises `NotFound`."""
+        if (live := self._live.find(run_id)) and identity.sees(live.tenant):
+            live.cancel()
+        elif (await self._archive.load(run_id, identity.tenant)).status == "running":
+            await self._archive.request_cancel(run_id)
+
+    async def feedback(self, feedback: Feedback, identity: Identity) -> str:
+        """Keep what a client thinks of a run; the feedback's identifier. Raises `BadRequest` and `NotFound`."""
+        if feedback.empty:
+            raise BadRequest("the feedback is empty; give a verdict, a score, a gold_answer or a comment.")
+        if feedback.score is not None and not 0 <= feedback.score <= 1:
+            raise BadRequest(f"score is {feedback.score}; it must be from 0 to 1.")
+        return await self._archive.add_feedback(feedback, identity.tenant)
+
+
+def _may(wanted: RunFilter, identity: Identity) -> bool:
+    return wanted.tenant is None or identity.sees(wanted.tenant)
+
+
+def _own(wanted: RunFilter, identity: Identity) -> RunFilter:
+    return wanted if identity.tenant is None else msgspec.structs.replace(wanted, tenant=identity.tenant)
+
+
+async def _nothing() -> AsyncIterator[Run]:
+    nothing: tuple[Run, ...] = ()
+    for run in nothing:
+        yield run

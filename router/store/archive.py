@@ -1,0 +1,157 @@
+"""Stored runs, in a database."""
+
+import base64
+import math
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterable
+from functools import partial
+
+import msgspec
+from sqlalchemy import ColumnElement, Connection, Row, false, select, tuple_
+
+from router.archive import RunFilter, RunPage, RunSummary
+from router.call import Call
+from router.errors import BadRequest, NotFound
+from router.feedback import Feedback
+from router.run import Run
+from router.store.call_row import call_of
+from router.store.database import Database
+from router.store.schema import CALLS, FEEDBACK, RUNS, TENANTS
+from router.store.storable import storable
+from router.store.trace import run_of
+
+_PIECE = 32
+"""Runs that an export reads at once."""
+_LISTED = tuple(
+    RUNS.c[name] for name in "run_id tenant kind request_id request status outcome started_at duration_s".split()
+)
+_stands_at = tuple_(RUNS.c.started_at, RUNS.c.run_id)
+"""Where a run stands among all."""
+
+
+class SQLArchive:
+    """Reads what `SQLJournal` writes."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def load(self, run_id: str, tenant: str | None = None) -> Run:
+        """A run; one that runs or was interrupted has the calls that have ended by then. Raises `NotFound`."""
+        return await self._database.read(partial(_load, run_id=run_id, tenant=tenant))
+
+    async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
+        """At most `size` runs, newest first. Raises `BadRequest` for a `page` that no list gave."""
+        before = _place(page) if page else None
+        return await self._database.read(partial(_list, wanted=wanted, size=size, before=before))
+
+    async def export(self, wanted: RunFilter) -> AsyncIterator[Run]:
+        """All runs that have ended, oldest first, read in pieces; redacted ones too."""
+        after: tuple[float, str] | None = None
+        while piece := await self._database.read(partial(_piece, wanted=wanted, after=after)):
+            for run in piece:
+                yield run
+            after = piece[-1].started_at, piece[-1].id
+
+    async def add_feedback(self, feedback: Feedback, tenant: str | None = None) -> str:
+        """Keep feedback; its identifier. Raises `NotFound`."""
+        feedback_id = f"feedback-{secrets.token_hex(8)}"
+        await self._database.write(partial(_add_feedback, feedback=feedback, feedback_id=feedback_id, tenant=tenant))
+        return feedback_id
+
+    async def request_cancel(self, run_id: str) -> None:
+        """Ask the process that works on it to cancel a run; of no effect on one that has ended."""
+        running = RUNS.update().where(RUNS.c.run_id == storable(run_id), RUNS.c.status == "running")
+        await self._database.write(lambda connection: connection.execute(running.values(cancel_requested=True)))
+
+
+def _load(connection: Connection, run_id: str, tenant: str | None) -> Run:
+    row = connection.execute(select(RUNS).where(*_visible(run_id, tenant))).one_or_none()
+    if row is None:
+        raise _not_found(run_id)
+    return next(iter(_runs(connection, [row])))
+
+
+def _list(connection: Connection, wanted: RunFilter, size: int, before: tuple[float, str] | None) -> RunPage:
+    query = select(*_LISTED).where(*_conditions(wanted))
+    if before is not None:
+        query = query.where(_stands_at < before)
+    rows = connection.execute(query.order_by(RUNS.c.started_at.desc(), RUNS.c.run_id.desc()).limit(size + 1)).all()
+    runs = tuple(map(_summary, rows[:size]))
+    return RunPage(runs, _token(runs[-1]) if len(rows) > size else "")
+
+
+def _piece(connection: Connection, wanted: RunFilter, after: tuple[float, str] | None) -> list[Run]:
+    query = select(RUNS).where(RUNS.c.status != "running", *_conditions(wanted))
+    if after is not None:
+        query = query.where(_stands_at > after)
+    rows = connection.execute(query.order_by(RUNS.c.started_at, RUNS.c.run_id).limit(_PIECE)).all()
+    return list(_runs(connection, rows))
+
+
+def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str, tenant: str | None) -> None:
+    if connection.execute(select(RUNS.c.run_id).where(*_visible(feedback.run_id, tenant))).one_or_none() is None:
+        raise _not_found(feedback.run_id)
+    texts = {"gold_answer": storable(feedback.gold_answer), "comment": storable(feedback.comment)}
+    row = {**msgspec.structs.asdict(feedback), **texts, "feedback_id": feedback_id, "given_at": time.time()}
+    connection.execute(FEEDBACK.insert().values(row))
+
+
+def _visible(run_id: str, tenant: str | None) -> list[ColumnElement[bool]]:
+    return [RUNS.c.run_id == storable(run_id), *([] if tenant is None else [RUNS.c.tenant == tenant])]
+
+
+def _not_found(run_id: str) -> NotFound:
+    return NotFound(f"run_id {run_id!r}: no such run is stored here.")
+
+
+def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
+    columns = RUNS.c
+    conditions: list[ColumnElement[bool]] = []
+    if wanted.tenant is not None:
+        conditions.append(columns.tenant == storable(wanted.tenant))
+    if wanted.kind is not None:
+        conditions.append(columns.kind == wanted.kind)
+    if wanted.status == "running":
+        conditions.append(columns.status == "running")
+    elif wanted.status is not None:  # not by the index of statuses: there are too many to be sorted
+        conditions.append(columns.status.concat("") == wanted.status)
+    if wanted.start is not None:
+        conditions.append(columns.started_at >= wanted.start)
+    if wanted.end is not None:
+        conditions.append(columns.started_at < wanted.end)
+    if wanted.training:
+        conditions.append(columns.tenant.not_in(select(TENANTS.c.name).where(TENANTS.c.training == false())))
+    return conditions
+
+
+def _runs(connection: Connection, rows: Iterable[Row[tuple[object, ...]]]) -> Iterable[Run]:
+    """The runs that rows of all columns hold; those without a trace with the calls that have ended."""
+    rows = list(rows)
+    calls: dict[str, list[Call]] = {row.run_id: [] for row in rows if row.trace is None}
+    if calls:
+        ended = select(CALLS).where(CALLS.c.run_id.in_(calls), CALLS.c.outcome != "open").order_by(CALLS.c.number)
+        for call in connection.execute(ended).mappings():
+            calls[call["run_id"]].append(call_of(call))
+    return [run_of(row, tuple(calls.get(row.run_id, ()))) for row in rows]
+
+
+def _summary(row: Row[tuple[object, ...]]) -> RunSummary:
+    outcome = row.outcome or None if row.status == "finished" else None
+    fields = {**row._mapping, "request_id": row.request_id or "", "outcome": outcome}
+    return RunSummary(id=fields.pop("run_id"), **fields)
+
+
+def _token(run: RunSummary) -> str:
+    return base64.urlsafe_b64encode(msgspec.msgpack.encode((run.started_at, run.id))).decode()
+
+
+def _place(page: str) -> tuple[float, str]:
+    """Where the page before ended. Raises `BadRequest`."""
+    try:
+        started_at, run_id = msgspec.msgpack.decode(base64.urlsafe_b64decode(page), type=tuple[float, str])
+    except (ValueError, msgspec.DecodeError):
+        started_at, run_id = math.nan, ""
+    if not math.isfinite(started_at):
+        raise BadRequest("page_token: no list gave this; leave it empty for the first page.")
+    return started_at, storable(run_id)

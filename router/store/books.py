@@ -1,0 +1,283 @@
+"""What a batch of operations needs to know, and what they change, within one transaction."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Column, ColumnElement, Connection, Select, Table, bindparam, func, select
+
+from router.amount import NOTHING, Amount
+from router.call import Call, OpenedCall
+from router.errors import StoreFailed
+from router.journal import RunStart
+from router.run import RunStatus
+from router.store.call_row import opened_row
+from router.store.changes import Changes
+from router.store.schema import CALLS, RUNS, SPENDING, TENANTS
+from router.store.spending import Key, Spending, Tally, periods
+from router.store.storable import storable
+from router.tenant import Tenant
+
+_LOCK = """
+SELECT pg_advisory_xact_lock(lock) FROM (
+    SELECT DISTINCT hashtextextended(tenant, 0) AS lock FROM unnest(%(tenants)s::text[]) AS tenant ORDER BY lock
+) AS locks
+"""
+_RUN = "run_id tenant request_id fingerprint status started_at held_tokens held_nano_usd".split()
+_OPEN_CALL = "run_id number tenant started_at reserved_tokens reserved_nano_usd".split()
+
+
+def _select(table: Table, columns: Iterable[str], *conditions: ColumnElement[bool]) -> Select[Any]:
+    return select(*(table.c[name] for name in columns)).where(*conditions)
+
+
+def _among(column: Column[Any], name: str) -> ColumnElement[bool]:
+    return column.in_(bindparam(name, expanding=True))
+
+
+_TENANTS = _select(TENANTS, Tenant.__struct_fields__, _among(TENANTS.c.name, "names"))
+_RUNS = _select(RUNS, _RUN, _among(RUNS.c.run_id, "run_ids"))
+_NAMED_RUNS = _select(RUNS, _RUN, _among(RUNS.c.tenant, "names"), _among(RUNS.c.request_id, "request_ids"))
+_OPEN_CALLS = _select(CALLS, _OPEN_CALL, _among(CALLS.c.run_id, "run_ids"), CALLS.c.outcome == "open")
+_SPENDING = _select(
+    SPENDING,
+    ("tenant", "period", *Tally.__struct_fields__),
+    _among(SPENDING.c.tenant, "names"),
+    _among(SPENDING.c.period, "periods"),
+)
+_IN_FLIGHT = (
+    select(RUNS.c.tenant, func.count())
+    .where(RUNS.c.status == "running", _among(RUNS.c.tenant, "names"))
+    .group_by(RUNS.c.tenant)
+)
+
+
+@dataclass(slots=True)
+class KnownRun:
+    """A run, as it stands by now."""
+
+    run_id: str
+    tenant: str
+    request_id: str | None
+    fingerprint: str
+    status: RunStatus
+    started_at: float
+    held: Amount
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCall:
+    """A call that has not ended by now."""
+
+    tenant: str
+    started_at: float
+    reserved: Amount
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What an operation is about, so that it can be locked and read."""
+
+    tenant: str | None = None
+    """None for what concerns no tenant."""
+    run_id: str | None = None
+    request_id: str = ""
+    spends_at: tuple[float, ...] = ()
+    """When it would spend or reserve something, in Unix time."""
+    open_calls: bool = False
+    """Whether it needs to know the run's open calls."""
+
+
+class Books:
+    """Reads under the locks of all tenants concerned, so that nobody else changes what is read before it is written."""
+
+    def __init__(self, connection: Connection, gateway_id: str, scopes: Iterable[Scope]) -> None:
+        """`gateway_id`: whose runs begin here."""
+        self.connection, self.gateway_id, self.changes = connection, gateway_id, Changes()
+        scopes = list(scopes)
+        names = {scope.tenant for scope in scopes if scope.tenant is not None}
+        if names and connection.dialect.name == "postgresql":  # SQLite has one writer at a time
+            connection.exec_driver_sql(_LOCK, {"tenants": list(names)})
+        self._tenants = _tenants(connection, names)
+        self._runs = _runs(connection, scopes)
+        self._named = {(run.tenant, run.request_id): run for run in self._runs.values() if run.request_id}
+        self._open = _open_calls(connection, scopes)
+        self.spending = Spending(_spending(connection, self._tenants, scopes))
+        self._in_flight = _in_flight(connection, self._tenants)
+
+    def tenant(self, name: str) -> Tenant:
+        """Its settings; without any, nothing is limited."""
+        return self._tenants.get(name) or Tenant(name)
+
+    def in_flight(self, tenant: str) -> int:
+        """How many runs of a tenant with that limit are running."""
+        return self._in_flight[tenant]
+
+    def run(self, run_id: str) -> KnownRun | None:
+        """A run in the scope of the batch."""
+        return self._runs.get(run_id)
+
+    def running(self, run_id: str) -> KnownRun:
+        """The same. Raises `StoreFailed` where it is not running any more."""
+        run = self._runs.get(run_id)
+        if run is None or run.status != "running":
+            raise StoreFailed(
+                f"Run {run_id} is not running any more: another gateway took this one for dead, or it was deleted."
+            )
+        return run
+
+    def named(self, tenant: str, request_id: str) -> KnownRun | None:
+        """The run that has a client's name for it."""
+        return self._named.get((tenant, storable(request_id)))
+
+    def let_go(self, run: KnownRun) -> None:
+        """Let its `request_id` be used again."""
+        self.changes.let_go.append({"_run_id": run.run_id})
+        self._named.pop((run.tenant, run.request_id or ""), None)
+        run.request_id = None
+
+    def begin(self, start: RunStart, *, redact: bool) -> None:
+        """Put a run on record."""
+        request_id = storable(start.request_id) or None
+        run = KnownRun(start.id, start.tenant, request_id, start.fingerprint, "running", start.started_at, start.hold)
+        self._runs[start.id] = run
+        if request_id:
+            self._named[start.tenant, request_id] = run
+        self._in_flight[start.tenant] += 1
+        self.spending.reserve(start.tenant, start.started_at, start.hold)
+        self.changes.begun.append(
+            {
+                "run_id": start.id,
+                "tenant": start.tenant,
+                "key_id": start.key_id,
+                "kind": start.kind,
+                "request_id": request_id,
+                "fingerprint": start.fingerprint,
+                "request": "" if redact else storable(start.request),
+                "status": "running",
+                "outcome": "",
+                "started_at": start.started_at,
+                "duration_s": 0.0,
+                "gateway_id": self.gateway_id,
+                "cancel_requested": False,
+                "held_tokens": start.hold.tokens,
+                "held_nano_usd": start.hold.nano_usd or 0,
+                "trace_bytes": 0,
+            }
+        )
+
+    def hold(self, run: KnownRun, amount: Amount) -> None:
+        """Set `amount` aside for a run's answer, instead of what was before."""
+        if amount == run.held:
+            return
+        self.spending.release(run.tenant, run.started_at, run.held)
+        self.spending.reserve(run.tenant, run.started_at, amount)
+        run.held = amount
+        self.changes.held.append(
+            {"_run_id": run.run_id, "held_tokens": amount.tokens, "held_nano_usd": amount.nano_usd or 0}
+        )
+
+    def end(self, run: KnownRun, status: RunStatus, outcome: str, duration_s: float, trace: bytes) -> None:
+        """Write how a run ended. What it held is free."""
+        if run.status == "running":
+            self._in_flight[run.tenant] -= 1
+            self.spending.release(run.tenant, run.started_at, run.held)
+        run.status, run.held = status, NOTHING
+        self.changes.ended.append(
+            {
+                "_run_id": run.run_id,
+                "status": status,
+                "outcome": outcome,
+                "duration_s": duration_s,
+                "held_tokens": 0,
+                "held_nano_usd": 0,
+                "trace_bytes": len(trace),
+                "trace": trace,
+            }
+        )
+
+    def forget(self, run: KnownRun) -> None:
+        """Take a run back, as if it had never been asked for."""
+        for number in self.open_calls(run.run_id):
+            self.discard(run.run_id, number)
+        self.spending.release(run.tenant, run.started_at, run.held)
+        self.spending.uncount_request(run.tenant, run.started_at)
+        self._in_flight[run.tenant] -= 1
+        self._named.pop((run.tenant, run.request_id or ""), None)
+        del self._runs[run.run_id]
+        self.changes.forgotten.append({"_run_id": run.run_id})
+
+    def open_calls(self, run_id: str) -> list[int]:
+        """The numbers of its open calls; all of them where the batch's scope says so."""
+        return list(self._open.get(run_id, ()))
+
+    def open(self, call: OpenedCall) -> None:
+        """Put a call on record, and reserve what it may cost."""
+        self._open.setdefault(call.run_id, {})[call.number] = OpenCall(call.tenant, call.started_at, call.reserved)
+        self.spending.reserve(call.tenant, call.started_at, call.reserved)
+        self.changes.opened.append(opened_row(call))
+
+    def settle(self, call: Call) -> None:
+        """Replace an open call by how it ended; of no effect on one that is not open."""
+        opened = self._open.get(call.run_id, {}).pop(call.number, None)
+        if opened is not None:
+            self.spending.release(opened.tenant, opened.started_at, opened.reserved, call.charged)
+            self.changes.settled.append(call)
+
+    def discard(self, run_id: str, number: int) -> None:
+        """Take back a call that was never made; of no effect on one that is not open."""
+        opened = self._open.get(run_id, {}).pop(number, None)
+        if opened is not None:
+            self.spending.release(opened.tenant, opened.started_at, opened.reserved)
+            self.changes.discarded.append({"_run_id": run_id, "_number": number})
+
+    def write(self) -> None:
+        """Write what has changed."""
+        self.changes.write(self.connection, self.spending.changes)
+
+
+def _rows(connection: Connection, wanted: Select[Any], **among: Collection[object]) -> Sequence[Any]:
+    """The rows with values among these; none where there are no values."""
+    if not all(among.values()):
+        return ()
+    return connection.execute(wanted, {name: list(values) for name, values in among.items()}).all()
+
+
+def _tenants(connection: Connection, names: set[str]) -> dict[str, Tenant]:
+    return {row.name: Tenant(*row) for row in _rows(connection, _TENANTS, names=names)}
+
+
+def _runs(connection: Connection, scopes: list[Scope]) -> dict[str, KnownRun]:
+    run_ids = {scope.run_id for scope in scopes if scope.run_id}
+    request_ids = {storable(scope.request_id) for scope in scopes if scope.request_id}
+    names = {scope.tenant for scope in scopes if scope.request_id}
+    rows = [
+        *_rows(connection, _RUNS, run_ids=run_ids),
+        *_rows(connection, _NAMED_RUNS, names=names, request_ids=request_ids),
+    ]
+    return {
+        run_id: KnownRun(run_id, tenant, request_id, fingerprint, status, started_at, Amount(tokens, nano_usd))
+        for run_id, tenant, request_id, fingerprint, status, started_at, tokens, nano_usd in rows
+    }
+
+
+def _open_calls(connection: Connection, scopes: list[Scope]) -> dict[str, dict[int, OpenCall]]:
+    run_ids = {scope.run_id for scope in scopes if scope.open_calls}
+    found: dict[str, dict[int, OpenCall]] = {}
+    for run_id, number, tenant, started_at, *reserved in _rows(connection, _OPEN_CALLS, run_ids=run_ids):
+        found.setdefault(run_id, {})[number] = OpenCall(tenant, started_at, Amount(*reserved))
+    return found
+
+
+def _spending(connection: Connection, tenants: dict[str, Tenant], scopes: list[Scope]) -> dict[Key, Tally]:
+    limited = [scope for scope in scopes if scope.tenant in tenants]
+    names = {scope.tenant for scope in limited}
+    of = {period for scope in limited for at in scope.spends_at for period in periods(at)}
+    rows = _rows(connection, _SPENDING, names=names, periods=of)
+    return {(tenant, period): Tally(*sums) for tenant, period, *sums in rows}
+
+
+def _in_flight(connection: Connection, tenants: dict[str, Tenant]) -> Counter[str]:
+    names = [name for name, tenant in tenants.items() if tenant.runs_in_flight is not None]
+    return Counter(dict(_rows(connection, _IN_FLIGHT, names=names)))

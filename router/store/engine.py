@@ -1,0 +1,63 @@
+"""How SQLAlchemy is to talk to a database."""
+
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from router.errors import BadConfig
+
+WRITES: dict[str, Any] = {"writes": True}
+"""Execution options of a transaction that writes."""
+_CONNECT_S = 10
+_PRAGMAS = ("busy_timeout=10000", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON")
+
+
+def engine_of(url: str) -> Engine:
+    """An engine for `url`, not yet connected. Raises what SQLAlchemy raises, or `ImportError`."""
+    address = make_url(url)
+    match address.get_backend_name():
+        case "postgresql":
+            return create_engine(
+                address.set(drivername="postgresql+psycopg"),
+                isolation_level="READ COMMITTED",  # what a lock has let through must be seen
+                connect_args={"connect_timeout": _CONNECT_S},
+                hide_parameters=True,
+                pool_pre_ping=True,
+            )
+        case "sqlite" if address.database not in (None, "", ":memory:"):
+            return _sqlite(address)
+    raise ArgumentError("neither postgresql://… nor sqlite:///FILE")
+
+
+def cannot_open(url: str, error: Exception) -> BadConfig:
+    """What is wrong with `server.store`, and what to do; without the password that may stand in `url`."""
+    try:
+        address = make_url(url)
+    except (ArgumentError, ValueError):
+        return BadConfig("server.store: cannot open: this is no address; write sqlite:///FILE or postgresql://…")
+    shown, said = address.render_as_string(hide_password=True), str(getattr(error, "orig", None) or error).strip()
+    if address.password:
+        said = said.replace(str(address.password), "***")
+    if isinstance(error, BadConfig):
+        return BadConfig(f"server.store: {shown}: {said}")
+    advice = "install rolegate[postgres]" if isinstance(error, ImportError) else "is it there, and may it be written?"
+    return BadConfig(f"server.store: cannot open {shown}: {said}; {advice}")
+
+
+def _sqlite(address: URL) -> Engine:
+    engine = create_engine(address.set(drivername="sqlite"), hide_parameters=True, paramstyle="named")
+
+    @event.listens_for(engine, "connect")
+    def set_up(connection: Any, _record: object) -> None:
+        connection.isolation_level = None  # Python's driver would begin by itself, and too late
+        for pragma in _PRAGMAS:
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A writer locks before it reads, so that what it has read is still so when it writes.
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("writes") else "BEGIN")
+
+    return engine

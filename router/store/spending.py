@@ -1,0 +1,156 @@
+"""What counts against quotas: what tenants have spent and reserved in a day and in a month (UTC)."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Literal
+
+import msgspec
+
+from router.amount import NOTHING, Amount
+from router.errors import BudgetExhausted, QuotaExhausted
+from router.tenant import Tenant
+
+_DAY_S = 86400
+_SOON_S = 1.0
+Key = tuple[str, str]
+"""A tenant and a period, as 2026-11-21 or 2026-11."""
+Unit = Literal["day", "month"]
+
+
+class Tally(msgspec.Struct):
+    """The sums of one tenant and one period."""
+
+    requests: int = 0
+    tokens: int = 0
+    nano_usd: int = 0
+    reserved_tokens: int = 0
+    reserved_nano_usd: int = 0
+
+    @property
+    def spent(self) -> Amount:
+        """What is gone."""
+        return Amount(self.tokens, self.nano_usd)
+
+    @property
+    def reserved(self) -> Amount:
+        """What may come back."""
+        return Amount(self.reserved_tokens, self.reserved_nano_usd)
+
+
+class Spending:
+    """The books of some tenants: as they stand on record, and what has changed since."""
+
+    def __init__(self, recorded: Mapping[Key, Tally]) -> None:
+        """`recorded` holds the rows of tenants with quotas; those of others are only added to."""
+        self._recorded = recorded
+        self.changes: dict[Key, Tally] = {}
+
+    def count_request(self, tenant: Tenant, at: float, in_flight: int) -> None:
+        """Count one more run, while `in_flight` others run. Raises `QuotaExhausted`; then it is not counted."""
+        if tenant.runs_in_flight is not None and in_flight >= tenant.runs_in_flight:
+            raise QuotaExhausted(
+                f"tenant {tenant.name}: {in_flight} runs are in flight, and runs_in_flight is {tenant.runs_in_flight}; "
+                "wait until one of them has ended.",
+                retry_after_s=_SOON_S,
+            )
+        for period, unit in _periods(at):
+            limit = getattr(tenant, f"requests_per_{unit}")
+            if limit is not None and self._requests((tenant.name, period)) >= limit:
+                raise _exhausted(tenant, f"requests_per_{unit}", limit, unit, at)
+        for period, _ in _periods(at):
+            self._change(tenant.name, period).requests += 1
+
+    def check(self, tenant: Tenant, at: float, amount: Amount) -> None:
+        """Raise `QuotaExhausted` where `amount` is more than what is left; `BudgetExhausted` where nobody can tell."""
+        if not tenant.limited:
+            return
+        for period, unit in _periods(at):
+            spent, reserved = self._taken((tenant.name, period))
+            without, wanted = spent + amount, spent + reserved + amount
+            tokens: int | None = getattr(tenant, f"tokens_per_{unit}")
+            nano_usd: int | None = getattr(tenant, f"nano_usd_per_{unit}")
+            if tokens is not None and wanted.tokens > tokens:
+                raise _exhausted(tenant, f"tokens_per_{unit}", tokens, unit, at, contended=without.tokens <= tokens)
+            if nano_usd is None:
+                continue
+            if wanted.nano_usd is None or without.nano_usd is None:
+                raise BudgetExhausted(
+                    f"tenant {tenant.name}: nano_usd_per_{unit} limits what calls may cost, and the price of the next "
+                    "one's model is not known; give it in [prices] of the config."
+                )
+            if wanted.nano_usd > nano_usd:
+                contended = without.nano_usd <= nano_usd
+                raise _exhausted(tenant, f"nano_usd_per_{unit}", nano_usd, unit, at, contended=contended)
+
+    def reserve(self, tenant: str, at: float, amount: Amount) -> None:
+        """Set `amount` aside."""
+        self._add(tenant, at, NOTHING, amount.tokens, amount.nano_usd or 0)
+
+    def release(self, tenant: str, at: float, amount: Amount, charged: Amount = NOTHING) -> None:
+        """Give back what was set aside, less what was spent of it."""
+        self._add(tenant, at, charged, -amount.tokens, -(amount.nano_usd or 0))
+
+    def _add(self, tenant: str, at: float, charged: Amount, reserved_tokens: int, reserved_nano_usd: int) -> None:
+        if charged == NOTHING and not reserved_tokens and not reserved_nano_usd:
+            return
+        for period, _ in _periods(at):
+            change = self._change(tenant, period)
+            change.tokens += charged.tokens
+            change.nano_usd += charged.nano_usd or 0
+            change.reserved_tokens += reserved_tokens
+            change.reserved_nano_usd += reserved_nano_usd
+
+    def uncount_request(self, tenant: str, at: float) -> None:
+        """It was none."""
+        for period, _ in _periods(at):
+            self._change(tenant, period).requests -= 1
+
+    def _change(self, tenant: str, period: str) -> Tally:
+        key = tenant, period
+        if key not in self.changes:
+            self.changes[key] = Tally()
+        return self.changes[key]
+
+    def _requests(self, key: Key) -> int:
+        return sum(books[key].requests for books in (self._recorded, self.changes) if key in books)
+
+    def _taken(self, key: Key) -> tuple[Amount, Amount]:
+        """What is spent, and what is reserved."""
+        tallies = [books[key] for books in (self._recorded, self.changes) if key in books]
+        spent = sum((tally.spent for tally in tallies), NOTHING)
+        return spent, sum((tally.reserved for tally in tallies), NOTHING)
+
+
+def periods(at: float) -> list[str]:
+    """The day and the month that a Unix time is in."""
+    return [period for period, _ in _periods(at)]
+
+
+def _periods(at: float) -> tuple[tuple[str, Unit], tuple[str, Unit]]:
+    return _periods_of(int(at // _DAY_S))
+
+
+@lru_cache(maxsize=64)
+def _periods_of(day: int) -> tuple[tuple[str, Unit], tuple[str, Unit]]:
+    date = f"{datetime.fromtimestamp(day * _DAY_S, UTC):%Y-%m-%d}"
+    return (date, "day"), (date[:7], "month")
+
+
+def _exhausted(
+    tenant: Tenant, name: str, limit: int, unit: Unit, at: float, *, contended: bool = False
+) -> QuotaExhausted:
+    if contended:
+        return QuotaExhausted(
+            f"tenant {tenant.name}: {name} is {limit}, and what is left is reserved for runs that are under way.",
+            retry_after_s=_SOON_S,
+            contended=True,
+        )
+    now = datetime.fromtimestamp(at, UTC)
+    begins = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    anew = begins + timedelta(days=1) if unit == "day" else (begins.replace(day=1) + timedelta(days=32)).replace(day=1)
+    return QuotaExhausted(
+        f"tenant {tenant.name}: {name} is {limit}, and what is left does not suffice; it begins anew at "
+        f"{anew:%Y-%m-%d %H:%M} UTC.",
+        retry_after_s=(anew - now).total_seconds(),
+    )

@@ -1,0 +1,111 @@
+"""`rolegate runs`: what became of the runs of a running gateway."""
+
+import argparse
+from collections.abc import Sequence
+from itertools import islice
+
+from rich.console import Console
+from rolegate.client import Client
+
+from serving.cli.answer_view import AnswerView
+from serving.cli.connection import add_connection, with_client
+from serving.cli.message_json import message_json
+from serving.cli.moment import FORMATS, moment
+from serving.cli.runs_table import KINDS, STATUSES, calls_table, runs_table
+from serving.cli.usage_table import usage_table
+
+
+def main(arguments: Sequence[str]) -> int:
+    """One of the subcommands."""
+    if arguments[:1] == ["export"]:
+        from serving.cli.runs_export import main as export  # it reads the store, with what that takes
+
+        return export(arguments[1:])
+    given = _parser().parse_args(arguments)
+    return with_client(given, lambda client: int(given.work(client, given) or 0))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="rolegate runs", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    listing = commands.add_parser("list", help="the newest runs")
+    listing.add_argument("--limit", type=int, default=50, metavar="N", help="how many (default: 50)")
+    listing.add_argument("--kind", choices=KINDS)
+    listing.add_argument("--status", choices=STATUSES)
+    listing.add_argument("--since", type=moment, metavar="TIME", help=FORMATS)
+    listing.add_argument("--until", type=moment, metavar="TIME", help="runs that started before")
+    listing.add_argument("--tenant", default="", help="one tenant's only")
+    listing.set_defaults(work=_list)
+    show = commands.add_parser("show", help="one run, with its calls")
+    show.add_argument("--trace", action="store_true", help="print all that was said and found, as JSON")
+    show.set_defaults(work=_show)
+    watch = commands.add_parser("watch", help="what happens in an answer, also after its end")
+    watch.add_argument("--after", type=int, default=0, metavar="N", help="only what came after event number N")
+    watch.set_defaults(work=_watch)
+    cancel = commands.add_parser("cancel", help="stop a run")
+    cancel.set_defaults(work=_cancel)
+    feedback = commands.add_parser("feedback", help="say what became of an answer")
+    verdict = feedback.add_mutually_exclusive_group()
+    verdict.add_argument("--good", dest="accepted", action="store_const", const=True, help="it was right")
+    verdict.add_argument("--bad", dest="accepted", action="store_const", const=False, help="it was wrong")
+    feedback.add_argument("--score", type=float, help="from 0 to 1")
+    feedback.add_argument("--right-answer", default="", metavar="TEXT")
+    feedback.add_argument("--comment", default="", metavar="TEXT")
+    feedback.set_defaults(work=_feedback)
+    for command in (show, watch, cancel, feedback):
+        command.add_argument("run_id", metavar="RUN_ID")
+    for command in (listing, show, watch):
+        command.add_argument("--json", action="store_true", help="print JSON")
+    for command in (listing, show, watch, cancel, feedback):
+        add_connection(command)
+    commands.add_parser("export", add_help=False, help="write runs with their traces, from the config's store")
+    return parser
+
+
+def _list(client: Client, given: argparse.Namespace) -> None:
+    wanted = client.runs(tenant=given.tenant, kind=given.kind, status=given.status, start=given.since, end=given.until)
+    runs = list(islice(wanted, given.limit))
+    if given.json:
+        for run in runs:
+            print(message_json(run))
+    else:
+        Console().print(runs_table(runs))
+
+
+def _show(client: Client, given: argparse.Namespace) -> None:
+    found = client.run(given.run_id, trace=given.trace)
+    if given.trace:
+        print(found.trace_json)
+    elif given.json:
+        print(message_json(found))
+    else:
+        console = Console()
+        console.print(runs_table([found.run]))
+        console.print(calls_table(found.calls))
+        console.print(usage_table(found.usage))
+        if found.error:
+            console.print(found.error, style="red", markup=False, highlight=False)
+
+
+def _watch(client: Client, given: argparse.Namespace) -> None:
+    view = AnswerView(Console(), Console(stderr=True, quiet=given.json), stream=True, as_json=given.json)
+    with client.watch(given.run_id, given.after) as events:
+        for event in events:
+            view.tell(event)
+    view.show(event.done)
+
+
+def _cancel(client: Client, given: argparse.Namespace) -> None:
+    client.cancel(given.run_id)
+    print(f"told {given.run_id} to stop")
+
+
+def _feedback(client: Client, given: argparse.Namespace) -> None:
+    noted = client.feedback(
+        given.run_id,
+        accepted=given.accepted,
+        score=given.score,
+        gold_answer=given.right_answer,
+        comment=given.comment,
+    )
+    print(f"noted as {noted}")

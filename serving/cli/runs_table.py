@@ -1,0 +1,67 @@
+"""Runs and their calls, for a terminal."""
+
+from collections.abc import Sequence
+from datetime import UTC
+from textwrap import shorten
+
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Column, Table
+from rolegate.v1.answer_service_pb2 import AnswerOutcome
+from rolegate.v1.run_service_pb2 import Run, RunKind, RunStatus, UpstreamCall
+from rolegate.v1.usage_pb2 import Role
+
+from serving.cli.usage_table import cost
+
+KINDS = [name.removeprefix("RUN_KIND_").lower() for name in RunKind.keys()[1:]]
+STATUSES = [name.removeprefix("RUN_STATUS_").lower() for name in RunStatus.keys()[1:]]
+_MARKS = {"reported": "", "lower_bound": "≥", "estimated": "~"}
+_SHOWN = 60
+"""Characters of a request."""
+
+
+def runs_table(runs: Sequence[Run]) -> Table:
+    """A row each; whose they are only where they are not all of one tenant."""
+    tenants = len({run.tenant for run in runs}) > 1
+    names = ("run", *(["tenant"] if tenants else []), "kind", "status", "started (UTC)", "seconds")
+    columns = (Column(name, no_wrap=True) for name in names)
+    table = Table(*columns, "request", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    for run in runs:
+        table.add_row(
+            run.run_id,
+            *([escape(run.tenant)] if tenants else []),
+            RunKind.Name(run.kind).removeprefix("RUN_KIND_").lower(),
+            _status(run),
+            run.start_time.ToDatetime(UTC).strftime("%Y-%m-%d %H:%M:%S"),
+            f"{run.duration.ToTimedelta().total_seconds():.1f}" if run.HasField("duration") else "",
+            escape(shorten(run.request, _SHOWN, placeholder="…")),
+        )
+    return table
+
+
+def calls_table(calls: Sequence[UpstreamCall]) -> Table:
+    """A row for each attempt. Before a count, ≥ says that it is a lower bound, ~ that it is an estimate."""
+    texts = (Column(name, overflow="fold") for name in ("call", "role", "model", "why", "outcome"))
+    figures = (Column(name, justify="right") for name in ("prompt", "written", "cost", "seconds"))
+    table = Table(*texts, *figures, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    for call in calls:
+        mark = _MARKS.get(call.counted)
+        table.add_row(
+            call.call_id.rpartition("-")[2],
+            Role.Name(call.role).removeprefix("ROLE_").lower(),
+            escape(call.model),
+            call.purpose,
+            call.outcome,
+            "unknown" if mark is None else f"{mark}{call.prompt_tokens:,}",
+            "unknown" if mark is None else f"{mark}{call.completion_tokens:,}",
+            cost(call.cost_nano_usd if call.HasField("cost_nano_usd") else None, 1, 0),
+            f"{call.duration.ToTimedelta().total_seconds():.2f}",
+        )
+    return table
+
+
+def _status(run: Run) -> str:
+    """The outcome of an answer that is there; how far any other run has come."""
+    if run.outcome:
+        return AnswerOutcome.Name(run.outcome).removeprefix("ANSWER_OUTCOME_").lower().replace("_", " ")
+    return RunStatus.Name(run.status).removeprefix("RUN_STATUS_").lower()

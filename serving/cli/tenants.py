@@ -1,0 +1,167 @@
+"""`rolegate tenants`: what each tenant may spend, and what is kept of its runs.
+
+Tenants are kept in the store that the config names. What comes without a key, or with the operator's, is booked to the
+tenant `default`. Days and months are those of UTC.
+"""
+
+import argparse
+import asyncio
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from router.accounts import Accounts, Spent
+from router.errors import BadRequest
+from router.identity import DEFAULT_TENANT
+from router.store.accounts import SQLAccounts
+from router.tenant import Tenant
+from serving.cli.opened_store import opened_store
+from serving.cli.options import add_config, tenant_name
+from serving.logs import errors_only
+
+_NANO = 1_000_000_000
+_SET = """\
+Sets what is named, leaves the rest as it is, and makes the tenant where there is none of that name. `none` takes a
+limit away. A gateway that runs keeps to new limits from the next request on.
+
+Before anything is spent, the worst case of the next step is reserved, so that no limit is ever exceeded."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """List, set or show."""
+    parser = argparse.ArgumentParser(
+        prog="rolegate tenants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    listing = commands.add_parser("list", help="show all tenants", description="Shows all tenants with their limits.")
+    setting = commands.add_parser(
+        "set", help="make or change a tenant", description=_SET, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    show = commands.add_parser(
+        "show", help="show one tenant", description="Shows a tenant's limits, and what it has spent this day and month."
+    )
+    for command in (setting, show):
+        command.add_argument("name", type=tenant_name, metavar="NAME", help="the tenant")
+    _add_settings(setting)
+    for command in (listing, setting, show):
+        command.add_argument("--json", action="store_true", help="print JSON")
+        add_config(command)
+    given = parser.parse_args(arguments)
+    errors_only()
+    asyncio.run(_run(given))
+    return 0
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """An option for each field of `Tenant`; those that are not given are absent from the namespace."""
+    settings = parser.add_argument_group("settings", argument_default=argparse.SUPPRESS)
+    for period in ("day", "month"):
+        settings.add_argument(f"--tokens-per-{period}", type=_count, metavar="N", help="prompt and completion, or none")
+        settings.add_argument(
+            f"--usd-per-{period}", type=_nano, dest=f"nano_usd_per_{period}", metavar="USD", help="dollars, or none"
+        )
+        settings.add_argument(f"--requests-per-{period}", type=_count, metavar="N", help="requests, or none")
+    settings.add_argument("--runs-in-flight", type=_count, metavar="N", help="runs at the same time, or none")
+    switch = argparse.BooleanOptionalAction
+    settings.add_argument("--redact", action=switch, help="keep the figures of its runs, and none of their texts")
+    settings.add_argument("--training", action=switch, help="whether its runs may train an executor")
+
+
+def _count(text: str) -> int | None:
+    if text == "none":
+        return None
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number, or none")
+    return int(text)
+
+
+def _nano(text: str) -> int | None:
+    """Dollars as billionths of a dollar."""
+    if text == "none":
+        return None
+    try:
+        nano = Decimal(text) * _NANO
+    except InvalidOperation:
+        nano = Decimal("nan")
+    if not nano.is_finite() or nano < 0 or nano != int(nano):
+        raise argparse.ArgumentTypeError(f"{text!r}: give dollars, such as 2.50, or none")
+    return int(nano)
+
+
+async def _run(given: argparse.Namespace) -> None:
+    async with opened_store(given, make=True) as database:
+        accounts = SQLAccounts(database)
+        tenants = {tenant.name: tenant for tenant in (Tenant(DEFAULT_TENANT), *await accounts.tenants())}
+        if given.command == "list":
+            _list(list(tenants.values()), given)
+            return
+        if given.command == "set":
+            named = tenants.get(given.name, Tenant(given.name))
+            changes = {field: value for field, value in vars(given).items() if field in Tenant.__struct_fields__[1:]}
+            tenants[given.name] = msgspec.structs.replace(named, **changes)
+            await accounts.set_tenant(tenants[given.name])
+        if given.name not in tenants:
+            raise BadRequest(f"there is no tenant {given.name!r}; there are: {', '.join(tenants)}.")
+        _show(tenants[given.name], await _spent(accounts, given.name), given)
+
+
+async def _spent(accounts: Accounts, name: str) -> list[Spent]:
+    """What it has spent this day and this month."""
+    now = datetime.now(UTC)
+    spent = {entry.period: entry for entry in await accounts.spending(name)}
+    return [spent.get(period, Spent(period)) for period in (f"{now:%Y-%m-%d}", f"{now:%Y-%m}")]
+
+
+def _list(tenants: Sequence[Tenant], given: argparse.Namespace) -> None:
+    if given.json:
+        print(msgspec.json.encode(tenants).decode())
+        return
+    table = Table("tenant", "limits", "redact", "training")
+    for tenant in tenants:
+        limits = ", ".join(f"{name} {limit}" for name, limit in _limits(tenant) if limit != "none")
+        table.add_row(tenant.name, limits, _word(tenant.redact), _word(tenant.training))
+    Console(highlight=False).print(table)
+
+
+def _show(tenant: Tenant, spent: Sequence[Spent], given: argparse.Namespace) -> None:
+    if given.json:
+        print(msgspec.json.encode({**msgspec.structs.asdict(tenant), "spent": spent}).decode())
+        return
+    settings = Table(show_header=False, title=f"tenant {tenant.name}", title_justify="left")
+    for name, limit in _limits(tenant):
+        settings.add_row(name, limit)
+    settings.add_row("redact", _word(tenant.redact))
+    settings.add_row("training", _word(tenant.training))
+    Console(highlight=False).print(settings)
+    table = Table("spent", "requests", "tokens", "reserved", "USD", "reserved")
+    for entry in spent:
+        table.add_row(
+            *(entry.period, f"{entry.requests:,}", f"{entry.tokens:,}", f"{entry.reserved_tokens:,}"),
+            *(_usd(entry.nano_usd), _usd(entry.reserved_nano_usd)),
+        )
+    Console(highlight=False).print(table)
+
+
+def _limits(tenant: Tenant) -> Iterator[tuple[str, str]]:
+    """Each limit with its option's name."""
+    for period in ("day", "month"):
+        for what in ("tokens", "usd", "requests"):
+            field = f"{'nano_usd' if what == 'usd' else what}_per_{period}"
+            limit: int | None = getattr(tenant, field)
+            shown = "none" if limit is None else _usd(limit) if what == "usd" else f"{limit:,}"
+            yield f"{what}-per-{period}", shown
+    yield "runs-in-flight", "none" if tenant.runs_in_flight is None else f"{tenant.runs_in_flight:,}"
+
+
+def _usd(nano: int) -> str:
+    """Dollars, exactly, with at least two decimals."""
+    whole, _, rest = f"{Decimal(nano) / _NANO:.9f}".partition(".")
+    return f"{int(whole):,}.{rest.rstrip('0'):0<2}"
+
+
+def _word(switch: bool) -> str:
+    return "yes" if switch else "no"

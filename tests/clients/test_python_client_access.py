@@ -1,0 +1,251 @@
+"""The Python client with keys, certificates and connections that break."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from rolegate.client import AsyncClient, Client, Connection, GatewayError
+
+from router.access import Access, new_key
+from router.accounts import Key
+from router.edge.server import Server
+from router.edge.tls import TLS
+from router.errors import QuotaExhausted
+from router.identity import SCOPES
+from router.journal import Began, Earlier, RunStart
+from router.scripted_model import ScriptedModel
+from tests.router.accounts import KeptAccounts
+from tests.router.clock import ended
+from tests.router.deployment import STOP, Deployment, Kept, block
+from tests.router.edge.certificates import Authority
+from tests.router.edge.wire import whole_server
+
+QUESTION = "Who directed Heat?"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    """Whom both sides trust."""
+    return Authority(tmp_path)
+
+
+@asynccontextmanager
+async def started(server: Server) -> AsyncIterator[str]:
+    """The address of a server."""
+    try:
+        yield f"127.0.0.1:{await server.start('127.0.0.1:0')}"
+    finally:
+        await server.drain(0)
+
+
+def tireless() -> Deployment:
+    """Answers any number of questions."""
+    return Deployment(
+        ScriptedModel(lambda prompt: block(QUESTION) if len(prompt.messages) == 2 else STOP),
+        answerer=ScriptedModel(lambda _prompt: "<answer>Michael Mann</answer>"),
+    )
+
+
+def guarded(*keys: Key, store: Kept | None = None) -> Server:
+    """A gateway that these keys open."""
+    return whole_server(tireless(), store, access=Access(KeptAccounts(*keys)))
+
+
+async def test_a_key_is_sent_with_every_call() -> None:
+    """Also of streams; without one, or with a wrong one, nothing is answered, and the reason says so."""
+    sent, key = new_key("acme", ["ask", "train"])
+    store = Kept()
+    async with started(guarded(key, store=store)) as address:
+        async with AsyncClient(address, api_key=f" {sent}\n") as client:
+            answer = await client.ask(QUESTION)
+            assert (await client.run(answer.run_id)).run.tenant == "acme"
+            assert [event.run_id async for event in client.runs()] == [answer.run_id]
+            assert [item.run.run_id async for item in client.export()] == [answer.run_id]
+            assert [event.event_number async for event in client.watch(answer.run_id, after=7)][:1] == [8]
+        for wrong in ("", "rg_00000000_nonsense"):
+            async with AsyncClient(address, api_key=wrong) as client:
+                with pytest.raises(GatewayError) as caught:
+                    await client.ask(QUESTION)
+                assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.UNAUTHENTICATED, "NO_KEY")
+    assert [run.tenant for run in store.runs] == ["acme"]
+
+
+async def test_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is that of clients that are given none; an empty one is none."""
+    sent, key = new_key(None, SCOPES)
+    monkeypatch.setenv("ROLEGATE_API_KEY", sent)
+    async with started(guarded(key)) as address:
+        async with AsyncClient(address) as client:
+            assert (await client.ask(QUESTION)).answer == "Michael Mann"
+        assert await asyncio.to_thread(lambda: _asked(Client(address))) == "Michael Mann"
+        async with AsyncClient(address, api_key="") as client:
+            with pytest.raises(GatewayError, match="no key"):
+                await client.ask(QUESTION)
+
+
+def _asked(client: Client) -> str:
+    with client:
+        return client.ask(QUESTION).answer
+
+
+@pytest.mark.parametrize("address", ["10.0.0.7:50551", "gateway.example:50551", "[2001:db8::1]:50551"])
+def test_a_key_in_the_clear(address: str) -> None:
+    """Is sent to this machine alone, unless one insists; an encrypted channel takes it anywhere."""
+    with pytest.raises(ValueError, match=rf"sent to {address.partition(':')[0][:4]}".replace("[", r"\[")):
+        Connection.to(address, api_key="rg_1_secret")
+    sent = (("authorization", "Bearer rg_1_secret"),)
+    assert Connection.to(address, api_key="rg_1_secret", insecure=True).metadata == sent
+    assert Connection.to(address, api_key="rg_1_secret", ca=b"roots").metadata == sent
+    assert Connection.to(address, api_key="").metadata == ()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.1.2.3:1", "localhost:1", "[::1]:1", "unix:/tmp/socket"])
+def test_a_key_for_this_machine(address: str) -> None:
+    """Needs no encryption."""
+    assert Connection.to(address, api_key="rg_1_secret").metadata
+
+
+def test_the_key_is_not_shown() -> None:
+    """Where a connection is printed, as debuggers and logs do."""
+    assert "secret" not in repr(Connection.to("127.0.0.1:1", api_key="rg_1_secret"))
+
+
+def test_half_a_certificate() -> None:
+    """A certificate without its key, or the other way round, is refused at once; so is a file that is not there."""
+    with pytest.raises(ValueError, match="belong together"):
+        Connection.to("127.0.0.1:1", certificate=b"certificate")
+    with pytest.raises(ValueError, match="belong together"):
+        Connection.to("127.0.0.1:1", ca=b"roots", key=b"key")
+    with pytest.raises(FileNotFoundError):
+        Connection.to("127.0.0.1:1", ca=Path("/nowhere/roots.pem"))
+
+
+async def test_encrypted(authority: Authority) -> None:
+    """With who signed the gateway's certificate, as a file or as it is; what does not fit is told apart."""
+    certificate, key = authority.issue("server")
+    server = whole_server(tireless(), tls=TLS(str(certificate), str(key), None))
+    other = Authority(authority.certificate.parent, "other")
+    async with started(server) as address:
+        for ca in (authority.certificate, authority.certificate.read_bytes()):
+            async with AsyncClient(address, ca=ca) as client:
+                assert (await client.ask(QUESTION)).answer == "Michael Mann"
+        async with AsyncClient(address, ca=other.certificate) as client:
+            with pytest.raises(GatewayError, match=f"no gateway at {address} that these certificates fit") as caught:
+                await client.ask(QUESTION, timeout_s=10)
+    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_both_sides_show_certificates(authority: Authority) -> None:
+    """Where the gateway wants one of the client, the client shows its own."""
+    certificate, key = authority.issue("server")
+    tls = TLS(str(certificate), str(key), str(authority.certificate))
+    mine, its_key = authority.issue("client")
+    async with started(whole_server(Deployment(), tls=tls)) as address:
+        async with AsyncClient(address, ca=authority.certificate, certificate=mine, key=its_key) as client:
+            assert (await client.ask(QUESTION)).answer == "Michael Mann"
+        async with AsyncClient(address, ca=authority.certificate) as client:
+            with pytest.raises(GatewayError) as caught:
+                await client.ask(QUESTION, timeout_s=10)
+    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+
+
+class Cutting:
+    """Stands between a client and a gateway, and cuts connections as soon as the gateway has stored a run."""
+
+    def __init__(self, address: str, store: Kept, cuts: int) -> None:
+        self._port, self._store, self._cuts = int(address.rpartition(":")[2]), store, cuts
+        self.connections = 0
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[str]:
+        """The address to be asked instead."""
+        async with await asyncio.start_server(self._pass_on, "127.0.0.1", 0) as server:
+            yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        cuts = self.connections <= self._cuts
+        its_reader, its_writer = await asyncio.open_connection("127.0.0.1", self._port)
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, cutting: bool) -> None:
+            while data := await source.read(65536):
+                if cutting and self._store.runs:
+                    return
+                sink.write(data)
+
+        pumps = [
+            asyncio.create_task(pump(reader, its_writer, cutting=False)),
+            asyncio.create_task(pump(its_reader, writer, cutting=cuts)),
+        ]
+        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        for task in pumps:
+            task.cancel()
+        writer.close()
+        its_writer.close()
+
+
+async def test_a_connection_that_breaks() -> None:
+    """Before the answer has come through: it is asked for again, and nothing is spent twice."""
+    store = Kept()
+    async with started(whole_server(Deployment(), store)) as address:
+        between = Cutting(address, store, cuts=1)
+        async with between.listening() as middle, AsyncClient(middle) as client:
+            answer = await ended(client.ask(QUESTION))
+    assert (answer.answer, between.connections) == ("Michael Mann", 2)
+    assert [run.id for run in store.runs] == [answer.run_id]
+    assert len(store.settled) == 5
+
+
+async def test_a_connection_that_breaks_again() -> None:
+    """It is asked for twice and no more, by programs that wait, too."""
+    store = Kept()
+
+    def ask(address: str) -> GatewayError:
+        with Client(address) as client, pytest.raises(GatewayError) as caught:
+            client.ask(QUESTION)
+        return caught.value
+
+    async with started(whole_server(Deployment(), store)) as address:
+        between = Cutting(address, store, cuts=9)
+        async with between.listening() as middle:
+            error = await ended(asyncio.to_thread(ask, middle))
+    assert (error.code, error.reason, between.connections) == (grpc.StatusCode.UNAVAILABLE, "", 2)
+    assert len(store.runs) == 1
+
+
+async def test_terms() -> None:
+    """The name and the limits of a request arrive; what is asked twice under one name is answered once."""
+    store = Kept()
+    async with started(whole_server(Deployment(), store)) as address, AsyncClient(address) as client:
+        first = await client.ask(QUESTION, request_id="mine", max_total_tokens=10_000)
+        async with client.stream(QUESTION, request_id="mine", max_total_tokens=10_000) as events:
+            told = [event async for event in events]
+        with pytest.raises(GatewayError, match="max_total_tokens") as tokens:
+            await client.ask(QUESTION, max_total_tokens=1)
+        with pytest.raises(GatewayError, match="max_cost_nano_usd") as money:
+            await client.ask(QUESTION, max_cost_usd=0.001)
+        with pytest.raises(GatewayError, match="max_cost_nano_usd is 0"):
+            await client.ask(QUESTION, max_cost_usd=0)
+    assert told[-1].done == first
+    assert (tokens.value.reason, money.value.reason) == ("BUDGET_EXHAUSTED", "BAD_REQUEST")  # no price is known
+
+
+class Spent(Kept):
+    """A journal whose tenants have spent all that they may."""
+
+    async def begin(self, start: RunStart) -> Began | Earlier:
+        raise QuotaExhausted("1000 tokens a day are spent", retry_after_s=12.5)
+
+
+async def test_when_to_come_back() -> None:
+    """Is told to programs; other errors do not say."""
+    async with started(whole_server(Deployment(), Spent())) as address, AsyncClient(address) as client:
+        with pytest.raises(GatewayError, match="1000 tokens") as spent:
+            await client.ask(QUESTION)
+        with pytest.raises(GatewayError) as empty:
+            await client.ask("")
+    assert (spent.value.code, spent.value.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXHAUSTED")
+    assert (spent.value.retry_after_s, empty.value.retry_after_s) == (12.5, None)

@@ -1,0 +1,166 @@
+"""The ledger against a real engine's own counters, and against its log."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from rolegate.v1 import answer_service_pb2 as answer_pb
+from rolegate.v1 import usage_service_pb2 as usage_pb
+from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
+from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
+
+from router.engine_counts import VLLMCounts
+from router.journal import RunStart
+from router.ledger import Ledger
+from router.model import Message, Prompt, Sampling
+from router.openai_http import OpenAIHTTP
+from router.prompt_bound import prompt_bound
+from router.reconciliation import Reconciler, Reconciliation
+from router.role import Role
+from router.run import Run
+from router.store.database import Database
+from router.store.journal import SQLJournal
+from router.store.ledger_sums import SQLLedgerSums
+from serving.config import EngineConfig
+from serving.config_file import load_config, preset
+from serving.engine import engine
+from tests.end_to_end.conftest import Demo
+
+pytestmark = pytest.mark.asyncio(loop_scope="package")
+MODEL = "mini-executor"
+ASKED = (Message("system", "You search."), Message("user", "In which city was Worfle Shenlei born?"))
+LONG = 1500
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A running engine, and what it has logged so far."""
+
+    url: str
+    log: Callable[[], str]
+    session: aiohttp.ClientSession
+
+    def role(self, max_tokens: int, **extra: object) -> Role:
+        """A role on it."""
+        model = OpenAIHTTP(self.session, self.url, MODEL, extra_body=extra)
+        return Role("execution", model, "You search.", Sampling(max_tokens), deployment="engine", context_tokens=2048)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
+    logs: Path = tmp_path_factory.mktemp("logs")
+    path = load_config(preset("mini")).engines["executor"].path
+    config = EngineConfig(path=path, arguments=("--enable-log-requests", "--gpu-memory-utilization", "0.3"))
+    async with (
+        engine("executor", config, [MODEL], lambda _step: None, logs=logs) as url,
+        aiohttp.ClientSession() as session,
+    ):
+        yield Engine(url, lambda: "".join(log.read_text("utf-8", "replace") for log in logs.iterdir()), session)
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    database = await Database.open(f"sqlite:///{tmp_path}/runs.db")
+    yield database
+    await database.close()
+
+
+def start(run_id: str) -> RunStart:
+    return RunStart(run_id, "execute", "default", "", "", "?", "", 0.0)
+
+
+def run(run_id: str, ledger: Ledger) -> Run:
+    return Run(run_id, "execute", "?", "finished", "", None, {}, ledger.calls, 0.0, 1.0)
+
+
+async def test_the_ledger_equals_the_engine(served: Engine, database: Database) -> None:
+    """Completed calls agree exactly, each under its own name; cut calls lie within their bounds; every request that the
+    engine logged is a row.
+    """
+    async with SQLJournal.writing(database) as journal:
+        await journal.begin(start("run-whole"))
+        ledger = Ledger("run-whole", journal=journal)
+        asked, capped = served.role(64), served.role(5)
+        await asyncio.gather(*(one.ask(ASKED, ("</search>",), ledger) for one in [asked, capped] * 5))
+        assert [call.outcome for call in ledger.calls] == ["completed"] * 10
+        await journal.finish(run("run-whole", ledger))
+        whole = await compared(served, database)
+        assert (whole.verdict, whole.completed_calls, whole.uncertain_calls) == ("equal", 10, ())
+
+        await journal.begin(start("run-cut"))
+        cut = Ledger("run-cut", journal=journal)
+        long = served.role(LONG, ignore_eos=True, min_tokens=LONG)
+        await asyncio.gather(*(leaves_after(number, long, cut) for number in (1, 7, 40)))
+        await cancelled_once_sent(served, cut)
+        await cut.close(10)
+        await journal.finish(run("run-cut", cut))
+        known = [call.usage for call in cut.calls if call.usage is not None]
+        assert {call.outcome for call in cut.calls} == {"cancelled"}
+        assert [usage.lower_bound for usage in known] == [True] * 3
+        assert all(usage.prompt_tokens == exact(ledger) for usage in known)
+        both = await compared(served, database)
+        assert (both.verdict, both.completed_calls) == ("within_bounds", 10)
+        assert sorted(both.uncertain_calls) == [f"run-cut-{number}" for number in range(4)]
+        log = served.log()
+        for call in (*ledger.calls, *(call for call in cut.calls if call.usage)):
+            assert f"chatcmpl-{call.request_id}" in log
+
+
+async def test_the_gateway_says_so(demo: Demo) -> None:
+    """Each deployment that a role uses is compared, and no call of it is unaccounted for."""
+    await AnswerServiceStub(demo.channel).Answer(answer_pb.AnswerRequest(question="Who is Worfle Shenlei?"))
+    response = await UsageServiceStub(demo.channel).ReconcileUsage(usage_pb.ReconcileUsageRequest())
+    assert [found.deployment for found in response.reconciliations] == ["engines.backbone", "engines.executor"]
+    good = (usage_pb.RECONCILIATION_VERDICT_EQUAL, usage_pb.RECONCILIATION_VERDICT_WITHIN_BOUNDS)
+    assert all(found.verdict in good for found in response.reconciliations)
+    assert sum(found.completed_calls for found in response.reconciliations) > 0
+
+
+async def compared(served: Engine, database: Database) -> Reconciliation:
+    reconciler = Reconciler({"engine": served.url}, VLLMCounts(served.session), SQLLedgerSums(database))
+    (found,) = await reconciler.reconcile()
+    return found
+
+
+def exact(ledger: Ledger) -> int:
+    """The prompt's tokens, as the engine counts them."""
+    (tokens,) = {call.usage.prompt_tokens for call in ledger.calls if call.usage}
+    return tokens
+
+
+async def leaves_after(pieces: int, role: Role, ledger: Ledger) -> None:
+    """Listen to so many pieces of a stream."""
+    async with aclosing(role.stream(ASKED, (), ledger)) as deltas:
+        for _ in range(pieces):
+            await anext(deltas)
+
+
+async def cancelled_once_sent(served: Engine, ledger: Ledger) -> None:
+    """Ask, and cancel as soon as the question is on its way."""
+    sent, trace = asyncio.Event(), aiohttp.TraceConfig()
+
+    async def notice(*_: object) -> None:
+        sent.set()
+
+    trace.on_request_chunk_sent.append(notice)
+    async with aiohttp.ClientSession(trace_configs=[trace]) as session:
+        asking = asyncio.create_task(replace(served, session=session).role(LONG).ask(ASKED, (), ledger))
+        await sent.wait()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_its_tokenizer_counts_what_it_counts(served: Engine) -> None:
+    """A prompt has, template included, the very tokens that the engine books; and no more than its bytes tell."""
+    model = OpenAIHTTP(served.session, served.url, MODEL)
+    prompt = Prompt(ASKED, Sampling(16), request_id="counted")
+    said, counted = await model.complete(prompt), await model.count(prompt, "two words")
+    assert said.usage is not None
+    assert counted is not None
+    assert counted.prompt_tokens == said.usage.prompt_tokens <= prompt_bound(ASKED)
+    assert counted.completion_tokens > 0

@@ -1,0 +1,254 @@
+"""Keys over real channels: who is let in, as whom, to what, and where without."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.descriptor_pool import Default
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from rolegate.v1 import answer_service_pb2 as pb
+from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
+from rolegate.v1.run_service_pb2 import ExportRunsRequest
+from rolegate.v1.run_service_pb2_grpc import RunServiceStub
+from structlog.testing import capture_logs
+
+from router.access import Access, new_key
+from router.edge.http_server import HTTPServer
+from router.edge.key_interceptor import NEEDED
+from router.edge.openai_door import openai_app
+from router.edge.run_service import RunServicer
+from router.edge.server import Server
+from router.errors import BadConfig, QuotaExhausted, UpstreamUnavailable
+from router.identity import SCOPES
+from router.journal import Began, Earlier, RunStart
+from router.live_runs import LiveRuns
+from router.runs import Runs
+from router.scripted_model import ScriptedModel
+from tests.router.accounts import KeptAccounts
+from tests.router.clock import ended
+from tests.router.deployment import STOP, Deployment, HeldModel, Kept
+from tests.router.edge.wire import connected, info_of, next_of
+
+SERVICES = ("Answer", "Completion", "Execution", "Retrieval", "Run", "Usage")
+ASK = pb.AnswerRequest(question="Who directed Heat?")
+ADDRESSES = ["127.0.0.1:0", "0.0.0.0:0"]
+
+
+def methods() -> Iterator[MethodDescriptor]:
+    """Every method of every service there is."""
+    for name in SERVICES:
+        yield from Default().FindServiceByName(f"rolegate.v1.{name}Service").methods
+
+
+def bearer(text: str) -> tuple[tuple[str, str], ...]:
+    """The metadata that a key is sent in."""
+    return (("authorization", f"Bearer {text}"),)
+
+
+@asynccontextmanager
+async def guarded(
+    accounts: KeptAccounts, deployment: Deployment | None = None, store: Kept | None = None
+) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to a gateway with keys."""
+    store = store or Kept()
+    gateway = (deployment or Deployment()).gateway(store)
+    server = Server(gateway, None, RunServicer(Runs(store, LiveRuns())), access=Access(accounts))
+    async with connected(await server.start("127.0.0.1:0")) as channel:
+        yield channel
+    await server.drain(0)
+
+
+async def refused(call: Any) -> grpc.aio.AioRpcError:
+    """What a call fails with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await ended(call)
+    return caught.value
+
+
+def test_every_method_has_its_scope() -> None:
+    """No method is left out, and none is there that does not exist; clients stream nothing, which nobody checks."""
+    found = [f"/{method.containing_service.full_name}/{method.name}" for method in methods()]
+    assert sorted(NEEDED) == sorted(found)
+    assert not any(method.client_streaming for method in methods())
+
+
+async def test_who_calls_is_who_the_run_belongs_to() -> None:
+    """Its tenant and its key are on record."""
+    text, key = new_key("acme", ["ask"])
+    store = Kept()
+    async with guarded(KeptAccounts(key), Deployment(ScriptedModel(lambda _prompt: STOP)), store) as channel:
+        await AnswerServiceStub(channel).Answer(ASK, metadata=bearer(text))
+        async for _ in AnswerServiceStub(channel).StreamAnswer(
+            pb.StreamAnswerRequest(question="Who directed Heat?"), metadata=bearer(text)
+        ):
+            pass
+    assert [(start.tenant, start.key_id) for start in store.starts.values()] == [("acme", key.key_id)] * 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_callers_at_the_same_time_do_not_mix(stream: bool) -> None:
+    """Each run is booked to whoever asked for it, also where all of them wait for one another."""
+    keys = {name: new_key(name, ["ask"]) for name in map(str, range(20))}
+    store, model = Kept(), HeldModel(ScriptedModel(lambda _prompt: STOP))
+
+    async def ask(channel: grpc.aio.Channel, name: str) -> None:
+        stub, metadata = AnswerServiceStub(channel), bearer(keys[name][0])
+        if not stream:
+            await stub.Answer(pb.AnswerRequest(question=f"question of {name}"), metadata=metadata)
+            return
+        async for _ in stub.StreamAnswer(pb.StreamAnswerRequest(question=f"question of {name}"), metadata=metadata):
+            pass
+
+    async with guarded(KeptAccounts(*(key for _, key in keys.values())), Deployment(model), store) as channel:
+        asking = asyncio.gather(*(ask(channel, name) for name in keys))
+        await ended(model.called.wait())
+        model.let.set()
+        await ended(asking)
+    assert {run.request: run.tenant for run in store.runs} == {f"question of {name}": name for name in keys}
+
+
+async def test_nobody_gets_in_without_a_key() -> None:
+    """UNAUTHENTICATED, in words that do not repeat what was sent; nothing has begun."""
+    text, key = new_key("acme", ["ask"])
+    store = Kept()
+    async with guarded(KeptAccounts(key), store=store) as channel:
+        stub = AnswerServiceStub(channel)
+        for metadata in ((), bearer("rg_0badf00d_open-sesame"), bearer(f"{text}0"), (("authorization", text),)):
+            error = await refused(stub.Answer(ASK, metadata=metadata))
+            assert (error.code(), info_of(error).reason) == (grpc.StatusCode.UNAUTHENTICATED, "NO_KEY")
+            assert not any(word in str(error) for word in ("sesame", "0badf00d", text[12:]))
+            assert (await refused(stub.StreamAnswer(pb.StreamAnswerRequest(), metadata=metadata).read())).code() == (
+                grpc.StatusCode.UNAUTHENTICATED
+            )
+    assert store.starts == {}
+
+
+async def test_health_needs_no_key() -> None:
+    """Nor does a watch of it."""
+    async with guarded(KeptAccounts(new_key("acme", ["ask"])[1])) as channel:
+        stub: Any = HealthStub(channel)
+        response = await stub.Check(health_pb2.HealthCheckRequest())
+        assert response.status == health_pb2.HealthCheckResponse.SERVING
+        watch = stub.Watch(health_pb2.HealthCheckRequest())
+        assert (await next_of(watch)).status == health_pb2.HealthCheckResponse.SERVING
+        watch.cancel()
+
+
+async def test_a_scope_that_is_missing() -> None:
+    """PERMISSION_DENIED names it, for a whole reply and for a stream; with it, the way is open."""
+    asks, asking = new_key("acme", ["ask"])
+    trains, training = new_key("acme", ["train"])
+    async with guarded(KeptAccounts(asking, training)) as channel:
+        error = await refused(RunServiceStub(channel).ExportRuns(ExportRunsRequest(), metadata=bearer(asks)).read())
+        assert (error.code(), info_of(error).reason) == (grpc.StatusCode.PERMISSION_DENIED, "ACCESS_DENIED")
+        assert "`train`" in str(error.details())
+        export = RunServiceStub(channel).ExportRuns(ExportRunsRequest(), metadata=bearer(trains))
+        assert await next_of(export) == grpc.aio.EOF
+        error = await refused(AnswerServiceStub(channel).Answer(ASK, metadata=bearer(trains)))
+        assert (error.code(), "`ask`" in str(error.details())) == (grpc.StatusCode.PERMISSION_DENIED, True)
+
+
+async def test_a_tenant_learns_no_address() -> None:
+    """Of a model that fails: its role and what to do. The operator reads the whole text, and so does the log."""
+    theirs, tenants = new_key("acme", ["ask"])
+    mine, operators = new_key(None, SCOPES)
+    failing = UpstreamUnavailable("the engine said: cache full", endpoint="http://10.1.2.3:8000/v1")
+    deployment = Deployment(ScriptedModel(lambda _prompt: failing))
+    async with guarded(KeptAccounts(tenants, operators), deployment) as channel:
+        stub = AnswerServiceStub(channel)
+        with capture_logs() as logs:
+            told = await refused(stub.Answer(ASK, metadata=bearer(theirs)))
+        whole = await refused(stub.Answer(ASK, metadata=bearer(mine)))
+    assert told.details() == "The model for delegation is not available for now; try again later."
+    assert (told.code(), info_of(told).metadata["role"]) == (grpc.StatusCode.UNAVAILABLE, "delegation")
+    assert whole.details() == "delegation at http://10.1.2.3:8000/v1: the engine said: cache full"
+    assert [log["error"] for log in logs if log["event"] == "edge.refused"] == [whole.details()]
+
+
+class Full(Kept):
+    """A journal whose tenants have spent everything."""
+
+    async def begin(self, start: RunStart) -> Began | Earlier:
+        raise QuotaExhausted(f"{start.tenant} has spent all of today's tokens.", retry_after_s=12.5)
+
+
+async def test_a_quota_tells_when_to_come_back() -> None:
+    """In the details that gRPC clients know, and in the metadata."""
+    text, key = new_key("acme", ["ask"])
+    async with guarded(KeptAccounts(key), store=Full()) as channel:
+        error = await refused(AnswerServiceStub(channel).Answer(ASK, metadata=bearer(text)))
+    assert (error.code(), info_of(error).reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXHAUSTED")
+    assert info_of(error).metadata["retry_after_s"] == "12.500"
+    packed = dict(error.trailing_metadata() or ())["grpc-status-details-bin"]
+    assert error_details_pb2.RetryInfo.DESCRIPTOR.full_name.encode() in packed
+
+
+@asynccontextmanager
+async def door(accounts: KeptAccounts, store: Kept | None = None) -> AsyncIterator[aiohttp.ClientSession]:
+    """A session with a door that knows keys."""
+    access = Access(accounts)
+    server = HTTPServer(openai_app(Deployment().gateway(store or Kept()), access), 0.0, access=access)
+    async with aiohttp.ClientSession(f"http://{await server.start('127.0.0.1:0', 'server.http')}") as session:
+        yield session
+    await server.drain()
+
+
+async def posted(session: aiohttp.ClientSession, key: str | None) -> tuple[int, Any, Any]:
+    """Status, headers and reply of a question."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    body = {"model": "rolegate", "messages": [{"role": "user", "content": "Who directed Heat?"}]}
+    async with session.post("/v1/chat/completions", json=body, headers=headers) as response:
+        return response.status, response.headers, await response.json()
+
+
+async def test_the_door_takes_the_same_keys() -> None:
+    """401 and 403 in OpenAI's shape; only its health needs no key."""
+    asks, asking = new_key("acme", ["ask"])
+    trains, training = new_key("acme", ["train"])
+    store = Kept()
+    async with door(KeptAccounts(asking, training), store) as session:
+        for key in (None, "rg_0badf00d_open-sesame"):
+            status, headers, reply = await posted(session, key)
+            assert (status, reply["error"]["code"]) == (401, "NO_KEY")
+            assert (headers["WWW-Authenticate"], "sesame" in str(reply)) == ("Bearer", False)
+        status, _, reply = await posted(session, trains)
+        assert (status, reply["error"]["code"]) == (403, "ACCESS_DENIED")
+        assert (await session.get("/v1/models")).status == 401
+        assert (await session.get("/health")).status == 200
+        assert store.starts == {}
+        assert (await posted(session, asks))[0] == 200
+    assert [(start.tenant, start.key_id) for start in store.starts.values()] == [("acme", asking.key_id)]
+
+
+async def test_the_door_tells_when_to_come_back() -> None:
+    text, key = new_key("acme", ["ask"])
+    async with door(KeptAccounts(key), Full()) as session:
+        status, headers, reply = await posted(session, text)
+    assert (status, headers["Retry-After"], reply["error"]["code"]) == (429, "13", "QUOTA_EXHAUSTED")
+
+
+async def test_without_keys_only_this_machine_is_listened_to() -> None:
+    """Any other address is refused, with how to make a key; with keys it is open, and told to be unencrypted."""
+    for accounts, opens in ((KeptAccounts(), False), (KeptAccounts(new_key("acme", ["ask"])[1]), True)):
+        for address in ADDRESSES:
+            access = Access(accounts)
+            server = Server(None, None, access=access)
+            http = HTTPServer(openai_app(Deployment().gateway(), access), 0.0, access=access)
+            for setting, start in (("address", server.start(address)), ("http", http.start(address, "server.http"))):
+                if opens or address.startswith("127."):
+                    with capture_logs() as logs:
+                        await start
+                    warned = [log["address"] for log in logs if log["event"] == "serve.unencrypted"]
+                    assert warned == ([] if address.startswith("127.") else [address])
+                else:
+                    with pytest.raises(BadConfig, match=rf"^server\.{setting}: 0\.0\.0\.0:0 .*`rolegate keys create`"):
+                        await start
+            await server.drain(0)
+            await http.drain()

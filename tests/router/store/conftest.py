@@ -1,0 +1,44 @@
+"""A database of each kind, empty for each test."""
+
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy.engine import make_url
+
+from benchmarks.postgres import postgres_binaries, running_postgres
+from router.store.database import Database
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Callable[[], str]]:
+    """Makes a new database on a server of the tests' own, and gives its URL."""
+    if postgres_binaries() is None:
+        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+    with running_postgres(durable=False) as server, psycopg.connect(server, autocommit=True) as connection:
+
+        def new() -> str:
+            name = f"db{secrets.token_hex(4)}"
+            connection.execute(f"CREATE DATABASE {name}".encode())
+            return make_url(server).set(database=name).render_as_string(hide_password=False)
+
+        yield new
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of an empty database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'runs.db'}"
+    new: Callable[[], str] = request.getfixturevalue("postgres")
+    return new()
+
+
+@pytest.fixture
+async def database(url: str) -> AsyncIterator[Database]:
+    """An open database."""
+    database = await Database.open(url)
+    yield database
+    await database.close()

@@ -1,0 +1,44 @@
+"""What a journal is told, and what then stands in its database."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import text
+
+from router.amount import NOTHING, Amount
+from router.call import Call, OpenedCall
+from router.journal import RunStart
+from router.store.database import Database
+from tests.router.store.stored import call
+
+NOW = 1_795_262_400.0 + 3600
+"""2026-11-21 13:00 UTC."""
+DAY, MONTH = "2026-11-21", "2026-11"
+
+
+def start(run_id: str, tenant: str = "default", request_id: str = "", **fields: Any) -> RunStart:
+    """A run that is about to begin, now."""
+    known: dict[str, Any] = {"key_id": "key", "request": "Who directed Heat?", "fingerprint": "f", "started_at": NOW}
+    return RunStart(id=run_id, kind="answer", tenant=tenant, request_id=request_id, **{**known, **fields})
+
+
+def ended(run_id: str, number: int = 0, reserved: Amount = NOTHING, **fields: Any) -> Call:
+    """A call that has ended; well, but for `fields`."""
+    return call(run_id, number, reserved=reserved, **{"started_at": NOW + 1, **fields})
+
+
+def opened(ended: Call) -> OpenedCall:
+    """The same before it was made."""
+    return OpenedCall(**{name: getattr(ended, name) for name in OpenedCall.__struct_fields__})
+
+
+async def rows(database: Database, query: str, **values: object) -> Sequence[tuple[Any, ...]]:
+    """What a reader finds."""
+    return await database.read(lambda connection: [tuple(row) for row in connection.execute(text(query), values)])
+
+
+async def spent(database: Database, tenant: str = "default") -> dict[str, tuple[int, ...]]:
+    """By period: requests, tokens, nano-dollars, and what is reserved of both."""
+    sums = "requests, tokens, nano_usd, reserved_tokens, reserved_nano_usd"
+    found = await rows(database, f"SELECT period, {sums} FROM spending WHERE tenant = :tenant", tenant=tenant)
+    return {period: tuple(counts) for period, *counts in found}

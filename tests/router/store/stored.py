@@ -1,0 +1,168 @@
+"""Runs as they lie in a database, put there without a journal."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+from sqlalchemy import Connection
+
+from router.amount import NOTHING
+from router.call import Call
+from router.citation import Citation
+from router.events import AnswerWritten, Event, Reported, RoundStarted, RunStarted, SearchDone, SubQueryDispatched
+from router.execution import Conversation, Execution, SearchRecord
+from router.model import Completion, Message, Usage
+from router.passage import Passage
+from router.report import Report
+from router.role_total import totals
+from router.run import RoleSetting, Run
+from router.store.database import Database
+from router.store.schema import CALLS, RUNS, TENANTS, USAGE_HOURS
+from router.store.sums import COUNTS
+from router.store.trace import trace_of
+from router.tenant import Tenant
+from router.trajectory import Trajectory
+
+HEAT = Passage("p1", "Heat", "Heat is a film by Michael Mann.", 0.9, "films.pdf", 3)
+EXECUTIONS = tuple(
+    Execution(
+        sub_query,
+        Report("Michael Mann", ("Heat is a film by Michael Mann.",)),
+        "reported",
+        (SearchRecord(sub_query, (HEAT,)),),
+        Conversation((Message("user", sub_query),), (Completion("…", "stop", usage=Usage(10, 2)),)),
+    )
+    for sub_query in ("Who directed Heat?", "What is Heat?")
+)
+CITATION = Citation("p1", "Heat", "films.pdf", 3, "Heat is a film by Michael Mann.")
+ANSWER = Trajectory("Michael Mann", "answered", EXECUTIONS, (2,), Conversation((Message("user", "Who?"),)))
+
+
+def events(run_id: str) -> tuple[Event, ...]:
+    """What happened in a run with `ANSWER`; the second executor was the first to end."""
+    return (
+        RunStarted(run_id),
+        RoundStarted(1),
+        SubQueryDispatched(0, 1, "Who directed Heat?"),
+        SubQueryDispatched(1, 1, "What is Heat?"),
+        SearchDone(1, "What is Heat?", ("Heat",)),
+        Reported(1, EXECUTIONS[1]),
+        Reported(0, EXECUTIONS[0]),
+        AnswerWritten("Michael Mann"),
+    )
+
+
+def call(run_id: str, number: int = 0, **fields: object) -> Call:
+    """A call that ended well, but for `fields`."""
+    known: dict[str, object] = {
+        "run_id": run_id,
+        "tenant": "default",
+        "number": number,
+        "role": "execution",
+        "model": "small",
+        "deployment": "engine",
+        "executor_version": "executor-000001",
+        "purpose": "first",
+        "attempt": 1,
+        "sub_query": 0,
+        "max_tokens": 64,
+        "reserved": NOTHING,
+        "started_at": 1000.0,
+        "outcome": "completed",
+        "usage": Usage(10, 2),
+        "nano_usd": 7,
+        "first_token_s": 0.25,
+        "duration_s": 0.5,
+    }
+    return Call(**{**known, **fields})  # type: ignore[arg-type]
+
+
+def run(run_id: str, started_at: float = 1000.0, calls: Sequence[Call] = (), **fields: object) -> Run:
+    """An answer that was given, but for `fields`."""
+    known: dict[str, object] = {
+        "kind": "answer",
+        "request": "Who directed Heat?",
+        "status": "finished",
+        "error": "",
+        "result": ANSWER,
+        "settings": {"answer": RoleSetting("big", "0" * 64)},
+        "duration_s": 2.5,
+        "events": events(run_id),
+    }
+    return Run(id=run_id, started_at=started_at, calls=tuple(calls), **{**known, **fields})  # type: ignore[arg-type]
+
+
+async def put(
+    database: Database, *runs: Run, tenants: Sequence[Tenant] = (), open_calls: Sequence[Call] = (), trace: bool = True
+) -> None:
+    """Write runs with their calls and the sums of these. `open_calls` have not ended; nor have runs without `trace`."""
+
+    def write(connection: Connection) -> None:
+        for tenant in tenants:
+            connection.execute(TENANTS.insert().values(msgspec.structs.asdict(tenant)))
+        for each in runs:
+            connection.execute(RUNS.insert().values(run_row(each, trace=trace and each.status != "running")))
+        rows = [call_row(call) for each in runs for call in each.calls]
+        rows += [{**call_row(call), "outcome": "open", "counted": None} for call in open_calls]
+        if rows:
+            connection.execute(CALLS.insert(), rows)
+        if hours := hour_rows([call for each in runs for call in each.calls]):
+            connection.execute(USAGE_HOURS.insert(), hours)
+
+    await database.write(write)
+
+
+def run_row(run: Run, *, trace: bool) -> dict[str, object]:
+    """A run as a row."""
+    encoded = trace_of(run) if trace else None
+    return {
+        "run_id": run.id,
+        "tenant": run.tenant,
+        "key_id": "",
+        "kind": run.kind,
+        "request_id": run.request_id or None,
+        "fingerprint": "",
+        "request": run.request,
+        "status": run.status,
+        "outcome": run.result.outcome if isinstance(run.result, Trajectory) else "",
+        "started_at": run.started_at,
+        "duration_s": run.duration_s,
+        "gateway_id": "gateway-1",
+        "cancel_requested": False,
+        "held_tokens": 0,
+        "held_nano_usd": 0,
+        "trace": encoded,
+        "trace_bytes": len(encoded or b""),
+    }
+
+
+def call_row(call: Call) -> dict[str, object]:
+    """A call as a row."""
+    usage = call.usage
+    counted = "lower_bound" if usage and usage.lower_bound else "estimated" if usage and usage.estimated else "reported"
+    return {
+        **{column.name: getattr(call, column.name) for column in CALLS.c if hasattr(call, column.name)},
+        "executor_version": call.executor_version or "",
+        "counted": counted if usage else None,
+        "prompt_tokens": usage and usage.prompt_tokens,
+        "cached_tokens": usage and usage.cached_tokens,
+        "completion_tokens": usage and usage.completion_tokens,
+        "reasoning_tokens": usage and usage.reasoning_tokens,
+        "reserved_tokens": call.reserved.tokens,
+        "reserved_nano_usd": call.reserved.nano_usd or 0,
+    }
+
+
+def hour_rows(calls: Sequence[Call]) -> list[dict[str, object]]:
+    """The rows of `usage_hours` that calls add up to."""
+    groups: dict[tuple[object, ...], list[Call]] = defaultdict(list)
+    for each in calls:
+        hour = int(each.started_at // 3600)
+        groups[each.tenant, hour, each.role, each.model, each.deployment, each.executor_version or ""].append(each)
+    names = "tenant", "hour", "role", "model", "deployment", "executor_version"
+    return [{**dict(zip(names, key, strict=True)), **_sums(members)} for key, members in groups.items()]
+
+
+def _sums(calls: list[Call]) -> dict[str, object]:
+    (total,) = totals(calls)
+    return {name: getattr(total, name) for name in COUNTS}

@@ -1,0 +1,327 @@
+"""Stored runs are read again."""
+
+import base64
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from sqlalchemy import Connection, select
+
+from benchmarks.query_plan import explained
+from router.archive import RunFilter, RunSummary
+from router.errors import BadRequest, NotFound, StoreFailed
+from router.events import Reported
+from router.execution import Conversation
+from router.feedback import Feedback
+from router.model import Message, Usage
+from router.run import Run
+from router.store.archive import SQLArchive
+from router.store.database import Database, Value
+from router.store.engine import engine_of
+from router.store.schema import CALLS, FEEDBACK, RUNS
+from router.tenant import Tenant
+from tests.router.store.stored import ANSWER, EXECUTIONS, call, put, run
+
+
+@pytest.fixture
+def archive(database: Database) -> SQLArchive:
+    return SQLArchive(database)
+
+
+async def exported(archive: SQLArchive, wanted: RunFilter = RunFilter()) -> list[Run]:  # noqa: B008 - frozen
+    return [each async for each in archive.export(wanted)]
+
+
+async def listed(archive: SQLArchive, size: int, wanted: RunFilter = RunFilter()) -> list[list[str]]:  # noqa: B008
+    """The identifiers of all pages."""
+    pages, page = [], ""
+    while True:
+        found = await archive.list(wanted, size, page)
+        pages.append([each.id for each in found.runs])
+        if not (page := found.next_page):
+            return pages
+
+
+async def test_a_run_comes_back_as_it_was(database: Database, archive: SQLArchive) -> None:
+    """With its events, whose executions are stored once, in its result."""
+    kept = run("run-1", calls=[call("run-1", 0), call("run-1", 1, usage=None, nano_usd=None)], request_id="mine")
+    await put(database, kept)
+
+    assert await archive.load("run-1") == kept
+    assert await exported(archive) == [kept]
+    (stored,) = await database.read(lambda connection: connection.execute(select(RUNS.c.trace)).one())
+    assert stored.count(b"Heat is a film by Michael Mann.") == 2 * len(EXECUTIONS)  # evidence and passage of each
+
+
+async def test_events_without_their_execution(database: Database, archive: SQLArchive) -> None:
+    """A run that was cut may have told of a report that its result had not taken up yet."""
+    cut = msgspec.structs.replace(ANSWER, executions=EXECUTIONS[:1])
+    await put(database, run("run-1", result=cut, status="cancelled"), run("run-2", result=None, status="failed"))
+
+    for run_id, known in (("run-1", [None, EXECUTIONS[0]]), ("run-2", [None, None])):
+        events = (await archive.load(run_id)).events
+        assert [event.execution for event in events if isinstance(event, Reported)] == known
+
+
+CALLS_SO_FAR = (
+    call("run-1", 0, role="delegation", executor_version=None, sub_query=None, first_token_s=None),
+    call("run-1", 1, outcome="cancelled", usage=Usage(10, 3, 4, 1, lower_bound=True)),
+    call("run-1", 2, outcome="cancelled", usage=Usage(10, 3, estimated=True), nano_usd=None),
+    call("run-1", 4, outcome="unavailable", usage=None, nano_usd=None),
+)
+
+
+@pytest.mark.parametrize("status", ["running", "interrupted"])
+async def test_a_run_without_a_trace(database: Database, archive: SQLArchive, status: str) -> None:
+    """Has the calls that have ended by then; the others are not there yet."""
+    bare = run("run-1", calls=CALLS_SO_FAR, status=status, result=None, events=(), settings={}, request_id="mine")
+    await put(database, bare, open_calls=[call("run-1", 3)], trace=False)
+
+    assert await archive.load("run-1") == bare
+    assert await exported(archive) == ([] if status == "running" else [bare])
+
+
+@pytest.mark.parametrize(("run_id", "tenant"), [("run-2", None), ("run-1", "other"), ("run-1\0", None), ("", None)])
+async def test_what_is_not_there_or_not_ones_own(
+    database: Database, archive: SQLArchive, run_id: str, tenant: str | None
+) -> None:
+    """Is refused in the same words."""
+    await put(database, run("run-1"))
+
+    for reading in (archive.load(run_id, tenant), archive.add_feedback(Feedback(run_id, accepted=True), tenant)):
+        with pytest.raises(NotFound) as caught:
+            await reading
+        assert str(caught.value) == f"run_id {run_id!r}: no such run is stored here."
+    assert (await archive.load("run-1", "default")).id == "run-1"
+    assert await database.read(lambda connection: connection.execute(select(FEEDBACK)).all()) == []
+
+
+async def test_a_damaged_trace(database: Database, archive: SQLArchive) -> None:
+    """Is named, with what to do, and nothing of it is shown."""
+    await put(database, run("run-1"))
+    await database.write(lambda connection: connection.execute(RUNS.update().values(trace=b"\xa3Heat")))
+
+    with pytest.raises(StoreFailed, match=r"^The trace of run run-1 is damaged; see `rolegate store check`.$"):
+        await archive.load("run-1")
+
+
+async def test_pages(database: Database, archive: SQLArchive) -> None:
+    """Newest first, each run once, also where many started at the same time; the last page leads nowhere."""
+    times = [5.0, 3.0, 3.0, 3.0, 3.0, 4.0, 1.0]
+    await put(database, *(run(f"run-{number}", started_at) for number, started_at in enumerate(times)))
+
+    newest_first = ["run-0", "run-5", "run-4", "run-3", "run-2", "run-1", "run-6"]
+    for size in range(1, 9):
+        pages = await listed(archive, size)
+        assert [run_id for page in pages for run_id in page] == newest_first
+        assert [len(page) for page in pages[:-1]] == [size] * (len(pages) - 1)
+        assert pages[-1]
+
+
+async def test_pages_while_runs_are_added(database: Database, archive: SQLArchive) -> None:
+    """A page begins where the one before ended, whatever is new."""
+    await put(database, *(run(f"run-{number}", number) for number in range(4)))
+    first = await archive.list(RunFilter(), 2)
+    await put(database, run("run-9", 9.0))
+
+    second = await archive.list(RunFilter(), 2, first.next_page)
+
+    assert [each.id for each in (*first.runs, *second.runs)] == ["run-3", "run-2", "run-1", "run-0"]
+
+
+async def test_a_row_of_a_list(database: Database, archive: SQLArchive) -> None:
+    """What is not known of a run is None or empty."""
+    await put(
+        database,
+        run("run-1", 2.0, request_id="mine", tenant="acme"),
+        run("run-2", 1.0, kind="execute", status="failed", result=None),
+    )
+
+    page = await archive.list(RunFilter(), 5)
+
+    request = "Who directed Heat?"
+    assert page.runs == (
+        RunSummary("run-1", "acme", "answer", "mine", request, "finished", "answered", 2.0, 2.5),
+        RunSummary("run-2", "default", "execute", "", request, "failed", None, 1.0, 2.5),
+    )
+
+
+async def test_a_token_tells_nothing_new(database: Database, archive: SQLArchive) -> None:
+    """It holds what the page showed: the last run's identifier and time."""
+    await put(database, run("run-1", 1.0), run("run-2", 2.0))
+
+    page = await archive.list(RunFilter(), 1)
+
+    assert msgspec.msgpack.decode(base64.urlsafe_b64decode(page.next_page)) == [2.0, "run-2"]
+
+
+def token(value: object) -> str:
+    return base64.urlsafe_b64encode(msgspec.msgpack.encode(value)).decode()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        *("x", "é", "run-1", "!!!!", "\0", token("run-1"), token([1.0]), token(["a", "b"]), token([math.nan, "a"])),
+        *(token([1.0, "run-1", "more"]), token([math.inf, "a"]), token([1.0, "run-1"])[:-3]),
+    ],
+)
+async def test_a_page_that_no_list_gave(archive: SQLArchive, page: str) -> None:
+    """Is refused."""
+    with pytest.raises(BadRequest, match="page_token"):
+        await archive.list(RunFilter(), 1, page)
+
+
+async def test_a_forged_page_reads_no_further(database: Database, archive: SQLArchive) -> None:
+    """Whatever place a token names, what it leads to is what the filter admits."""
+    await put(database, run("run-1", tenant="acme"), run("run-2", tenant="other"))
+
+    page = await archive.list(RunFilter(tenant="acme"), 5, token([1e9, "run-\0"]))
+
+    assert [each.id for each in page.runs] == ["run-1"]
+
+
+MANY = (
+    run("run-1", 1.0, tenant="acme"),
+    run("run-2", 2.0, tenant="acme", kind="execute", result=EXECUTIONS[0], events=()),
+    run("run-3", 3.0, status="failed", result=None, events=(), error="UpstreamUnavailable: …"),
+    run("run-4", 4.0, tenant="shy", status="cancelled"),
+    run("run-5", 5.0, status="running", result=None, events=(), settings={}),
+    run("run-6", 6.0, kind="complete", events=(), result=Conversation((Message("user", "?"),))),
+    run("run-7", 7.0, tenant="acme", redacted=True, request="", result=None, events=()),
+)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (RunFilter(), "1234567"),
+        (RunFilter(tenant="acme"), "127"),
+        (RunFilter(tenant="nobody"), ""),
+        (RunFilter(tenant="acme\0"), ""),
+        (RunFilter(kind="answer"), "13457"),
+        (RunFilter(kind="execute"), "2"),
+        (RunFilter(status="finished"), "1267"),
+        (RunFilter(status="running"), "5"),
+        (RunFilter(start=2.0), "234567"),
+        (RunFilter(end=2.0), "1"),
+        (RunFilter(start=2.0, end=4.0), "23"),
+        (RunFilter(training=True), "123567"),
+        (RunFilter("acme", "answer", "finished", 0.5, 6.5, training=True), "1"),
+    ],
+)
+async def test_filters(database: Database, archive: SQLArchive, wanted: RunFilter, found: str) -> None:
+    """A list and an export choose the same runs, but that those that still run are not exported."""
+    await put(database, *MANY, tenants=[Tenant("shy", training=False), Tenant("acme", redact=True)])
+
+    assert [run_id[-1] for page in await listed(archive, 2, wanted) for run_id in page] == list(reversed(found))
+    assert await exported(archive, wanted) == [each for each in MANY if each.id[-1] in found.replace("5", "")]
+
+
+async def test_an_export_of_many_pieces(database: Database, archive: SQLArchive) -> None:
+    """Oldest first, each run once, though many started at the same time."""
+    kept = [run(f"run-{number:03}", float(number // 40)) for number in range(100)]
+    await put(database, *kept)
+
+    assert await exported(archive) == kept
+
+
+async def test_an_export_holds_no_transaction(database: Database, archive: SQLArchive) -> None:
+    """Whoever reads slowly hinders nobody; a run that is deleted meanwhile is passed over."""
+    await put(database, *(run(f"run-{number:03}", float(number)) for number in range(70)))
+    found: list[str] = []
+    async for each in archive.export(RunFilter()):
+        if not found:
+            await database.write(lambda connection: connection.execute(RUNS.delete().where(RUNS.c.run_id == "run-060")))
+        found.append(each.id)
+    assert found == [f"run-{number:03}" for number in range(70) if number != 60]
+
+
+@pytest.mark.parametrize("tenant", [None, "default"])
+async def test_feedback_is_kept_beside_its_run(database: Database, archive: SQLArchive, tenant: str | None) -> None:
+    """A row each, with an identifier of its own; what is not stated is null."""
+    await put(database, run("run-1"))
+    given = [
+        await archive.add_feedback(Feedback("run-1", False, 0.25, "no", "é\n日本\0"), tenant),
+        await archive.add_feedback(Feedback("run-1", comment="so so"), tenant),
+    ]
+
+    rows = await database.read(lambda connection: connection.execute(select(FEEDBACK)).mappings().all())
+
+    assert sorted(({**row} for row in rows), key=lambda row: given.index(row["feedback_id"])) == [
+        {
+            "feedback_id": given[0],
+            "run_id": "run-1",
+            "given_at": rows[0]["given_at"],
+            "accepted": False,
+            "score": 0.25,
+            "gold_answer": "no",
+            "comment": "é\n日本\ufffd",
+        },
+        {
+            "feedback_id": given[1],
+            "run_id": "run-1",
+            "given_at": rows[1]["given_at"],
+            "accepted": None,
+            "score": None,
+            "gold_answer": "",
+            "comment": "so so",
+        },
+    ]
+
+
+async def test_cancelling(database: Database, archive: SQLArchive) -> None:
+    """Is asked of a run that runs, and of no other."""
+    await put(database, run("run-1", status="running", result=None), run("run-2"), run("run-3", status="running"))
+
+    for run_id in ("run-1", "run-2", "run-4\0"):
+        await archive.request_cancel(run_id)
+
+    asked = select(RUNS.c.run_id).where(RUNS.c.cancel_requested)
+    assert await database.read(lambda connection: connection.execute(asked).scalars().all()) == ["run-1"]
+
+
+async def test_a_store_that_does_not_work(database: Database, archive: SQLArchive) -> None:
+    """Says so, without the rows."""
+    await put(database, run("run-1"))
+    for table in (FEEDBACK, CALLS, RUNS):
+        await database.write(table.drop)
+
+    attempts: Sequence[object] = [archive.load("run-1"), archive.list(RunFilter(), 1), exported(archive)]
+    for attempt in attempts:
+        with pytest.raises(StoreFailed):
+            await attempt  # type: ignore[misc]
+
+
+class Explained(Database):
+    """Notes how the database goes about what is read."""
+
+    plans: str = ""
+
+    async def read(self, query: Callable[[Connection], Value]) -> Value:
+        def read(connection: Connection) -> Value:
+            with explained(connection) as plans:
+                value = query(connection)
+            self.plans = "\n".join(plans)
+            return value
+
+        return await super().read(read)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [RunFilter(), RunFilter("acme"), RunFilter(status="finished"), RunFilter(kind="answer", training=True)],
+)
+async def test_a_page_is_read_through_an_index(tmp_path: Path, wanted: RunFilter) -> None:
+    """However many runs there are, they need not be sorted for it."""
+    url = f"sqlite:///{tmp_path / 'runs.db'}"
+    await (await Database.open(url)).close()
+    database = Explained(engine_of(url))
+
+    await SQLArchive(database).list(wanted, 2, token([2.0, "run-2"]))
+
+    assert "runs_by_time" in database.plans or "runs_by_tenant" in database.plans
+    assert "TEMP B-TREE" not in database.plans
+    await database.close()

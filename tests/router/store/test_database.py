@@ -1,0 +1,107 @@
+"""Databases are opened, or said why not."""
+
+import asyncio
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from router.errors import BadConfig, StoreFailed
+from router.store.database import Database
+from tests.router.store.entries import rows
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("sqlite:///{folder}/missing/runs.db", "unable to open"),
+        ("sqlite:///{folder}", "unable to open"),
+        ("sqlite:////proc/runs.db", "unable to open"),
+        ("sqlite://", "neither postgresql://… nor sqlite:///FILE"),
+        ("sqlite:///:memory:", "neither postgresql://… nor sqlite:///FILE"),
+        ("nonsense", "write sqlite:///FILE or postgresql://…"),
+        ("mysql://host/runs", "neither postgresql://… nor sqlite:///FILE"),
+        ("postgresql://u:secret@host:port/runs", "write sqlite:///FILE or postgresql://…"),
+        ("postgresql://u:secret@127.0.0.1:1/runs?application_name=secret", r"u:\*\*\*@127.0.0.1:1"),
+    ],
+)
+async def test_what_cannot_be_opened(url: str, said: str, tmp_path: Path) -> None:
+    """An address that is none, or leads nowhere, is a fault of the configuration; its password is not told."""
+    with pytest.raises(BadConfig, match=rf"^server\.store: cannot open.*{said}") as caught:
+        await Database.open(url.format(folder=tmp_path))
+    assert "secret" not in str(caught.value).replace("application_name=secret", "")
+
+
+async def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    """Is left as it was."""
+    path = tmp_path / "runs.db"
+    path.write_bytes(b"not a database at all" * 100)
+    with pytest.raises(BadConfig, match="not a database"):
+        await Database.open(f"sqlite:///{path}")
+    assert path.read_bytes() == b"not a database at all" * 100
+
+
+async def test_addresses_of_older_configs(tmp_path: Path) -> None:
+    """The driver that they name is not needed any more."""
+    database = await Database.open(f"sqlite+aiosqlite:///{tmp_path / 'runs.db'}")
+    assert await rows(database, "SELECT count(*) FROM runs") == [(0,)]
+    await database.close()
+
+
+async def test_writes_are_durable(tmp_path: Path) -> None:
+    """Every connection writes ahead and waits for the disk, so that what is acknowledged survives a power cut."""
+    database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
+    wanted = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 10000}
+    for run in (database.read, database.write, database.read):
+        for name, value in wanted.items():
+            assert await run(lambda connection, name=name: connection.execute(text(f"PRAGMA {name}")).scalar()) == value  # type: ignore[misc]
+    await database.close()
+
+
+async def test_a_write_that_fails_changes_nothing(database: Database) -> None:
+    """And says so without what was to be written."""
+    insert = text("INSERT INTO tenants (name, redact, training) VALUES ('secret', false, false)")
+
+    for statement in (insert, text("INSERT INTO tenants (name) VALUES ('secret')")):
+        with pytest.raises(StoreFailed) as caught:
+            await database.write(lambda connection: [connection.execute(insert), connection.execute(statement)])  # noqa: B023
+        assert "secret" not in str(caught.value)
+    assert await rows(database, "SELECT name FROM tenants") == []
+
+
+_OPENING = """
+import asyncio, sys
+from router.store.database import Database
+asyncio.run(asyncio.wait_for(Database.open(sys.argv[1]), 60))
+"""
+
+
+async def test_several_processes_open_at_once(url: str) -> None:
+    """One of them makes the tables, and the others find them."""
+    children = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", _OPENING, url, stderr=asyncio.subprocess.PIPE)
+        for _ in range(4)
+    ]
+    ends = await asyncio.gather(*(child.communicate() for child in children))
+    assert [(child.returncode, said) for child, (_, said) in zip(children, ends, strict=True)] == [(0, b"")] * 4
+
+
+async def test_writers_of_several_processes_wait_for_each_other(tmp_path: Path) -> None:
+    """A file that another process is writing to is written to when that has ended."""
+    database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
+    with closing(sqlite3.connect(tmp_path / "runs.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        writing = asyncio.create_task(
+            database.write(
+                lambda connection: connection.execute(text("INSERT INTO gateways VALUES ('g', 'h', 1, 1.0)")).rowcount
+            )
+        )
+        other.execute("INSERT INTO gateways VALUES ('f', 'h', 1, 1.0)")
+        assert not writing.done()
+        other.execute("COMMIT")
+    assert await writing == 1
+    assert await rows(database, "SELECT count(*) FROM gateways") == [(2,)]
+    await database.close()

@@ -1,0 +1,68 @@
+"""Old runs are deleted; what was spent stays known."""
+
+import time
+
+import pytest
+
+from router.store.check import check
+from router.store.database import Database
+from router.store.journal import SQLJournal
+from router.store.retention import Retention
+from tests.router.store.entries import ended, opened, rows, spent, start
+from tests.router.store.stored import put, run
+
+DAY_S = 86400
+
+
+async def _left(database: Database) -> list[str]:
+    return [run_id for (run_id,) in await rows(database, "SELECT run_id FROM runs ORDER BY started_at")]
+
+
+async def test_runs_are_kept_for_some_days(database: Database) -> None:
+    """Since their start; calls and feedback go with them, and runs under way stay. It takes pieces, however many."""
+    now = time.time()
+    old = [run(f"run-{number}", now - 3 * DAY_S + number) for number in range(230)]
+    await put(database, *old, run("run-new", now - 1.9 * DAY_S), run("run-old", now - 3 * DAY_S - 1, status="running"))
+    await database.write(
+        lambda connection: connection.exec_driver_sql(
+            "INSERT INTO feedback VALUES ('feedback-1', 'run-1', 1.0, NULL, NULL, '', '')"
+        )
+    )
+    await Retention(database, keep_days=2).run()
+    assert await _left(database) == ["run-old", "run-new"]
+    assert await rows(database, "SELECT * FROM feedback") == []
+
+
+async def test_runs_are_kept_while_they_fit(database: Database) -> None:
+    """The oldest go until the traces together take no more than they may; nothing else goes."""
+    await put(database, *(run(f"run-{number}", 1000.0 + number) for number in range(10)))
+    ((size,),) = await rows(database, "SELECT trace_bytes FROM runs WHERE run_id = 'run-0'")
+
+    await Retention(database, keep_gb=10 * size / 1e9).run()
+    assert len(await _left(database)) == 10
+    await Retention(database, keep_gb=(7 * size - 1) / 1e9).run()
+    assert await _left(database) == [f"run-{number}" for number in range(4, 10)]
+    await Retention(database, keep_gb=0).run()
+    assert await _left(database) == []
+    await Retention(database).run()
+
+
+@pytest.mark.parametrize(("keep_days", "keep_gb"), [(1.0, None), (None, 0.0)])
+async def test_a_journal_deletes_when_it_begins(
+    database: Database, keep_days: float | None, keep_gb: float | None
+) -> None:
+    """Sums of usage and spending stay when their calls are gone, and the store is whole."""
+    then = time.time() - 2 * DAY_S
+    call = ended("run-1", started_at=then)
+    async with SQLJournal.writing(database) as journal:
+        await journal.begin(start("run-1", started_at=then))
+        await journal.open(opened(call))
+        await journal.finish(run("run-1", then, [call]))
+        booked = await spent(database)
+    async with SQLJournal.writing(database, keep_days=keep_days, keep_gb=keep_gb):
+        while await _left(database):
+            pass
+    assert await rows(database, "SELECT * FROM calls") == []
+    assert await rows(database, "SELECT attempts, prompt_tokens FROM usage_hours") == [(1, 10)]
+    assert await spent(database) == booked
+    assert (await check(database)).problems == []

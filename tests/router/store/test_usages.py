@@ -1,0 +1,271 @@
+"""Sums over stored calls."""
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import partial
+from itertools import combinations
+
+import msgspec
+import pytest
+from sqlalchemy import Connection, event, func, select
+
+from benchmarks.query_plan import explained
+from router.call import Call
+from router.errors import BadRequest, StoreFailed
+from router.model import Usage
+from router.role_total import totals
+from router.store.database import Database
+from router.store.schema import CALLS, RUNS, USAGE_HOURS
+from router.store.sums import COUNTS
+from router.store.usages import SQLUsages, usage_in
+from router.usage_report import Bucket, Dimension, UsageQuery, UsageReport, UsageRow
+from tests.router.store.stored import call, call_row, hour_rows, put, run, run_row
+
+NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+HOUR = 3600.0
+DIMENSIONS: tuple[Dimension, ...] = ("tenant", "role", "model", "executor_version")
+BUCKETS: tuple[Bucket | None, ...] = (None, "hour", "day", "month")
+
+
+@pytest.fixture
+def usages(database: Database) -> SQLUsages:
+    return SQLUsages(database)
+
+
+def some_calls(draw: random.Random, run_id: str, started_at: float) -> list[Call]:
+    """The calls of one run, of all that there may be."""
+    tenant = draw.choice(("acme", "other", "ünï"))
+    return [
+        call(
+            run_id,
+            number,
+            tenant=tenant,
+            role=(role := draw.choice(("delegation", "execution", "answer"))),
+            model=draw.choice(("big", "small")),
+            deployment=draw.choice(("engine", "http://other")),
+            executor_version=draw.choice(("executor-000001", "executor-000002")) if role == "execution" else None,
+            started_at=started_at + draw.choice((0.0, 0.25, 30.0, HOUR)),
+            outcome=draw.choice(("completed", "cancelled", "failed")),
+            usage=draw.choice((None, Usage(draw.randrange(10**6), 3), Usage(10, 10**9, 4, 2, lower_bound=True))),
+            nano_usd=draw.choice((None, draw.randrange(10**15))),
+        )
+        for number in range(draw.randrange(5))
+    ]
+
+
+def expected(calls: Sequence[Call], starts: Sequence[float], query: UsageQuery) -> UsageReport:
+    """The same sums in plain Python."""
+    first = query.start if query.start is not None else -1.0
+    end = query.end if query.end is not None else float("inf")
+    groups: dict[tuple[float | None, tuple[str, ...]], list[Call]] = defaultdict(list)
+    for each in calls:
+        if first <= each.started_at < end and query.tenant in (None, each.tenant):
+            key = tuple(getattr(each, name) or "" for name in query.by)
+            groups[bucket_of(query.bucket, each.started_at), key].append(each)
+    return UsageReport(
+        sum(first <= started_at < end for started_at in starts),
+        tuple(row(query, *key, groups[key]) for key in sorted(groups, key=lambda key: (key[0] or 0.0, key[1]))),
+    )
+
+
+def bucket_of(bucket: Bucket | None, started_at: float) -> float | None:
+    moment = datetime.fromtimestamp(started_at, UTC).replace(minute=0, second=0, microsecond=0)
+    if bucket == "day":
+        moment = moment.replace(hour=0)
+    if bucket == "month":
+        moment = moment.replace(hour=0, day=1)
+    return moment.timestamp() if bucket else None
+
+
+def row(query: UsageQuery, start: float | None, key: tuple[str, ...], calls: list[Call]) -> UsageRow:
+    (total,) = totals([msgspec.structs.replace(each, role="answer", model="any") for each in calls])
+    known: dict[str, object] = {
+        "bucket_start": start,
+        **dict.fromkeys(DIMENSIONS),
+        **dict(zip(query.by, key, strict=True)),
+    }
+    return msgspec.convert({**known, **{name: getattr(total, name) for name in COUNTS}}, UsageRow)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_sums_are_exact(database: Database, usages: SQLUsages, seed: int) -> None:
+    """By any of the dimensions and buckets, over any span and of any tenant, they are what the calls add up to."""
+    draw = random.Random(seed)
+    starts = [NEW_YEAR + draw.uniform(-40 * 24 * HOUR, 40 * 24 * HOUR) for _ in range(60)]
+    starts += [NEW_YEAR + draw.choice((-HOUR, 0.0, HOUR)) + draw.choice((0.0, 0.25, 1800.0)) for _ in range(60)]
+    runs = [run(f"run-{n}", at, some_calls(draw, f"run-{n}", at)) for n, at in enumerate(starts)]
+    await put(database, *runs)
+    calls = [each for one in runs for each in one.calls]
+    edges = [None, *starts, *(NEW_YEAR + shift for shift in (-24 * HOUR, -HOUR, 0.0, 0.5, HOUR, 1800.25))]
+
+    for _ in range(60):
+        start, end = draw.choice(edges), draw.choice(edges)
+        if start is not None and end is not None and start >= end:
+            start, end = end, start + 0.5
+        by = draw.choice([some for size in range(5) for some in combinations(DIMENSIONS, size)])
+        query = UsageQuery(start, end, None, by, draw.choice(BUCKETS))
+        assert await usages.usage(query) == expected(calls, starts, query), query
+
+
+async def test_one_tenant(database: Database, usages: SQLUsages) -> None:
+    """Sees its own calls and runs only, in whole hours and in parts of one."""
+    for tenant, number in (("acme", 1), ("other", 2)):
+        spent = {"tenant": tenant, "usage": Usage(number, 0)}
+        calls = [call(f"run-{number}", at, started_at=at * HOUR, **spent) for at in (0, 1)]
+        await put(database, run(f"run-{number}", 0.0, calls, tenant=tenant))
+
+    for end in (2 * HOUR, 1.5 * HOUR, None):
+        report = await usages.usage(UsageQuery(0.0, end, "other", ("tenant",)))
+        assert (report.runs, [(each.tenant, each.prompt_tokens) for each in report.rows]) == (1, [("other", 4)])
+    for stranger in ("nobody", "acme\0"):
+        assert await usages.usage(UsageQuery(0.5, 1.5, stranger)) == UsageReport(0, ())
+
+
+async def test_unknown_is_not_zero(database: Database, usages: SQLUsages) -> None:
+    """What no call says stays None, also where a part of an hour is added to whole hours; the rest is summed."""
+    blind = {"usage": None, "nano_usd": None, "outcome": "failed"}
+    calls = [call("run-1", number, started_at=number * HOUR / 2, **blind) for number in range(3)]
+    await put(database, run("run-1", 0.0, calls))
+
+    (none,) = (await usages.usage(UsageQuery(0.0, 1.5 * HOUR))).rows
+    assert (none.attempts, none.attempts_without_usage, none.attempts_without_cost) == (3, 3, 3)
+    assert (none.prompt_tokens, none.cached_tokens, none.reasoning_tokens, none.nano_usd) == (0, None, None, None)
+
+    known = call("run-2", usage=Usage(5, 4, 3, 0), nano_usd=0, outcome="cancelled", started_at=HOUR, deployment="b")
+    await put(database, run("run-2", HOUR, [known]))
+    (some,) = (await usages.usage(UsageQuery(0.0, 1.5 * HOUR))).rows
+    assert (some.attempts, some.attempts_without_usage, some.wasted_tokens) == (4, 3, 9)
+    assert (some.prompt_tokens, some.cached_tokens, some.reasoning_tokens, some.nano_usd) == (5, 3, 0, 0)
+
+
+async def test_sums_beyond_32_bits(database: Database, usages: SQLUsages) -> None:
+    """Are exact integers."""
+    calls = [call("run-1", n, started_at=HOUR / 2 * n, usage=Usage(2**31 - 1, 2), nano_usd=2**53 + 1) for n in range(3)]
+    await put(database, run("run-1", 0.0, calls))
+
+    (total,) = (await usages.usage(UsageQuery(None, 1.5 * HOUR, by=()))).rows
+
+    assert (total.prompt_tokens, total.nano_usd) == (3 * (2**31 - 1), 3 * (2**53 + 1))
+    assert all(type(count) is int for count in (total.attempts, total.prompt_tokens, total.nano_usd))
+
+
+async def test_open_calls_are_not_summed(database: Database, usages: SQLUsages) -> None:
+    """They have spent nothing that is known; they are summed when they end."""
+    ended, under_way = (call("run-1", number, started_at=float(number)) for number in range(2))
+    await put(database, run("run-1", 0.0, [ended]), open_calls=[under_way])
+
+    for end in (2.0, HOUR, None):
+        assert [each.attempts for each in (await usages.usage(UsageQuery(None, end))).rows] == [1]
+
+
+async def test_nothing(usages: SQLUsages) -> None:
+    """Has no rows, also where nothing is grouped."""
+    for by in ((), DIMENSIONS):
+        for end in (None, 5.5):
+            assert await usages.usage(UsageQuery(1.5, end, by=by)) == UsageReport(0, ())
+
+
+@pytest.mark.parametrize(("start", "end"), [(1.0, 1.0), (2.0, 1.0)])
+async def test_a_span_that_is_none(usages: SQLUsages, start: float, end: float) -> None:
+    """Is refused."""
+    with pytest.raises(BadRequest, match="start_time is not before end_time"):
+        await usages.usage(UsageQuery(start, end))
+
+
+async def test_deleted_calls(database: Database, usages: SQLUsages) -> None:
+    """Are still in the sums of their hours. A part of such an hour cannot be told any more; other hours' can."""
+    begun = {"acme": (600.0, 700.0), "other": (HOUR + 600.0,)}
+    whose = [(tenant, NEW_YEAR + shift) for tenant, shifts in begun.items() for shift in shifts]
+    calls = [call(f"run-{n}", tenant=tenant, started_at=at) for n, (tenant, at) in enumerate(whose)]
+    await put(database, *(run(each.run_id, each.started_at, [each], tenant=each.tenant) for each in calls))
+
+    def delete(connection: Connection) -> None:
+        connection.execute(CALLS.delete().where(CALLS.c.run_id == "run-0"))
+        connection.execute(RUNS.delete().where(RUNS.c.run_id == "run-0"))
+
+    await database.write(delete)
+
+    whole = await usages.usage(UsageQuery(NEW_YEAR, NEW_YEAR + 2 * HOUR))
+    assert (whole.runs, [each.attempts for each in whole.rows]) == (2, [3])
+    for start, end in ((NEW_YEAR + 1.0, None), (None, NEW_YEAR + 1.0), (NEW_YEAR + 1.0, NEW_YEAR + 2.0)):
+        for tenant in (None, "acme"):
+            with pytest.raises(BadRequest, match=r"hour from 2026-01-01T00:00:00Z .* whole hours"):
+                await usages.usage(UsageQuery(start, end, tenant))
+        await usages.usage(UsageQuery(start, end, "other"))
+    assert [each.attempts for each in (await usages.usage(UsageQuery(NEW_YEAR + HOUR + 1.0))).rows] == [1]
+
+
+async def test_all_is_read_at_one_moment(database: Database) -> None:
+    """What is written while the parts are read belongs to none of them."""
+    early, late = [call("run-1", started_at=0.0)], [call("run-2", n, started_at=HOUR * n) for n in range(2)]
+    await put(database, run("run-1", 0.0, early))
+    query, loop, written = UsageQuery(0.0, 1.5 * HOUR), asyncio.get_running_loop(), asyncio.Event()
+
+    def write(connection: Connection) -> None:
+        connection.execute(USAGE_HOURS.delete())
+        connection.execute(USAGE_HOURS.insert(), hour_rows([*early, *late]))
+        connection.execute(RUNS.insert().values(run_row(run("run-2"), trace=True)))
+        connection.execute(CALLS.insert(), list(map(call_row, late)))
+
+    def read(connection: Connection) -> UsageReport:
+        @event.listens_for(connection, "after_cursor_execute")
+        def meanwhile(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+            if statement.startswith("SELECT") and not written.is_set():
+                written.set()
+                asyncio.run_coroutine_threadsafe(database.write(write), loop).result(10)
+
+        return usage_in(connection, query)
+
+    report = await database.read(read)
+
+    assert written.is_set()
+    assert (report.runs, [each.attempts for each in report.rows]) == (1, [1])
+    after = await SQLUsages(database).usage(query)
+    assert (after.runs, [each.attempts for each in after.rows]) == (2, [3])
+
+
+async def test_sums_that_cannot_be_read(database: Database, usages: SQLUsages) -> None:
+    """Are worth another try, and no internal error."""
+    await database.write(USAGE_HOURS.drop)
+    with pytest.raises(StoreFailed):
+        await usages.usage(UsageQuery())
+
+
+SCANS = "SCAN calls", "Seq Scan on calls"
+
+
+@pytest.mark.parametrize("tenant", [None, "tenant-1"])
+async def test_calls_are_never_scanned(database: Database, tenant: str | None) -> None:
+    """A part of an hour is found through the index by tenant and time; whole hours are not read from calls at all."""
+    times = [(number, NEW_YEAR + 10.0 * number) for number in range(8000)]
+    calls = [call("run-1", number, tenant=f"tenant-{number % 4}", started_at=at) for number, at in times]
+    await put(database, run("run-1", NEW_YEAR, calls))
+    await database.write(lambda connection: connection.exec_driver_sql("ANALYZE"))
+    whole, unaligned = (NEW_YEAR, NEW_YEAR + 12 * HOUR), (NEW_YEAR + 1000.0, NEW_YEAR + 9.5 * HOUR)
+
+    for bucket in BUCKETS:
+
+        def plans_of(connection: Connection, start: float, end: float, bucket: Bucket | None = bucket) -> list[str]:
+            with explained(connection) as plans:
+                usage_in(connection, UsageQuery(start, end, tenant, DIMENSIONS, bucket))
+            return plans
+
+        assert not any("calls" in plan for plan in await database.read(partial(plans_of, start=whole[0], end=whole[1])))
+        plans = await database.read(partial(plans_of, start=unaligned[0], end=unaligned[1]))
+        assert sum("calls_by_tenant" in plan for plan in plans) == 4  # two edges: are they whole, and what are they
+        assert not any(scan in plan for plan in plans for scan in SCANS)
+
+
+async def test_a_scan_would_be_noticed(database: Database) -> None:
+    """The plan of a query that reads all calls says so."""
+
+    def naive(connection: Connection) -> list[str]:
+        with explained(connection) as plans:
+            connection.execute(select(func.sum(CALLS.c.prompt_tokens)).where(CALLS.c.started_at > 0.0))
+        return plans
+
+    (plan,) = await database.read(naive)
+    assert any(scan in plan for scan in SCANS)

@@ -1,0 +1,91 @@
+"""Runs as rows of a table."""
+
+import json
+from typing import Any
+
+import msgspec
+
+from router.execution import Conversation
+from router.export_row import ExportRow, export_row
+from router.model import Completion, Message, Usage
+from router.run import Run
+from tests.router.store.stored import EXECUTIONS, call, run
+
+NO_RESULT: dict[str, Any] = {"result": None, "events": ()}
+
+
+def test_an_answer() -> None:
+    """With what it spent; cached tokens are a part of the prompt."""
+    calls = [call("run-1", usage=Usage(10, 2, 4)), call("run-1", 1, usage=Usage(5, 1), nano_usd=30)]
+    row = export_row(run("run-1", 3.5, calls, request_id="mine", tenant="acme"))
+
+    assert row == ExportRow(
+        run_id="run-1",
+        tenant="acme",
+        kind="answer",
+        status="finished",
+        request="Who directed Heat?",
+        request_id="mine",
+        outcome="answered",
+        output="Michael Mann",
+        redacted=False,
+        started_at=3.5,
+        duration_s=2.5,
+        calls=2,
+        prompt_tokens=15,
+        completion_tokens=3,
+        tokens_known=True,
+        cost_nano_usd=37,
+        cost_known=True,
+        trace=row.trace,
+    )
+
+
+def test_unknown_spending() -> None:
+    """Is told beside the sums of what is known, so that a zero is not taken for it."""
+    blind = call("run-1", 1, usage=None, nano_usd=None, outcome="failed")
+
+    rows = [export_row(run("run-1", calls=calls)) for calls in ([], [call("run-1")], [call("run-1"), blind], [blind])]
+
+    assert [(row.calls, row.prompt_tokens, row.tokens_known) for row in rows] == [
+        (0, 0, True),
+        (1, 10, True),
+        (2, 10, False),
+        (1, 0, False),
+    ]
+    assert [(row.cost_nano_usd, row.cost_known) for row in rows] == [(0, True), (7, True), (7, False), (0, False)]
+
+
+def test_outputs() -> None:
+    """Are what each kind of run comes to; a run that came to nothing has none, and no outcome."""
+    reply = Conversation((Message("user", "?"),), (Completion("one", "stop"), Completion("two", "stop")))
+    kinds: list[Run] = [
+        run("run-1"),
+        run("run-2", kind="execute", result=EXECUTIONS[0], events=()),
+        run("run-3", kind="complete", result=reply, events=()),
+        run("run-4", kind="complete", result=Conversation(()), status="cancelled", events=()),
+        run("run-5", status="failed", **NO_RESULT),
+        run("run-6", status="interrupted", **NO_RESULT),
+        run("run-7", status="failed", events=()),
+    ]
+
+    rows = [export_row(each) for each in kinds]
+
+    assert [row.output for row in rows] == ["Michael Mann", "Michael Mann", "two", "", "", "", "Michael Mann"]
+    assert [row.outcome for row in rows] == ["answered", "", "", "", "", "", ""]
+
+
+def test_the_trace() -> None:
+    """Holds everything, and what executors did once."""
+    trace = export_row(run("run-1", calls=[call("run-1")])).trace
+
+    told = json.loads(trace)
+    assert [each["sub_query"] for each in told["result"]["executions"]] == ["Who directed Heat?", "What is Heat?"]
+    assert [event["type"] for event in told["events"]].count("Reported") == 2
+    assert trace.count("Heat is a film by Michael Mann.") == 2 * len(EXECUTIONS)
+    assert told["calls"][0]["usage"]["prompt_tokens"] == 10
+
+
+def test_no_field_is_ever_null() -> None:
+    """Every type is one of the four that all tables know."""
+    assert {field.type for field in msgspec.structs.fields(ExportRow)} == {str, int, float, bool}

@@ -1,0 +1,104 @@
+"""Redacted runs hold figures, and nothing that was said."""
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.amount import Amount
+from router.call import Call
+from router.events import AnswerWritten, Reported, RoundStarted, RunStarted, SearchDone, SubQueryDispatched
+from router.execution import Conversation, Execution, SearchRecord
+from router.model import Completion, Message, Usage
+from router.passage import Passage
+from router.redaction import redacted
+from router.report import Report
+from router.run import RoleSetting, Run
+from router.trajectory import Trajectory
+
+MARK = "§"
+texts = st.text(max_size=5).map(lambda text: MARK + text)
+"""Every text of people and models has a mark that nothing else has."""
+usages = st.none() | st.builds(Usage, st.integers(0, 9), st.integers(0, 9))
+conversations = st.builds(
+    Conversation,
+    st.lists(st.builds(Message, st.sampled_from(["system", "user"]), texts), max_size=2).map(tuple),
+    st.lists(st.builds(Completion, texts, st.just("stop"), texts, usages), max_size=2).map(tuple),
+)
+passages = st.builds(Passage, texts, texts, texts, st.floats(0, 1), texts, st.none() | st.integers(1, 9))
+searches = st.builds(SearchRecord, texts, st.lists(passages, max_size=2).map(tuple), st.integers(0, 3))
+reports = st.builds(Report, texts, st.lists(texts, max_size=3).map(tuple))
+executions = st.builds(
+    Execution, texts, reports, st.just("reported"), st.lists(searches, max_size=2).map(tuple), conversations
+)
+trajectories = st.builds(
+    Trajectory,
+    texts,
+    st.just("answered"),
+    st.lists(executions, max_size=2).map(tuple),
+    st.lists(st.integers(0, 3), max_size=2).map(tuple),
+    st.none() | conversations,
+    st.none() | conversations,
+)
+events = st.one_of(
+    st.builds(RunStarted, st.just("run-1")),
+    st.builds(RoundStarted, st.integers(1, 4)),
+    st.builds(SubQueryDispatched, st.integers(0, 4), st.integers(1, 4), texts),
+    st.builds(SearchDone, st.integers(0, 4), texts, st.lists(texts, max_size=2).map(tuple)),
+    st.builds(Reported, st.integers(0, 4), st.none() | executions),
+    st.builds(AnswerWritten, texts),
+)
+CALL = Call(
+    run_id="run-1",
+    tenant="acme",
+    number=0,
+    role="execution",
+    model="small",
+    deployment="http://e",
+    executor_version="executor-000001",
+    purpose="first",
+    attempt=1,
+    sub_query=0,
+    max_tokens=64,
+    reserved=Amount(5, 6),
+    started_at=1.0,
+    outcome="completed",
+    usage=Usage(1, 2),
+    nano_usd=3,
+    first_token_s=0.1,
+    duration_s=0.2,
+)
+runs = st.builds(
+    Run,
+    id=st.just("run-1"),
+    kind=st.just("answer"),
+    request=texts,
+    status=st.sampled_from(["finished", "failed"]),
+    error=texts,
+    result=st.none() | trajectories | executions | conversations,
+    settings=st.just({"answer": RoleSetting("fixed", "0" * 64)}),
+    calls=st.just((CALL,)),
+    started_at=st.floats(0, 9),
+    duration_s=st.floats(0, 9),
+    tenant=st.just("acme"),
+    request_id=st.just("mine"),
+    events=st.lists(events, max_size=3).map(tuple),
+)
+
+
+def _figures(value: object) -> object:
+    """What is left of a value when its marked texts are taken for empty."""
+    if isinstance(value, str):
+        return "" if value.startswith(MARK) else value
+    if isinstance(value, dict):
+        return {key: _figures(member) for key, member in value.items()}
+    return tuple(_figures(member) for member in value) if isinstance(value, list | tuple) else value
+
+
+@given(run=runs)
+@settings(max_examples=100, deadline=None)
+def test_no_text_survives(run: Run) -> None:
+    """Whatever was said is gone, and all figures, counts, hashes, names of models and outcomes are there."""
+    left = redacted(run)
+    assert MARK.encode() not in msgspec.json.encode(left)
+    assert _figures(msgspec.to_builtins(left)) == _figures({**msgspec.to_builtins(run), "redacted": True})
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(left), type=Run) == left

@@ -1,0 +1,140 @@
+"""Runs as their owners see them."""
+
+import asyncio
+
+import pytest
+
+from router.archive import RunFilter
+from router.errors import BadRequest, NotFound, StoreFailed
+from router.events import AnswerWritten, Event, Reported, RunStarted
+from router.feedback import Feedback
+from router.identity import LOCAL, SCOPES, Identity
+from router.live_runs import LiveRuns
+from router.run import Run
+from router.runs import Runs
+from router.scripted_model import ScriptedModel
+from router.terms import Terms
+from tests.router.clock import ended
+from tests.router.deployment import Deployment, HeldModel, Kept
+
+QUESTION = "Who directed Heat?"
+OWNER, OTHER = Identity("owner", SCOPES), Identity("other", SCOPES)
+
+
+def ignored(_event: object) -> None:
+    """Listen to nothing."""
+
+
+async def told(runs: Runs, run_id: str, after: int, identity: Identity = LOCAL) -> list[tuple[int, Event | Run]]:
+    """Everything that watching tells."""
+    return [item async for item in runs.watch(run_id, after, identity)]
+
+
+@pytest.mark.parametrize("after", [0, 3])
+async def test_watching_a_run_that_has_ended(after: int) -> None:
+    """Its events are told with their numbers, from where they are wanted, and the run at the end."""
+    store, events = Kept(), list[Event]()
+    run = await Deployment().gateway(store).answer(QUESTION, Terms(), events.append)
+    assert run.events == tuple(events)
+    assert await told(Runs(store, LiveRuns()), run.id, after) == [
+        *list(enumerate(events, 1))[after:],
+        (len(events) + 2, run),
+    ]
+
+
+async def test_watching_a_run_under_way() -> None:
+    """What has happened is told at once, the rest as it happens, without gaps or repetitions."""
+    store, live, model = Kept(), LiveRuns(), HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"]))
+    answering = asyncio.create_task(
+        Deployment(answerer=model).gateway(store, live=live).answer(QUESTION, Terms(), ignored)
+    )
+    await ended(model.called.wait())
+    watching = Runs(store, live).watch(next(iter(store.starts)), 0, LOCAL)
+    begun = [await ended(anext(watching)) for _ in range(5)]
+    assert begun[0] == (1, RunStarted(next(iter(store.starts))))
+    assert isinstance(begun[4][1], Reported)
+    model.let.set()
+    rest = [item async for item in watching]
+    run = await answering
+    assert [number for number, _ in (*begun, *rest)] == [*range(1, len(run.events) + 1), len(run.events) + 2]
+    assert rest[-2:] == [(len(run.events), AnswerWritten("Michael Mann")), (len(run.events) + 2, run)]
+
+
+async def test_watching_a_run_that_cannot_be_stored() -> None:
+    """Its answer is withheld from whoever watches, too."""
+    store, live, model = Kept(), LiveRuns(), HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"]))
+    store.full = True
+    answering = asyncio.create_task(
+        Deployment(answerer=model).gateway(store, live=live).answer(QUESTION, Terms(), ignored)
+    )
+    await ended(model.called.wait())
+    watching = asyncio.create_task(told(Runs(store, live), next(iter(store.starts)), 0))
+    await asyncio.sleep(0)
+    model.let.set()
+    with pytest.raises(StoreFailed):
+        await ended(watching)
+    with pytest.raises(StoreFailed):
+        await ended(answering)
+
+
+@pytest.mark.parametrize("after", [-1, 100])
+async def test_events_that_there_are_not(after: int) -> None:
+    """A number out of range is refused, with the range."""
+    store = Kept()
+    run = await Deployment(ScriptedModel(["<stop>"])).gateway(store).answer(QUESTION, Terms(), ignored)
+    with pytest.raises(BadRequest, match="events 1 to 5"):
+        await told(Runs(store, LiveRuns()), run.id, after)
+
+
+async def test_only_answers_have_events() -> None:
+    """Other kinds are refused."""
+    store = Kept()
+    run = await Deployment().gateway(store).execute(QUESTION, Terms())
+    with pytest.raises(BadRequest, match="is no answer"):
+        await told(Runs(store, LiveRuns()), run.id, 0)
+
+
+async def test_anothers_run_is_not_there() -> None:
+    """Whatever is tried with another tenant's run, it is as if it were not there; it goes on undisturbed."""
+    store, live, model = Kept(), LiveRuns(), HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"]))
+    gateway, runs = Deployment(answerer=model).gateway(store, live=live), Runs(store, live)
+    answering = asyncio.create_task(gateway.answer(QUESTION, Terms(OWNER), ignored))
+    await ended(model.called.wait())
+    (run_id,) = store.starts
+    for trying in (
+        lambda: runs.get(run_id, OTHER),
+        lambda: runs.cancel(run_id, OTHER),
+        lambda: told(runs, run_id, 0, OTHER),
+        lambda: runs.feedback(Feedback(run_id, True), OTHER),
+    ):
+        with pytest.raises(NotFound):
+            await ended(trying())
+    assert (await runs.get(run_id, OWNER)).status == "running"
+    model.let.set()
+    assert (await ended(answering)).status == "finished"
+    for wanted in (RunFilter(), RunFilter("owner")):
+        assert not (await runs.list(wanted, 50, "", OTHER)).runs
+        assert not [run async for run in runs.export(wanted, OTHER)]
+    assert [run.id for run in (await runs.list(RunFilter(), 50, "", OWNER)).runs] == [run_id]
+
+
+async def test_cancelling() -> None:
+    """A run under way stops; one that has ended stays as it is."""
+    store, live, model = Kept(), LiveRuns(), HeldModel(ScriptedModel([]))
+    gateway, runs = Deployment(answerer=model).gateway(store, live=live), Runs(store, live)
+    answering = asyncio.create_task(gateway.answer(QUESTION, Terms(OWNER), ignored))
+    await ended(model.called.wait())
+    (run_id,) = store.starts
+    await runs.cancel(run_id, OWNER)
+    await ended(asyncio.wait([answering]))
+    await runs.cancel(run_id, OWNER)
+    assert [run.status for run in store.runs] == ["cancelled"]
+
+
+@pytest.mark.parametrize(
+    ("feedback", "why"), [(Feedback("run-1"), "empty"), (Feedback("run-1", score=1.5), "from 0 to 1")]
+)
+async def test_bad_feedback(feedback: Feedback, why: str) -> None:
+    """Feedback that says nothing, or something that cannot be, is refused."""
+    with pytest.raises(BadRequest, match=why):
+        await Runs(Kept(), LiveRuns()).feedback(feedback, LOCAL)

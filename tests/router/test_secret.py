@@ -1,0 +1,46 @@
+"""What must not be shown is not."""
+
+import pytest
+
+from router.secret import Secrets, without_userinfo
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://me:pass@host:1/v1", "http://host:1/v1"),
+        ("http://token@host/v1?mail=a@b", "http://host/v1?mail=a@b"),
+        ("http://me:p@ss#w?rd@host/v1", "http://host/v1"),
+        ("https://host/v1", "https://host/v1"),
+        ("first https://a:b@c/v1, then https://d:e@f/v1", "first https://c/v1, then https://f/v1"),
+        ("mail a@b about http://host/x", "mail a@b about http://host/x"),
+    ],
+)
+def test_addresses_lose_user_and_password(text: str, shown: str) -> None:
+    """All of them in a text; nothing else does."""
+    assert without_userinfo(text) == shown
+
+
+def test_keys_and_settings_are_hidden() -> None:
+    """At any depth; settings that are too short to be secrets stay readable."""
+    settings = {"user": "open-sesame-and-more", "deep": [{"x": ("a-very-long-token-indeed",)}], "effort": "low", "n": 1}
+    hidden = Secrets("sk-1", settings).hidden(
+        "sk-1 said open-sesame-and-more and a-very-long-token-indeed, with low, to http://sk-1@host"
+    )
+    assert hidden == "*** said *** and ***, with low, to http://host"
+
+
+@pytest.mark.parametrize(("userinfo", "sent"), [("me:p%40ss", "bWU6cEBzcw=="), ("token", "dG9rZW46")])
+def test_what_an_address_holds_is_hidden(userinfo: str, sent: str) -> None:
+    """As it stands there, and as it is sent."""
+    hidden = Secrets(None, address=f"http://{userinfo}@host/v1").hidden(f"http://{userinfo}@host got Basic {sent} p@ss")
+    assert hidden == f"http://host got Basic *** {'***' if 'ss' in userinfo else 'p@ss'}"
+
+
+def test_a_secret_within_another() -> None:
+    """Is hidden with it."""
+    assert Secrets("open-sesame", {"k": "open-sesame-and-more"}).hidden("open-sesame-and-more!") == "***!"
+
+
+def test_nothing_is_hidden_where_there_is_nothing() -> None:
+    assert Secrets(None).hidden("nothing") == Secrets("").hidden("nothing") == "nothing"

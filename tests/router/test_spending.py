@@ -1,0 +1,268 @@
+"""What one question may spend: never more than its budget, and an answer from the reports wherever there are any."""
+
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.allowance import Allowance
+from router.amount import NOTHING, Amount
+from router.answerer import Answerer
+from router.budget import Budget
+from router.call import Call, OpenedCall, RoleName
+from router.context import RunContext
+from router.delegator import Delegator
+from router.errors import BudgetExhausted, QuotaExhausted, UpstreamUnavailable
+from router.executor import Executor, ExecutorLimits
+from router.ledger import Ledger
+from router.model import Completion, Delta, Model, Prompt, Usage
+from router.no_journal import NoJournal
+from router.price import Price
+from router.prompt_bound import prompt_bound
+from router.retrieval import FixedRetriever
+from router.scripted_model import ScriptedModel
+from router.search import Search
+from router.trajectory import Trajectory
+from tests.router.deployment import PASSAGE, STOP, block, finds, report, role
+
+QUESTION = "Who directed Heat, and when was he born?"
+PRICES = {"delegation": Price(prompt=2.0, completion=9.0), "execution": Price(prompt=0.1, completion=0.3, cached=0.01)}
+ROLES: tuple[RoleName, ...] = ("delegation", "execution", "answer")
+
+
+class Spender:
+    """Says one of its texts at random, spends anything up to its worst case, and, where it is flaky, fails."""
+
+    def __init__(self, texts: list[str], chance: random.Random, *, counts: bool, flaky: bool) -> None:
+        self.name, self.endpoint = "spender", "spender://"
+        self._texts, self._chance, self._counts, self._flaky = texts, chance, counts, flaky
+
+    async def count(self, prompt: Prompt, text: str) -> Usage | None:
+        return Usage(prompt_bound(prompt.messages) // 3, len(text)) if self._counts else None
+
+    async def complete(self, prompt: Prompt) -> Completion:
+        raise AssertionError("its calls are streamed")
+
+    @asynccontextmanager
+    async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
+        yield self._deltas(prompt)
+
+    async def _deltas(self, prompt: Prompt) -> AsyncIterator[Delta]:
+        chance, counted = self._chance, await self.count(prompt, "")
+        most = counted.prompt_tokens if counted else prompt_bound(prompt.messages)
+        read = chance.choice([0, most, chance.randint(0, most)])
+        written = chance.choice([0, prompt.sampling.max_tokens, chance.randint(0, prompt.sampling.max_tokens)])
+        fate = chance.random() if self._flaky else 1.0
+        if fate > 0.1:
+            yield Delta(chance.choice(self._texts), usage=chance.choice([None, Usage(read, written // 2)]))
+        if fate < 0.3:
+            raise UpstreamUnavailable("cut", endpoint=self.endpoint, retry_after_s=0.0)
+        yield Delta(finish_reason="stop", usage=Usage(read, written, cached_tokens=chance.randint(0, read)))
+
+
+class Auditor(NoJournal):
+    """Notes the most that was ever spent and reserved at once."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Amount] = {}
+        self._spent, self.peak = NOTHING, NOTHING
+
+    async def open(self, call: OpenedCall) -> None:
+        self._open[call.number] = call.reserved
+        taken = sum(self._open.values(), self._spent)
+        self.peak = Amount(max(self.peak.tokens, taken.tokens), max(self.peak.nano_usd or 0, taken.nano_usd or 0))
+
+    def settle(self, call: Call) -> None:
+        del self._open[call.number]
+        self._spent += call.charged
+
+
+def searching(models: dict[RoleName, Model], attempts: int = 2) -> Search:
+    """A search over these models, which are priced."""
+    roles = {
+        name: replace(role(name, model, attempts), price=PRICES.get(name, Price(prompt=1.0, completion=1.0)))
+        for name, model in models.items()
+    }
+    retriever = FixedRetriever({"Who directed Heat?": [PASSAGE]})
+    return Search(
+        Delegator(roles["delegation"]),
+        Executor(roles["execution"], retriever, ExecutorLimits()),
+        Answerer(roles["answer"]),
+        max_rounds=3,
+    )
+
+
+def limited(budget: Budget) -> tuple[RunContext, Ledger, Auditor]:
+    """A run that may spend so much."""
+    auditor = Auditor()
+    ledger = Ledger(journal=auditor, allowance=Allowance(budget))
+    return RunContext.lasting(60.0, lambda _event: None, ledger), ledger, auditor
+
+
+TEXTS: dict[RoleName, list[str]] = {
+    "delegation": [block("a?"), block("a?", "b?", "c?"), STOP, "neither"],
+    "execution": ["<search>Who directed Heat?</search>", report("Michael Mann", "By Michael Mann."), "neither"],
+    "answer": ["<answer>Michael Mann</answer>"],
+}
+BUDGETS = st.builds(
+    Budget,
+    max_total_tokens=st.none() | st.integers(0, 15_000),
+    max_nano_usd=st.none() | st.integers(0, 20_000_000),
+    role_tokens=st.dictionaries(st.sampled_from(ROLES), st.integers(0, 5000), max_size=2),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(BUDGETS, st.integers(), st.booleans(), st.booleans())
+async def test_a_budget_is_never_exceeded(budget: Budget, seed: int, counts: bool, flaky: bool) -> None:
+    """Whatever is said, corrected, retried, cut and spent up to the worst case, no limit is exceeded at any time, and
+    the run ends in an answer or in a typed error.
+    """
+    chance = random.Random(seed)
+    models: dict[RoleName, Model] = {name: Spender(TEXTS[name], chance, counts=counts, flaky=flaky) for name in ROLES}
+    context, ledger, auditor = limited(budget)
+    try:
+        found = await searching(models).run(QUESTION, context)
+        assert found.answer
+    except BudgetExhausted:
+        assert budget != Budget()
+    except UpstreamUnavailable:
+        assert flaky
+    await ledger.close(10)
+    known = [call.usage for call in ledger.calls if call.usage is not None]
+    by_role = Counter[RoleName]()
+    for call in ledger.calls:
+        by_role[call.role] += call.charged.tokens
+    if budget.max_total_tokens is not None:
+        assert sum(usage.total_tokens for usage in known) <= auditor.peak.tokens <= budget.max_total_tokens
+    if budget.max_nano_usd is not None:
+        spent = sum(call.nano_usd or 0 for call in ledger.calls)
+        assert spent <= (auditor.peak.nano_usd or 0) <= budget.max_nano_usd
+    for name, cap in budget.role_tokens.items():
+        assert by_role[name] <= cap
+
+
+def scripted(*delegations: str) -> dict[RoleName, Model]:
+    """Models whose tokens are words."""
+    return {
+        "delegation": ScriptedModel([*delegations]),
+        "execution": ScriptedModel(finds),
+        "answer": ScriptedModel(lambda _: "<answer>Michael Mann</answer>"),
+    }
+
+
+async def run(budget: Budget, *delegations: str) -> tuple[Trajectory, Ledger]:
+    """What comes of a question under a budget."""
+    context, ledger, _ = limited(budget)
+    return await searching(scripted(*delegations)).run(QUESTION, context), ledger
+
+
+async def test_a_budget_that_suffices_changes_nothing() -> None:
+    """The same answer, with every worst case reserved."""
+    found, ledger = await run(Budget(max_total_tokens=10**6), block("Who directed Heat?"), STOP)
+    assert (found.answer, found.outcome) == ("Michael Mann", "answered")
+    assert all(call.reserved.tokens >= call.charged.tokens > 0 for call in ledger.calls)
+
+
+async def test_a_run_that_would_overrun_answers_from_its_reports() -> None:
+    """It stops delegating as soon as another step might take what the answer needs."""
+    rounds = [block("Who?"), block("When?"), block("Where?")]
+    whole, ledger = await run(Budget(max_total_tokens=10**6), *rounds)
+    assert (whole.outcome, len(whole.executions)) == ("rounds_exhausted", 3)
+    outcomes = set[tuple[str, int]]()
+    for tokens in range(0, sum(call.charged.tokens for call in ledger.calls) + 300, 10):
+        try:
+            found, _ = await run(Budget(max_total_tokens=tokens), *rounds)
+        except BudgetExhausted:
+            assert not outcomes  # what suffices for an answer, suffices with more
+            continue
+        assert found.answer == "Michael Mann"
+        outcomes.add((found.outcome, sum(bool(one.report.evidence) for one in found.executions)))
+    assert outcomes >= {("budget_exhausted", 1), ("budget_exhausted", 2), ("rounds_exhausted", 3)}
+
+
+async def test_an_executor_that_runs_out_reports_nothing() -> None:
+    """Its report is the neutral one; what others found is answered from."""
+    found, ledger = await run(
+        Budget(role_tokens={"execution": 100}), block("Who directed Heat?"), block("And who else?")
+    )
+    assert [one.outcome for one in found.executions] == ["reported", "budget_exhausted"]
+    assert (found.answer, found.outcome) == ("Michael Mann", "budget_exhausted")
+    assert [call.role for call in ledger.calls].count("delegation") == 2
+
+
+async def test_a_budget_without_anything_found() -> None:
+    """Nothing to answer from: the refusal is raised, and names the limit."""
+    with pytest.raises(BudgetExhausted, match=r"budget\.role_budgets: 10 tokens for execution"):
+        await run(Budget(role_tokens={"execution": 10}), block("a?"))
+    with pytest.raises(BudgetExhausted, match=r"budget\.max_total_tokens"):
+        await run(Budget(max_total_tokens=10))
+
+
+async def test_the_answer_is_provided_for_first() -> None:
+    """A budget that has no room for an answer spends nothing."""
+    context, ledger, _ = limited(Budget(role_tokens={"answer": 10}))
+    with pytest.raises(BudgetExhausted, match="for answer"):
+        await searching(scripted(block("a?"))).run(QUESTION, context)
+    assert ledger.calls == ()
+
+
+class Quota(NoJournal):
+    """Lets so many calls be made."""
+
+    def __init__(self, calls: int) -> None:
+        self.left, self.held = calls, list[Amount]()
+
+    async def open(self, call: OpenedCall) -> None:
+        if call.role != "answer" and not self.left:
+            raise QuotaExhausted("no more today", retry_after_s=60.0)
+        self.left -= 1
+
+    async def hold(self, run_id: str, amount: Amount) -> None:
+        self.held.append(amount)
+
+
+async def test_a_tenant_s_quota_stops_a_run_as_well() -> None:
+    """With something found it answers, without it tells when to come back."""
+    for calls in range(4):
+        ledger = Ledger(journal=Quota(calls), limited=True)
+        context = RunContext.lasting(60.0, lambda _event: None, ledger)
+        search = searching(scripted(block("Who directed Heat?"), STOP))
+        if calls == 3:
+            assert (await search.run(QUESTION, context)).outcome == "budget_exhausted"
+            continue
+        with pytest.raises(QuotaExhausted) as refused:
+            await search.run(QUESTION, context)
+        assert refused.value.retry_after_s == 60.0
+
+
+async def test_what_is_held_grows_with_what_is_found() -> None:
+    """First for the question, then for the reports to come as well, then for those that came."""
+    quota = Quota(99)
+    ledger = Ledger(journal=quota, limited=True)
+    context = RunContext.lasting(60.0, lambda _event: None, ledger)
+    await searching(scripted(block("Who directed Heat?"), STOP)).run(QUESTION, context)
+    alone, coming, came = (amount.tokens for amount in quota.held)
+    assert alone < came < coming
+    (answered,) = (call for call in ledger.calls if call.role == "answer")
+    assert answered.usage is not None
+    assert came == answered.usage.prompt_tokens + answered.max_tokens
+
+
+async def test_without_limits_nothing_is_held() -> None:
+    """What is not limited costs no reservation."""
+    quota = Quota(99)
+    context = RunContext.lasting(60.0, lambda _event: None, Ledger(journal=quota))
+    await searching(scripted(block("Who directed Heat?"), STOP)).run(QUESTION, context)
+    assert (quota.held, [call.reserved for call in context.ledger.calls]) == ([], [NOTHING] * 5)
+
+
+def test_outcomes_are_stored() -> None:
+    """A trace tells that a budget ended it."""
+    assert msgspec.json.decode(msgspec.json.encode(Trajectory("", "budget_exhausted")), type=Trajectory).outcome

@@ -1,0 +1,169 @@
+"""`rolegate keys` and `rolegate tenants`, on a real store."""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from sqlalchemy import create_engine, insert
+
+from router.store.schema import SPENDING
+from serving.cli.main import main
+
+CONFIG = """\
+[server]
+store = "sqlite:///runs.db"
+[retrieval]
+address = "127.0.0.1:9"
+"""
+ROLE = '[roles.{name}]\nmodel = "m"\nprompt = "absent.txt"\n'
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A config, of which these commands need no more than the store."""
+    monkeypatch.setenv("COLUMNS", "200")
+    path = tmp_path / "my.toml"
+    path.write_text(CONFIG + "".join(ROLE.format(name=name) for name in ("delegation", "execution", "answer")))
+    return path
+
+
+class Commands:
+    """Commands with one config, and what they print."""
+
+    def __init__(self, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self._config, self._capsys = config, capsys
+
+    def run(self, line: str, status: int = 0) -> tuple[str, str]:
+        """Both outputs."""
+        assert main([*line.split(), "--config", str(self._config)]) == status
+        shown = self._capsys.readouterr()
+        return shown.out, shown.err
+
+    def read(self, line: str) -> Any:
+        """What is printed as JSON."""
+        out, err = self.run(f"{line} --json")
+        assert err == ""
+        return json.loads(out)
+
+
+@pytest.fixture
+def commands(config: Path, capsys: pytest.CaptureFixture[str]) -> Commands:
+    return Commands(config, capsys)
+
+
+def test_a_key_is_printed_once(commands: Commands, tmp_path: Path) -> None:
+    """Alone on the standard output; beside it whose it is, and that from the first one on all callers need one."""
+    assert "everybody on this machine" in commands.run("keys list")[0]
+    out, err = commands.run("keys create --tenant acme --label [mine]")
+    prefix, key_id, secret = out.strip().split("_", 2)
+    assert prefix == "rg"
+    assert "of tenant acme, for ask." in err
+    assert "from now on every caller" in err
+    shown = "".join(commands.run("keys list")) + str(commands.read("keys list"))
+    assert key_id in shown
+    assert "[mine]" in shown
+    assert secret not in shown
+    assert all(secret.encode() not in file.read_bytes() for file in tmp_path.iterdir())
+
+
+def test_an_operators_key(commands: Commands) -> None:
+    """Has every scope, unless some are named, and it is said to be one."""
+    commands.run("keys create --tenant acme")
+    _, err = commands.run("keys create")
+    assert "of the operator, who sees all tenants, for ask, operate, train." in err
+    assert "from now on" not in err
+    made = commands.read("keys create --scope train ask")
+    assert (made["tenant"], made["scopes"], made["first"]) == (None, ["ask", "train"], False)
+    assert made["key"].startswith(f"rg_{made['key_id']}_")
+
+
+def test_a_revoked_key_is_shown_as_revoked(commands: Commands) -> None:
+    made = commands.read("keys create --tenant acme")
+    out, _ = commands.run(f"keys revoke {made['key_id']}")
+    assert out == f"Key {made['key_id']} is revoked; gateways that run refuse it within two seconds.\n"
+    (listed,) = commands.read("keys list")
+    assert listed["revoked_at"] > listed["created_at"]
+    assert commands.read(f"keys revoke {made['key_id']}") == listed
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("keys revoke 0badf00d", "'0badf00d': there is no such key; `rolegate keys list` shows them."),
+        ("keys create --tenant acme --scope operate", "--scope operate: is for the operator's keys"),
+        ("tenants show nobody", "there is no tenant 'nobody'; there are: default."),
+    ],
+)
+def test_what_cannot_be_done(commands: Commands, line: str, said: str) -> None:
+    """Is told in one line; nothing has changed."""
+    out, err = commands.run(line, status=1)
+    assert (out, err.startswith(f"rolegate: {said}")) == ("", True)
+    assert commands.read("keys list") == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "keys create --tenant a/b",
+        "keys create --tenant ",
+        "keys create --scope everything",
+        "tenants set acme --tokens-per-day -1",
+        "tenants set acme --tokens-per-day 1.5",
+        "tenants set acme --usd-per-day nan",
+        "tenants set acme --usd-per-day -1",
+        "tenants set acme --usd-per-day 0.0000000001",
+        "tenants set acme --usd-per-day much",
+    ],
+)
+def test_what_makes_no_sense(config: Path, line: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*line.split(" "), "--config", str(config)])
+    assert ended.value.code == 2
+
+
+def test_a_tenant_is_made_by_being_set(commands: Commands) -> None:
+    """What is not named keeps its value, and `none` takes a limit away; dollars are exact."""
+    commands.run("tenants set acme --tokens-per-day 1000 --usd-per-month 2.000000001 --redact --no-training")
+    acme = commands.read("tenants set acme --runs-in-flight 3 --requests-per-day 9 --no-redact")
+    assert (acme["tokens_per_day"], acme["nano_usd_per_month"]) == (1000, 2_000_000_001)
+    assert (acme["runs_in_flight"], acme["requests_per_day"]) == (3, 9)
+    assert (acme["redact"], acme["training"]) == (False, False)
+    assert commands.read("tenants set acme --usd-per-month none")["nano_usd_per_month"] is None
+    named = {tenant["name"]: tenant for tenant in commands.read("tenants list")}
+    assert set(named) == {"default", "acme"}
+    assert named["acme"]["tokens_per_day"] == 1000
+
+
+def test_a_key_makes_its_tenant(commands: Commands) -> None:
+    """Without limits."""
+    commands.run("keys create --tenant acme")
+    assert [tenant["name"] for tenant in commands.read("tenants list")] == ["default", "acme"]
+
+
+def test_limits_are_shown_beside_what_is_spent(commands: Commands, tmp_path: Path) -> None:
+    """This day's and this month's, by UTC; nothing where it has not asked."""
+    commands.run("tenants set acme --usd-per-day 1234.5 --tokens-per-month 1000000")
+    now = datetime.now(UTC)
+    day, month = f"{now:%Y-%m-%d}", f"{now:%Y-%m}"
+    row = {"tenant": "acme", "requests": 2, "tokens": 12345, "reserved_tokens": 67, "reserved_nano_usd": 0}
+    engine = create_engine(f"sqlite:///{tmp_path}/runs.db")
+    with engine.begin() as connection:
+        connection.execute(insert(SPENDING), [{**row, "period": day, "nano_usd": 1_250_000_000}])
+        connection.execute(insert(SPENDING), [{**row, "period": "2001-01-01", "nano_usd": 0}])
+    engine.dispose()
+    shown, _ = commands.run("tenants show acme")
+    assert "1,234.50" in shown
+    assert "1,000,000" in shown
+    assert f"{day} │ 2        │ 12,345 │ 67       │ 1.25" in shown
+    spent = commands.read("tenants show acme")["spent"]
+    assert [(entry["period"], entry["tokens"]) for entry in spent] == [(day, 12345), (month, 0)]

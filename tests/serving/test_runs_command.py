@@ -1,0 +1,146 @@
+"""`rolegate runs` against a gateway in a process of its own."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console, RenderableType
+from rolegate.client import Client
+from rolegate.v1 import run_service_pb2 as pb
+from rolegate.v1 import usage_pb2
+
+from serving.cli.main import main
+from serving.cli.runs_table import calls_table, runs_table
+from tests import scripted_gateway
+from tests.scripted_gateway import QUESTION
+
+HEADER = "run kind status started (UTC) seconds request"
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[str]:
+    """The address of a gateway of scripted models."""
+    with scripted_gateway.running() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def run_id(gateway: str) -> str:
+    """A run that has ended."""
+    with Client(gateway) as client:
+        return client.ask(QUESTION).run_id
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What was printed, with single spaces."""
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_list(gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The newest first, as many as are wanted; identifiers are never cut."""
+    with Client(gateway) as client:
+        newer = client.ask(QUESTION).run_id
+    assert main(["runs", "list", "--address", gateway]) == 0
+    shown = lines(capsys)
+    assert [line.split()[0] for line in shown if line.startswith("run-")] == [newer, run_id]
+    assert HEADER in shown
+    assert main(["runs", "list", "--limit", "1", "--json", "--address", gateway]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["run_id"] == newer
+    assert main(["runs", "list", "--kind", "execute", "--address", gateway]) == 0
+    assert "run-" not in "".join(lines(capsys))
+
+
+def test_show(gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its calls and sums; as JSON; with its whole trace."""
+    assert main(["runs", "show", run_id, "--address", gateway]) == 0
+    shown = lines(capsys)
+    assert "call role model why outcome prompt written cost seconds" in shown
+    assert sum("first completed" in line for line in shown) == 8
+    assert "all 8 144 unknown 36 unknown" in shown
+    assert main(["runs", "show", run_id, "--json", "--address", gateway]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert (whole["run"]["run_id"], len(whole["calls"]), whole["trace_json"]) == (run_id, 8, "")
+    assert main(["runs", "show", run_id, "--trace", "--address", gateway]) == 0
+    assert json.loads(capsys.readouterr().out)["result"]["answer"] == "in 1943"
+
+
+def test_watch(gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What happened, on one stream, and the answer on the other; as lines of JSON; from any event on."""
+    assert main(["runs", "watch", run_id, "--address", gateway]) == 0
+    told = capsys.readouterr()
+    assert told.err.splitlines()[:2] == ["round 1", "  → 1. Who directed Heat?"]
+    assert "│ in 1943" in told.out
+    assert main(["runs", "watch", run_id, "--after", "10", "--json", "--address", gateway]) == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [event["event_number"] for event in events] == ["11", "12", "13"]
+    assert events[-1]["done"]["run_id"] == run_id
+
+
+def test_cancel_and_feedback(gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Are told to the gateway; what has ended stays as it is."""
+    assert main(["runs", "cancel", run_id, "--address", gateway]) == 0
+    assert main(["runs", "feedback", run_id, "--bad", "--right-answer", "1944", "--address", gateway]) == 0
+    told, noted = lines(capsys)
+    assert told == f"told {run_id} to stop"
+    assert noted.startswith("noted as feedback-")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["show", "run-0"], "run_id 'run-0': no such run is stored here."),
+        (["watch", "run-0"], "run_id 'run-0'"),
+        (["cancel", "run-0"], "run_id 'run-0'"),
+        (["feedback", "run-0"], "the feedback is empty"),
+        (["list", "--since", "soon"], "'soon' is no time"),
+    ],
+)
+def test_what_cannot_be_done(gateway: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Is told in one line; status 1."""
+    assert main(["runs", *arguments, "--address", gateway]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def rows(table: RenderableType) -> list[str]:
+    """What a terminal shows."""
+    with (console := Console(width=120)).capture() as shown:
+        console.print(table)
+    return [" ".join(line.split()) for line in shown.get().splitlines()]
+
+
+def test_whose_runs_they_are() -> None:
+    """Is shown where they are not all of one tenant; a run under way takes no time yet, and long requests are cut."""
+    runs = [
+        pb.Run(run_id="run-1", tenant="acme", kind=pb.RUN_KIND_COMPLETE, status=pb.RUN_STATUS_RUNNING, request="[b]?"),
+        pb.Run(run_id="run-2", tenant="other", kind=pb.RUN_KIND_EXECUTE, status=pb.RUN_STATUS_FAILED),
+    ]
+    shown = rows(runs_table(runs))
+    assert "run-1 acme complete running 1970-01-01 00:00:00 [b]?" in shown
+    assert any(line.startswith("run-2 other execute failed") for line in shown)
+    runs[0].request = "a word " * 30
+    assert any("a word a…" in line for line in rows(runs_table(runs[:1])))
+
+
+def test_how_tokens_are_known() -> None:
+    """Lower bounds and estimates are marked; what nobody knows is unknown."""
+    reported = pb.UpstreamCall(
+        call_id="run-1-0",
+        role=usage_pb2.ROLE_ANSWER,
+        model="m",
+        counted="reported",
+        prompt_tokens=7,
+        completion_tokens=5,
+        cost_nano_usd=12_000,
+    )
+    calls = [pb.UpstreamCall.FromString(reported.SerializeToString()) for _ in range(4)]
+    for number, counted in enumerate(("reported", "lower_bound", "estimated", "")):
+        calls[number].call_id, calls[number].counted = f"run-1-{number}", counted
+    for call in calls[1:]:
+        call.ClearField("cost_nano_usd")
+    shown = rows(calls_table(calls))
+    assert "0 answer m 7 5 $0.000012 0.00" in shown
+    assert "1 answer m ≥7 ≥5 unknown 0.00" in shown
+    assert "2 answer m ~7 ~5 unknown 0.00" in shown
+    assert "3 answer m unknown unknown unknown 0.00" in shown

@@ -1,0 +1,256 @@
+"""`rolegate runs export`: files that `datasets` reads."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import msgspec
+import pytest
+import structlog
+from pyarrow.parquet import ParquetFile
+
+from router.execution import Conversation
+from router.export_row import ExportRow, export_row
+from router.model import Completion, Message
+from router.run import Run
+from router.store.database import Database
+from router.tenant import Tenant
+from serving import export_file
+from serving.cli.main import main
+from tests.router.store.stored import ANSWER, EXECUTIONS, call, put, run
+from tests.store_config import write_config
+
+SUFFIXES = ".jsonl", ".parquet"
+HOSTILE = (
+    '"}\n{"run_id": "forged"}',
+    "\u2028\u2029\x85\x0c\x1c\r\n\t\\ \\u0000 \ufeff\ufffd",
+    "null",
+    "NaN",
+    "{}",
+    "[1, 2]",
+    "",
+    " ",
+    "123",
+    "true",
+    "\U0001f4a9 日本 ünï " + "x" * 100_000,
+    "<search>[]</search><stop>",
+    "=1+1",
+)
+MOMENTS = "2026-11-21", "1995-12-15 10:00", "2026-11-21T10:00:00.123Z", "2026-11-21T10:00:00+01:00"
+REPLY = Conversation((Message("user", "?"),), (Completion("ok", "stop"),))
+RUNS = (
+    run("run-01", 1.0, [call("run-01"), call("run-01", 1, usage=None, nano_usd=None)], request_id="mine"),
+    run("run-02", 2.0, kind="execute", result=EXECUTIONS[0], events=(), tenant="acme"),
+    run("run-03", 3.0, kind="complete", result=REPLY, events=(), tenant="shy"),
+    run("run-04", 4.0, status="failed", result=None, events=(), error="UpstreamUnavailable: …"),
+    run("run-05", 5.0, status="cancelled", result=None, events=()),
+    run("run-06", 6.0, status="interrupted", result=None, events=(), settings={}),
+    run("run-07", 7.0, redacted=True, request="", result=None, events=()),
+)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a config."""
+    monkeypatch.chdir(tmp_path)
+    write_config(tmp_path)
+    return tmp_path
+
+
+def keep(*runs: Run) -> None:
+    """Store runs."""
+
+    async def write() -> None:
+        database = await Database.open("sqlite:///rolegate.db")
+        await put(database, *runs, tenants=[Tenant("shy", training=False)])
+        await database.close()
+
+    asyncio.run(write())
+
+
+def export(out: str, *options: str) -> int:
+    return main(["runs", "export", "--config", "rolegate.toml", "--out", out, *options])
+
+
+def loaded(path: Path) -> list[dict[str, Any]]:
+    kind = {".jsonl": "json", ".parquet": "parquet"}[path.suffix]
+    found = datasets.load_dataset(kind, data_files=str(path), split="train", cache_dir=str(path.parent / "cache"))
+    assert found.column_names == list(ExportRow.__struct_fields__)
+    names = {str: "string", int: "int64", float: "float64", bool: "bool"}
+    types = {field.name: names[field.type] for field in msgspec.structs.fields(ExportRow)}
+    assert {name: feature.dtype for name, feature in found.features.items()} == types
+    return list(found)
+
+
+def expected(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    return [msgspec.structs.asdict(export_row(each)) for each in runs]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_runs_of_all_kinds(folder: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each is a row, the oldest first; one that still runs is left out."""
+    keep(run("run-00", 0.0, status="running", result=None, events=()), *RUNS)
+
+    assert export(f"runs{suffix}") == 0
+
+    assert capsys.readouterr().out == f"runs{suffix}: 7 runs\n"
+    assert loaded(folder / f"runs{suffix}") == expected(RUNS)
+    assert {path.name for path in folder.iterdir()} >= {f"runs{suffix}"}
+    assert not list(folder.glob(f".runs{suffix}*"))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("status", ["finished", "failed"])
+def test_one_run(folder: Path, suffix: str, status: str) -> None:
+    """Gives the same columns of the same types."""
+    result: dict[str, Any] = {"result": None, "events": ()} if status == "failed" else {}
+    keep(run("run-1", status=status, **result))
+
+    assert export(f"runs{suffix}") == 0
+    loaded(folder / f"runs{suffix}")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_hostile_texts(folder: Path, suffix: str) -> None:
+    """Come through as they are: no row is split, none is forged, no text becomes something else."""
+    answers = [msgspec.structs.replace(ANSWER, answer=text) for text in HOSTILE]
+    runs = [
+        run(f"run-{number:02}", float(number), request=text, request_id=f"id-{text}", result=answer)
+        for number, (text, answer) in enumerate(zip(HOSTILE, answers, strict=True))
+    ]
+    keep(*runs)
+
+    assert export(f"runs{suffix}") == 0
+
+    rows = loaded(folder / f"runs{suffix}")
+    assert rows == expected(runs)
+    assert [json.loads(row["trace"])["result"]["answer"] for row in rows] == list(HOSTILE)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_texts_that_are_dates(folder: Path, suffix: str, moment: str) -> None:
+    """Stay texts, though there is nothing else in their columns; JSON lines need a space behind them for that."""
+    answer = msgspec.structs.replace(ANSWER, answer=moment)
+    keep(*(run(f"run-{number}", request=moment, result=answer) for number in range(3)))
+
+    assert export(f"runs{suffix}") == 0
+
+    told = f"{moment} " if suffix == ".jsonl" else moment
+    for row in loaded(folder / f"runs{suffix}"):
+        assert (row["request"], row["output"]) == (told, told)
+        assert json.loads(row["trace"])["result"]["answer"] == moment
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_more_than_a_reader_takes_at_once(folder: Path, suffix: str) -> None:
+    """Texts come first that are dates, then others, megabytes later; and one is larger than what is read at once."""
+    texts = ["2026-11-21"] * 40 + ["so so", "2026-11-21"] + ["x" * 11_000_000]
+    padding = Conversation((Message("user", "y" * 400_000),))
+    runs = [run(f"run-{n:02}", float(n), request=text, result=padding, events=()) for n, text in enumerate(texts)]
+    keep(*runs)
+
+    assert export(f"runs{suffix}") == 0
+
+    assert [row["request"].strip() for row in loaded(folder / f"runs{suffix}")] == texts
+
+
+def test_row_groups(folder: Path) -> None:
+    """Keep what is held in memory small, however much is exported."""
+    padding = Conversation((Message("user", "y" * 3_000_000),))
+    keep(*(run(f"run-{number:02}", float(number), result=padding, events=()) for number in range(30)))
+
+    assert export("runs.parquet") == 0
+
+    file = ParquetFile(folder / "runs.parquet")
+    sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+    assert sum(sizes) == 30
+    assert max(sizes) <= export_file._GROUP_CHARS // 3_000_000 + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        (["--tenant", "acme"], "2"),
+        (["--training"], "124567"),
+        (["--kind", "complete"], "3"),
+        (["--since", "1970-01-01T00:00:03"], "34567"),
+        (["--until", "1970-01-01T00:00:03"], "12"),
+        (["--since", "1970-01-01T00:00:02", "--until", "1970-01-01T00:00:05", "--training"], "24"),
+    ],
+)
+def test_filters(folder: Path, options: list[str], numbers: str) -> None:
+    """Leave out what is not wanted."""
+    keep(*RUNS)
+    assert export("runs.jsonl", *options) == 0
+    assert [row["run_id"][-1] for row in loaded(folder / "runs.jsonl")] == list(numbers)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_nothing_to_export(folder: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Gives no file, as none without rows can be loaded; and leaves one that is there as it was."""
+    keep(run("run-1", status="running", result=None, events=()))
+    out = folder / f"runs{suffix}"
+
+    assert export(out.name) == 1
+    assert f"--out {out.name}: not written, as there are no such runs." in capsys.readouterr().err
+    assert not list(folder.glob("*runs*"))
+
+    out.write_text("mine")
+    assert export(out.name, "--force") == 1
+    assert out.read_text() == "mine"
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_file_that_is_there(folder: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Is replaced when that is asked for, and not otherwise."""
+    keep(*RUNS)
+    out = folder / f"runs{suffix}"
+    out.write_text("mine")
+
+    assert export(out.name) == 1
+    assert out.read_text() == "mine"
+    assert f"--out {out.name}: is there already; --force replaces it." in capsys.readouterr().err
+
+    assert export(out.name, "--force") == 0
+    assert len(loaded(out)) == 7
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_an_export_that_fails(folder: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Leaves nothing behind, and the file of that name as it was."""
+    keep(*RUNS)
+
+    async def damage() -> None:
+        database = await Database.open("sqlite:///rolegate.db")
+        statement = "UPDATE runs SET trace = x'a348' WHERE run_id = 'run-05'"
+        await database.write(lambda connection: connection.exec_driver_sql(statement))
+        await database.close()
+
+    asyncio.run(damage())
+    out = folder / f"runs{suffix}"
+    out.write_text("mine")
+
+    assert export(out.name, "--force") == 1
+
+    assert out.read_text() == "mine"
+    assert not list(folder.glob(".runs*"))
+    assert "The trace of run run-05 is damaged" in capsys.readouterr().err
+
+
+def test_what_cannot_be_exported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Other formats, and a store that is not there, which is not made for it."""
+    assert export("runs.csv") == 1
+    assert "name a file that ends in .jsonl or .parquet" in capsys.readouterr().err
+    assert export("runs.jsonl") == 1
+    assert "rolegate.db is not there; `rolegate serve` makes it" in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["rolegate.toml"]

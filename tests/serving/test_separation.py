@@ -1,0 +1,425 @@
+"""Two tenants at one gateway, with a real store: nothing of one reaches the other, whatever it asks for."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pool import Default
+from rolegate.v1 import answer_service_pb2 as answer_pb
+from rolegate.v1 import completion_service_pb2 as completion_pb
+from rolegate.v1 import execution_service_pb2 as execution_pb
+from rolegate.v1 import run_service_pb2 as run_pb
+from rolegate.v1 import usage_service_pb2 as usage_pb
+from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
+from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
+from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
+from rolegate.v1.retrieval_service_pb2 import SearchRequest
+from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
+from rolegate.v1.run_service_pb2_grpc import RunServiceStub
+from rolegate.v1.usage_pb2 import ROLE_ANSWER
+from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
+from sqlalchemy import func, select
+
+from router.access import Access, new_key
+from router.conductor import Conductor
+from router.edge.run_service import RunServicer
+from router.edge.server import Server
+from router.edge.usage_service import UsageServicer
+from router.executor import Executor, ExecutorLimits
+from router.gateway import Gateway
+from router.identity import SCOPES
+from router.live_runs import LiveRuns
+from router.model import Prompt
+from router.passage import Passage
+from router.reconciliation import Reconciler
+from router.run import RoleSetting
+from router.runs import Runs
+from router.scripted_model import ScriptedModel
+from router.store.accounts import SQLAccounts
+from router.store.archive import SQLArchive
+from router.store.database import Database
+from router.store.journal import SQLJournal
+from router.store.ledger_sums import SQLLedgerSums
+from router.store.schema import FEEDBACK
+from router.store.usages import SQLUsages
+from router.tenant import Tenant
+from serving.retrieval.grpc_service import RetrievalServicer
+from tests.router.clock import ended
+from tests.router.deployment import PASSAGE, STOP, Deployment, block, finds
+
+SERVICES = ("Answer", "Completion", "Execution", "Retrieval", "Run", "Usage")
+MARK = "Rumpelstiltskin"
+"""Stands in all that the first tenant asks, and in nothing else."""
+MARKED, WAITING, PLAIN = f"Who directed {MARK}?", f"Who waits for {MARK}?", "Who directed Heat?"
+REQUEST_ID = "the-first-tenant-s-name-for-it"
+
+
+class Waits:
+    """A retriever that keeps one question waiting."""
+
+    def __init__(self) -> None:
+        self.asked, self.let = asyncio.Event(), asyncio.Event()
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        if WAITING in queries:
+            self.asked.set()
+            await self.let.wait()
+        return [[PASSAGE][:top_k] for _ in queries]
+
+
+class NoCounts:
+    """Engines that nobody reads."""
+
+    async def read(self, base_url: str) -> Any:
+        raise NotImplementedError
+
+
+def delegates(prompt: Prompt) -> str:
+    """The question itself is the only sub-query."""
+    return block(prompt.messages[1].content) if len(prompt.messages) == 2 else STOP
+
+
+@dataclass
+class Caller:
+    """A tenant, or the operator, with a key of every scope."""
+
+    name: str
+    metadata: tuple[tuple[str, str], ...]
+    question: str
+    """What it asks."""
+
+
+@dataclass
+class World:
+    """A gateway, on which the first tenant has run everything once; one of its runs is still under way."""
+
+    channel: grpc.aio.Channel
+    database: Database
+    retriever: Waits
+    owner: Caller
+    other: Caller
+    operator: Caller
+    ended: str = ""
+    """A run of the owner's."""
+    under_way: str = ""
+    """Another one."""
+    page: str = ""
+    """Where the owner's list of runs goes on."""
+
+
+async def _opened(stack: AsyncExitStack, folder: Path) -> World:
+    database = await Database.open(f"sqlite:///{folder}/runs.db")
+    stack.push_async_callback(database.close)
+    live, retriever, archive = LiveRuns(), Waits(), SQLArchive(database)
+    journal = await stack.enter_async_context(SQLJournal.writing(database, on_cancel=live.cancel))
+    deployment = Deployment(
+        ScriptedModel(delegates, "backbone"),
+        ScriptedModel(finds, "small"),
+        ScriptedModel(lambda _prompt: "<answer>Mann</answer>", "fixed"),
+        retriever,
+    )
+    roles = deployment.roles()
+    settings = {name: RoleSetting(role.model.name, "0" * 64) for name, role in roles.items()}
+    gateway = Gateway(
+        search=deployment.search(),
+        executor=Executor(roles["execution"], retriever, ExecutorLimits()),
+        roles=roles,
+        conductor=Conductor(journal, archive, live, settings, 60.0),
+    )
+    accounts = SQLAccounts(database)
+    callers: list[Caller] = []
+    for name, question in (("first", MARKED), ("second", PLAIN), (None, PLAIN)):
+        text, key = new_key(name, SCOPES)
+        await accounts.add_key(key)
+        callers.append(Caller(name or "", (("authorization", f"Bearer {text}"),), question))
+    server = Server(
+        gateway,
+        RetrievalServicer(retriever),
+        RunServicer(Runs(archive, live)),
+        UsageServicer(SQLUsages(database), Reconciler({"scripted": None}, NoCounts(), SQLLedgerSums(database))),
+        access=Access(accounts),
+    )
+    port = await server.start("127.0.0.1:0")
+    stack.push_async_callback(server.drain, 10)
+    stack.callback(retriever.let.set)
+    channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+    owner, other, operator = callers
+    return World(channel, database, retriever, owner, other, operator)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with AsyncExitStack() as stack:
+        world = await _opened(stack, tmp_path)
+        for case in (answer, execute, complete):
+            await case(world, world.owner)
+        runs = await _runs(world).ListRuns(run_pb.ListRunsRequest(page_size=1), metadata=world.owner.metadata)
+        world.page = runs.next_page_token
+        listed = await _runs(world).ListRuns(
+            run_pb.ListRunsRequest(kind=run_pb.RUN_KIND_ANSWER), metadata=world.owner.metadata
+        )
+        world.ended = listed.runs[0].run_id
+        await feedback(world, world.owner)
+        request = answer_pb.StreamAnswerRequest(question=WAITING, request_id="another")
+        waiting: Any = AnswerServiceStub(world.channel).StreamAnswer(request, metadata=world.owner.metadata)
+        world.under_way = (await ended(waiting.read())).run_started.run_id
+        await ended(world.retriever.asked.wait())
+        yield world
+        waiting.cancel()
+
+
+def _runs(world: World) -> Any:
+    return RunServiceStub(world.channel)
+
+
+async def whole(stream: Any) -> str:
+    """All that a stream tells; for a run under way, until it is `let`."""
+    return "".join([str(message) async for message in stream])
+
+
+async def answer(world: World, caller: Caller) -> str:
+    """By the first tenant's `request_id`."""
+    request = answer_pb.AnswerRequest(question=caller.question, request_id=REQUEST_ID)
+    return str(await AnswerServiceStub(world.channel).Answer(request, metadata=caller.metadata))
+
+
+async def stream_answer(world: World, caller: Caller) -> str:
+    request = answer_pb.StreamAnswerRequest(question=caller.question, request_id=REQUEST_ID)
+    return await whole(AnswerServiceStub(world.channel).StreamAnswer(request, metadata=caller.metadata))
+
+
+def _messages(caller: Caller) -> list[completion_pb.ChatMessage]:
+    return [completion_pb.ChatMessage(role="user", content=caller.question)]
+
+
+async def complete(world: World, caller: Caller) -> str:
+    request = completion_pb.CompleteRequest(role=ROLE_ANSWER, messages=_messages(caller), request_id="completing")
+    return str(await CompletionServiceStub(world.channel).Complete(request, metadata=caller.metadata))
+
+
+async def stream_complete(world: World, caller: Caller) -> str:
+    request = completion_pb.StreamCompleteRequest(role=ROLE_ANSWER, messages=_messages(caller), request_id="completing")
+    return await whole(CompletionServiceStub(world.channel).StreamComplete(request, metadata=caller.metadata))
+
+
+async def execute(world: World, caller: Caller) -> str:
+    request = execution_pb.ExecuteRequest(sub_query=caller.question, request_id="executing")
+    return str(await ExecutionServiceStub(world.channel).Execute(request, metadata=caller.metadata))
+
+
+async def search(world: World, caller: Caller) -> str:
+    request = SearchRequest(queries=[MARKED])
+    return str(await RetrievalServiceStub(world.channel).Search(request, metadata=caller.metadata))
+
+
+async def get_run(world: World, caller: Caller) -> str:
+    """Both runs, with their traces."""
+    return await _each(
+        world,
+        lambda run_id: _runs(world).GetRun(
+            run_pb.GetRunRequest(run_id=run_id, include_trace=True), metadata=caller.metadata
+        ),
+    )
+
+
+async def watch_run(world: World, caller: Caller) -> str:
+    """Both runs, from the first event on; the first one of each will do."""
+
+    async def first(run_id: str) -> Any:
+        stream = _runs(world).WatchRun(run_pb.WatchRunRequest(run_id=run_id), metadata=caller.metadata)
+        told = [await ended(stream.read()) for _ in range(3)]
+        stream.cancel()
+        return told
+
+    return await _each(world, first)
+
+
+async def cancel_run(world: World, caller: Caller) -> str:
+    """Both runs."""
+    return await _each(
+        world,
+        lambda run_id: _runs(world).CancelRun(run_pb.CancelRunRequest(run_id=run_id), metadata=caller.metadata),
+    )
+
+
+async def feedback(world: World, caller: Caller) -> str:
+    request = run_pb.SubmitFeedbackRequest(run_id=world.ended, comment=f"about {MARK}")
+    return str(await _runs(world).SubmitFeedback(request, metadata=caller.metadata))
+
+
+async def list_runs(world: World, caller: Caller) -> str:
+    """All, by the first tenant's name, and from where its list goes on."""
+    found = ""
+    for request in (
+        run_pb.ListRunsRequest(),
+        run_pb.ListRunsRequest(tenant="first"),
+        run_pb.ListRunsRequest(page_token=world.page),
+        run_pb.ListRunsRequest(tenant="first", page_token=world.page, status=run_pb.RUN_STATUS_RUNNING),
+    ):
+        found += str(await _runs(world).ListRuns(request, metadata=caller.metadata))
+    return found
+
+
+async def export_runs(world: World, caller: Caller) -> str:
+    """All, by name, and for training."""
+    found = ""
+    for request in (
+        run_pb.ExportRunsRequest(),
+        run_pb.ExportRunsRequest(tenant="first"),
+        run_pb.ExportRunsRequest(tenant="first", for_training=True),
+        run_pb.ExportRunsRequest(for_training=True),
+    ):
+        found += await whole(_runs(world).ExportRuns(request, metadata=caller.metadata))
+    return found
+
+
+async def get_usage(world: World, caller: Caller) -> str:
+    """Of all tenants, and by name."""
+    found = ""
+    for request in (
+        usage_pb.GetUsageRequest(group_by=[usage_pb.USAGE_DIMENSION_TENANT]),
+        usage_pb.GetUsageRequest(tenant="first"),
+    ):
+        found += str(await UsageServiceStub(world.channel).GetUsage(request, metadata=caller.metadata))
+    return found
+
+
+async def reconcile_usage(world: World, caller: Caller) -> str:
+    request = usage_pb.ReconcileUsageRequest()
+    return str(await UsageServiceStub(world.channel).ReconcileUsage(request, metadata=caller.metadata))
+
+
+async def _each(world: World, call: Callable[[str], Awaitable[Any]]) -> str:
+    """What comes of both runs of the first tenant; that neither is found must be said of both in the same words."""
+    found, refused = "", []
+    for run_id in (world.ended, world.under_way):
+        try:
+            found += str(await call(run_id))
+        except grpc.aio.AioRpcError as error:
+            refused.append((error.code(), str(error.details()).replace(run_id, "…")))
+    try:
+        await call("run-0000000000000000")
+    except grpc.aio.AioRpcError as error:
+        made_up = (error.code(), str(error.details()).replace("run-0000000000000000", "…"))
+    assert refused in ([], [made_up, made_up])
+    return "NOT_FOUND" if refused and made_up[0] is grpc.StatusCode.NOT_FOUND else found
+
+
+Case = Callable[[World, Caller], Awaitable[str]]
+CASES: dict[str, tuple[Case, str, str]] = {
+    "AnswerService/Answer": (answer, MARK, "answer"),
+    "AnswerService/StreamAnswer": (stream_answer, MARK, "answer"),
+    "CompletionService/Complete": (complete, "run_id", "run_id"),
+    "CompletionService/StreamComplete": (stream_complete, "run_id", "run_id"),
+    "ExecutionService/Execute": (execute, MARK, "run_id"),
+    "RetrievalService/Search": (search, "Heat", "Heat"),
+    "RunService/GetRun": (get_run, MARK, "NOT_FOUND"),
+    "RunService/ListRuns": (list_runs, MARK, ""),
+    "RunService/WatchRun": (watch_run, MARK, "NOT_FOUND"),
+    "RunService/CancelRun": (cancel_run, "", "NOT_FOUND"),
+    "RunService/SubmitFeedback": (feedback, "feedback_id", "NOT_FOUND"),
+    "RunService/ExportRuns": (export_runs, MARK, ""),
+    "UsageService/GetUsage": (get_usage, "first", ""),
+    "UsageService/ReconcileUsage": (reconcile_usage, "PERMISSION_DENIED", "PERMISSION_DENIED"),
+}
+"""Of every method: what to try, what the owner gets of it, so that there is something to be kept apart, and what the
+other tenant gets."""
+
+
+async def tried(case: Case, world: World, caller: Caller) -> str:
+    """What comes back, be it an error."""
+    try:
+        return await ended(case(world, caller))
+    except grpc.aio.AioRpcError as error:
+        return f"{error.code().name}: {error.details()}"
+
+
+def test_every_method_is_tried() -> None:
+    """A new one fails this until it has a case."""
+    services = [Default().FindServiceByName(f"rolegate.v1.{name}Service") for name in SERVICES]
+    assert sorted(CASES) == sorted(
+        f"{service.name}/{method.name}" for service in services for method in service.methods
+    )
+
+
+def test_every_service_is_known() -> None:
+    """A new one fails this, too."""
+    files = {path.stem for path in (Path(__file__).parents[2] / "protos/rolegate/v1").glob("*_service.proto")}
+    assert files == {f"{name.lower()}_service" for name in SERVICES}
+
+
+@pytest.mark.parametrize("method", sorted(CASES))
+async def test_another_tenant_gets_nothing(world: World, method: str) -> None:
+    """With a key of every scope, by the first tenant's run ids, names, page tokens and request ids. Its own answers to
+    these are its own.
+    """
+    case, _, expected = CASES[method]
+    found = await tried(case, world, world.other)
+    assert expected in found
+    assert MARK not in found
+    assert "first" not in found
+    assert expected or found == ""
+    if expected != "NOT_FOUND":
+        assert world.ended not in found
+        assert world.under_way not in found
+
+
+@pytest.mark.parametrize("method", sorted(CASES))
+async def test_the_owner_gets_it(world: World, method: str) -> None:
+    """The same tried by the first tenant itself, without which the other tests would show nothing."""
+    case, expected, _ = CASES[method]
+    found = await tried(case, world, world.owner)
+    assert expected in found
+    assert "NOT_FOUND" not in found
+
+
+@pytest.mark.parametrize("method", ["GetRun", "ListRuns", "WatchRun", "ExportRuns", "SubmitFeedback"])
+async def test_the_operator_sees_everybody(world: World, method: str) -> None:
+    """Of every tenant."""
+    case, expected, _ = CASES[f"RunService/{method}"]
+    assert expected in await tried(case, world, world.operator)
+
+
+async def test_what_another_tenant_tries_changes_nothing(world: World) -> None:
+    """The run that it wanted to cancel goes on to its answer, and there is no feedback but the owner's."""
+    for method in CASES:
+        await tried(CASES[method][0], world, world.other)
+    watching = _runs(world).WatchRun(run_pb.WatchRunRequest(run_id=world.under_way), metadata=world.owner.metadata)
+    world.retriever.let.set()
+    told = await ended(whole(watching))
+    assert "done" in told
+    count = select(func.count()).select_from(FEEDBACK)
+    assert await world.database.read(lambda connection: connection.scalar(count)) == 1
+
+
+async def test_the_same_sub_query_is_worked_on_for_each(world: World) -> None:
+    """No tenant is answered from what another one has found: both spend the same, and each has a run of its own."""
+    spent, run_ids = [], set()
+    for caller in (world.owner, world.other):
+        request = execution_pb.ExecuteRequest(sub_query=PLAIN, request_id="the same")
+        response = await ExecutionServiceStub(world.channel).Execute(request, metadata=caller.metadata)
+        spent.append([(row.role, row.attempts, row.prompt_tokens, row.completion_tokens) for row in response.usage])
+        run_ids.add(response.run_id)
+    assert spent[0] == spent[1]
+    assert spent[0][0][1] == 2
+    assert len(run_ids) == 2
+    usage = usage_pb.GetUsageRequest(group_by=[usage_pb.USAGE_DIMENSION_TENANT])
+    seen = await UsageServiceStub(world.channel).GetUsage(usage, metadata=world.other.metadata)
+    assert [(row.tenant, row.usage.attempts) for row in seen.rows] == [("second", 2)]
+
+
+async def test_training_data_is_ones_own(world: World) -> None:
+    """And of nobody who will not have it, whoever exports."""
+    await execute(world, world.other)
+    export = run_pb.ExportRunsRequest(for_training=True)
+    theirs = await whole(_runs(world).ExportRuns(export, metadata=world.other.metadata))
+    assert (PLAIN in theirs, MARK in theirs) == (True, False)
+    assert MARK in await whole(_runs(world).ExportRuns(export, metadata=world.operator.metadata))
+    await SQLAccounts(world.database).set_tenant(Tenant("first", training=False))
+    left = await whole(_runs(world).ExportRuns(export, metadata=world.operator.metadata))
+    assert (PLAIN in left, MARK in left) == (True, False)

@@ -1,0 +1,89 @@
+"""`rolegate store check`: whether what is stored is whole."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from router.store.database import Database
+from serving.cli.main import main
+from tests.router.store.stored import call, put, run
+from tests.store_config import write_config
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A whole store, of the config in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    write_config(tmp_path)
+    url = "sqlite:///rolegate.db"
+
+    async def write() -> None:
+        database = await Database.open(url)
+        await put(database, run("run-1", calls=[call("run-1")]), run("run-2"))
+        await database.close()
+
+    asyncio.run(write())
+    return url
+
+
+def damage(url: str) -> None:
+    async def write() -> None:
+        database = await Database.open(url)
+        await database.write(lambda connection: connection.exec_driver_sql("UPDATE calls SET nano_usd = 8"))
+        await database.close()
+
+    asyncio.run(write())
+
+
+def check(*options: str) -> int:
+    return main(["store", "check", "--config", "rolegate.toml", *options])
+
+
+def test_a_whole_store(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Is called whole, with what was looked at."""
+    assert check() == 0
+    told = capsys.readouterr().out
+    assert told.endswith(", 2 runs, 1 calls, their sums and references: all is well\n")
+
+
+def test_a_store_that_is_not_whole(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Has its problems named one by one, and the status says so."""
+    damage(store)
+
+    assert check() == 1
+
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert first == "run run-1: call 0 is booked otherwise than its trace says: nano_usd"
+    assert second.endswith("is less than what the calls add up to: nano_usd")
+    assert last.endswith("their sums and references: 2 problems")
+
+
+def test_json(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """For programs."""
+    assert check("--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["runs"], found["calls"], found["problems"]) == (2, 1, [])
+
+    damage(store)
+    assert check("--json") == 1
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    assert [set(problem) for problem in problems] == [{"where", "what"}] * 2
+
+
+def test_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Is said, and none is made."""
+    monkeypatch.chdir(tmp_path)
+    write_config(tmp_path)
+    assert check() == 1
+    assert "rolegate.db is not there; `rolegate serve` makes it" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["rolegate.toml"]

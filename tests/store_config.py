@@ -1,0 +1,11 @@
+"""A config for commands that need its store alone."""
+
+from pathlib import Path
+
+_ROLE = '[roles.{name}]\nmodel = "any"\nprompt = "prompt.txt"\n'
+
+
+def write_config(folder: Path) -> None:
+    """`rolegate.toml`, which keeps its store in `rolegate.db` beside it."""
+    roles = "".join(_ROLE.format(name=name) for name in ("delegation", "execution", "answer"))
+    (folder / "rolegate.toml").write_text(f'[server]\nstore = "sqlite:///rolegate.db"\n[retrieval]\n{roles}')
