@@ -11,7 +11,12 @@ _BENCHMARKS = {
     "mini": "a held-out mini world through real vLLM and retrieval: exact match, and which role loses what",
     "index": "how fast an index is built, in how much memory, and again after a change",
     "documents": "whether questions about your own documents find the passage that answers them",
+    "durability": "what it costs that an answer is on disk before it is acknowledged",
+    "budgets": "whether a quota holds against many requests at once, in one process and in four",
+    "crashes": "what killing the gateway at random moments loses",
+    "reconciliation": "whether the ledger agrees with real vLLM engines, with faults in between",
     "retrieval": "hit@k of dense, lexical and fused retrieval over a corpus with gold evidence",
+    "usage": "how long sums over ten million calls take, and whether they are exact",
 }
 
 

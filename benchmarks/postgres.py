@@ -1,0 +1,57 @@
+"""A PostgreSQL server of one's own, from Debian's package, for as long as it is needed."""
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from router.errors import RolegateError
+
+_DEBIAN = Path("/usr/lib/postgresql")
+
+
+def postgres_binaries() -> Path | None:
+    """The folder of `initdb` and `postgres`, the newest of Debian's or that on the path; None where there is none."""
+    found = sorted(_DEBIAN.glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    on_path = shutil.which("initdb")
+    return found[-1].parent if found else Path(on_path).resolve().parent if on_path else None
+
+
+@contextmanager
+def running_postgres(*, durable: bool = True) -> Iterator[str]:
+    """The URL of a new, empty database on a free port of the loopback. `durable`: fsync before a commit returns.
+
+    Raises `RolegateError` where PostgreSQL is not installed. It refuses to run as root, so root starts it as `nobody`.
+    """
+    binaries = postgres_binaries()
+    if binaries is None:
+        raise RolegateError("PostgreSQL is not installed; install it (Debian: apt-get install postgresql).")
+    user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+    whose = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user else {}
+    with tempfile.TemporaryDirectory() as name, socket.socket() as probe:
+        folder = Path(name)
+        if user:
+            os.chown(folder, user.pw_uid, user.pw_gid)
+        data, log = folder / "data", folder / "log"
+        initdb = (binaries / "initdb", "-D", data, "-U", "rolegate", "--auth=trust", "--no-sync", "--encoding=UTF8")
+        _run(initdb, folder, whose)
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync={'on' if durable else 'off'}"
+        control = (binaries / "pg_ctl", "-D", data, "-l", log)
+        _run((*control, "-w", "-o", options, "start"), folder, whose)
+        try:
+            yield f"postgresql://rolegate@127.0.0.1:{port}/postgres"
+        finally:
+            _run((*control, "-m", "immediate", "stop"), folder, whose)
+
+
+def _run(command: Sequence[str | Path], folder: Path, whose: Mapping[str, Any]) -> None:
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=folder, **whose)  # noqa: S603 - not a shell
