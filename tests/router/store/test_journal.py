@@ -1,7 +1,7 @@
 """The journal: what happens is on record, once, before anyone hears of it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 import pytest
@@ -282,3 +282,20 @@ async def test_a_trace_holds_an_execution_once(database: Database, journal: SQLJ
     await journal.finish(finished)
     ((trace,),) = await rows(database, "SELECT trace FROM runs")
     assert len(trace) < len(msgspec.msgpack.encode(finished)) - len(msgspec.msgpack.encode(ANSWER.executions)) / 2
+
+
+async def test_a_server_that_drops_its_clients(postgres: Callable[[], str]) -> None:
+    """Is connected to again; nothing is lost and nothing counts twice."""
+    database = await Database.open(postgres())
+    others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND {}"
+    async with SQLJournal.writing(database) as journal:
+        call = ended("run-1", 0, Amount(5, 5))
+        await journal.begin(start("run-1"))
+        await journal.open(opened(call))
+        with pytest.raises(StoreFailed):  # by its own hand, in the middle of a transaction
+            await change(database, others.format("true"))
+        journal.settle(call)
+        await rows(database, others.format("pid <> pg_backend_pid()"))
+        await journal.finish(run("run-1", NOW, [call]))
+    assert await spent(database) == {DAY: (1, 12, 7, 0, 0), MONTH: (1, 12, 7, 0, 0)}
+    await database.close()
