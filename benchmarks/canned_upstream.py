@@ -2,11 +2,13 @@
 can be told from what its models cost: `python -m benchmarks.canned_upstream`.
 
 A question takes 3 calls of the delegator, 2 executor runs of 2 turns with a search each, and 1 call of the answerer.
-Every call reads and writes as many tokens as it has words. `GET /count` tells the tokens of all calls so far.
+Every call reads and writes as many tokens as it has words. `GET /metrics` tells the tokens of all calls so far, as vLLM
+does.
 """
 
 import asyncio
 import sys
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -36,6 +38,7 @@ class CannedModels:
 
     def __init__(self) -> None:
         self.prompt_tokens = self.completion_tokens = 0
+        self._started_at = time.time()
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """A streamed completion in three chunks, the last of which has the usage."""
@@ -52,9 +55,14 @@ class CannedModels:
         body = b"".join(b"data: %b\n\n" % msgspec.json.encode(chunk) for chunk in chunks)
         return web.Response(body=body + b"data: [DONE]\n\n", headers=_EVENTS)
 
-    async def count(self, _request: web.Request) -> web.Response:
-        """The tokens of all calls so far."""
-        return web.json_response({"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens})
+    async def metrics(self, _request: web.Request) -> web.Response:
+        """The tokens of all calls so far, and since when."""
+        samples = {
+            "process_start_time_seconds": self._started_at,
+            "vllm:prompt_tokens_total": self.prompt_tokens,
+            "vllm:generation_tokens_total": self.completion_tokens,
+        }
+        return web.Response(text="".join(f"{name} {value}\n" for name, value in samples.items()))
 
 
 def _written(model: str, messages: int) -> str:
@@ -80,7 +88,7 @@ async def serve() -> None:
     """Listen on free ports, print the models' base URL and the retrieval's address, and go on until stdin ends."""
     models = CannedModels()
     app = web.Application()
-    app.add_routes([web.post("/v1/chat/completions", models.complete), web.get("/count", models.count)])
+    app.add_routes([web.post("/v1/chat/completions", models.complete), web.get("/metrics", models.metrics)])
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -128,12 +128,13 @@ class Conductor:
             run = None
             with suppress(NotFound):
                 run = await ended_run(began.run_id, self._archive, self._live)
-            if run is not None and run.redacted:
+            if run is None or run.status != "finished":
+                continue
+            if run.redacted:
                 raise RequestIdTaken(
                     f"request_id {start.request_id!r}: was answered by run {run.id}, whose texts are not kept."
                 )
-            if run is not None and run.status == "finished":
-                return run
+            return run
 
     async def _run(self, start: RunStart, context: RunContext, live: LiveRun, work: Work) -> Run:
         """Do the work under its deadline and store the run, however it ends."""

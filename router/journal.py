@@ -53,17 +53,17 @@ class Journal(Protocol):
 
     async def begin(self, start: RunStart) -> Began | Earlier:
         """Put a run on record and count it against its tenant's quotas. An `Earlier` run that did not finish lets its
-        `request_id` go. Raises `QuotaExhausted` and `StoreFailed`; then there is no such run.
+        `request_id` go. Raises `BudgetExhausted` and `StoreFailed`; then there is no such run.
         """
 
     async def open(self, call: OpenedCall) -> None:
         """Put a call on record and reserve its worst case; a call of the answer role takes what `hold` keeps instead.
 
-        Raises `QuotaExhausted` and `StoreFailed`; then there is no such call.
+        Raises `BudgetExhausted` and `StoreFailed`; then there is no such call.
         """
 
     async def hold(self, run_id: str, amount: Amount) -> None:
-        """Keep `amount` for the run's answer, instead of what was kept before. Raises `QuotaExhausted`; then what was
+        """Keep `amount` for the run's answer, instead of what was kept before. Raises `BudgetExhausted`; then what was
         kept before is still kept. And `StoreFailed`.
         """
 
@@ -78,5 +78,5 @@ class Journal(Protocol):
 
     async def finish(self, run: Run) -> None:
         """Write how the run ended, its trace and all its calls. Raises `StoreFailed`; then the answer must be withheld,
-        and the run will be on record as failed.
+        and the run will be on record as failed, unless it was written and only word of that was lost.
         """

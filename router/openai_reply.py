@@ -6,7 +6,8 @@ import msgspec
 
 from router.model import Completion, Usage, end_at_stop
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
+"""Far more than any engine counts, and little enough for every database to sum."""
 
 _CUT = frozenset({"length", "max_tokens", "model_length", "insufficient_system_resource"})
 """Names for an output that was ended before its end: OpenAI's, and what others write."""

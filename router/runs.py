@@ -44,6 +44,8 @@ class Runs:
         `StoreFailed`.
         """
         run = await self._archive.load(run_id, identity.tenant)
+        if after < 0:
+            raise BadRequest(f"after_event_number is {after}; it must be 0 or the number of an event.")
         if run.kind != "answer":
             raise BadRequest(f"run_id {run_id!r}: is no answer; only answers have events.")
         ended: Run | None = run
@@ -58,7 +60,7 @@ class Runs:
             raise StoreFailed(f"Run {run_id} could not be stored, so its answer is withheld.")
         run = ended
         last = len(run.events) + _AFTER_EVENTS
-        if not 0 <= after < last:
+        if after >= last:
             raise BadRequest(f"after_event_number is {after}; run {run_id} has events 1 to {last}.")
         for number, event in enumerate(run.events[after:], after + 1):
             yield number, event

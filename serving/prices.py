@@ -24,7 +24,8 @@ def price_of(role: RoleConfig, prices: Mapping[str, Price]) -> Price | None:
     """The price of a role's model. What runs on this machine has no other price than the config's. May block for
     seconds, by an import.
     """
-    ours = role.engine is not None or (role.base_url is not None and is_loopback(urlsplit(role.base_url).netloc))
+    host = urlsplit(role.base_url or "").netloc.rpartition("@")[2]
+    ours = role.engine is not None or is_loopback(host)
     if role.model in prices or ours:
         return prices.get(role.model)
     known = litellm_entry(role.model)

@@ -146,26 +146,24 @@ class Books:
             self._named[start.tenant, request_id] = run
         self._in_flight[start.tenant] += 1
         self.spending.reserve(start.tenant, start.started_at, start.hold)
-        self.changes.begun.append(
-            {
-                "run_id": start.id,
-                "tenant": start.tenant,
-                "key_id": start.key_id,
-                "kind": start.kind,
-                "request_id": request_id,
-                "fingerprint": start.fingerprint,
-                "request": "" if redact else storable(start.request),
-                "status": "running",
-                "outcome": "",
-                "started_at": start.started_at,
-                "duration_s": 0.0,
-                "gateway_id": self.gateway_id,
-                "cancel_requested": False,
-                "held_tokens": start.hold.tokens,
-                "held_nano_usd": start.hold.nano_usd or 0,
-                "trace_bytes": 0,
-            }
-        )
+        self.changes.begun[start.id] = {
+            "run_id": start.id,
+            "tenant": start.tenant,
+            "key_id": start.key_id,
+            "kind": start.kind,
+            "request_id": request_id,
+            "fingerprint": start.fingerprint,
+            "request": "" if redact else storable(start.request),
+            "status": "running",
+            "outcome": "",
+            "started_at": start.started_at,
+            "duration_s": 0.0,
+            "gateway_id": self.gateway_id,
+            "cancel_requested": False,
+            "held_tokens": start.hold.tokens,
+            "held_nano_usd": start.hold.nano_usd or 0,
+            "trace_bytes": 0,
+        }
 
     def hold(self, run: KnownRun, amount: Amount) -> None:
         """Set `amount` aside for a run's answer, instead of what was before."""
@@ -206,7 +204,9 @@ class Books:
         self._in_flight[run.tenant] -= 1
         self._named.pop((run.tenant, run.request_id or ""), None)
         del self._runs[run.run_id]
-        self.changes.forgotten.append({"_run_id": run.run_id})
+        if self.changes.begun.pop(run.run_id, None) is None:  # it is on record; its name may be taken in this batch
+            self.changes.let_go.append({"_run_id": run.run_id})
+            self.changes.forgotten.append({"_run_id": run.run_id})
 
     def open_calls(self, run_id: str) -> list[int]:
         """The numbers of its open calls; all of them where the batch's scope says so."""

@@ -36,7 +36,8 @@ class Changes:
 
     let_go: list[Row] = field(default_factory=list)
     """Runs whose `request_id` may be used again."""
-    begun: list[Row] = field(default_factory=list)
+    begun: dict[str, Row] = field(default_factory=dict)
+    """By their identifiers."""
     opened: list[Row] = field(default_factory=list)
     settled: list[Call] = field(default_factory=list)
     discarded: list[Row] = field(default_factory=list)
@@ -51,7 +52,7 @@ class Changes:
         dialect = connection.dialect.name
         for statement, rows in (
             (_LET_GO, self.let_go),
-            (_BEGIN, self.begun),
+            (_BEGIN, [*self.begun.values()]),
             (_OPEN, self.opened),
             (_SETTLE, [ended_row(call) for call in self.settled]),
             (_DISCARD, self.discarded),

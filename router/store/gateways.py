@@ -92,9 +92,12 @@ def database_time(connection: Connection) -> float:
 
 
 def _host() -> str:
-    """The machine, and which of its process numbers are meant: containers may share a name."""
-    numbers = Path("/proc/self/ns/pid")
-    return f"{socket.gethostname()} {numbers.readlink() if numbers.is_symlink() else ''}".strip()
+    """The machine as it was started, and which of its process numbers are meant: machines and containers may share a
+    name.
+    """
+    booted, numbers = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    start = booted.read_text("ascii").strip() if booted.is_file() else ""
+    return f"{socket.gethostname()} {start} {numbers.readlink() if numbers.is_symlink() else ''}".strip()
 
 
 def _exists(pid: int) -> bool:

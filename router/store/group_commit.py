@@ -65,6 +65,10 @@ class GroupCommit:
             if not self._entries and not self._closed:
                 self._news.clear()
             kept = await self._commit(batch) if batch else []
+            if len(kept) >= _MOST:  # whoever stands behind these would wait for as long as the store does not work
+                kept += [again for entry in self._entries for again in _failed(entry, passing=True)]
+                self._entries.clear()
+                self._news.clear()
             if kept and self._closed:
                 _log.error("store.lost", operations=len(kept))
             else:

@@ -216,10 +216,9 @@ class Finish:
         known, run = books.run(self.run.id), self.run
         if known is not None and known.status == run.status:
             return
-        if not self.withheld:
-            known = books.running(run.id)
-        elif known is None or known.status not in ("running", "finished"):
+        if self.withheld and (known is None or known.status != "running"):
             return
+        known = books.running(run.id)
         if books.open_calls(run.id):
             for call in run.calls:
                 books.settle(call)

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             command = importlib.import_module(f"serving.cli.{chosen.command}").main
         return int(command([*rest, *given[1:]]))
-    except (RolegateError, OSError) as error:
+    except (RolegateError, OSError, UnicodeError) as error:
         print(f"rolegate: {error}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:

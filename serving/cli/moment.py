@@ -15,6 +15,6 @@ def moment(text: str) -> datetime:
             number, unit = int(ago[1]), {"d": "days", "h": "hours"}[ago[2]]
             return datetime.now(UTC) - timedelta(**{unit: number})
         named = datetime.fromisoformat(text)
+        return named.astimezone(UTC) if named.tzinfo else named.replace(tzinfo=UTC)
     except (ValueError, OverflowError):
         raise BadConfig(f"{text!r} is no time; write {FORMATS}.") from None
-    return named if named.tzinfo else named.replace(tzinfo=UTC)

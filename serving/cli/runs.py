@@ -7,6 +7,7 @@ from itertools import islice
 from rich.console import Console
 from rolegate.client import Client
 
+from router.errors import BadRequest
 from serving.cli.answer_view import AnswerView
 from serving.cli.connection import add_connection, with_client
 from serving.cli.message_json import message_json
@@ -28,32 +29,38 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rolegate runs", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    listing = commands.add_parser("list", help="the newest runs")
+    listing = commands.add_parser("list", help="the newest runs", description="Lists runs, the newest first.")
     listing.add_argument("--limit", type=int, default=50, metavar="N", help="how many (default: 50)")
-    listing.add_argument("--kind", choices=KINDS)
-    listing.add_argument("--status", choices=STATUSES)
+    listing.add_argument("--kind", choices=KINDS, help="one kind only")
+    listing.add_argument("--status", choices=STATUSES, help="only those that stand so")
     listing.add_argument("--since", type=moment, metavar="TIME", help=FORMATS)
     listing.add_argument("--until", type=moment, metavar="TIME", help="runs that started before")
     listing.add_argument("--tenant", default="", help="one tenant's only")
     listing.set_defaults(work=_list)
-    show = commands.add_parser("show", help="one run, with its calls")
+    show = commands.add_parser("show", help="one run", description="Shows a run with its calls and sums.")
     show.add_argument("--trace", action="store_true", help="print all that was said and found, as JSON")
     show.set_defaults(work=_show)
-    watch = commands.add_parser("watch", help="what happens in an answer, also after its end")
+    watch = commands.add_parser(
+        "watch", help="what happens in an answer", description="Shows what happens in an answer, also after its end."
+    )
     watch.add_argument("--after", type=int, default=0, metavar="N", help="only what came after event number N")
     watch.set_defaults(work=_watch)
-    cancel = commands.add_parser("cancel", help="stop a run")
+    cancel = commands.add_parser(
+        "cancel", help="stop a run", description="Stops a run; one that has ended stays as it is."
+    )
     cancel.set_defaults(work=_cancel)
-    feedback = commands.add_parser("feedback", help="say what became of an answer")
+    feedback = commands.add_parser(
+        "feedback", help="say what became of an answer", description="Keeps what you think of a run, beside it."
+    )
     verdict = feedback.add_mutually_exclusive_group()
     verdict.add_argument("--good", dest="accepted", action="store_const", const=True, help="it was right")
     verdict.add_argument("--bad", dest="accepted", action="store_const", const=False, help="it was wrong")
     feedback.add_argument("--score", type=float, help="from 0 to 1")
-    feedback.add_argument("--right-answer", default="", metavar="TEXT")
-    feedback.add_argument("--comment", default="", metavar="TEXT")
+    feedback.add_argument("--right-answer", default="", metavar="TEXT", help="what it should have been")
+    feedback.add_argument("--comment", default="", metavar="TEXT", help="whatever there is to say")
     feedback.set_defaults(work=_feedback)
     for command in (show, watch, cancel, feedback):
-        command.add_argument("run_id", metavar="RUN_ID")
+        command.add_argument("run_id", metavar="RUN_ID", help="as `runs list` shows it")
     for command in (listing, show, watch):
         command.add_argument("--json", action="store_true", help="print JSON")
     for command in (listing, show, watch, cancel, feedback):
@@ -63,6 +70,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list(client: Client, given: argparse.Namespace) -> None:
+    if given.limit < 1:
+        raise BadRequest(f"--limit {given.limit}: must be at least 1.")
     wanted = client.runs(tenant=given.tenant, kind=given.kind, status=given.status, start=given.since, end=given.until)
     runs = list(islice(wanted, given.limit))
     if given.json:

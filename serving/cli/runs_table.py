@@ -23,7 +23,7 @@ _SHOWN = 60
 def runs_table(runs: Sequence[Run]) -> Table:
     """A row each; whose they are only where they are not all of one tenant."""
     tenants = len({run.tenant for run in runs}) > 1
-    names = ("run", *(["tenant"] if tenants else []), "kind", "status", "started (UTC)", "seconds")
+    names = ("run", *(["tenant"] if tenants else []), "kind", "status", "started (UTC)", "s")
     columns = (Column(name, no_wrap=True) for name in names)
     table = Table(*columns, "request", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for run in runs:
@@ -41,8 +41,8 @@ def runs_table(runs: Sequence[Run]) -> Table:
 
 def calls_table(calls: Sequence[UpstreamCall]) -> Table:
     """A row for each attempt. Before a count, ≥ says that it is a lower bound, ~ that it is an estimate."""
-    texts = (Column(name, overflow="fold") for name in ("call", "role", "model", "why", "outcome"))
-    figures = (Column(name, justify="right") for name in ("prompt", "written", "cost", "seconds"))
+    texts = (Column(name, overflow="fold") for name in ("#", "role", "model", "why", "outcome"))
+    figures = (Column(name, justify="right") for name in ("prompt", "written", "cost", "s"))
     table = Table(*texts, *figures, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for call in calls:
         mark = _MARKS.get(call.counted)

@@ -24,6 +24,8 @@ from serving.cli.options import add_config, tenant_name
 from serving.logs import errors_only
 
 _NANO = 1_000_000_000
+_MOST = 2**63 - 1
+"""What a database keeps as a number."""
 _SET = """\
 Sets what is named, leaves the rest as it is, and makes the tenant where there is none of that name. `none` takes a
 limit away. A gateway that runs keeps to new limits from the next request on.
@@ -74,8 +76,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 def _count(text: str) -> int | None:
     if text == "none":
         return None
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number, or none")
+    if not text.isdecimal() or int(text) > _MOST:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at most {_MOST}, or none")
     return int(text)
 
 
@@ -87,7 +89,7 @@ def _nano(text: str) -> int | None:
         nano = Decimal(text) * _NANO
     except InvalidOperation:
         nano = Decimal("nan")
-    if not nano.is_finite() or nano < 0 or nano != int(nano):
+    if not nano.is_finite() or not 0 <= nano <= _MOST or nano != int(nano):
         raise argparse.ArgumentTypeError(f"{text!r}: give dollars, such as 2.50, or none")
     return int(nano)
 

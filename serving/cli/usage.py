@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _by(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
+    names = tuple(dict.fromkeys(text.split(",")))
     for name in names:
         if name not in _DIMENSIONS:
             raise BadConfig(f"--by {text}: {name!r} is none of {', '.join(_DIMENSIONS)}.")

@@ -82,7 +82,7 @@ async def test_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
             assert (await client.ask(QUESTION)).answer == "Michael Mann"
         assert await asyncio.to_thread(lambda: _asked(Client(address))) == "Michael Mann"
         async with AsyncClient(address, api_key="") as client:
-            with pytest.raises(GatewayError, match="no key"):
+            with pytest.raises(GatewayError, match="A key is needed"):
                 await client.ask(QUESTION)
 
 
@@ -111,6 +111,14 @@ def test_a_key_for_this_machine(address: str) -> None:
 def test_the_key_is_not_shown() -> None:
     """Where a connection is printed, as debuggers and logs do."""
     assert "secret" not in repr(Connection.to("127.0.0.1:1", api_key="rg_1_secret"))
+
+
+@pytest.mark.parametrize("key", ["rg_1_secret\nrg_2_secret", "rg_1_secret\udcff", "rg_1_\u200bsecret"])
+def test_what_is_no_key(key: str) -> None:
+    """Is refused before it is sent, and not repeated."""
+    with pytest.raises(ValueError, match="characters that no key has") as caught:
+        Connection.to("127.0.0.1:1", api_key=key)
+    assert "secret" not in str(caught.value)
 
 
 def test_half_a_certificate() -> None:

@@ -5,11 +5,13 @@ import asyncio
 import pytest
 
 from router.budget import Budget
+from router.conductor import Asked
 from router.errors import BadRequest, OutOfTime, RequestIdTaken, RunCancelled, StoreFailed, UpstreamRefused
 from router.events import Event
 from router.execution import Conversation, Execution
 from router.gateway import CompletionRequest
-from router.identity import SCOPES, Identity
+from router.identity import DEFAULT_TENANT, SCOPES, Identity
+from router.journal import RunStart
 from router.live_runs import LiveRuns
 from router.model import Completion, Delta, Message, Usage
 from router.run import Run
@@ -300,6 +302,16 @@ async def test_a_request_that_is_repeated_after_it_was_cancelled() -> None:
     model.let.set()
     assert (await ended(second)).status == "finished"
     assert [run.status for run in store.runs] == ["cancelled", "finished"]
+
+
+async def test_a_request_that_is_repeated_while_it_fails_elsewhere() -> None:
+    """Whoever waits for it begins anew, also where the texts of runs are not kept."""
+    store, fingerprint = Kept(), Asked("answer", QUESTION, QUESTION).fingerprint
+    await store.begin(RunStart("run-1", "answer", DEFAULT_TENANT, "", "once", QUESTION, fingerprint, 0.0))
+    asking = asyncio.create_task(Deployment().gateway(store).answer(QUESTION, NAMED, ignored))
+    await asyncio.sleep(0)
+    store.runs.append(Run("run-1", "answer", "", "failed", "", None, {}, (), 0.0, 1.0, redacted=True))
+    assert (await ended(asking)).status == "finished"
 
 
 async def test_waiting_for_a_run_ends_with_the_deadline() -> None:

@@ -318,6 +318,7 @@ async def test_wrong_model(session: aiohttp.ClientSession, openai_server: OpenAI
         b'{"choices": [{"message": {"content": 7}}]}',
         b'{"choices": [{"message": {"content": "\xff"}}]}',
         b'{"choices": [{"message": {"content": "a"}}], "usage": {"prompt_tokens": -1}}',
+        b'{"choices": [{"message": {"content": "a"}}], "usage": {"prompt_tokens": 9223372036854775807}}',
     ],
 )
 async def test_garbage(model: OpenAIHTTP, openai_server: OpenAIServer, body: bytes) -> None:

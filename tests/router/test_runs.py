@@ -77,13 +77,26 @@ async def test_watching_a_run_that_cannot_be_stored() -> None:
         await ended(answering)
 
 
-@pytest.mark.parametrize("after", [-1, 100])
-async def test_events_that_there_are_not(after: int) -> None:
+async def test_events_that_there_are_not() -> None:
     """A number out of range is refused, with the range."""
     store = Kept()
     run = await Deployment(ScriptedModel(["<stop>"])).gateway(store).answer(QUESTION, Terms(), ignored)
-    with pytest.raises(BadRequest, match="events 1 to 5"):
-        await told(Runs(store, LiveRuns()), run.id, after)
+    for after, range_of in ((-1, "must be 0"), (100, "events 1 to 5")):
+        with pytest.raises(BadRequest, match=range_of):
+            await told(Runs(store, LiveRuns()), run.id, after)
+
+
+async def test_negative_events_of_a_run_under_way() -> None:
+    """They are refused at once, and count no events from the end."""
+    store, live, model = Kept(), LiveRuns(), HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"]))
+    answering = asyncio.create_task(
+        Deployment(answerer=model).gateway(store, live=live).answer(QUESTION, Terms(), ignored)
+    )
+    await ended(model.called.wait())
+    with pytest.raises(BadRequest, match="after_event_number is -1"):
+        await anext(Runs(store, live).watch(next(iter(store.starts)), -1, LOCAL))
+    model.let.set()
+    await answering
 
 
 async def test_only_answers_have_events() -> None:

@@ -119,10 +119,12 @@ def test_what_cannot_be_done(commands: Commands, line: str, said: str) -> None:
         "keys create --scope everything",
         "tenants set acme --tokens-per-day -1",
         "tenants set acme --tokens-per-day 1.5",
+        f"tenants set acme --tokens-per-day {2**63}",
         "tenants set acme --usd-per-day nan",
         "tenants set acme --usd-per-day -1",
         "tenants set acme --usd-per-day 0.0000000001",
         "tenants set acme --usd-per-day much",
+        "tenants set acme --usd-per-day 1e10",
     ],
 )
 def test_what_makes_no_sense(config: Path, line: str) -> None:

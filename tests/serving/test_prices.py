@@ -55,6 +55,7 @@ def test_an_engine_of_ours_has_the_config_s_price_alone() -> None:
 
     assert price_of(role, {}) is None
     assert price_of(role, {"gpt-4.1-mini": MINE}) == MINE
+    assert price_of(msgspec.structs.replace(role, engine=None, base_url="http://me:key@127.0.0.1:8000/v1"), {}) is None
     assert printed(OWN).strip() == "{'delegation': None, 'execution': None, 'answer': None} False"
 
 

@@ -14,7 +14,7 @@ from serving.cli.runs_table import calls_table, runs_table
 from tests import scripted_gateway
 from tests.scripted_gateway import QUESTION
 
-HEADER = "run kind status started (UTC) seconds request"
+HEADER = "run kind status started (UTC) s request"
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_show(gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]) -> 
     """Its calls and sums; as JSON; with its whole trace."""
     assert main(["runs", "show", run_id, "--address", gateway]) == 0
     shown = lines(capsys)
-    assert "call role model why outcome prompt written cost seconds" in shown
+    assert "# role model why outcome prompt written cost s" in shown
     assert sum("first completed" in line for line in shown) == 8
     assert "all 8 144 unknown 36 unknown" in shown
     assert main(["runs", "show", run_id, "--json", "--address", gateway]) == 0
@@ -94,6 +94,8 @@ def test_cancel_and_feedback(gateway: str, run_id: str, capsys: pytest.CaptureFi
         (["cancel", "run-0"], "run_id 'run-0'"),
         (["feedback", "run-0"], "the feedback is empty"),
         (["list", "--since", "soon"], "'soon' is no time"),
+        (["list", "--limit", "-1"], "--limit -1: must be at least 1."),
+        (["feedback", "run-0", "--comment", "caf\udce9"], "can't encode character '\\udce9'"),
     ],
 )
 def test_what_cannot_be_done(gateway: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

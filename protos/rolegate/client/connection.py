@@ -45,6 +45,8 @@ class Connection:
         """To host:port. Raises `ValueError` for what must not be sent, or does not go together, and `OSError`."""
         given = access.get("api_key")
         api_key = (os.environ.get(API_KEY, "") if given is None else given).strip()
+        if not (api_key.isascii() and api_key.isprintable()):
+            raise ValueError("the key has characters that no key has; see that it is whole, and nothing but the key.")
         ca, certificate, key = (_pem(access.get(part)) for part in ("ca", "certificate", "key"))
         if (certificate is None) != (key is None):
             raise ValueError("certificate and key belong together; give both, or neither.")

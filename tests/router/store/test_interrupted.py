@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -120,6 +121,13 @@ async def test_who_is_dead(database: Database) -> None:
             ("run-elsewhere",),
             ("run-parent",),
         ]
+
+
+@pytest.mark.skipif(not Path("/proc/sys/kernel/random/boot_id").exists(), reason="Linux tells its starts apart")
+def test_machines_of_one_name() -> None:
+    """Are told apart by when they were started: containers of one name may have equal numbers, too."""
+    own = ThisGateway.new()
+    assert Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip() in own.host
     assert socket.gethostname() in own.host
 
 

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 import pytest
+from sqlalchemy import Connection
+from sqlalchemy.exc import OperationalError
 
 from router.amount import Amount
 from router.errors import StoreFailed
@@ -14,7 +16,7 @@ from router.model import Usage
 from router.run import RunStatus
 from router.store.archive import SQLArchive
 from router.store.check import check
-from router.store.database import Database
+from router.store.database import Database, Value
 from router.store.journal import SQLJournal
 from router.tenant import Tenant
 from tests.router.store.entries import DAY, MONTH, NOW, ended, opened, rows, spent, start
@@ -99,6 +101,21 @@ async def test_requests_of_one_name_at_once(database: Database, journal: SQLJour
     journal.forget("run-0")
     assert await journal.begin(start("run-20", request_id="mine")) == Began()
     assert await rows(database, "SELECT run_id FROM runs") == [("run-20",)]
+
+
+async def test_a_name_that_is_taken_back_and_taken_anew_at_once(
+    database: Database, journal: SQLJournal, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Is no conflict, be the run before on record or not, so that what comes with it is written in one transaction."""
+    await journal.begin(start("run-1", request_id="mine"))
+    journal.forget("run-1")
+    leaving = asyncio.create_task(journal.begin(start("run-2", request_id="mine")))
+    await asyncio.sleep(0)  # it is in the queue
+    leaving.cancel()
+    journal.forget("run-2")
+    assert await journal.begin(start("run-3", request_id="mine")) == Began()
+    assert await rows(database, "SELECT run_id FROM runs") == [("run-3",)]
+    assert "store.failed" not in capsys.readouterr().out
 
 
 async def test_whatever_is_told_twice_counts_once(database: Database, journal: SQLJournal) -> None:
@@ -222,6 +239,50 @@ async def test_a_store_that_fails_for_a_while(database: Database, journal: SQLJo
     assert not any(isinstance(event, AnswerWritten) for event in lost.events)
     assert await spent(database) == {DAY: (2, 24, 14, 0, 0), MONTH: (2, 24, 14, 0, 0)}
     assert (await check(database)).problems == []
+
+
+async def test_nobody_waits_behind_what_cannot_be_written(database: Database, journal: SQLJournal) -> None:
+    """However much of that there is; it is all written when the store works again."""
+    calls = [ended("run-1", number) for number in range(300)]  # more than go into one transaction
+    await journal.begin(start("run-1"))
+    await asyncio.gather(*(journal.open(opened(call)) for call in calls))
+
+    await change(database, FAILING)
+    for call in calls:
+        journal.settle(call)
+    with pytest.raises(StoreFailed):
+        await asyncio.wait_for(journal.begin(start("run-2")), 10)
+    await change(database, WORKING)
+
+    await journal.begin(start("run-3"))
+    await journal.finish(run("run-1", NOW, calls))
+    assert await spent(database) == {DAY: (2, 3600, 2100, 0, 0), MONTH: (2, 3600, 2100, 0, 0)}
+
+
+class HardOfHearing(Database):
+    """Misses, when it is told to, that something is on disk."""
+
+    misses = False
+
+    async def write(self, change: Callable[[Connection], Value]) -> Value:
+        written = await super().write(change)
+        if self.misses:
+            self.misses = False
+            raise StoreFailed("gone") from OperationalError("COMMIT", None, Exception("gone"))
+        return written
+
+
+async def test_an_end_that_is_on_disk_though_nobody_heard_so(url: str) -> None:
+    """Stays as it is: another gateway may have given that answer to whoever asked again."""
+    database = await HardOfHearing.open(url)
+    assert isinstance(database, HardOfHearing)
+    async with SQLJournal.writing(database) as journal:
+        await journal.begin(start("run-1", request_id="mine"))
+        database.misses = True
+        with pytest.raises(StoreFailed):
+            await journal.finish(run("run-1", NOW, request_id="mine"))
+        assert await journal.begin(start("run-2", request_id="mine")) == Earlier("run-1", "finished", True)
+    await database.close()
 
 
 async def test_a_full_disk(tmp_path: object) -> None:
