@@ -11,7 +11,6 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from router.errors import BadConfig, StoreFailed
 from router.store.engine import WRITES, cannot_open, engine_of
-from router.store.migration import migrate
 
 _log = structlog.get_logger("store")
 _READERS = 4
@@ -74,6 +73,8 @@ class Database:
 
 
 def _opened(url: str) -> Engine:
+    from router.store.migration import migrate  # Alembic takes long to load, and `--help` needs none of it
+
     try:
         engine = engine_of(url)
     except (SQLAlchemyError, ImportError, ValueError) as error:

@@ -133,11 +133,12 @@ def test_machines_of_one_name() -> None:
 
 async def test_a_gateway_is_noticed_to_be_dead_by_those_that_run(database: Database, url: str) -> None:
     """Within seconds, so that whoever waits for its run does not wait for ever."""
-    async with SQLJournal.writing(database) as journal, asyncio.timeout(30):
+    async with SQLJournal.writing(database) as journal:
         await _killed(url)
         again = start("run-3", "acme", request_id="mine")
-        while (began := await journal.begin(again)) == Earlier("run-1", "running", True):
-            pass
+        async with asyncio.timeout(30):
+            while (began := await journal.begin(again)) == Earlier("run-1", "running", True):
+                pass
         assert began == Began()
 
 
