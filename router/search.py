@@ -134,7 +134,9 @@ class Search:
         except TimeoutError:
             raise OutOfTime("Time ran out before the answer was written; allow a longer deadline.") from None
         if answer.casefold().rstrip(" .!") in _ANSWERED_NOT_FOUND:
-            return replace(found, answer=NOT_FOUND, outcome="not_found", answering=answering)
+            cut = found.outcome in ("budget_exhausted", "time_exhausted")
+            why = found.outcome if cut else "not_found"
+            return replace(found, answer=NOT_FOUND, outcome=why, answering=answering)
         return replace(found, answer=answer, answering=answering)
 
 

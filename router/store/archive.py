@@ -54,7 +54,7 @@ class SQLArchive:
             after = piece[-1].started_at, piece[-1].id
 
     async def add_feedback(self, feedback: Feedback, tenant: str | None = None) -> str:
-        """Keep feedback; its identifier. Raises `NotFound`."""
+        """Keep feedback, without its texts where its tenant's are not kept; its identifier. Raises `NotFound`."""
         feedback_id = f"feedback-{secrets.token_hex(8)}"
         await self._database.write(partial(_add_feedback, feedback=feedback, feedback_id=feedback_id, tenant=tenant))
         return feedback_id
@@ -90,9 +90,12 @@ def _piece(connection: Connection, wanted: RunFilter, after: tuple[float, str] |
 
 
 def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str, tenant: str | None) -> None:
-    if connection.execute(select(RUNS.c.run_id).where(*_visible(feedback.run_id, tenant))).one_or_none() is None:
+    owner = connection.scalar(select(RUNS.c.tenant).where(*_visible(feedback.run_id, tenant)))
+    if owner is None:
         raise _not_found(feedback.run_id)
     texts = {"gold_answer": storable(feedback.gold_answer), "comment": storable(feedback.comment)}
+    if connection.scalar(select(TENANTS.c.redact).where(TENANTS.c.name == owner)):
+        texts = dict.fromkeys(texts, "")
     row = {**msgspec.structs.asdict(feedback), **texts, "feedback_id": feedback_id, "given_at": time.time()}
     connection.execute(FEEDBACK.insert().values(row))
 

@@ -237,6 +237,6 @@ def _check(books: Books, run: KnownRun, freed: Amount, at: float, wanted: Amount
         return
     books.spending.release(run.tenant, run.started_at, freed)
     try:
-        books.spending.check(tenant, at, wanted)
+        books.spending.check(tenant, at, wanted, NOTHING if freed == run.held else run.held)
     finally:
         books.spending.reserve(run.tenant, run.started_at, freed)

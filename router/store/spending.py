@@ -61,13 +61,16 @@ class Spending:
         for period, _ in _periods(at):
             self._change(tenant.name, period).requests += 1
 
-    def check(self, tenant: Tenant, at: float, amount: Amount) -> None:
-        """Raise `QuotaExhausted` where `amount` is more than what is left; `BudgetExhausted` where nobody can tell."""
+    def check(self, tenant: Tenant, at: float, amount: Amount, held: Amount = NOTHING) -> None:
+        """Raise `QuotaExhausted` where `amount` is more than what is left; `BudgetExhausted` where nobody can tell.
+
+        `held`: what is reserved for whoever asks, and will not come back before it is done.
+        """
         if not tenant.limited:
             return
         for period, unit in _periods(at):
             spent, reserved = self._taken((tenant.name, period))
-            without, wanted = spent + amount, spent + reserved + amount
+            without, wanted = spent + held + amount, spent + reserved + amount
             tokens: int | None = getattr(tenant, f"tokens_per_{unit}")
             nano_usd: int | None = getattr(tenant, f"nano_usd_per_{unit}")
             if tokens is not None and wanted.tokens > tokens:

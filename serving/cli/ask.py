@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rolegate.client import GatewayError
+from rolegate.client.requests import Terms
 
 from serving.cli.answer_view import AnswerView
 from serving.cli.reached_gateway import add_gateway, reached
@@ -23,11 +24,24 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("question", metavar="QUESTION", help="in plain words")
     add_gateway(parser)
+    parser.add_argument("--request-id", default="", metavar="NAME", help="asked again under it, the answer is the same")
+    parser.add_argument("--max-total-tokens", type=int, metavar="N", help="what the question may spend")
+    parser.add_argument("--max-cost-usd", type=float, metavar="USD", help="the same in dollars")
     parser.add_argument("--stream", action="store_true", help="show rounds, sub-queries and searches as they happen")
     parser.add_argument("--json", action="store_true", help="print JSON; with --stream, one line an event")
     given = parser.parse_args(arguments)
     errors_only()
     return asyncio.run(_ask(given))
+
+
+def _terms(given: argparse.Namespace) -> Terms:
+    """What was said of the terms."""
+    terms = Terms(request_id=given.request_id)
+    if given.max_total_tokens is not None:
+        terms["max_total_tokens"] = given.max_total_tokens
+    if given.max_cost_usd is not None:
+        terms["max_cost_usd"] = given.max_cost_usd
+    return terms
 
 
 async def _ask(given: argparse.Namespace) -> int:
@@ -37,7 +51,7 @@ async def _ask(given: argparse.Namespace) -> int:
     async with reached(given, progress) as client:
         try:
             with progress.status("asking"):
-                async for event in client.stream(given.question, given.timeout):
+                async for event in client.stream(given.question, given.timeout, **_terms(given)):
                     view.tell(event)
             view.show(event.done)
         except GatewayError as error:

@@ -115,9 +115,10 @@ def _show(keys: Sequence[Key], given: argparse.Namespace) -> None:
 
 
 async def _revoke(accounts: Accounts, given: argparse.Namespace) -> None:
-    key = await accounts.revoke_key(given.key_id)
+    key_id = given.key_id.removeprefix("rg_").partition("_")[0]  # a whole key will do, and is not repeated
+    key = await accounts.revoke_key(key_id)
     if key is None:
-        raise BadRequest(f"{given.key_id!r}: there is no such key; `rolegate keys list` shows them.")
+        raise BadRequest(f"{key_id!r}: there is no such key; `rolegate keys list` shows them.")
     if given.json:
         print(msgspec.json.encode(_public(key)).decode())
     else:

@@ -281,7 +281,10 @@ async def test_errors_on_an_event_loop(gateway: str) -> None:
 
 async def test_nobody_answers(dead: str) -> None:
     """Who does not, and what to do; it has no reason, for it is of no gateway."""
-    said = f"no gateway answers at {dead}; start one with `rolegate serve`, or give another address."
+    said = (
+        f"no gateway answers at {dead}; start one with `rolegate serve`, or give another address. One that encrypts "
+        "answers only to who has its certificate (`--ca`), and perhaps one of their own."
+    )
     async with AsyncClient(dead) as client:
         with pytest.raises(GatewayError) as caught:
             await client.ask(QUESTION)

@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import msgspec
@@ -195,6 +195,20 @@ async def test_an_executor_that_runs_out_reports_nothing() -> None:
     assert [one.outcome for one in found.executions] == ["reported", "budget_exhausted"]
     assert (found.answer, found.outcome) == ("Michael Mann", "budget_exhausted")
     assert [call.role for call in ledger.calls].count("delegation") == 2
+
+
+async def test_an_answer_that_a_budget_kept_from_being_found() -> None:
+    """Where the reports do not hold the answer, and the search was cut, the budget is named as the reason."""
+    outcomes = set[str]()
+    for tokens in range(80, 500, 10):
+        models = scripted(block("Who?"), block("When?"), block("Where?"))
+        models["answer"] = ScriptedModel(lambda _: "<answer>not found</answer>")
+        context, _, _ = limited(Budget(role_tokens={"delegation": tokens}))
+        with suppress(BudgetExhausted):  # before anything was found
+            found = await searching(models).run(QUESTION, context)
+            assert found.answer == "not found in your documents"
+            outcomes.add(found.outcome)
+    assert outcomes == {"budget_exhausted", "not_found"}
 
 
 async def test_a_budget_without_anything_found() -> None:

@@ -299,7 +299,8 @@ def test_a_dead_address_is_told_in_one_line(flags: list[str], dead: str, capsys:
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.splitlines() == [
-        f"rolegate: no gateway answers at {dead}; start one with `rolegate serve`, or give another address."
+        f"rolegate: no gateway answers at {dead}; start one with `rolegate serve`, or give another address. One that "
+        "encrypts answers only to who has its certificate (`--ca`), and perhaps one of their own."
     ]
 
 

@@ -17,15 +17,15 @@ _OPTIONS = [
 
 
 class Access(TypedDict, total=False):
-    """Keys and certificates; these are in PEM, as a file or as they are."""
+    """Keys and certificates; these are in PEM, as a file (a path, also as a string) or as they are."""
 
     api_key: str | None
     """None takes that of the environment variable ROLEGATE_API_KEY, an empty one none."""
-    ca: Path | bytes | None
+    ca: Path | str | bytes | None
     """Who signed the gateway's certificate."""
-    certificate: Path | bytes | None
+    certificate: Path | str | bytes | None
     """The client's own, where the gateway wants one."""
-    key: Path | bytes | None
+    key: Path | str | bytes | None
     """That belongs to `certificate`."""
     insecure: bool
     """Send a key to another machine although nothing is encrypted."""
@@ -73,7 +73,9 @@ class Connection:
 
 
 def _pem(given: object) -> bytes | None:
-    return given.read_bytes() if isinstance(given, Path) else given if isinstance(given, bytes) else None
+    if isinstance(given, Path | str):
+        return Path(given).read_bytes()
+    return given if isinstance(given, bytes) else None
 
 
 def _on_this_machine(address: str) -> bool:

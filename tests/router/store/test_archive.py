@@ -239,6 +239,14 @@ async def test_an_export_holds_no_transaction(database: Database, archive: SQLAr
     assert found == [f"run-{number:03}" for number in range(70) if number != 60]
 
 
+async def test_feedback_of_a_tenant_whose_texts_are_not_kept(database: Database, archive: SQLArchive) -> None:
+    """The verdict and the score are kept, and no word."""
+    await put(database, run("run-1", tenant="acme"), tenants=[Tenant("acme", redact=True)])
+    await archive.add_feedback(Feedback("run-1", True, 0.5, "Michael Mann", "a secret"))
+    (row,) = await database.read(lambda connection: connection.execute(select(FEEDBACK)).mappings().all())
+    assert (row["accepted"], row["score"], row["gold_answer"], row["comment"]) == (True, 0.5, "", "")
+
+
 @pytest.mark.parametrize("tenant", [None, "default"])
 async def test_feedback_is_kept_beside_its_run(database: Database, archive: SQLArchive, tenant: str | None) -> None:
     """A row each, with an identifier of its own; what is not stated is null."""

@@ -74,6 +74,15 @@ async def test_what_is_left_is_reserved_before_it_is_spent(
     assert not error.contended
 
 
+async def test_what_a_run_holds_itself_does_not_come_back(database: Database, journal: SQLJournal) -> None:
+    """A run that keeps what is left for its own answer is told to come back when the next period begins."""
+    await put(database, tenants=[Tenant("acme", tokens_per_day=25)])
+    await journal.begin(start("run-1", "acme"))
+    await journal.hold("run-1", Amount(20, 0))
+    error = await refused(journal.open(opened(ended("run-1", 0, WORST, tenant="acme"))))
+    assert (error.contended, error.retry_after_s > 1) == (False, True)
+
+
 async def test_the_answer_takes_what_is_kept_for_it(database: Database, journal: SQLJournal) -> None:
     """Nobody else gets it; and where even that is too little, it is still kept."""
     await put(database, tenants=[Tenant("acme", tokens_per_day=25)])
