@@ -58,5 +58,6 @@ def _show(checked: Checked, console: Console) -> None:
     for problem in checked.problems:
         console.out(f"{problem.where}: {problem.what}", highlight=False)
     looked_at = f"schema {checked.schema}, {checked.runs} runs, {checked.calls} calls, their sums and references"
-    found = f"{len(checked.problems)} problems" if checked.problems else "all is well"
+    count = len(checked.problems)
+    found = f"{count} problem{'s' * (count != 1)}" if count else "all is well"
     console.out(f"{looked_at}: {found}", highlight=False)

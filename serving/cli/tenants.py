@@ -139,7 +139,7 @@ def _show(tenant: Tenant, spent: Sequence[Spent], given: argparse.Namespace) -> 
     settings.add_row("redact", _word(tenant.redact))
     settings.add_row("training", _word(tenant.training))
     Console(highlight=False).print(settings)
-    table = Table("spent", "requests", "tokens", "reserved", "USD", "reserved")
+    table = Table("spent", "requests", "tokens", "tokens reserved", "USD", "USD reserved")
     for entry in spent:
         table.add_row(
             *(entry.period, f"{entry.requests:,}", f"{entry.tokens:,}", f"{entry.reserved_tokens:,}"),
