@@ -69,7 +69,7 @@ class Conductor:
 
     async def conduct(self, asked: Asked, terms: Terms, emit: Emit, work: Work) -> Run:
         """The finished run, or the earlier one of the same `request_id`. Raises what `work` raises, `OutOfTime`,
-        `RunCancelled`, `QuotaExhausted`, `RequestIdTaken` and `StoreFailed`.
+        `RunCancelled`, `BudgetExhausted`, `RequestIdTaken` and `StoreFailed`.
         """
         allowed = self._timeout_s if terms.time_s is None else min(terms.time_s, self._timeout_s)
         deadline = asyncio.get_running_loop().time() + allowed - min(_LONGEST_STORING_S, allowed * _STORING_SHARE)

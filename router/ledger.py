@@ -183,7 +183,7 @@ class Ledger:
                 for index, cut in enumerate(cuts):
                     group.create_task(count(index, cut))
         except TimeoutError:
-            pass
+            pass  # what was not counted by then stays unknown
         finally:
             for cut, usage in zip(cuts, usages, strict=True):
                 self._settle(cut, usage)
