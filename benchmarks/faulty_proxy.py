@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import aiohttp
 import msgspec
@@ -53,7 +53,8 @@ class FaultyProxy:
                     request.transport.abort()
                     return response  # leaving the context closes the connection to the engine, too
                 pieces_left -= line.startswith(b"data:")
-                await response.write(line)
+                with suppress(aiohttp.ClientConnectionResetError):  # the client has left
+                    await response.write(line)
                 self._note(line)
             return response
 
