@@ -41,6 +41,12 @@ class Delegator:
         pairs = [(execution.sub_query, execution.report) for execution in executions]
         return _told(conversation, prompts.search_results(pairs, over_limit))
 
+    def over_limit(self, conversation: Conversation) -> tuple[str, ...]:
+        """What the last decision would have dispatched besides."""
+        last = conversation.outputs[-1]
+        decision = parse_decision(last.text, limit=self.max_sub_queries, cut=last.finish_reason == "length")
+        return decision.over_limit if isinstance(decision, Dispatch) else ()
+
     async def _ask(
         self, conversation: Conversation, ledger: Ledger, purpose: Purpose = "first"
     ) -> tuple[Decision, Conversation]:

@@ -44,6 +44,13 @@ class Execution(msgspec.Struct, frozen=True, tag=True):
     outcome: ExecutionOutcome
     searches: tuple[SearchRecord, ...]
     conversation: Conversation
+    executor: str = ""
+    """The version that worked on it; empty where that was not noted."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is no report."""
+        return self.outcome != "reported"
 
     def citations(self, point: str) -> list[Citation]:
         """The sentences of the passages shown that `point` may rest on; none where no passage holds it."""

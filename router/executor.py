@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from typing import Protocol
 
 from router import prompts
 from router.call import Purpose
@@ -30,6 +31,20 @@ class ExecutorLimits:
     """Passages shown for each search."""
 
 
+class Executes(Protocol):
+    """Works on sub-queries: an executor, or one of several."""
+
+    @property
+    def report_tokens(self) -> int:
+        """What a report has at most."""
+
+    def role(self, context: RunContext) -> Role:
+        """The role in a run whose conversations are not led here."""
+
+    async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
+        """As `Executor.run`."""
+
+
 class Executor:
     """Works on one sub-query at a time in a context that holds nothing else; any number of runs at once."""
 
@@ -40,6 +55,10 @@ class Executor:
     def report_tokens(self) -> int:
         """What a report has at most."""
         return self._role.sampling.max_tokens
+
+    def role(self, _context: RunContext) -> Role:
+        """Its role, in any run."""
+        return self._role
 
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
         """Search and report. What goes wrong upstream is not raised, nor that a budget does not suffice: the outcome
@@ -60,7 +79,14 @@ class Executor:
         if run.report is not None:
             outcome = "reported"
         conversation = Conversation(run.shown.messages, tuple(run.outputs))
-        return Execution(sub_query, run.report or NO_EVIDENCE, outcome, tuple(run.shown.searches), conversation)
+        return Execution(
+            sub_query,
+            run.report or NO_EVIDENCE,
+            outcome,
+            tuple(run.shown.searches),
+            conversation,
+            self._role.executor_version or "",
+        )
 
     async def _turn(self, run: "_Run", index: int, context: RunContext) -> None:
         output = await self._ask(run, index, context)

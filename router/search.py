@@ -12,7 +12,7 @@ from router.delegator import Delegator
 from router.errors import BudgetExhausted, ContextTooLong, OutOfTime
 from router.events import Reported, RoundStarted, SubQueryDispatched
 from router.execution import Execution
-from router.executor import Executor
+from router.executor import Executes
 from router.report import NO_EVIDENCE
 from router.trajectory import AnswerOutcome, Trajectory
 
@@ -26,7 +26,7 @@ class Search:
     def __init__(
         self,
         delegator: Delegator,
-        executor: Executor,
+        executor: Executes,
         answerer: Answerer,
         *,
         max_rounds: int = 4,
@@ -43,10 +43,36 @@ class Search:
         deadline passes, `BudgetExhausted` where nothing was found by the time that the budget does not suffice; an
         executor's failure is a result that found nothing.
         """
-        found = Trajectory("", "rounds_exhausted", delegation=self._delegator.open(question))
+        opened = Trajectory("", "rounds_exhausted", delegation=self._delegator.open(question))
+        return await self.proceed(question, opened, context)
+
+    async def again(self, question: str, found: Trajectory, context: RunContext) -> Trajectory:
+        """What this executor would have made of a run that another one worked in. The sub-queries of each round are
+        worked on anew; as long as all reports are the same, so is what followed them, and nothing else is asked. Raises
+        what `run` raises.
+        """
+        executions: tuple[Execution, ...] = ()
+        for number in range(len(found.rounds)):
+            block = found.block(number)
+            sub_queries = [execution.sub_query for execution in block]
+            anew = await self._execute(sub_queries, number + 1, len(executions), context)
+            if any(new.report != old.report for new, old in zip(anew, block, strict=True)):
+                changed = replace(found, executions=(*executions, *found.executions[len(executions) :]))
+                return await self.proceed(question, self.instead(changed, number, anew), context)
+            executions += tuple(anew)
+        return replace(found, executions=executions)
+
+    def instead(self, found: Trajectory, number: int, executions: Sequence[Execution]) -> Trajectory:
+        """`found` up to round `number`, from 0, as if its executors had come to `executions`."""
+        before = found.before(number)
+        assert before.delegation is not None
+        return self._told(before, executions, self._delegator.over_limit(before.delegation))
+
+    async def proceed(self, question: str, found: Trajectory, context: RunContext) -> Trajectory:
+        """Go on from a decision, or from reports that the delegator has been told. Raises what `run` raises."""
         try:
             await self._hold(question, found, (), context)
-            for number in range(1, self._max_rounds + 1):
+            for number in range(len(found.rounds) + 1, self._max_rounds + 1):
                 context.emit(RoundStarted(number))
                 decision, found = await self._decide(found, context)
                 if isinstance(decision, Stop):
@@ -87,24 +113,31 @@ class Search:
 
     async def _dispatch(self, block: Dispatch, number: int, found: Trajectory, context: RunContext) -> Trajectory:
         """Run a block, and show the delegator its reports."""
+        executions = await self._execute(block.sub_queries, number, len(found.executions), context)
+        found = self._told(found, executions, block.over_limit)
+        context.draft.result = found
+        return found
+
+    def _told(self, found: Trajectory, executions: Sequence[Execution], over_limit: Sequence[str]) -> Trajectory:
+        """`found` with the reports of another round, which the delegator is shown."""
         assert found.delegation is not None
-        executions = await self._execute(block, number, len(found.executions), context)
         ends = {execution.outcome for execution in executions}
         outcome = found.outcome
         if "budget_exhausted" in ends or "timed_out" in ends:
             outcome = "budget_exhausted" if "budget_exhausted" in ends else "time_exhausted"
-        found = replace(
+        return replace(
             found,
             outcome=outcome,
             executions=(*found.executions, *executions),
             rounds=(*found.rounds, len(executions)),
-            delegation=self._delegator.inform(found.delegation, executions, block.over_limit),
+            told=(*found.told, len(found.delegation.messages)),
+            delegation=self._delegator.inform(found.delegation, executions, over_limit),
         )
-        context.draft.result = found
-        return found
 
-    async def _execute(self, block: Dispatch, number: int, first: int, context: RunContext) -> list[Execution]:
-        """Run the sub-queries of a block side by side; the executions in the block's order."""
+    async def _execute(
+        self, sub_queries: Sequence[str], number: int, first: int, context: RunContext
+    ) -> list[Execution]:
+        """Run the sub-queries of a block side by side; the executions in their order."""
 
         async def execute(index: int, sub_query: str) -> Execution:
             context.emit(SubQueryDispatched(index, number, sub_query))
@@ -114,7 +147,7 @@ class Search:
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(execute(index, text)) for index, text in enumerate(block.sub_queries, first)]
+                tasks = [group.create_task(execute(index, text)) for index, text in enumerate(sub_queries, first)]
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
         return [task.result() for task in tasks]

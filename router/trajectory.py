@@ -21,8 +21,29 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
     """In order of dispatch."""
     rounds: tuple[int, ...] = ()
     """How many sub-queries each dispatching round sent out."""
+    told: tuple[int, ...] = ()
+    """For each of `rounds`, how many messages of `delegation` stand before its reports."""
     delegation: Conversation | None = None
     answering: Conversation | None = None
+
+    def block(self, number: int) -> tuple[Execution, ...]:
+        """The executions of round `number`, from 0."""
+        first = sum(self.rounds[:number])
+        return self.executions[first : first + self.rounds[number]]
+
+    def before(self, number: int) -> "Trajectory":
+        """The way up to the decision that dispatched round `number`, from 0, that decision included."""
+        assert self.delegation is not None
+        messages = self.delegation.messages[: self.told[number]]
+        outputs = self.delegation.outputs[: sum(message.role == "assistant" for message in messages)]
+        return Trajectory(
+            "",
+            "rounds_exhausted",
+            self.executions[: sum(self.rounds[:number])],
+            self.rounds[:number],
+            self.told[:number],
+            Conversation(messages, outputs),
+        )
 
     @property
     def citations(self) -> list[Citation]:

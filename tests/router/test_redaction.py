@@ -28,7 +28,13 @@ passages = st.builds(Passage, texts, texts, texts, st.floats(0, 1), texts, st.no
 searches = st.builds(SearchRecord, texts, st.lists(passages, max_size=2).map(tuple), st.integers(0, 3))
 reports = st.builds(Report, texts, st.lists(texts, max_size=3).map(tuple))
 executions = st.builds(
-    Execution, texts, reports, st.just("reported"), st.lists(searches, max_size=2).map(tuple), conversations
+    Execution,
+    texts,
+    reports,
+    st.just("reported"),
+    st.lists(searches, max_size=2).map(tuple),
+    conversations,
+    st.just("executor-000001"),
 )
 trajectories = st.builds(
     Trajectory,
@@ -36,6 +42,7 @@ trajectories = st.builds(
     st.just("answered"),
     st.lists(executions, max_size=2).map(tuple),
     st.lists(st.integers(0, 3), max_size=2).map(tuple),
+    st.lists(st.integers(0, 9), max_size=2).map(tuple),
     st.none() | conversations,
     st.none() | conversations,
 )

@@ -292,3 +292,103 @@ async def test_a_question_that_is_too_long() -> None:
     """Without a report there is nothing to answer from."""
     with pytest.raises(ContextTooLong, match=r"^delegation at e"):
         await Deployment(ScriptedModel([TOO_LONG])).search().run(QUESTION, lasting())
+
+
+def finds_otherwise(*sub_queries: str) -> ScriptedModel:
+    """An executor that reports something else on these."""
+
+    def works(prompt: Prompt) -> str:
+        said = finds(prompt)
+        return said.replace("the answer", "another answer") if prompt.messages[1].content in sub_queries else said
+
+    return ScriptedModel(works, "other")
+
+
+def asks(*blocks: tuple[str, ...]) -> ScriptedModel:
+    """A delegator that asks these, block by block, and then stops."""
+
+    def delegates(prompt: Prompt) -> str:
+        number = sum(message.role == "assistant" for message in prompt.messages)
+        return block(*blocks[number]) if number < len(blocks) else STOP
+
+    return ScriptedModel(delegates, "backbone")
+
+
+async def test_again_with_the_same_reports() -> None:
+    """Only the executor is asked; everything that followed from the reports is as it was, but for who made them."""
+    delegator, answerer = asks(("a?", "b?"), ("c?",)), ScriptedModel(["<answer>yes</answer>"])
+    found = await Deployment(delegator, answerer=answerer).search().run(QUESTION, lasting())
+    context, executor = lasting(), ScriptedModel(finds, "other")
+    again = await Deployment(ScriptedModel([]), executor, ScriptedModel([])).search().again(QUESTION, found, context)
+    assert again == found
+    assert [prompt.messages[1].content for prompt in executor.prompts].count("c?") == 2
+    assert {call.role for call in context.ledger.calls} == {"execution"}
+    assert [call.sub_query for call in context.ledger.calls if call.sub_query == 2] == [2, 2]
+
+
+async def test_again_from_the_first_report_that_differs() -> None:
+    """The delegator hears all reports of that round anew, decides anew, and is answered anew; what it had been told of
+    the rounds before stays.
+    """
+    first = asks(("a?",), ("b?", "c?"), ("d?",))
+    found = await Deployment(first, answerer=ScriptedModel(["<answer>yes</answer>"])).search().run(QUESTION, lasting())
+    delegator = asks(("a?",), ("b?", "c?"), ("e?",))
+    deployment = Deployment(delegator, finds_otherwise("c?"), ScriptedModel(["<answer>no</answer>"]))
+    again = await deployment.search().again(QUESTION, found, lasting())
+    assert (again.answer, again.outcome, again.rounds) == ("no", "answered", (1, 2, 1))
+    assert [execution.sub_query for execution in again.executions] == ["a?", "b?", "c?", "e?"]
+    assert [execution.report.answer.split(" to ")[0] for execution in again.executions] == [
+        "the answer",
+        "the answer",
+        "another answer",
+        "the answer",
+    ]
+    shown = delegator.prompts[0].messages
+    assert shown[:-1] == first.prompts[2].messages[:-1]
+    assert "another answer to c?" in shown[-1].content
+    assert "the answer to b?" in shown[-1].content
+
+
+async def test_again_is_as_if_it_had_been_that_executor_from_the_start() -> None:
+    """Whatever differs, the same trajectory comes of it as of a run of its own."""
+    for odd in ("a?", "b?", "c?"):
+        found = await Deployment(asks(("a?", "b?"), ("c?",))).search().run(QUESTION, lasting())
+        said = ScriptedModel(lambda prompt: f"<answer>{'another' in prompt.messages[1].content}</answer>")
+        other = Deployment(asks(("a?", "b?"), ("c?",)), finds_otherwise(odd), said)
+        assert await other.search().again(QUESTION, found, lasting()) == await other.search().run(QUESTION, lasting())
+
+
+async def test_again_keeps_to_the_rounds_and_the_limit() -> None:
+    """What was over the limit is told back anew, and no further round begins after the last one."""
+    delegator = asks(("a?", "b?", "c?"), ("d?",))
+    found = await Deployment(delegator).search(max_sub_queries=2, max_rounds=2).run(QUESTION, lasting())
+    anew = asks(("a?", "b?", "c?"), ("d?",), ("e?",))
+    deployment = Deployment(anew, finds_otherwise("a?"))
+    again = await deployment.search(max_sub_queries=2, max_rounds=2).again(QUESTION, found, lasting())
+    assert (again.rounds, again.outcome, len(anew.prompts)) == ((2, 1), "rounds_exhausted", 1)
+    assert again.delegation is not None
+    assert "<request>c?</request></not_dispatched>" in again.delegation.messages[again.told[0]].content
+
+
+async def test_instead_of_what_was_found() -> None:
+    """A round's reports are replaced, and what came after them is gone; the rest of the run can be asked for."""
+    found = await Deployment(asks(("a?",), ("b?",))).search().run(QUESTION, lasting())
+    executor = finds_otherwise("a?")
+    other = await Deployment(asks(("a?",)), executor).search().run(QUESTION, lasting())
+    delegator = asks(("a?",), ("f?",))
+    search = Deployment(delegator, executor, ScriptedModel(["<answer>no</answer>"])).search()
+    changed = search.instead(found, 0, other.block(0))
+    assert (changed.rounds, changed.executions, changed.answer) == ((1,), other.block(0), "")
+    assert changed.delegation is not None
+    assert "another answer to a?" in changed.delegation.messages[-1].content
+    assert len(changed.delegation.outputs) == 1
+    ended = await search.proceed(QUESTION, changed, lasting())
+    assert ([execution.sub_query for execution in ended.executions], ended.answer) == (["a?", "f?"], "no")
+
+
+async def test_proceeding_from_a_last_round() -> None:
+    """Nothing but the answer is left to ask for."""
+    found = await Deployment(asks(("a?",))).search(max_rounds=1).run(QUESTION, lasting())
+    search = Deployment(ScriptedModel([]), answerer=ScriptedModel(["<answer>no</answer>"])).search(max_rounds=1)
+    ended = await search.proceed(QUESTION, search.instead(found, 0, found.executions), lasting())
+    assert (ended.answer, ended.outcome) == ("no", "rounds_exhausted")

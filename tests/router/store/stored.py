@@ -35,7 +35,7 @@ EXECUTIONS = tuple(
     for sub_query in ("Who directed Heat?", "What is Heat?")
 )
 CITATION = Citation("p1", "Heat", "films.pdf", 3, "Heat is a film by Michael Mann.")
-ANSWER = Trajectory("Michael Mann", "answered", EXECUTIONS, (2,), Conversation((Message("user", "Who?"),)))
+ANSWER = Trajectory("Michael Mann", "answered", EXECUTIONS, (2,), delegation=Conversation((Message("user", "Who?"),)))
 
 
 def events(run_id: str) -> tuple[Event, ...]:
