@@ -16,6 +16,11 @@ class Feedback(msgspec.Struct, frozen=True):
     comment: str = ""
 
     @property
+    def good(self) -> bool | None:
+        """Whether the answer was right: as stated, or else by a score of 0.5 or more; None where it does not tell."""
+        return self.score >= 0.5 if self.accepted is None and self.score is not None else self.accepted
+
+    @property
     def empty(self) -> bool:
         """Whether it says nothing."""
         return self == Feedback(self.run_id)

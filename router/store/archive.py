@@ -59,6 +59,10 @@ class SQLArchive:
         await self._database.write(partial(_add_feedback, feedback=feedback, feedback_id=feedback_id, tenant=tenant))
         return feedback_id
 
+    async def feedback(self, run_id: str) -> tuple[Feedback, ...]:
+        """What was said of a run, oldest first; nothing of one that is not there."""
+        return await self._database.read(partial(_feedback, run_id=run_id))
+
     async def request_cancel(self, run_id: str) -> None:
         """Ask the process that works on it to cancel a run; of no effect on one that has ended."""
         running = RUNS.update().where(RUNS.c.run_id == storable(run_id), RUNS.c.status == "running")
@@ -100,6 +104,11 @@ def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str, 
     connection.execute(FEEDBACK.insert().values(row))
 
 
+def _feedback(connection: Connection, run_id: str) -> tuple[Feedback, ...]:
+    of_run = select(FEEDBACK).where(FEEDBACK.c.run_id == storable(run_id)).order_by(FEEDBACK.c.given_at)
+    return tuple(msgspec.convert(row, Feedback, from_attributes=True) for row in connection.execute(of_run))
+
+
 def _visible(run_id: str, tenant: str | None) -> list[ColumnElement[bool]]:
     return [RUNS.c.run_id == storable(run_id), *([] if tenant is None else [RUNS.c.tenant == tenant])]
 
@@ -115,6 +124,8 @@ def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
         conditions.append(columns.tenant == storable(wanted.tenant))
     if wanted.kind is not None:
         conditions.append(columns.kind == wanted.kind)
+    if wanted.kind is None or wanted.training:
+        conditions.append(columns.kind != "shadow")
     if wanted.status == "running":
         conditions.append(columns.status == "running")
     elif wanted.status is not None:  # not by the index of statuses: there are too many to be sorted

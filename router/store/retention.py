@@ -7,7 +7,7 @@ import structlog
 from sqlalchemy import ColumnElement, Connection, func, select
 
 from router.store.database import Database
-from router.store.schema import CALLS, FEEDBACK, RUNS
+from router.store.schema import CALLS, FEEDBACK, RUNS, VERSION_TRIALS
 
 _log = structlog.get_logger("store")
 _PIECE = 100
@@ -63,6 +63,6 @@ def _delete(connection: Connection, old: ColumnElement[bool] | None = None, at_l
             break
         run_ids.append(run_id)
         sizes.append(size)
-    for table in (FEEDBACK, CALLS, RUNS):
+    for table in (VERSION_TRIALS, FEEDBACK, CALLS, RUNS):
         connection.execute(table.delete().where(table.c.run_id.in_(run_ids)))
     return sizes

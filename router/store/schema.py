@@ -147,3 +147,45 @@ GATEWAYS = Table(  # the processes that write here; the runs of one that is dead
     Column("pid", Integer, nullable=False),
     Column("seen_at", Float, nullable=False),
 )
+EXECUTOR_VERSIONS = Table(
+    "executor_versions",
+    METADATA,
+    Column("version", String, primary_key=True),
+    Column("state", String, nullable=False),
+    Column("share", Float, nullable=False),  # of a canary
+    Column("state_at", Float, nullable=False),
+    Column("registered_at", Float, nullable=False),
+    Column("manifest", String, nullable=False),  # as JSON; empty for a model that the config names
+)
+VERSION_TRIALS = Table(  # runs that two versions have worked on; deleted with the run
+    "version_trials",
+    METADATA,
+    Column("run_id", String, ForeignKey("runs.run_id"), primary_key=True),
+    Column("candidate", String, nullable=False),
+    Column("active", String, nullable=False),
+    Column("stage", String, nullable=False),
+    Column("candidate_answer", String, nullable=False),
+    Column("candidate_failed", Boolean, nullable=False),
+    Column("candidate_tokens", BigInteger, nullable=False),
+    Column("active_answer", String, nullable=False),
+    Column("active_failed", Boolean, nullable=False),
+    Column("active_tokens", BigInteger, nullable=False),
+    Column("ended_at", Float, nullable=False),
+    Column("judged_at", Float),  # null while it is not known which answers were right
+    Column("candidate_right", Boolean),
+    Column("active_right", Boolean),
+    Index("version_trials_by_candidate", "candidate", "stage", "ended_at"),
+)
+VERSION_DECISIONS = Table(
+    "version_decisions",
+    METADATA,
+    Column("number", Integer, primary_key=True, autoincrement=False),  # given under a lock, so in the order of commits
+    Column("version", String, ForeignKey("executor_versions.version"), nullable=False, index=True),
+    Column("decision", String, nullable=False),
+    Column("from_state", String),  # null for a version that was new
+    Column("to_state", String, nullable=False),
+    Column("decided_by", String, nullable=False),
+    Column("decided_at", Float, nullable=False),
+    Column("reason", String, nullable=False),
+    Column("figures", String),  # as JSON
+)

@@ -20,7 +20,7 @@ from router.run import Run
 from router.store.archive import SQLArchive
 from router.store.database import Database, Value
 from router.store.engine import engine_of
-from router.store.schema import CALLS, FEEDBACK, RUNS
+from router.store.schema import CALLS, FEEDBACK, RUNS, VERSION_TRIALS
 from router.tenant import Tenant
 from tests.router.store.stored import ANSWER, EXECUTIONS, call, put, run
 
@@ -291,13 +291,39 @@ async def test_cancelling(database: Database, archive: SQLArchive) -> None:
     assert await database.read(lambda connection: connection.execute(asked).scalars().all()) == ["run-1"]
 
 
+async def test_feedback_is_read_again(database: Database, archive: SQLArchive) -> None:
+    """That on one run, oldest first."""
+    await put(database, run("run-1"), run("run-2"))
+    given = [Feedback("run-1", True), Feedback("run-1", score=0.25, gold_answer="Mann"), Feedback("run-1", comment="…")]
+    for feedback in (given[0], Feedback("run-2", False), *given[1:]):
+        await archive.add_feedback(feedback)
+    assert await archive.feedback("run-1") == tuple(given)
+    assert await archive.feedback("run-3") == ()
+
+
+async def test_shadows_are_seen_only_where_they_are_asked_for(database: Database, archive: SQLArchive) -> None:
+    """In lists and exports; what was made of whomever's question never trains."""
+    shadow = run("run-2", kind="shadow", tenant="shadow")
+    await put(database, run("run-1"), shadow)
+    assert await listed(archive, 10) == [["run-1"]]
+    assert [each.id for each in await exported(archive)] == ["run-1"]
+    assert await listed(archive, 10, RunFilter(kind="shadow")) == [["run-2"]]
+    assert await exported(archive, RunFilter(kind="shadow")) == [shadow]
+    assert await exported(archive, RunFilter(kind="shadow", training=True)) == []
+
+
 async def test_a_store_that_does_not_work(database: Database, archive: SQLArchive) -> None:
     """Says so, without the rows."""
     await put(database, run("run-1"))
-    for table in (FEEDBACK, CALLS, RUNS):
+    for table in (FEEDBACK, CALLS, VERSION_TRIALS, RUNS):
         await database.write(table.drop)
 
-    attempts: Sequence[object] = [archive.load("run-1"), archive.list(RunFilter(), 1), exported(archive)]
+    attempts: Sequence[object] = [
+        archive.load("run-1"),
+        archive.list(RunFilter(), 1),
+        archive.feedback("run-1"),
+        exported(archive),
+    ]
     for attempt in attempts:
         with pytest.raises(StoreFailed):
             await attempt  # type: ignore[misc]

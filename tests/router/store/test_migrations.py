@@ -1,12 +1,15 @@
 """A database of an older release is brought up to date, with all that is in it."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.engine import make_url
 
 from router.amount import NOTHING
@@ -14,14 +17,17 @@ from router.archive import RunFilter
 from router.errors import BadConfig
 from router.model import Usage
 from router.run import Run
+from router.store import migration
 from router.store.archive import SQLArchive
 from router.store.check import check
 from router.store.database import Database
-from router.store.schema import METADATA
+from router.store.engine import WRITES, engine_of
+from router.store.schema import METADATA, RUNS
 from router.store.usages import SQLUsages
+from router.store.version_book import SQLVersionBook
 from router.usage_report import UsageQuery
 from tests.router.store.entries import rows, spent
-from tests.router.store.stored import ANSWER, call
+from tests.router.store.stored import ANSWER, call, run, run_row
 
 OLD_TABLES = [
     """CREATE TABLE runs (run_id VARCHAR NOT NULL PRIMARY KEY, kind VARCHAR NOT NULL, request VARCHAR NOT NULL,
@@ -179,7 +185,7 @@ async def test_a_newer_database_is_left_alone(url: str) -> None:
     await database.write(lambda connection: connection.execute(text("UPDATE alembic_version SET version_num = '9999'")))
     await database.close()
 
-    with pytest.raises(BadConfig, match=r"(?s)^server\.store: .*schema 9999.*up to 0002.*newer rolegate"):
+    with pytest.raises(BadConfig, match=r"(?s)^server\.store: .*schema 9999.*up to 0003.*newer rolegate"):
         await Database.open(url)
 
 
@@ -194,3 +200,28 @@ async def test_a_database_is_opened_again(url: str) -> None:
             )
         )
         await database.close()
+
+
+def _database_of_0002(url: str) -> None:
+    engine = engine_of(url)
+    with engine.execution_options(**WRITES).begin() as connection:
+        config = Config()
+        config.set_main_option("script_location", str(Path(migration.__file__).parent / "migrations"))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0002")
+        assert not inspect(connection).has_table("executor_versions")
+        connection.execute(RUNS.insert().values(run_row(run("run-1"), trace=True)))
+    engine.dispose()
+
+
+async def test_a_database_from_before_versions_of_the_executor(url: str) -> None:
+    """Gets their tables, and keeps what it has."""
+    _database_of_0002(url)
+
+    database = await Database.open(url)
+
+    assert await _differences(database) == []
+    assert await SQLArchive(database).load("run-1") == run("run-1")
+    assert await SQLVersionBook(database).versions() == []
+    assert (await check(database)).problems == []
+    await database.close()

@@ -1,0 +1,219 @@
+"""Versions on record: nothing is half changed, and several gateways never decide the same twice."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from router.errors import BadRequest
+from router.executor_version import ExecutorVersion, VersionState
+from router.store.check import check
+from router.store.database import Database
+from router.store.retention import Retention
+from router.store.version_book import SQLVersionBook
+from router.tenant import Tenant
+from router.trial import Judgement, Pair, Side, Trial
+from router.version_book import Decision, Evidence, TrialFigures
+from tests.router.store.entries import rows
+from tests.router.store.stored import put, run
+
+BASE, FIRST, SECOND = "mini-executor", "executor-000001", "executor-000002"
+FIGURES = TrialFigures(9, 8, 7, 6, 5, 4, 3, 2, (Evidence("tokens", 1e217, 0.1 + 0.2),))
+
+
+def version(name: str, state: VersionState = "registered", **fields: float) -> ExecutorVersion:
+    """A version that came into its state when it was registered, but for `fields`."""
+    known = {"share": 0.0, "state_at": 1000.1, "registered_at": 1000.1, **fields}
+    return ExecutorVersion(name, state, **known, manifest='{"é": 1}')
+
+
+def decision(name: str, said: str = "registered", to: VersionState = "registered", **fields: object) -> Decision:
+    """A decision of an operator, but for `fields`."""
+    return Decision(name, said, None, to, "operator", 1000.5, **fields)  # type: ignore[arg-type]
+
+
+def trial(number: int, stage: str = "shadow", active: str = BASE, ended_at: float = 2000.0) -> Trial:
+    """A trial of `FIRST`, of run `number`, which tells by its tokens which one it is."""
+    sides = Side("Mann\0", False, number), Side("no", True, 2 * number)
+    return Trial(f"run-{number}", FIRST, active, stage, *sides, ended_at)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def book(database: Database) -> SQLVersionBook:
+    """A book with an active version and one that is registered, over a store with ten runs."""
+    await put(database, *(run(f"run-{number}") for number in range(10)))
+    book = SQLVersionBook(database)
+    await book.add(version(BASE, "active"), decision(BASE, to="active"))
+    await book.add(version(FIRST, registered_at=1001.0), decision(FIRST))
+    return book
+
+
+@pytest.fixture
+async def other(url: str, book: SQLVersionBook) -> AsyncIterator[SQLVersionBook]:
+    """The same book, as another gateway has it open."""
+    database = await Database.open(url)
+    yield SQLVersionBook(database)
+    await database.close()
+
+
+async def states(book: SQLVersionBook) -> dict[str, str]:
+    return {version.version: version.state for version in await book.versions()}
+
+
+async def test_what_is_written_is_read(book: SQLVersionBook) -> None:
+    """Versions the newest first, decisions the oldest first, every figure to the last bit."""
+    assert await book.versions() == [version(FIRST, registered_at=1001.0), version(BASE, "active")]
+    canary = version(FIRST, "canary", registered_at=1001.0, share=0.1 + 0.2, state_at=1002.3)
+    why = decision(FIRST, "canary", "canary", reason="é \" '", figures=FIGURES)
+    assert await book.change(await book.versions(), [canary], [why])
+    assert (await book.versions())[0] == canary
+    known = [decision(BASE, to="active", number=1), decision(FIRST, number=2)]
+    assert await book.decisions(None, 0, 9) == [*known, msgspec.structs.replace(why, number=3)]
+    assert [each.number for each in await book.decisions(FIRST, 2, 9)] == [3]
+    assert [each.number for each in await book.decisions(None, 0, 2)] == [1, 2]
+    assert await book.decisions("nobody\0", 0, 9) == []
+
+
+async def test_a_name_is_used_once(book: SQLVersionBook) -> None:
+    """The second is refused, and leaves nothing behind."""
+    with pytest.raises(BadRequest, match=FIRST):
+        await book.add(version(FIRST, state_at=5.0), decision(FIRST))
+    assert len(await book.decisions(None, 0, 9)) == 2
+    assert (await book.versions())[0].state_at == 1000.1
+
+
+async def test_a_change_of_what_has_changed(book: SQLVersionBook, other: SQLVersionBook) -> None:
+    """Is refused whole, also where only a version that it leaves alone has changed."""
+    read = await other.versions()
+    assert await book.change([], [version(BASE, "active", state_at=7.0)], [])
+    retired = [version(FIRST, "retired"), version(BASE, "active")]
+    assert not await other.change(read, [version(FIRST, "retired")], [decision(FIRST)])
+    assert not await other.change(read, retired, [])
+    assert not await other.change([version(SECOND)], [version(FIRST, "retired")], [])
+    assert await states(book) == {FIRST: "registered", BASE: "active"}
+    assert len(await book.decisions(None, 0, 9)) == 2
+    assert await other.change(await other.versions(), [version(FIRST, "retired")], [])
+
+
+@pytest.mark.parametrize("state", ["active", "shadow", "canary"])
+async def test_there_is_one_of_each(book: SQLVersionBook, state: VersionState) -> None:
+    """No change leads to two active versions, nor to two that are tried, whatever was expected."""
+    await book.add(version(SECOND), decision(SECOND))
+    assert await book.change([], [version(SECOND, "shadow")], [])
+    assert not await book.change([], [version(FIRST, state)], [])
+    assert await book.change([], [version(FIRST, state), version(BASE, "retired"), version(SECOND, "retired")], [])
+
+
+async def test_gateways_that_decide_at_once(book: SQLVersionBook, other: SQLVersionBook) -> None:
+    """One of them decides; the decisions are numbered without a gap and without a double."""
+    for _ in range(10):
+        read = await book.versions()
+        state: VersionState = "shadow" if read[0].state == "registered" else "registered"
+        to = [version(FIRST, state, state_at=read[0].state_at + 1, registered_at=1001.0)]
+        taken = await asyncio.gather(
+            *(each.change(read, to, [decision(FIRST), decision(FIRST)]) for each in (book, other, book, other))
+        )
+        assert sorted(taken) == [False, False, False, True]
+    assert [each.number for each in await other.decisions(None, 0, 99)] == list(range(1, 23))
+
+
+async def test_gateways_that_register_at_once(book: SQLVersionBook, other: SQLVersionBook) -> None:
+    """One of them does; the other is refused."""
+    results = await asyncio.gather(
+        *(each.add(version(SECOND), decision(SECOND)) for each in (book, other)), return_exceptions=True
+    )
+    assert sorted(type(result).__name__ for result in results) == ["BadRequest", "NoneType"]
+
+
+async def test_waiting_is_noted_once(book: SQLVersionBook) -> None:
+    """A new note takes the place of the last, with a number that readers who follow have not seen; decisions stay."""
+
+    async def numbers() -> list[tuple[int, str]]:
+        return [(each.number, each.decision) for each in await book.decisions(FIRST, 0, 9)]
+
+    shadow = version(FIRST, "shadow")
+    assert await book.change([], [shadow], [decision(FIRST, "shadow", "shadow")])
+    waits = decision(FIRST, "wait", "shadow", figures=FIGURES)
+    await book.wait(waits)
+    assert await numbers() == [(2, "registered"), (3, "shadow"), (4, "wait")]
+    await book.wait(waits)
+    assert await numbers() == [(2, "registered"), (3, "shadow"), (5, "wait")]
+    assert await book.change([shadow], [version(FIRST, "canary")], [decision(FIRST, "canary", "canary")])
+    await book.wait(msgspec.structs.replace(waits, to_state="canary"))
+    await book.wait(waits)
+    assert await numbers() == [(2, "registered"), (3, "shadow"), (5, "wait"), (6, "canary"), (7, "wait")]
+
+
+async def test_trials(book: SQLVersionBook) -> None:
+    """A run has one; what cannot be stored of a text is left out of it."""
+    await book.add_trial(trial(1))
+    await book.add_trial(trial(1, "canary"))
+    kept = msgspec.structs.replace(trial(1), by_candidate=Side("Mann\ufffd", False, 1))
+    assert await book.trial("run-1") == kept
+    assert await book.trial("run-2") is None
+    assert await book.trial("run-\0") is None
+
+
+async def test_the_first_judgement_stands(book: SQLVersionBook) -> None:
+    """Whoever judges first; a run without a trial is judged by nobody."""
+    await book.add_trial(trial(1))
+    await book.judge("run-1", Judgement(True, False))
+    await book.judge("run-1", Judgement(False, True))
+    await book.judge("run-2", Judgement(False, True))
+    assert await book.pairs(FIRST, "shadow", 0.0) == [Pair(False, True, 1, 2, Judgement(True, False))]
+
+
+async def test_pairs_in_their_order(book: SQLVersionBook) -> None:
+    """Judged ones as they were judged, then the others as they ended; of this stay in this state, beside this active
+    version.
+    """
+    for number, ended_at in ((1, 2004.0), (2, 2003.0), (3, 2002.0), (4, 2001.0), (5, 1999.0)):
+        await book.add_trial(trial(number, ended_at=ended_at))
+    await book.add_trial(trial(6, "canary"))
+    await book.add_trial(trial(7, active=SECOND))
+    for number in (1, 4, 5):
+        await book.judge(f"run-{number}", Judgement(True, True))
+
+    async def found(since: float, stage: str = "shadow") -> Sequence[int]:
+        pairs = await book.pairs(FIRST, stage, since)  # type: ignore[arg-type]
+        return [pair.candidate_tokens for pair in pairs]
+
+    assert await found(2000.0) == [1, 4, 3, 2]
+    assert await found(1999.0) == [1, 4, 5, 3, 2]
+    assert await found(2000.0, "canary") == [6]
+    assert await book.pairs(SECOND, "shadow", 0.0) == []
+    assert await book.change([], [version(BASE, "retired")], [])
+    assert await found(0.0) == []
+
+
+async def test_what_is_not_to_be_kept(book: SQLVersionBook, database: Database) -> None:
+    """Of a tenant whose texts are not kept there are no trials; nor of a run that is deleted."""
+    await put(database, run("run-20", tenant="quiet"), tenants=[Tenant("quiet", redact=True)])
+    await book.add_trial(trial(20))
+    await book.add_trial(trial(21))
+    assert await rows(database, "SELECT * FROM version_trials") == []
+
+
+async def test_trials_go_with_their_runs(book: SQLVersionBook, database: Database) -> None:
+    """When these are deleted; versions and decisions stay, and the store is whole."""
+    await book.add_trial(trial(1))
+    assert (await check(database)).problems == []
+    await Retention(database, keep_days=1).run()
+    assert await rows(database, "SELECT run_id FROM runs") == []
+    assert await book.trial("run-1") is None
+    assert len(await book.versions()) == len(await book.decisions(None, 0, 9)) == 2
+    assert (await check(database)).problems == []
+
+
+async def test_a_book_is_opened_again(tmp_path: Path) -> None:
+    """What was decided is there after a restart."""
+    url = f"sqlite:///{tmp_path / 'again.db'}"
+    for known in ([], [version(FIRST)]):
+        database = await Database.open(url)
+        book = SQLVersionBook(database)
+        assert await book.versions() == known
+        if not known:
+            await book.add(version(FIRST), decision(FIRST))
+        await database.close()

@@ -1,0 +1,63 @@
+"""Traffic: which version works in which run."""
+
+import pytest
+
+from router.executor_version import ExecutorVersion, Traffic, VersionState, traffic_of
+
+OLD, NEW = "executor-000001", "executor-000002"
+RUNS = [f"run-{number:016x}" for number in range(4000)]
+
+
+def version(name: str, state: VersionState, share: float = 0.0) -> ExecutorVersion:
+    """A version on record."""
+    return ExecutorVersion(name, state, share, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.2, 0.5, 1.0])
+def test_a_canary_works_for_its_share(share: float) -> None:
+    """Of many runs, as close to it as chance allows (four standard deviations); a run always has the same version."""
+    traffic = Traffic(OLD, NEW, "canary", share)
+    chosen = [traffic.serving(run) for run in RUNS]
+    allowed = 4 * (share * (1 - share) / len(RUNS)) ** 0.5
+    assert abs(chosen.count(NEW) / len(RUNS) - share) <= allowed
+    assert chosen == [Traffic(OLD, NEW, "canary", share).serving(run) for run in RUNS]
+
+
+def test_a_canary_keeps_its_runs_as_its_share_grows() -> None:
+    """Whatever it worked for at 20 %, it works for at 50 %."""
+    few, more = Traffic(OLD, NEW, "canary", 0.2), Traffic(OLD, NEW, "canary", 0.5)
+    assert all(more.serving(run) == NEW for run in RUNS if few.serving(run) == NEW)
+
+
+def test_a_shadow_serves_nobody_and_works_beside_everybody() -> None:
+    """Its share means nothing."""
+    traffic = Traffic(OLD, NEW, "shadow", 0.7)
+    assert {traffic.serving(run) for run in RUNS} == {OLD}
+    assert {traffic.beside(run) for run in RUNS} == {NEW}
+
+
+def test_beside_a_canary_works_the_active_one() -> None:
+    """In the canary's runs; in the others nothing is compared, so that each run is of one stage."""
+    traffic = Traffic(OLD, NEW, "canary", 0.3)
+    assert {(traffic.serving(run), traffic.beside(run)) for run in RUNS} == {(NEW, OLD), (OLD, None)}
+
+
+def test_without_a_candidate_nothing_is_compared() -> None:
+    """The active version works alone."""
+    assert (Traffic(OLD).serving("run-1"), Traffic(OLD).beside("run-1")) == (OLD, None)
+
+
+@pytest.mark.parametrize(
+    ("states", "traffic"),
+    [
+        ([version(OLD, "active"), version(NEW, "registered")], Traffic(OLD)),
+        ([version(NEW, "shadow"), version(OLD, "active")], Traffic(OLD, NEW, "shadow")),
+        ([version(NEW, "canary", 0.2), version(OLD, "active")], Traffic(OLD, NEW, "canary", 0.2)),
+        ([version(NEW, "active"), version(OLD, "retired"), version("executor-000003", "rolled_back")], Traffic(NEW)),
+        ([version(OLD, "retired")], None),
+        ([], None),
+    ],
+)
+def test_states_amount_to_traffic(states: list[ExecutorVersion], traffic: Traffic | None) -> None:
+    """Versions that do nothing do not matter."""
+    assert traffic_of(states) == traffic

@@ -1,0 +1,310 @@
+"""Versions are tried, promoted and rolled back, by operators and by the gate, and every change is on record."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from router.errors import BadRequest, BadVersion
+from router.executor_version import Traffic
+from router.gate import GateRule
+from router.store.database import Database
+from router.store.version_book import SQLVersionBook
+from router.trial import Judgement, Side, Trial
+from router.versions import Versions
+from tests.router.store.stored import put, run
+
+BASE, FIRST, SECOND = "mini-executor", "executor-000001", "executor-000002"
+RULE = GateRule(margin=0.1, error=0.05, most_tokens=2.0)
+BROKEN = "executor-000666"
+
+
+class Loaded:
+    """Loads every version but one, and knows which it has loaded."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.broken = {BROKEN}
+
+    async def __call__(self, name: str) -> str:
+        if name in self.broken:
+            raise BadVersion(f"{name}: its files are not what was published.")
+        self.names.append(name)
+        return f'{{"version":"{name}"}}'
+
+
+class Setting:
+    """A gateway's versions over a store, and what they were told."""
+
+    def __init__(self, database: Database, gate: GateRule | None = RULE) -> None:
+        self.database, self.book, self.load, self.changes = database, SQLVersionBook(database), Loaded(), 0
+        self.versions = Versions(self.book, self.load, gate, canary_share=0.25)
+        self.versions.on_change = self._changed
+        self._runs = 0
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    async def states(self) -> dict[str, str]:
+        return {version.version: version.state for version, _ in await self.versions.list()}
+
+    async def decided(self) -> list[tuple[str, str, str]]:
+        """Version, decision and by whom, from the first decision after that on the base."""
+        found = await self.versions.decisions()
+        return [(each.version, each.decision, each.decided_by) for each in found][2:]
+
+    async def show(self, times: int, *, right: bool, candidate_tokens: int = 100) -> None:
+        """Trials of whoever is tried by now, in which the active version is right three times of four."""
+        traffic = await self.versions.traffic()
+        assert traffic.candidate and traffic.stage
+        runs = [run(f"run-{self._runs + number}") for number in range(times)]
+        self._runs += times
+        await put(self.database, *runs)
+        now = max(version.state_at for version in await self.book.versions()) + 1
+        for number, each in enumerate(runs):
+            sides = Side("a", False, candidate_tokens), Side("b", False, 100)
+            await self.book.add_trial(Trial(each.id, traffic.candidate, traffic.active, traffic.stage, *sides, now))
+            await self.book.judge(each.id, Judgement(right, number % 4 > 0))
+
+
+@pytest.fixture
+async def setting(tmp_path: Path) -> AsyncIterator[Setting]:
+    """The base is active, and two versions are registered."""
+    database = await Database.open(f"sqlite:///{tmp_path / 'versions.db'}")
+    setting = Setting(database)
+    await setting.versions.ensure_base(BASE)
+    for name in (FIRST, SECOND):
+        await setting.versions.register(name)
+    setting.changes = 0
+    yield setting
+    await database.close()
+
+
+async def test_the_base_is_active(setting: Setting) -> None:
+    """From the start, once; another one that the config names later changes nothing."""
+    await setting.versions.ensure_base(BASE)
+    await setting.versions.ensure_base("another", '{"a": 1}')
+    assert await setting.versions.traffic() == Traffic(BASE)
+    assert await setting.states() == {
+        "another": "registered", SECOND: "registered", FIRST: "registered", BASE: "active"
+    }  # fmt: skip
+    first, second, *_ = await setting.versions.decisions()
+    assert (first.decision, first.from_state, second.decision, second.to_state) == (
+        "registered", None, "promote", "active"
+    )  # fmt: skip
+    assert setting.changes == 0
+
+
+async def test_gateways_that_start_at_once(tmp_path: Path) -> None:
+    """One base is active, also where their configs name two."""
+    url = f"sqlite:///{tmp_path / 'versions.db'}"
+    databases = [await Database.open(url) for _ in range(4)]
+    settings = [Setting(database) for database in databases]
+    names = [BASE, BASE, "another", "another"]
+    await asyncio.gather(*(each.versions.ensure_base(name) for each, name in zip(settings, names, strict=True)))
+    states = await settings[0].states()
+    assert sorted(states.values()) == ["active", "registered"]
+    for database in databases:
+        await database.close()
+
+
+async def test_without_any_version(tmp_path: Path) -> None:
+    """There is no traffic to tell of."""
+    database = await Database.open(f"sqlite:///{tmp_path / 'versions.db'}")
+    with pytest.raises(BadVersion, match="no version of the executor is active"):
+        await Setting(database).versions.traffic()
+    await Setting(database).versions.review()
+    await database.close()
+
+
+async def test_registering(setting: Setting) -> None:
+    """It is loaded, and then on record, with its manifest and nothing to do."""
+    assert setting.load.names == [FIRST, SECOND]
+    version = await setting.versions.register("executor-0000003")
+    assert (version.state, version.manifest) == ("registered", '{"version":"executor-0000003"}')
+    assert (await setting.versions.traffic()) == Traffic(BASE)
+    with pytest.raises(BadRequest, match="on record already"):
+        await setting.versions.register(FIRST)
+    assert setting.load.names == [FIRST, SECOND, "executor-0000003"]
+
+
+@pytest.mark.parametrize(
+    "name", ["", BASE, "executor-1", "executor-00000x", "../executor-000001", f"{FIRST}\n", "executor-٠٠٠٠٠١"]
+)
+async def test_names_that_are_none(setting: Setting, name: str) -> None:
+    """Are refused before anything is looked for under them."""
+    with pytest.raises(BadRequest, match="is no version's name"):
+        await setting.versions.register(name)
+    assert setting.load.names == [FIRST, SECOND]
+
+
+async def test_a_version_that_cannot_be_loaded(setting: Setting) -> None:
+    """Is not on record; and where that happens later, it is not put to work."""
+    with pytest.raises(BadVersion):
+        await setting.versions.register(BROKEN)
+    setting.load.broken.add(FIRST)
+    for put_to_work in (setting.versions.set_traffic(FIRST, "shadow"), setting.versions.promote(FIRST)):
+        with pytest.raises(BadVersion):
+            await put_to_work
+    assert await setting.states() == {SECOND: "registered", FIRST: "registered", BASE: "active"}
+    assert (await setting.versions.set_traffic(FIRST, "registered")).state == "registered"
+
+
+async def test_traffic_is_set(setting: Setting) -> None:
+    """Shadow, canary, another candidate, and nobody; whoever was tried gives way, and all is on record."""
+    versions = setting.versions
+    await versions.set_traffic(FIRST, "shadow")
+    assert await versions.traffic() == Traffic(BASE, FIRST, "shadow")
+    canary = await versions.set_traffic(FIRST, "canary", 0.5)
+    assert await versions.traffic() == Traffic(BASE, FIRST, "canary", 0.5)
+    assert (await versions.set_traffic(FIRST, "canary", 0.75)).state_at == canary.state_at
+    await versions.set_traffic(FIRST, "canary", 0.75)
+    await versions.set_traffic(SECOND, "shadow")
+    assert await versions.traffic() == Traffic(BASE, SECOND, "shadow")
+    await versions.set_traffic(SECOND, "registered")
+    assert await versions.traffic() == Traffic(BASE)
+    assert await setting.decided() == [
+        (FIRST, "registered", "operator"),
+        (SECOND, "registered", "operator"),
+        (FIRST, "shadow", "operator"),
+        (FIRST, "canary", "operator"),
+        (FIRST, "canary", "operator"),
+        (FIRST, "stop", "operator"),
+        (SECOND, "shadow", "operator"),
+        (SECOND, "stop", "operator"),
+    ]
+    assert setting.changes == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "share", "said"),
+    [
+        (FIRST, "canary", 0.0, "more than 0"),
+        (FIRST, "canary", 1.1, "at most 1"),
+        (FIRST, "canary", float("nan"), "more than 0"),
+        (FIRST, "shadow", 0.1, "only a canary"),
+        (FIRST, "active", 0.0, "cannot be set active"),
+        (BASE, "shadow", 0.0, "is active"),
+        ("executor-000009", "shadow", 0.0, "is not on record"),
+        ("executor-000009", "registered", 0.0, "is not on record"),
+    ],
+)
+async def test_traffic_that_cannot_be_set(setting: Setting, name: str, state: str, share: float, said: str) -> None:
+    """Is refused, and nothing changes."""
+    with pytest.raises(BadRequest, match=said):
+        await setting.versions.set_traffic(name, state, share)  # type: ignore[arg-type]
+    assert await setting.versions.traffic() == Traffic(BASE)
+    assert setting.changes == 0
+
+
+async def test_promoting_and_rolling_back(setting: Setting) -> None:
+    """The version that was active is kept, and is active again; whoever is tried goes on."""
+    versions = setting.versions
+    await versions.set_traffic(SECOND, "shadow")
+    assert (await versions.promote(FIRST)).state == "active"
+    assert await setting.states() == {SECOND: "shadow", FIRST: "active", BASE: "retired"}
+    with pytest.raises(BadRequest, match="is active already"):
+        await versions.promote(FIRST)
+    await versions.promote(SECOND)
+    assert await versions.traffic() == Traffic(SECOND)
+    for gone, now in ((SECOND, FIRST), (FIRST, BASE)):
+        active = await versions.roll_back(gone)
+        assert active and (active.version, active.state) == (now, "active")
+    assert await setting.states() == {SECOND: "rolled_back", FIRST: "rolled_back", BASE: "active"}
+    assert [decision[:2] for decision in await setting.decided()][-4:] == [
+        (SECOND, "roll_back"), (FIRST, "promote"), (FIRST, "roll_back"), (BASE, "promote")
+    ]  # fmt: skip
+
+
+async def test_rolling_back_a_candidate(setting: Setting) -> None:
+    """Leaves the active one as it is."""
+    await setting.versions.set_traffic(FIRST, "canary", 0.5)
+    active = await setting.versions.roll_back(FIRST)
+    assert active and active.version == BASE
+    assert await setting.states() == {SECOND: "registered", FIRST: "rolled_back", BASE: "active"}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [(BASE, "no version was active before"), (FIRST, "is registered"), ("executor-000009", "is not on record")],
+)
+async def test_nothing_to_roll_back(setting: Setting, name: str, said: str) -> None:
+    """Is said, and nothing changes."""
+    with pytest.raises(BadRequest, match=said):
+        await setting.versions.roll_back(name)
+    assert setting.changes == 0
+
+
+async def test_the_gate_takes_a_good_version_all_the_way(setting: Setting) -> None:
+    """From shadow to canary to active, each on what it has shown in that state alone; with figures, and as events."""
+    await setting.versions.set_traffic(FIRST, "shadow")
+    with capture_logs() as logs:
+        await setting.show(80, right=True)
+        await setting.versions.review()
+        assert await setting.versions.traffic() == Traffic(BASE, FIRST, "canary", 0.25)
+        await setting.versions.review()
+        assert (await setting.versions.traffic()).stage == "canary"
+        await setting.show(80, right=True)
+        await setting.versions.review()
+    assert await setting.states() == {SECOND: "registered", FIRST: "active", BASE: "retired"}
+    *_, canary, retired, promoted = await setting.versions.decisions()
+    assert (canary.decision, canary.decided_by) == ("canary", "gate")
+    assert (retired.version, retired.to_state, promoted.decision) == (BASE, "retired", "promote")
+    assert promoted.reason.startswith("Not worse than the active version by more than 0.1: right in 80 of 80")
+    assert promoted.figures and (promoted.figures.trials, promoted.figures.active_right) == (80, 60)
+    assert [(log["version"], log["decision"], log["judged"]) for log in logs if log["event"] == "gate.decided"] == [
+        (FIRST, "canary", 80), (BASE, "retired", 80), (FIRST, "promote", 80)
+    ]  # fmt: skip
+    assert setting.changes == 3
+
+
+@pytest.mark.parametrize("stage", ["shadow", "canary"])
+async def test_the_gate_rolls_a_bad_version_back(setting: Setting, stage: str) -> None:
+    """In either state."""
+    await setting.versions.set_traffic(FIRST, stage, 0.5 if stage == "canary" else 0.0)  # type: ignore[arg-type]
+    await setting.show(40, right=False)
+    await setting.versions.review()
+    assert await setting.states() == {SECOND: "registered", FIRST: "rolled_back", BASE: "active"}
+    last = (await setting.versions.decisions())[-1]
+    assert (last.decision, last.decided_by, "correctness" in last.reason) == ("roll_back", "gate", True)
+    await setting.versions.review()
+    assert (await setting.versions.decisions())[-1] == last
+
+
+async def test_the_gate_waits(setting: Setting) -> None:
+    """While little is known; that is noted where there is news, and once."""
+    await setting.versions.set_traffic(FIRST, "shadow")
+    await setting.versions.review()
+    for _ in range(2):
+        await setting.show(3, right=True)
+        for _ in range(3):
+            await setting.versions.review()
+    assert (await setting.decided())[2:] == [(FIRST, "shadow", "operator"), (FIRST, "wait", "gate")]
+    *_, waits = await setting.versions.decisions()
+    assert (waits.number, waits.from_state, waits.to_state) == (7, "shadow", "shadow")
+    assert waits.figures and waits.figures.trials == 6
+    assert setting.changes == 1
+
+
+async def test_gateways_that_review_at_once(setting: Setting) -> None:
+    """Decide once."""
+    other = Setting(setting.database)
+    await setting.versions.set_traffic(FIRST, "shadow")
+    await setting.show(80, right=True)
+    await asyncio.gather(*(each.versions.review() for each in (setting, other, setting, other)))
+    assert [decision for decision in await setting.decided() if decision[2] == "gate"] == [(FIRST, "canary", "gate")]
+
+
+async def test_without_a_gate(setting: Setting) -> None:
+    """Nothing is decided, and figures come without evidence."""
+    manual = Setting(setting.database, gate=None)
+    await manual.versions.set_traffic(FIRST, "shadow")
+    await manual.show(50, right=False)
+    await manual.versions.review()
+    ((version, figures), *others) = [each for each in await manual.versions.list() if each[1]]
+    assert (version.version, version.state, others) == (FIRST, "shadow", [])
+    assert figures and (figures.trials, figures.evidence) == (50, ())
+    (_, (_, seen), _) = await setting.versions.list()
+    assert seen and [evidence.measure for evidence in seen.evidence] == ["correctness", "failures", "tokens"]
