@@ -7,7 +7,7 @@ import msgspec
 from router.amount import NOTHING, Amount
 from router.model import Usage
 
-RoleName = Literal["delegation", "execution", "answer"]
+RoleName = Literal["delegation", "execution", "answer", "judge"]
 Purpose = Literal["first", "retry", "correction", "shortened", "hedge", "shadow"]
 Outcome = Literal["completed", "unreachable", "unavailable", "refused", "garbled", "cancelled", "failed", "interrupted"]
 

@@ -6,6 +6,7 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 ├── BadIndex                   an index folder is incomplete, damaged, or of another embedder
 ├── BadCorpus                  a row of a corpus cannot be used
 ├── BadDocument                a file cannot be read as a document
+├── BadVersion                 a version of the executor is incomplete, damaged, or does not fit
 ├── NotFound                   no run of that identifier is stored, or it is somebody else's
 ├── RequestIdTaken             the request_id names another request of this tenant
 ├── RunCancelled               somebody cancelled the run
@@ -45,6 +46,10 @@ class BadCorpus(RolegateError):
 
 class BadDocument(RolegateError):
     """A file cannot be read as a document."""
+
+
+class BadVersion(RolegateError):
+    """A version of the executor is incomplete, damaged, or does not fit the engine."""
 
 
 class NotFound(RolegateError):

@@ -9,7 +9,7 @@ from router.events import Event
 from router.identity import DEFAULT_TENANT
 from router.result import Result
 
-RunKind = Literal["answer", "complete", "execute"]
+RunKind = Literal["answer", "complete", "execute", "shadow"]
 RunStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
 
 

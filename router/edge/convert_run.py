@@ -17,6 +17,7 @@ _KINDS: dict[RunKind, pb.RunKind] = {
     "answer": pb.RUN_KIND_ANSWER,
     "complete": pb.RUN_KIND_COMPLETE,
     "execute": pb.RUN_KIND_EXECUTE,
+    "shadow": pb.RUN_KIND_SHADOW,
 }
 _STATUSES: dict[RunStatus, pb.RunStatus] = {
     "running": pb.RUN_STATUS_RUNNING,
@@ -57,7 +58,9 @@ def export_filter_from_proto(request: pb.ExportRunsRequest) -> RunFilter:
 
 def _kind(number: pb.RunKind) -> RunKind | None:
     if number not in _KIND_NAMES:
-        raise BadRequest(f"kind is {number}; use RUN_KIND_ANSWER, RUN_KIND_COMPLETE or RUN_KIND_EXECUTE.")
+        raise BadRequest(
+            f"kind is {number}; use RUN_KIND_ANSWER, RUN_KIND_COMPLETE, RUN_KIND_EXECUTE or RUN_KIND_SHADOW."
+        )
     return _KIND_NAMES[number]
 
 

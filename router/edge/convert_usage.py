@@ -16,6 +16,7 @@ ROLES: dict[RoleName, usage_pb2.Role] = {
     "delegation": usage_pb2.ROLE_DELEGATION,
     "execution": usage_pb2.ROLE_EXECUTION,
     "answer": usage_pb2.ROLE_ANSWER,
+    "judge": usage_pb2.ROLE_JUDGE,
 }
 ROLE_NAMES = {number: name for name, number in ROLES.items()}
 _DIMENSIONS: dict[pb.UsageDimension, Dimension] = {

@@ -10,6 +10,7 @@ from rolegate.v1 import (
     answer_service_pb2,
     completion_service_pb2,
     execution_service_pb2,
+    executor_version_service_pb2,
     retrieval_service_pb2,
     run_service_pb2,
     usage_service_pb2,
@@ -17,6 +18,7 @@ from rolegate.v1 import (
 from rolegate.v1.answer_service_pb2_grpc import add_AnswerServiceServicer_to_server
 from rolegate.v1.completion_service_pb2_grpc import add_CompletionServiceServicer_to_server
 from rolegate.v1.execution_service_pb2_grpc import add_ExecutionServiceServicer_to_server
+from rolegate.v1.executor_version_service_pb2_grpc import add_ExecutorVersionServiceServicer_to_server
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceServicer, add_RetrievalServiceServicer_to_server
 from rolegate.v1.run_service_pb2_grpc import add_RunServiceServicer_to_server
 from rolegate.v1.usage_service_pb2_grpc import add_UsageServiceServicer_to_server
@@ -25,6 +27,7 @@ from router.access import Access
 from router.edge.answer_service import AnswerServicer
 from router.edge.completion_service import CompletionServicer
 from router.edge.execution_service import ExecutionServicer
+from router.edge.executor_version_service import ExecutorVersionServicer
 from router.edge.key_interceptor import KeyInterceptor
 from router.edge.listening import check_listening, warn_unencrypted
 from router.edge.run_service import RunServicer
@@ -50,6 +53,7 @@ class Server:
         retrieval: RetrievalServiceServicer | None,
         runs: RunServicer | None = None,
         usage: UsageServicer | None = None,
+        versions: ExecutorVersionServicer | None = None,
         *,
         access: Access | None = None,
         tls: TLS | None = None,
@@ -79,6 +83,9 @@ class Server:
         if usage is not None:
             add_UsageServiceServicer_to_server(usage, self._server)
             self._names.append(_service_name(usage_service_pb2, "UsageService"))
+        if versions is not None:
+            add_ExecutorVersionServiceServicer_to_server(versions, self._server)
+            self._names.append(_service_name(executor_version_service_pb2, "ExecutorVersionService"))
         if retrieval is not None:
             add_RetrievalServiceServicer_to_server(retrieval, self._server)
             self._names.append(_service_name(retrieval_service_pb2, "RetrievalService"))

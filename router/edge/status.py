@@ -21,6 +21,7 @@ from router.errors import (
     BadDocument,
     BadIndex,
     BadRequest,
+    BadVersion,
     BudgetExhausted,
     ContextTooLong,
     NoKey,
@@ -47,6 +48,7 @@ STATUS: dict[type[RolegateError], tuple[int, str]] = {
     BadIndex: (code_pb2.FAILED_PRECONDITION, "BAD_INDEX"),
     BadCorpus: (code_pb2.FAILED_PRECONDITION, "BAD_CORPUS"),
     BadDocument: (code_pb2.FAILED_PRECONDITION, "BAD_DOCUMENT"),
+    BadVersion: (code_pb2.FAILED_PRECONDITION, "BAD_VERSION"),
     NotFound: (code_pb2.NOT_FOUND, "RUN_NOT_FOUND"),
     RequestIdTaken: (code_pb2.ALREADY_EXISTS, "REQUEST_ID_TAKEN"),
     RunCancelled: (code_pb2.CANCELLED, "RUN_CANCELLED"),
@@ -66,6 +68,7 @@ STATUS: dict[type[RolegateError], tuple[int, str]] = {
 _FOR_TENANTS: dict[type[RolegateError], str] = {
     BadConfig: "The gateway is not set up for this; tell its operator.",
     BadIndex: "The gateway's index cannot be used; tell its operator.",
+    BadVersion: "The gateway is not set up for this; tell its operator.",
     UpstreamUnavailable: "{who} is not available for now; try again later.",
     UpstreamRefused: "{who} refuses what it is asked; tell the gateway's operator.",
     ContextTooLong: "{who} takes no prompt as long as this one; ask for something shorter.",

@@ -17,6 +17,7 @@ _COMMANDS = {
     "index": "build an index over a corpus",
     "retrieve": "run a retrieval server",
     "runs": "see, watch and cancel runs, and export their traces",
+    "versions": "versions of the executor: try, promote, roll back",
     "usage": "tokens and cost, and whether the engines agree",
     "store": "see whether everything that is stored is whole",
     "mcp": "let agents ask a running gateway (Model Context Protocol)",

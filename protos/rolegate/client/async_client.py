@@ -19,15 +19,27 @@ from rolegate.client.requests import (
     Opinion,
     Sums,
     Terms,
+    TriedState,
     answer_request,
     export_request,
     feedback_request,
     list_request,
     stream_request,
+    traffic_request,
     usage_request,
 )
 from rolegate.v1.answer_service_pb2 import AnswerResponse, StreamAnswerResponse
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
+from rolegate.v1.executor_version_service_pb2 import (
+    ExecutorVersion,
+    ExecutorVersionDecision,
+    ListExecutorVersionDecisionsRequest,
+    ListExecutorVersionsRequest,
+    PromoteExecutorVersionRequest,
+    RegisterExecutorVersionRequest,
+    RollBackExecutorVersionRequest,
+)
+from rolegate.v1.executor_version_service_pb2_grpc import ExecutorVersionServiceStub
 from rolegate.v1.run_service_pb2 import (
     CancelRunRequest,
     ExportRunsResponse,
@@ -53,7 +65,7 @@ class AsyncClient:
         self._to = address if isinstance(address, Connection) else Connection.to(address, **access)
         self._channel = self._to.aio_channel()
         self._answers, self._runs = AnswerServiceStub(self._channel), RunServiceStub(self._channel)
-        self._usage = UsageServiceStub(self._channel)
+        self._usage, self._versions = UsageServiceStub(self._channel), ExecutorVersionServiceStub(self._channel)
 
     async def ask(self, question: str, timeout_s: float = ANSWER_S, **terms: Unpack[Terms]) -> AnswerResponse:
         """Answer a question, with what the answer rests on and what it cost. Where the connection breaks, it is asked
@@ -118,6 +130,35 @@ class AsyncClient:
     async def reconcile(self) -> Sequence[Reconciliation]:
         """The ledger, compared with what the engines counted."""
         return (await self._called(self._usage.ReconcileUsage, ReconcileUsageRequest())).reconciliations
+
+    async def versions(self) -> Sequence[ExecutorVersion]:
+        """Versions of the executor, newest first."""
+        return (await self._called(self._versions.ListExecutorVersions, ListExecutorVersionsRequest())).versions
+
+    async def register_version(self, version: str) -> ExecutorVersion:
+        """Check a published version, load it, and put it on record."""
+        request = RegisterExecutorVersionRequest(version=version)
+        return (await self._called(self._versions.RegisterExecutorVersion, request, ANSWER_S)).version
+
+    async def set_version_traffic(self, version: str, state: TriedState, share: float = 0.0) -> ExecutorVersion:
+        """Let a version work beside the active one, or for a share of the runs, or do nothing."""
+        request = traffic_request(version, state, share)
+        return (await self._called(self._versions.SetExecutorVersionTraffic, request, ANSWER_S)).version
+
+    async def promote_version(self, version: str) -> ExecutorVersion:
+        """Make a version the active one."""
+        request = PromoteExecutorVersionRequest(version=version)
+        return (await self._called(self._versions.PromoteExecutorVersion, request, ANSWER_S)).version
+
+    async def roll_back_version(self, version: str) -> ExecutorVersion:
+        """Take a version out of service. The one that is active now."""
+        request = RollBackExecutorVersionRequest(version=version)
+        return (await self._called(self._versions.RollBackExecutorVersion, request)).active
+
+    async def version_decisions(self, version: str = "", after: int = 0) -> Sequence[ExecutorVersionDecision]:
+        """What was decided on one version, or on all, after decision number `after`; oldest first, at most 1000."""
+        request = ListExecutorVersionDecisionsRequest(version=version, after_number=after)
+        return (await self._called(self._versions.ListExecutorVersionDecisions, request)).decisions
 
     async def close(self) -> None:
         """Close the connection."""

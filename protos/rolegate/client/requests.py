@@ -7,6 +7,7 @@ from typing import Literal, TypedDict
 
 from rolegate.v1.answer_service_pb2 import AnswerRequest, StreamAnswerRequest
 from rolegate.v1.budget_pb2 import Budget
+from rolegate.v1.executor_version_service_pb2 import SetExecutorVersionTrafficRequest
 from rolegate.v1.run_service_pb2 import (
     VERDICT_ACCEPTED,
     VERDICT_REJECTED,
@@ -23,6 +24,8 @@ ANSWER_S = 120.0
 """The deadline of questions, seconds."""
 SHORT_S = 30.0
 """The deadline of calls that ask no model, seconds."""
+TriedState = Literal["registered", "shadow", "canary"]
+"""What a version of the executor can be told to do; nothing, while it is registered."""
 _PAGE = 100
 _VERDICTS = {None: VERDICT_UNSPECIFIED, True: VERDICT_ACCEPTED, False: VERDICT_REJECTED}
 
@@ -51,7 +54,7 @@ class Filter(TypedDict, total=False):
     """Which runs are meant; what is absent leaves nothing out. A moment without a time zone is local time."""
 
     tenant: str
-    kind: Literal["answer", "complete", "execute"] | None
+    kind: Literal["answer", "complete", "execute", "shadow"] | None
     start: datetime | None
     """Started at this time or later."""
     end: datetime | None
@@ -140,6 +143,13 @@ def usage_request(sums: Sums) -> GetUsageRequest:
         tenant=sums.get("tenant", ""),
         group_by=[f"USAGE_DIMENSION_{name.upper()}" for name in sums.get("by", ())],
         bucket=bucket and f"USAGE_BUCKET_{bucket.upper()}",
+    )
+
+
+def traffic_request(version: str, state: TriedState, share: float) -> SetExecutorVersionTrafficRequest:
+    """What a version is to do. Raises `ValueError` for a state that there is not."""
+    return SetExecutorVersionTrafficRequest(
+        version=version, state=f"EXECUTOR_VERSION_STATE_{state.upper()}", canary_share=share
     )
 
 

@@ -19,6 +19,7 @@ class RunKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RUN_KIND_ANSWER: _ClassVar[RunKind]
     RUN_KIND_COMPLETE: _ClassVar[RunKind]
     RUN_KIND_EXECUTE: _ClassVar[RunKind]
+    RUN_KIND_SHADOW: _ClassVar[RunKind]
 
 class RunStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -38,6 +39,7 @@ RUN_KIND_UNSPECIFIED: RunKind
 RUN_KIND_ANSWER: RunKind
 RUN_KIND_COMPLETE: RunKind
 RUN_KIND_EXECUTE: RunKind
+RUN_KIND_SHADOW: RunKind
 RUN_STATUS_UNSPECIFIED: RunStatus
 RUN_STATUS_RUNNING: RunStatus
 RUN_STATUS_FINISHED: RunStatus

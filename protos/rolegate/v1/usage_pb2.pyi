@@ -11,10 +11,12 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_DELEGATION: _ClassVar[Role]
     ROLE_EXECUTION: _ClassVar[Role]
     ROLE_ANSWER: _ClassVar[Role]
+    ROLE_JUDGE: _ClassVar[Role]
 ROLE_UNSPECIFIED: Role
 ROLE_DELEGATION: Role
 ROLE_EXECUTION: Role
 ROLE_ANSWER: Role
+ROLE_JUDGE: Role
 
 class RoleUsage(_message.Message):
     __slots__ = ("role", "model", "attempts", "attempts_without_usage", "prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "wasted_tokens", "attempts_without_cost", "cost_nano_usd")

@@ -36,7 +36,7 @@ from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept
 from tests.router.edge.wire import connected, info_of, next_of
 
-SERVICES = ("Answer", "Completion", "Execution", "Retrieval", "Run", "Usage")
+SERVICES = ("Answer", "Completion", "Execution", "ExecutorVersion", "Retrieval", "Run", "Usage")
 ASK = pb.AnswerRequest(question="Who directed Heat?")
 ADDRESSES = ["127.0.0.1:0", "0.0.0.0:0"]
 

@@ -15,6 +15,7 @@ from router.errors import (
     BadConfig,
     BadIndex,
     BadRequest,
+    BadVersion,
     OutOfTime,
     QuotaExhausted,
     RolegateError,
@@ -118,7 +119,7 @@ def test_tenants_read_no_addresses_and_no_files(kind: type[RolegateError]) -> No
     error = kind(said, **NEEDS.get(kind, {"endpoint": "http://10.0.0.1"} if issubclass(kind, UpstreamError) else {}))
     status = status_of(error, TENANT)
     assert (status.code, info(status).reason) == STATUS[kind]
-    names_things = issubclass(kind, UpstreamError) or kind in (BadConfig, BadIndex)
+    names_things = issubclass(kind, UpstreamError) or kind in (BadConfig, BadIndex, BadVersion)
     assert (status.message == said) != names_things
     assert "10.0.0.1" not in status.message or not names_things
 

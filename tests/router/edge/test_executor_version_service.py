@@ -1,0 +1,144 @@
+"""Versions of the executor over a real channel."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from rolegate.v1 import executor_version_service_pb2 as pb
+from rolegate.v1.executor_version_service_pb2_grpc import ExecutorVersionServiceStub
+
+from router.edge.executor_version_service import ExecutorVersionServicer
+from router.edge.server import Server
+from router.errors import BadVersion
+from router.gate import GateRule
+from router.store.database import Database
+from router.store.version_book import SQLVersionBook
+from router.trial import Judgement, Side, Trial
+from router.versions import Versions
+from tests.router.edge.wire import info_of, served
+from tests.router.store.stored import put, run
+
+if TYPE_CHECKING:
+    from rolegate.v1.executor_version_service_pb2_grpc import ExecutorVersionServiceAsyncStub
+
+BASE, FIRST = "mini-executor", "executor-000001"
+
+
+async def load(name: str) -> str:
+    if name != FIRST:
+        raise BadVersion(f"{name}: is missing; publish the version again.")
+    return '{"rank":8}'
+
+
+@asynccontextmanager
+async def stub_over(folder: Path) -> AsyncIterator[tuple["ExecutorVersionServiceAsyncStub", Database]]:
+    """A stub of a service over a store in which the base is active, and the store."""
+    database = await Database.open(f"sqlite:///{folder / 'versions.db'}")
+    versions = Versions(SQLVersionBook(database), load, GateRule(0.05, 0.05, 2.0))
+    await versions.ensure_base(BASE)
+    server = Server(None, None, versions=ExecutorVersionServicer(versions))
+    async with served(server) as channel:
+        yield ExecutorVersionServiceStub(channel), database
+    await database.close()
+
+
+async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
+    """Code and reason of what a call fails with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), info_of(caught.value).reason
+
+
+async def test_a_versions_way(tmp_path: Path) -> None:
+    """Registered, tried, promoted, rolled back; each reply tells where it stands."""
+    async with stub_over(tmp_path) as (stub, _):
+        new = (await stub.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version=FIRST))).version
+        assert (new.version, new.state, new.manifest_json) == (
+            FIRST,
+            pb.EXECUTOR_VERSION_STATE_REGISTERED,
+            '{"rank":8}',
+        )
+        assert new.state_time == new.register_time
+        assert not new.HasField("figures")
+        canary = pb.SetExecutorVersionTrafficRequest(
+            version=FIRST, state=pb.EXECUTOR_VERSION_STATE_CANARY, canary_share=0.25
+        )
+        tried = (await stub.SetExecutorVersionTraffic(canary)).version
+        assert (tried.state, tried.canary_share) == (pb.EXECUTOR_VERSION_STATE_CANARY, 0.25)
+        assert tried.figures.trials == 0 and tried.HasField("figures")
+        active = (await stub.PromoteExecutorVersion(pb.PromoteExecutorVersionRequest(version=FIRST))).version
+        assert (active.state, active.canary_share) == (pb.EXECUTOR_VERSION_STATE_ACTIVE, 0.0)
+        back = (await stub.RollBackExecutorVersion(pb.RollBackExecutorVersionRequest(version=FIRST))).active
+        assert (back.version, back.state) == (BASE, pb.EXECUTOR_VERSION_STATE_ACTIVE)
+        found = (await stub.ListExecutorVersions(pb.ListExecutorVersionsRequest())).versions
+        assert [(each.version, pb.ExecutorVersionState.Name(each.state)) for each in found] == [
+            (FIRST, "EXECUTOR_VERSION_STATE_ROLLED_BACK"),
+            (BASE, "EXECUTOR_VERSION_STATE_ACTIVE"),
+        ]
+
+
+async def test_figures(tmp_path: Path) -> None:
+    """Of a version that is tried, every one of them, with the evidence by measure."""
+    async with stub_over(tmp_path) as (stub, database):
+        await stub.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version=FIRST))
+        shadow = pb.SetExecutorVersionTrafficRequest(version=FIRST, state=pb.EXECUTOR_VERSION_STATE_SHADOW)
+        since = (await stub.SetExecutorVersionTraffic(shadow)).version.state_time.ToNanoseconds() / 1e9
+        await put(database, run("run-1"), run("run-2"))
+        book = SQLVersionBook(database)
+        for run_id, failed in (("run-1", False), ("run-2", True)):
+            sides = Side("a", failed, 120), Side("b", False, 100)
+            await book.add_trial(Trial(run_id, FIRST, BASE, "shadow", *sides, since + 1))
+        await book.judge("run-1", Judgement(True, False))
+        (version, base) = (await stub.ListExecutorVersions(pb.ListExecutorVersionsRequest())).versions
+        assert not base.HasField("figures")
+        figures = version.figures
+        assert (figures.trials, figures.judged, figures.right, figures.active_right) == (2, 1, 1, 0)
+        assert (figures.failed, figures.active_failed, figures.tokens, figures.active_tokens) == (1, 0, 240, 200)
+        assert [evidence.measure for evidence in figures.evidence] == ["correctness", "failures", "tokens"]
+        assert figures.evidence[0].in_favour > 1 > figures.evidence[0].against
+        assert figures.evidence[1].in_favour < 1 < figures.evidence[1].against
+
+
+async def test_decisions(tmp_path: Path) -> None:
+    """All of them, of one version, and those after one."""
+    async with stub_over(tmp_path) as (stub, _):
+        await stub.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version=FIRST))
+        await stub.PromoteExecutorVersion(pb.PromoteExecutorVersionRequest(version=FIRST))
+
+        async def found(**wanted: Any) -> list[tuple[int, str, str]]:
+            request = pb.ListExecutorVersionDecisionsRequest(**wanted)
+            decisions = (await stub.ListExecutorVersionDecisions(request)).decisions
+            assert all(each.decided_by == "operator" and each.time.seconds > 1e9 for each in decisions)
+            return [(each.number, each.version, each.decision) for each in decisions]
+
+        retired, promoted = (4, BASE, "retired"), (5, FIRST, "promote")
+        assert await found(after_number=2) == [(3, FIRST, "registered"), retired, promoted]
+        assert await found(version=FIRST) == [(3, FIRST, "registered"), promoted]
+        assert await found(version="nobody") == []
+        request = pb.ListExecutorVersionDecisionsRequest(after_number=2)
+        new, retires, _ = (await stub.ListExecutorVersionDecisions(request)).decisions
+        assert (new.from_state, new.to_state) == (
+            pb.EXECUTOR_VERSION_STATE_UNSPECIFIED, pb.EXECUTOR_VERSION_STATE_REGISTERED
+        )  # fmt: skip
+        assert (retires.from_state, retires.to_state) == (
+            pb.EXECUTOR_VERSION_STATE_ACTIVE, pb.EXECUTOR_VERSION_STATE_RETIRED
+        )  # fmt: skip
+        assert retires.reason == f"{FIRST} is active now."
+
+
+async def test_what_is_refused(tmp_path: Path) -> None:
+    """What the client has wrong is INVALID_ARGUMENT; what the version has, FAILED_PRECONDITION."""
+    bad = grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST"
+    async with stub_over(tmp_path) as (stub, _):
+        assert await refusal(stub.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version="../x"))) == bad
+        assert await refusal(
+            stub.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version="executor-000002"))
+        ) == (grpc.StatusCode.FAILED_PRECONDITION, "BAD_VERSION")
+        assert await refusal(stub.PromoteExecutorVersion(pb.PromoteExecutorVersionRequest(version=FIRST))) == bad
+        assert await refusal(stub.RollBackExecutorVersion(pb.RollBackExecutorVersionRequest(version=BASE))) == bad
+        for state in (0, pb.EXECUTOR_VERSION_STATE_ACTIVE, 99):
+            request = pb.SetExecutorVersionTrafficRequest(version=BASE, state=state)  # type: ignore[arg-type]
+            assert await refusal(stub.SetExecutorVersionTraffic(request)) == bad

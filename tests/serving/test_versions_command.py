@@ -1,0 +1,144 @@
+"""`rolegate versions` against real servers, and both clients beneath it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+from rolegate.client import AsyncClient, Client
+from rolegate.v1 import executor_version_service_pb2 as pb
+
+from router.edge.executor_version_service import ExecutorVersionServicer
+from router.edge.server import Server
+from router.gate import GateRule
+from router.store.database import Database
+from router.store.version_book import SQLVersionBook
+from router.trial import Judgement, Side, Trial
+from router.versions import Versions
+from serving.cli.main import main
+from serving.logs import errors_only
+from tests.router.store.stored import put, run
+
+BASE, FIRST = "mini-executor", "executor-000001"
+Command = Callable[..., Awaitable[tuple[int, list[str]]]]
+
+
+async def load(name: str) -> str:
+    return json.dumps({"version": name})
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    """A store."""
+    database = await Database.open(f"sqlite:///{tmp_path / 'versions.db'}")
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+async def address(database: Database) -> AsyncIterator[str]:
+    """Where versions are served; the base is active."""
+    versions = Versions(SQLVersionBook(database), load, GateRule(0.05, 0.05, 2.0))
+    await versions.ensure_base(BASE)
+    server = Server(None, None, versions=ExecutorVersionServicer(versions))
+    yield f"127.0.0.1:{await server.start('127.0.0.1:0')}"
+    await server.drain(0)
+
+
+@pytest.fixture
+def told(address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
+    """Runs a command: its status, and what it prints, line by line, each word once apart."""
+    monkeypatch.setenv("COLUMNS", "200")
+    errors_only()  # the server is in this process, and its log is not what the command prints
+
+    async def run_(*arguments: str) -> tuple[int, list[str]]:
+        status = await asyncio.to_thread(main, ["versions", *arguments, "--address", address])
+        printed = capsys.readouterr()
+        return status, [" ".join(line.split()) for line in (printed.out + printed.err).splitlines() if line.strip()]
+
+    yield run_
+    structlog.reset_defaults()
+
+
+async def test_a_versions_way(told: Command) -> None:
+    """Each command says what has become of it."""
+    for arguments, said in (
+        (["register", FIRST], f"{FIRST} is registered now"),
+        (["shadow", FIRST], f"{FIRST} is shadow now"),
+        (["canary", FIRST], f"{FIRST} is canary 20% now"),
+        (["canary", FIRST, "--share", "0.5"], f"{FIRST} is canary 50% now"),
+        (["off", FIRST], f"{FIRST} is registered now"),
+        (["promote", FIRST], f"{FIRST} is active now"),
+        (["rollback", FIRST], f"{BASE} is active now"),
+    ):
+        assert await told(*arguments) == (0, [said])
+    _, lines = await told("list")
+    assert [line.split()[:2] for line in lines[2:]] == [[FIRST, "rolled"], [BASE, "active"]]
+    _, lines = await told("decisions", FIRST, "--after", "6")
+    assert [line.split()[4:6] for line in lines[2:]] == [
+        ["stop", "operator"],
+        ["promote", "operator"],
+        ["roll_back", "operator"],
+    ]
+
+
+async def test_what_a_trial_shows(told: Command, database: Database) -> None:
+    """The version's figures and the active one's, side by side, with the evidence."""
+    await told("register", FIRST)
+    _, (line,) = await told("shadow", FIRST, "--json")
+    assert json.loads(line)["state"] == "EXECUTOR_VERSION_STATE_SHADOW"
+    book = SQLVersionBook(database)
+    since = (await book.versions())[0].state_at
+    await put(database, run("run-1"), run("run-2"))
+    for run_id in ("run-1", "run-2"):
+        await book.add_trial(
+            Trial(run_id, FIRST, BASE, "shadow", Side("a", False, 600), Side("b", True, 1000), since + 1)
+        )
+    await book.judge("run-1", Judgement(True, False))
+    _, lines = await told("list")
+    assert lines[2].endswith(" 2 1/0 of 1 0/2 600/1,000")
+    assert lines[-1].startswith(f"evidence for {FIRST}, to that against it: correctness 1.5 to 0.5, failures ")
+    _, lines = await told("list", "--json")
+    figures = json.loads(lines[0])["figures"]
+    assert (figures["trials"], figures["active_failed"], figures["evidence"][0]["measure"]) == ("2", "2", "correctness")
+    assert "figures" not in json.loads(lines[1])
+
+
+async def test_what_is_refused(told: Command) -> None:
+    """Is said in a line, with status 1."""
+    assert await told("promote", BASE) == (1, [f"rolegate: version '{BASE}': is active already."])
+    status, lines = await told("canary", FIRST, "--share", "2")
+    assert (status, lines) == (1, ["rolegate: canary_share is 2; it must be more than 0 and at most 1."])
+
+
+async def test_decisions_as_json(told: Command) -> None:
+    """A line each, with the names of the protocol."""
+    _, lines = await told("decisions", "--json")
+    assert [(json.loads(line)["number"], json.loads(line)["decision"]) for line in lines] == [
+        ("1", "registered"),
+        ("2", "promote"),
+    ]
+
+
+async def test_the_client_on_an_event_loop(address: str) -> None:
+    """Has all of it."""
+    async with AsyncClient(address) as client:
+        assert (await client.register_version(FIRST)).version == FIRST
+        canary = await client.set_version_traffic(FIRST, "canary", 0.5)
+        assert (canary.state, canary.canary_share) == (pb.EXECUTOR_VERSION_STATE_CANARY, 0.5)
+        assert (await client.promote_version(FIRST)).state == pb.EXECUTOR_VERSION_STATE_ACTIVE
+        assert (await client.roll_back_version(FIRST)).version == BASE
+        assert [version.version for version in await client.versions()] == [FIRST, BASE]
+        assert [each.decision for each in await client.version_decisions(FIRST, after=3)] == [
+            "canary",
+            "promote",
+            "roll_back",
+        ]
+
+
+def test_a_state_that_there_is_not() -> None:
+    """Is refused before anything is asked."""
+    with Client("127.0.0.1:1") as client, pytest.raises(ValueError, match="EXECUTOR_VERSION_STATE_GONE"):
+        client.set_version_traffic(FIRST, "gone")  # type: ignore[arg-type]
