@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterable
 
 from router.accounts import Accounts, Key
-from router.errors import AccessDenied, NoKey
-from router.identity import LOCAL, Identity, KeyScope
+from router.errors import AccessDenied, BadRequest, NoKey
+from router.identity import LOCAL, SHADOW_TENANT, Identity, KeyScope
 
 _FRESH_S = 1.0
 """For how long keys that were read are good; a revoked one is refused after that."""
@@ -26,7 +26,11 @@ _UNKNOWN = "The key is not known, or no longer; ask the operator for another one
 
 
 def new_key(tenant: str | None, scopes: Iterable[KeyScope], label: str = "") -> tuple[str, Key]:
-    """A key, and what is to be kept of it. `tenant`: None makes it the operator's."""
+    """A key, and what is to be kept of it. `tenant`: None makes it the operator's. Raises `BadRequest` for a name that
+    is taken.
+    """
+    if tenant == SHADOW_TENANT:
+        raise BadRequest(f"tenant {tenant!r}: what it costs to try executors is booked on this name; take another one.")
     key_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
     return f"rg_{key_id}_{secret}", Key(key_id, tenant, frozenset(scopes), label, _sha256(secret), time.time())
 

@@ -31,13 +31,14 @@ class RunFilter(msgspec.Struct, frozen=True):
 
     tenant: str | None = None
     kind: RunKind | None = None
+    """None leaves out shadows: nobody asked for them."""
     status: RunStatus | None = None
     start: float | None = None
     """Started at this Unix time or later."""
     end: float | None = None
     """Started before this Unix time."""
     training: bool = False
-    """Leave out tenants whose runs must not train."""
+    """Leave out what must not train: runs of tenants who do not want it, and shadows of whomever's."""
 
 
 class RunPage(msgspec.Struct, frozen=True):
@@ -65,6 +66,9 @@ class Archive(Protocol):
 
     async def add_feedback(self, feedback: Feedback, tenant: str | None = None) -> str:
         """Keep feedback; its identifier. Raises `NotFound`."""
+
+    async def feedback(self, run_id: str) -> tuple[Feedback, ...]:
+        """What was said of a run, oldest first; nothing of one that is not there."""
 
     async def request_cancel(self, run_id: str) -> None:
         """Ask the process that works on it to cancel a run; of no effect on one that has ended."""

@@ -33,6 +33,11 @@ _STORING_SHARE, _LONGEST_STORING_S = 0.05, 0.5
 _COUNTING_S = 0.25
 """How long counting what cut streams have spent may take."""
 Work = Callable[[RunContext], Awaitable[Result]]
+Then = Callable[[Run], None]
+
+
+def ignore_run(_run: Run) -> None:
+    """Do nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +72,10 @@ class Conductor:
         self._journal, self._archive, self._live = journal, archive, live
         self._settings, self._timeout_s = settings, timeout_s
 
-    async def conduct(self, asked: Asked, terms: Terms, emit: Emit, work: Work) -> Run:
-        """The finished run, or the earlier one of the same `request_id`. Raises what `work` raises, `OutOfTime`,
-        `RunCancelled`, `BudgetExhausted`, `RequestIdTaken` and `StoreFailed`.
+    async def conduct(self, asked: Asked, terms: Terms, emit: Emit, work: Work, then: Then = ignore_run) -> Run:
+        """The finished run, or the earlier one of the same `request_id`. `then` hears of one that has finished here,
+        unless its texts must not be kept. Raises what `work` raises, `OutOfTime`, `RunCancelled`, `BudgetExhausted`,
+        `RequestIdTaken` and `StoreFailed`.
         """
         allowed = self._timeout_s if terms.time_s is None else min(terms.time_s, self._timeout_s)
         deadline = asyncio.get_running_loop().time() + allowed - min(_LONGEST_STORING_S, allowed * _STORING_SHARE)
@@ -92,7 +98,14 @@ class Conductor:
             for event in began.events:
                 emit(event)
             return began
-        ledger = Ledger(start.id, start.tenant, self._journal, Allowance(terms.budget), limited=began.limited)
+        ledger = Ledger(
+            start.id,
+            start.tenant,
+            self._journal,
+            Allowance(terms.budget),
+            limited=began.limited,
+            shadow=start.kind == "shadow",
+        )
         with self._live.running(start.id, start.kind, start.tenant) as live:
 
             def tell(event: Event) -> None:
@@ -105,6 +118,8 @@ class Conductor:
             run = await self._run(start, context, live, work)
         for event in _last_events(run.result):
             emit(event)
+        if not began.redact:
+            then(run)
         return run
 
     async def settled(self) -> None:

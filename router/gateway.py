@@ -6,12 +6,12 @@ from contextlib import aclosing
 import msgspec
 
 from router.call import RoleName
-from router.conductor import Asked, Conductor
+from router.conductor import Asked, Conductor, Then, ignore_run
 from router.context import RunContext
 from router.errors import BadRequest
 from router.events import Emit
 from router.execution import Conversation, Execution
-from router.executor import Executor
+from router.executor import Executes
 from router.model import Delta, Message, gather
 from router.role import Role
 from router.run import Run
@@ -48,15 +48,19 @@ class Gateway:
         self,
         *,
         search: Search,
-        executor: Executor,
+        executor: Executes,
         roles: Mapping[RoleName, Role],
         conductor: Conductor,
         max_question_chars: int = 4000,
         scope: Scope | None = None,
+        then: Then = ignore_run,
     ) -> None:
-        """`scope`: what questions may be about; None for models that know the language."""
+        """`scope`: what questions may be about; None for models that know the language. `then` hears of every question
+        that was answered, unless its texts must not be kept.
+        """
         self._search, self._executor, self._roles = search, executor, roles
-        self._conductor, self._max_question_chars, self._scope = conductor, max_question_chars, scope
+        self._conductor, self._max_question_chars = conductor, max_question_chars
+        self._scope, self._then = scope, then
 
     async def answer(self, question: str, terms: Terms, emit: Emit) -> Run:
         """Answer a question. The run's result is a `Trajectory`."""
@@ -68,7 +72,7 @@ class Gateway:
                 return Trajectory(_out_of_scope(outside), "out_of_scope")
             return await self._search.run(question, context)
 
-        return await self._conductor.conduct(Asked("answer", question, question), terms, emit, work)
+        return await self._conductor.conduct(Asked("answer", question, question), terms, emit, work, self._then)
 
     async def execute(self, sub_query: str, terms: Terms) -> Run:
         """Work on one sub-query. The run's result is an `Execution`."""
@@ -94,9 +98,10 @@ class Gateway:
         if not messages or messages[-1].role == "assistant":
             raise BadRequest("messages must end with a message of role `user` or `system`.")
         self._check_prices(terms)
-        role = self._roles[request.role].limited(request.max_tokens)
 
         async def work(context: RunContext) -> Conversation:
+            role = self._executor.role(context) if request.role == "execution" else self._roles[request.role]
+            role = role.limited(request.max_tokens)
             if send is None:
                 return Conversation(messages, (await role.ask(messages, request.stop, context.ledger),))
             async with aclosing(role.stream(messages, request.stop, context.ledger)) as deltas:

@@ -10,6 +10,9 @@ SCOPES: frozenset[KeyScope] = frozenset(get_args(KeyScope))
 DEFAULT_TENANT = "default"
 """Whose the runs are of those who come without a key, or with one of no tenant."""
 
+SHADOW_TENANT = "shadow"
+"""Whose the runs are that nobody asked for; nobody has a key to it."""
+
 
 class Identity(msgspec.Struct, frozen=True):
     """A key's owner."""
@@ -30,5 +33,7 @@ class Identity(msgspec.Struct, frozen=True):
         return self.tenant is None or self.tenant == tenant
 
 
+SHADOW = Identity(SHADOW_TENANT, frozenset())
+"""Whoever tries versions of the executor."""
 LOCAL = Identity(None, SCOPES)
 """Whoever reaches a gateway that has no keys: someone on this machine."""

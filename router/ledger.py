@@ -107,17 +107,25 @@ class Ledger:
         allowance: Allowance | None = None,
         *,
         limited: bool = False,
+        shadow: bool = False,
     ) -> None:
-        """`limited`: whether the tenant has quotas. Without a journal, nothing is written down."""
+        """`limited`: whether the tenant has quotas. `shadow`: whether nobody asked for what is done. Without a journal,
+        nothing is written down.
+        """
         self._run_id, self._tenant = run_id, tenant
         self._journal: Journal = journal or NoJournal()
         self._allowance = allowance or Allowance()
-        self._tenant_limited = limited
+        self._tenant_limited, self._shadow = limited, shadow
         self._calls: list[Call] = []
         self._cut: list[_Cut] = []
         self._opened = 0
         self.refusal: BudgetExhausted | None = None
         """The last reservation that was refused; None where none was."""
+
+    @property
+    def run_id(self) -> str:
+        """The run whose calls it books."""
+        return self._run_id
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -197,7 +205,7 @@ class Ledger:
             model=caller.model,
             deployment=caller.deployment,
             executor_version=caller.executor_version,
-            purpose=purpose,
+            purpose="shadow" if self._shadow else purpose,
             attempt=attempt,
             sub_query=caller.sub_query,
             max_tokens=caller.max_tokens,

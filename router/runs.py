@@ -1,7 +1,7 @@
 """Runs as their owners see them: what became of them, what happens in them, what is thought of them."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 
@@ -17,12 +17,19 @@ from router.run import Run
 _AFTER_EVENTS = 2
 """What is told after a run's own events: the tokens, and the answer."""
 
+Heard = Callable[[Feedback], Awaitable[None]]
+
+
+async def _ignore(_feedback: Feedback) -> None:
+    """Do nothing more."""
+
 
 class Runs:
     """Shows everybody their own runs; others' are as if they were not there."""
 
-    def __init__(self, archive: Archive, live: LiveRuns) -> None:
-        self._archive, self._live = archive, live
+    def __init__(self, archive: Archive, live: LiveRuns, heard: Heard = _ignore) -> None:
+        """`heard` is told of all feedback, once it is kept; raises nothing."""
+        self._archive, self._live, self._heard = archive, live, heard
 
     async def get(self, run_id: str, identity: Identity) -> Run:
         """A run, running or ended. Raises `NotFound`."""
@@ -79,7 +86,9 @@ class Runs:
             raise BadRequest("the feedback is empty; give a verdict, a score, a gold_answer or a comment.")
         if feedback.score is not None and not 0 <= feedback.score <= 1:
             raise BadRequest(f"score is {feedback.score}; it must be from 0 to 1.")
-        return await self._archive.add_feedback(feedback, identity.tenant)
+        feedback_id = await self._archive.add_feedback(feedback, identity.tenant)
+        await self._heard(feedback)
+        return feedback_id
 
 
 def _may(wanted: RunFilter, identity: Identity) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from router.answerer import Answerer
 from router.call import RoleName
 from router.conductor import Conductor
 from router.delegator import Delegator
+from router.edge.executor_version_service import ExecutorVersionServicer
 from router.edge.http_server import HTTPServer
 from router.edge.listening import check_listening
 from router.edge.openai_door import openai_app
@@ -27,11 +28,14 @@ from router.edge.tls import TLS
 from router.edge.usage_service import UsageServicer
 from router.engine_counts import VLLMCounts
 from router.errors import BadConfig
-from router.executor import Executor, ExecutorLimits
+from router.executor import Executes, Executor, ExecutorLimits
+from router.executors import Executors
+from router.gate import GateRule
 from router.gateway import Gateway
 from router.journal import Journal
 from router.litellm_model import LiteLLMModel, close_clients
 from router.live_runs import LiveRuns
+from router.meanwhile import meanwhile
 from router.model import Model, Sampling
 from router.openai_http import OpenAIHTTP
 from router.price import Price
@@ -48,12 +52,17 @@ from router.store.database import Database
 from router.store.journal import SQLJournal
 from router.store.ledger_sums import SQLLedgerSums
 from router.store.usages import SQLUsages
+from router.store.version_book import SQLVersionBook
+from router.trials import Trials
+from router.version_book import VersionBook
+from router.versions import Versions
 from serving.config import Config, RoleConfig
 from serving.engine import Tell, engine
 from serving.prices import prices_of
 from serving.readiness import missing
 from serving.retrieval.grpc_service import RetrievalServicer
 from serving.retrieval.open_retriever import open_retriever
+from serving.versions.loading import Loading
 
 _UPSTREAM_CONNECTIONS = 1000
 Opened = TypeVar("Opened")
@@ -90,20 +99,41 @@ async def running_gateway(
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=_UPSTREAM_CONNECTIONS))
         )
         stack.push_async_callback(close_clients)
-        roles = _roles(config, session, engines, await prices_of(config))
-        live, archive = LiveRuns(), SQLArchive(database)
+        new = partial(new_role, session=session, engines=engines)
+        prices = await prices_of(config)
+        roles = {name: new(name, role, price=prices[name]) for name, role in config.roles.by_name.items()}
+        live, archive, book = LiveRuns(), SQLArchive(database), SQLVersionBook(database)
+        loading = Loading(config, engines, session)
+        versions, named = await _versions(config, loading, book)
+        make = partial(_executor, config, roles["execution"], new, retriever)
+        executors = Executors(make, config.roles.execution.model, versions.traffic, loading.load, tell)
+        await executors.refresh()
+        if (active := executors.traffic.active) != named:
+            tell(f"executor version {active} is active; the config names {named}")
+        versions.on_change = executors.wake
         if journal is None:
             keep = {"keep_days": config.server.keep_days, "keep_gb": config.server.keep_gb}
             journal = await stack.enter_async_context(SQLJournal.writing(database, on_cancel=live.cancel, **keep))
         conductor = Conductor(journal, archive, live, _settings(roles), config.server.timeout_s)
-        gateway = _gateway(config, roles, retriever, conductor)
+        search = partial(_search, config, roles)
+        trials = Trials(executors, search, conductor=conductor, book=book, archive=archive, review=versions.review)
+        gateway = Gateway(
+            search=search(executors),
+            executor=executors,
+            roles=roles,
+            conductor=conductor,
+            max_question_chars=config.server.max_question_chars,
+            scope=Scope.parse(Path(config.search.scope).read_text("utf-8")) if config.search.scope else None,
+            then=trials.consider,
+        )
         reconciler = Reconciler(_deployments(roles), VLLMCounts(session), SQLLedgerSums(database))
         tls = TLS(**msgspec.structs.asdict(config.server.tls)) if config.server.tls else None
         server = Server(
             gateway,
             RetrievalServicer(retriever, default_top_k=config.search.top_k),
-            RunServicer(Runs(archive, live)),
+            RunServicer(Runs(archive, live, trials.judge)),
             UsageServicer(SQLUsages(database), reconciler),
+            ExecutorVersionServicer(versions),
             access=access,
             tls=tls,
         )
@@ -115,6 +145,7 @@ async def running_gateway(
 
         port = await server.start(address)
         stack.push_async_callback(drain)
+        await stack.enter_async_context(meanwhile(executors.follow(), trials.work()))
         if http:
             scheme = "https" if tls else "http"
             tell(f"the OpenAI-compatible door is at {scheme}://{await door.start(http, 'server.http')}/v1")
@@ -122,13 +153,19 @@ async def running_gateway(
 
 
 async def slow_parts(
-    config: Config, stack: AsyncExitStack, tell: Tell, opened: Callable[..., AbstractAsyncContextManager[Opened]]
+    config: Config,
+    stack: AsyncExitStack,
+    tell: Tell,
+    opened: Callable[..., AbstractAsyncContextManager[Opened]],
+    also: Sequence[RoleConfig] = (),
 ) -> tuple[dict[str, str], Opened]:
-    """Start the roles' engines and open a retriever or an embedder side by side: base URLs by engine name, and that.
+    """Start the engines of all roles, and of those in `also`, and open a retriever or an embedder side by side: base
+    URLs by engine name, and that.
 
     `opened` takes `cpu_threads`, as `engine` does. Raises `BadConfig` or `BadIndex`.
     """
-    served = {name: models for name in config.engines if (models := _served_names(config, name))}
+    roles = [*config.roles.by_name.values(), *also]
+    served = {name: models for name in config.engines if (models := _served_names(roles, name))}
     own = config.retrieval.embedder.engine is not None
     threads = max(1, (os.cpu_count() or 1) // max(1, len(served) + own))
     contexts = [
@@ -144,17 +181,8 @@ async def slow_parts(
     return dict(zip(served, [url.result() for url in urls], strict=True)), retriever.result()
 
 
-def _served_names(config: Config, name: str) -> list[str]:
-    return list(dict.fromkeys(role.model for role in config.roles.by_name.values() if role.engine == name))
-
-
-def _roles(
-    config: Config,
-    session: aiohttp.ClientSession,
-    engines: Mapping[str, str],
-    prices: Mapping[RoleName, Price | None],
-) -> dict[RoleName, Role]:
-    return {name: new_role(name, role, session, engines, prices[name]) for name, role in config.roles.by_name.items()}
+def _served_names(roles: Sequence[RoleConfig], name: str) -> list[str]:
+    return list(dict.fromkeys(role.model for role in roles if role.engine == name))
 
 
 def new_role(
@@ -201,21 +229,31 @@ def _deployments(roles: Mapping[RoleName, Role]) -> dict[str, str | None]:
     return {role.deployment: role.model.endpoint if role.streams else None for role in roles.values()}
 
 
-def _gateway(config: Config, roles: dict[RoleName, Role], retriever: Retriever, conductor: Conductor) -> Gateway:
+async def _versions(config: Config, loading: Loading, book: VersionBook) -> tuple[Versions, str]:
+    """Versions, of which one is active, and the one that the config names. Raises `BadConfig`."""
+    gate, model = config.versions.gate, config.roles.execution.model
+    rule = GateRule(gate.margin, gate.error, gate.most_tokens) if gate.enabled else None
+    versions = Versions(book, loading.load, rule, gate.canary_share)
+    name, manifest = await loading.first() or (model, "")
+    await versions.ensure_base(name, manifest)
+    await versions.ensure_base(model)  # to be on record, too: there may be a wish to go back to it
+    return versions, name
+
+
+def _executor(config: Config, role: Role, new: Callable[..., Role], retriever: Retriever, version: str) -> Executor:
+    """The executor of a version: what is configured, but for the model's name."""
+    search, execution = config.search, config.roles.execution
+    if version != execution.model:
+        role = new("execution", msgspec.structs.replace(execution, model=version), price=role.price)
+    return Executor(role, retriever, ExecutorLimits(search.max_turns, search.max_searches, search.top_k))
+
+
+def _search(config: Config, roles: Mapping[RoleName, Role], executor: Executes) -> Search:
     search = config.search
-    limits = ExecutorLimits(search.max_turns, search.max_searches, search.top_k)
-    executor = Executor(roles["execution"], retriever, limits)
-    return Gateway(
-        search=Search(
-            Delegator(roles["delegation"], search.max_sub_queries),
-            executor,
-            Answerer(roles["answer"]),
-            max_rounds=search.max_rounds,
-            require_evidence=search.require_evidence,
-        ),
-        executor=executor,
-        roles=roles,
-        conductor=conductor,
-        max_question_chars=config.server.max_question_chars,
-        scope=Scope.parse(Path(search.scope).read_text("utf-8")) if search.scope else None,
+    return Search(
+        Delegator(roles["delegation"], search.max_sub_queries),
+        executor,
+        Answerer(roles["answer"]),
+        max_rounds=search.max_rounds,
+        require_evidence=search.require_evidence,
     )

@@ -69,6 +69,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """The model's folder, or a name that vLLM knows."""
     arguments: tuple[str, ...] = ()
     """Further arguments of vLLM's API server."""
+    adapter_rank: int | None = None
+    """The largest rank of LoRA adapters that can be loaded beside the model; absent where none can."""
 
 
 class RoleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -144,6 +146,39 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     embedder: EmbedderConfig = EmbedderConfig()
 
 
+class GateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """When a version that is tried is taken further, or out of service, without anybody's doing."""
+
+    enabled: bool = True
+    margin: float = 0.05
+    """How much worse it may be than the active one, as a share of runs: in right answers, and in failures."""
+    error: float = 0.05
+    """The probability of promoting a version that is worse by more than the margin, and of rolling back one that is
+    not worse, however often one looks.
+    """
+    canary_share: float = 0.2
+    """The share of runs that a shadow which passes goes on to work for."""
+    most_tokens: float = 2.0
+    """Its executor tokens as a multiple of the active one's, at most."""
+
+
+class VersionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Versions of the executor: adapters that are loaded beside the model of `roles.execution`."""
+
+    folder: str = "~/.cache/rolegate/versions"
+    """Where versions are published."""
+    start: str | None = None
+    """The folder of the version that is active until another one is promoted; absent for the model itself."""
+    gate: GateConfig = GateConfig()
+
+
+class DistillationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Who teaches executors, and who judges answers; asked by `rolegate sft` only."""
+
+    teacher: RoleConfig | None = None
+    judge: RoleConfig | None = None
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Everything."""
 
@@ -152,5 +187,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     server: ServerConfig = ServerConfig()
     search: SearchConfig = SearchConfig()
     engines: dict[str, EngineConfig] = {}
+    versions: VersionsConfig = VersionsConfig()
+    distillation: DistillationConfig = DistillationConfig()
     prices: dict[str, Price] = {}
     """By model. A model that is not in it is looked up in LiteLLM's table, where that is installed."""

@@ -1,5 +1,6 @@
 """What no single key of a configuration shows, each with its key and what to do."""
 
+import math
 import re
 from pathlib import Path
 
@@ -9,9 +10,21 @@ from sqlalchemy.exc import ArgumentError
 from router.edge.tls import TLS
 from router.errors import BadConfig
 from router.secret import without_userinfo
-from serving.config import Config, EmbedderConfig, RetrievalConfig, RoleConfig, SearchConfig, ServerConfig, TLSConfig
+from serving.config import (
+    Config,
+    EmbedderConfig,
+    GateConfig,
+    RetrievalConfig,
+    RoleConfig,
+    SearchConfig,
+    ServerConfig,
+    TLSConfig,
+)
+from serving.versions.manifest import MANIFEST
 
 _MOST_PASSAGES = 100
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Those that vLLM takes for the largest."""
 _NOT_EXTRA = {
     "max_tokens": "set the role's max_tokens.",
     "max_completion_tokens": "set the role's max_tokens.",
@@ -26,7 +39,10 @@ def problems(config: Config) -> list[str]:
         *_server(config.server),
         *_search(config.search),
         *(problem for name, role in config.roles.by_name.items() for problem in _role(f"roles.{name}", role, config)),
+        *(problem for name, role in _distillation(config) for problem in _role(f"distillation.{name}", role, config)),
         *_missing_files(config),
+        *_versions(config),
+        *_gate(config.versions.gate),
         *_retrieval(config.retrieval, config),
         *_prices(config),
     ]
@@ -116,6 +132,11 @@ def _role(key: str, role: RoleConfig, config: Config) -> list[str]:
     return found
 
 
+def _distillation(config: Config) -> list[tuple[str, RoleConfig]]:
+    roles = {"teacher": config.distillation.teacher, "judge": config.distillation.judge}
+    return [(name, role) for name, role in roles.items() if role is not None]
+
+
 def _missing_files(config: Config) -> list[str]:
     found = [
         f"engines.{name}.path: {engine.path} holds no config.json; it must be a model's folder."
@@ -129,6 +150,38 @@ def _missing_files(config: Config) -> list[str]:
         for path in config.retrieval.documents
         if not Path(path).exists()
     ]
+    return found
+
+
+def _versions(config: Config) -> list[str]:
+    found = [
+        f"engines.{name}.adapter_rank: vLLM takes {', '.join(map(str, _RANKS[:-1]))} or {_RANKS[-1]} only; take the "
+        "next one above that of the adapters."
+        for name, engine in config.engines.items()
+        if engine.adapter_rank is not None and engine.adapter_rank not in _RANKS
+    ]
+    start, executor = config.versions.start, config.roles.execution
+    if start is None:
+        return found
+    if not (Path(start) / MANIFEST).is_file():
+        found.append(f"versions.start: {start} holds no {MANIFEST}; name the folder of a published version.")
+    if executor.engine is None and executor.base_url is None:
+        found.append("versions.start: a provider loads no adapters; give roles.execution an engine, or leave it out.")
+    if (engine := config.engines.get(executor.engine or "")) and engine.adapter_rank is None:
+        found.append(f"versions.start: needs engines.{executor.engine}.adapter_rank, the rank of its adapter or more.")
+    return found
+
+
+def _gate(gate: GateConfig) -> list[str]:
+    found = [
+        f"versions.gate.{field}: must be more than 0 and less than 1."
+        for field in ("margin", "error")
+        if not 0 < getattr(gate, field) < 1
+    ]
+    if not 0 < gate.canary_share <= 1:
+        found.append("versions.gate.canary_share: must be more than 0 and at most 1; 1 is all runs.")
+    if not 0 < gate.most_tokens < math.inf:
+        found.append("versions.gate.most_tokens: must be more than 0; 1 allows no more than the active version spends.")
     return found
 
 

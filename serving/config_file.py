@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from router.errors import BadConfig
-from serving.config import Config, EngineConfig, RoleConfig, RolesConfig, TLSConfig
+from serving.config import Config, DistillationConfig, EngineConfig, RoleConfig, RolesConfig, TLSConfig
 from serving.config_check import problems
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -114,13 +114,27 @@ def _resolved(config: Config, base: Path) -> Config:
     engines = {
         name: msgspec.structs.replace(engine, path=engine_path(engine.path)) for name, engine in config.engines.items()
     }
+    teacher, judge = config.distillation.teacher, config.distillation.judge
+    distillation = DistillationConfig(teacher=teacher and with_prompt(teacher), judge=judge and with_prompt(judge))
     scope = config.search.scope and absolute(config.search.scope)
     search = msgspec.structs.replace(config.search, scope=scope)
     server = msgspec.structs.replace(
         config.server, store=_store(config.server.store, absolute), tls=_tls(config.server.tls, absolute)
     )
+    versions = msgspec.structs.replace(
+        config.versions,
+        folder=absolute(config.versions.folder),
+        start=config.versions.start and absolute(config.versions.start),
+    )
     return msgspec.structs.replace(
-        config, roles=roles, retrieval=retrieval, server=server, search=search, engines=engines
+        config,
+        roles=roles,
+        retrieval=retrieval,
+        server=server,
+        search=search,
+        engines=engines,
+        versions=versions,
+        distillation=distillation,
     )
 
 

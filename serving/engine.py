@@ -19,6 +19,8 @@ from serving.config import EngineConfig
 
 _READY_WITHIN_S = 600.0
 _STOP_WITHIN_S = 10.0
+_ADAPTERS = 3
+"""How many can work at once: the active one, one that is tried, and the one before."""
 _LOGS = Path("~/.cache/rolegate/logs")
 _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
@@ -56,7 +58,13 @@ async def engine(
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**_ENVIRONMENT, **_offline(config), "OMP_NUM_THREADS": str(cpu_threads), **os.environ},
+            env={
+                **_ENVIRONMENT,
+                **_offline(config),
+                **_adapters(config),
+                "OMP_NUM_THREADS": str(cpu_threads),
+                **os.environ,
+            },
             start_new_session=True,
             preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
@@ -80,8 +88,15 @@ def _command(config: EngineConfig, served: list[str], port: int) -> list[str]:
         *("--host", "127.0.0.1", "--port", str(port)),
         "--enforce-eager",
         "--enable-prompt-tokens-details",
+        *(("--enable-lora", "--max-lora-rank", str(config.adapter_rank)) if config.adapter_rank else ()),
+        *(("--max-loras", str(_ADAPTERS)) if config.adapter_rank else ()),
         *config.arguments,
     ]
+
+
+def _adapters(config: EngineConfig) -> dict[str, str]:
+    """Adapters come and go while the engine runs."""
+    return {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if config.adapter_rank else {}
 
 
 def _offline(config: EngineConfig) -> dict[str, str]:

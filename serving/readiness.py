@@ -2,17 +2,19 @@
 
 import importlib.util
 import os
+from collections.abc import Mapping
 
-from serving.config import Config
+from serving.config import Config, RoleConfig
 
 
-def missing(config: Config) -> list[str]:
-    """What is not there, each with its key and what to do; nothing is called."""
+def missing(config: Config, also: Mapping[str, RoleConfig] = {}) -> list[str]:
+    """What is not there, each with its key and what to do; nothing is called. `also`: further roles by their keys."""
     found: list[str] = []
-    for name, role in config.roles.by_name.items():
-        found += _key(f"roles.{name}", role.api_key_env)
+    roles = {f"roles.{name}": role for name, role in config.roles.by_name.items()}
+    for key, role in {**roles, **also}.items():
+        found += _key(key, role.api_key_env)
         if role.engine is None and role.base_url is None and importlib.util.find_spec("litellm") is None:
-            found.append(f"roles.{name}: hosted models need the package litellm; install the extra rolegate[hosted].")
+            found.append(f"{key}: hosted models need the package litellm; install the extra rolegate[hosted].")
     return [*found, *_key("retrieval.embedder", config.retrieval.embedder.api_key_env)]
 
 

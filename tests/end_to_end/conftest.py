@@ -37,7 +37,8 @@ async def demo(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Demo]:
     folder: Path = tmp_path_factory.mktemp("demo")
     config = load_config(preset("mini"))
     server = msgspec.structs.replace(config.server, store=f"sqlite:///{folder}/runs.db")
-    config = msgspec.structs.replace(config, server=server)
+    versions = msgspec.structs.replace(config.versions, folder=str(folder / "versions"))
+    config = msgspec.structs.replace(config, server=server, versions=versions)
     steps: list[str] = []
     async with (
         running_gateway(config, "127.0.0.1:0", steps.append) as address,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from router.answerer import Answerer
 from router.archive import RunFilter, RunPage, RunSummary
 from router.call import Call, RoleName
-from router.conductor import Conductor
+from router.conductor import Conductor, Then, ignore_run
 from router.context import RunContext
 from router.delegator import Delegator
 from router.errors import NotFound, StoreFailed
@@ -102,6 +102,7 @@ class Deployment:
         timeout_s: float = 120.0,
         scope: Scope | None = None,
         live: LiveRuns | None = None,
+        then: Then = ignore_run,
     ) -> Gateway:
         """The gateway."""
         roles, store = self.roles(), store or Kept()
@@ -113,6 +114,7 @@ class Deployment:
             conductor=Conductor(store, store, live or LiveRuns(), settings, timeout_s),
             max_question_chars=max_question_chars,
             scope=scope,
+            then=then,
         )
 
 
@@ -186,6 +188,9 @@ class Kept(NoJournal):
         await self.load(feedback.run_id, tenant)
         self.given.append(feedback)
         return f"feedback-{len(self.given)}"
+
+    async def feedback(self, run_id: str) -> tuple[Feedback, ...]:
+        return tuple(feedback for feedback in self.given if feedback.run_id == run_id)
 
     async def request_cancel(self, run_id: str) -> None:
         """Nobody else works on its runs."""

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from router.access import Access, check_scope, new_key
-from router.errors import AccessDenied, NoKey
+from router.errors import AccessDenied, BadRequest, NoKey
 from router.identity import LOCAL, SCOPES, Identity, KeyScope
 from tests.router.accounts import KeptAccounts
 from tests.router.clock import Clock, with_clock
@@ -133,3 +133,9 @@ def test_a_tenant_operates_nothing() -> None:
     with pytest.raises(AccessDenied, match="for the operator"):
         check_scope(Identity("acme", SCOPES), "operate")
     check_scope(Identity("acme", SCOPES), "train")
+
+
+def test_nobody_gets_a_key_to_what_trials_cost() -> None:
+    """The tenant of runs that nobody asked for stays the gateway's own."""
+    with pytest.raises(BadRequest, match="take another one"):
+        new_key("shadow", ["ask"])

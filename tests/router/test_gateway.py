@@ -11,7 +11,7 @@ from router.events import Event
 from router.execution import Conversation, Execution
 from router.gateway import CompletionRequest
 from router.identity import DEFAULT_TENANT, SCOPES, Identity
-from router.journal import RunStart
+from router.journal import Began, Earlier, RunStart
 from router.live_runs import LiveRuns
 from router.model import Completion, Delta, Message, Usage
 from router.run import Run
@@ -370,3 +370,37 @@ async def test_money_needs_prices() -> None:
     with pytest.raises(BadRequest, match=r'\[prices."backbone"\]'):
         await Deployment().gateway(store).answer(QUESTION, Terms(budget=Budget(max_nano_usd=1)), ignored)
     assert not store.starts
+
+
+async def test_who_hears_of_an_answer_and_when() -> None:
+    """Once it is stored, and of no answer that was given before."""
+    store, heard = Kept(), list[Run]()
+    gateway = Deployment().gateway(store, then=lambda run: heard.append(store.runs[-1]))
+    run = await gateway.answer(QUESTION, Terms(request_id="mine"), ignored)
+    await gateway.answer(QUESTION, Terms(request_id="mine"), ignored)
+    assert heard == [run]
+
+
+async def test_nobody_hears_of_anything_else() -> None:
+    """Failed answers, reports and completions."""
+    heard: list[Run] = []
+    refused = ScriptedModel([UpstreamRefused("wrong key", endpoint="e")])
+    with pytest.raises(UpstreamRefused):
+        await Deployment(refused).gateway(then=heard.append).answer(QUESTION, Terms(), ignored)
+    gateway = Deployment().gateway(then=heard.append)
+    await gateway.execute(QUESTION, Terms())
+    await gateway.complete(ASKED, Terms())
+    assert heard == []
+
+
+async def test_nobody_hears_of_what_must_not_be_kept() -> None:
+    """An answer to a tenant whose texts are left out of the store."""
+
+    class Redacting(Kept):
+        async def begin(self, start: RunStart) -> Began | Earlier:
+            await super().begin(start)
+            return Began(redact=True)
+
+    heard: list[Run] = []
+    await Deployment().gateway(Redacting(), then=heard.append).answer(QUESTION, Terms(), ignored)
+    assert heard == []

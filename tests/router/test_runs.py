@@ -151,3 +151,19 @@ async def test_bad_feedback(feedback: Feedback, why: str) -> None:
     """Feedback that says nothing, or something that cannot be, is refused."""
     with pytest.raises(BadRequest, match=why):
         await Runs(Kept(), LiveRuns()).feedback(feedback, LOCAL)
+
+
+async def test_feedback_is_heard_of_once_it_is_kept() -> None:
+    """By whoever learns from it; refused feedback by nobody."""
+    store, heard = Kept(), list[Feedback]()
+
+    async def hear(feedback: Feedback) -> None:
+        assert store.given == [feedback]
+        heard.append(feedback)
+
+    run = await Deployment().gateway(store).answer(QUESTION, Terms(OWNER), ignored)
+    runs = Runs(store, LiveRuns(), hear)
+    with pytest.raises(NotFound):
+        await runs.feedback(Feedback(run.id, True), OTHER)
+    await runs.feedback(Feedback(run.id, True), OWNER)
+    assert heard == [Feedback(run.id, True)]

@@ -4,12 +4,20 @@ from pathlib import Path
 
 import grpc
 import msgspec
+import pytest
 from rolegate.v1 import completion_service_pb2 as pb
+from rolegate.v1 import executor_version_service_pb2 as versions_pb
 from rolegate.v1 import usage_pb2
 from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
+from rolegate.v1.executor_version_service_pb2_grpc import ExecutorVersionServiceStub
 
+from router.errors import BadConfig
+from router.executor_version import ExecutorVersion
+from router.store.database import Database
+from router.store.version_book import SQLVersionBook
+from router.version_book import Decision
 from serving.composition import running_gateway
-from serving.config import Config, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig
+from serving.config import Config, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig, VersionsConfig
 from tests.router.openai_server import MODEL, serving
 
 
@@ -41,3 +49,61 @@ async def test_a_role_s_keys_reach_its_calls(tmp_path: Path) -> None:
     assert (sent["top_k"], sent["chat_template_kwargs"]) == (5, {"enable_thinking": False})
     assert [message["role"] for message in unchanged["messages"]] == ["system", "user"]
     assert not {"top_k", "chat_template_kwargs"} & unchanged.keys()
+
+
+def versioned(tmp_path: Path, base_url: str, **versions: object) -> Config:
+    """A config of one model, with a folder of versions."""
+    (tmp_path / "prompt.txt").write_text("Answer.\n", "utf-8")
+    role = RoleConfig(model=MODEL, prompt=f"{tmp_path}/prompt.txt", base_url=base_url)
+    return Config(
+        roles=RolesConfig(delegation=role, execution=role, answer=role),
+        retrieval=RetrievalConfig(address="127.0.0.1:9"),
+        server=ServerConfig(store=f"sqlite:///{tmp_path}/runs.db"),
+        versions=VersionsConfig(folder=f"{tmp_path}/versions", **versions),  # type: ignore[arg-type]
+    )
+
+
+async def test_a_version_that_cannot_be_loaded_at_the_start(tmp_path: Path) -> None:
+    """The configured model works in its place, and what is wrong is told."""
+    told: list[str] = []
+    async with serving() as server:
+        config = versioned(tmp_path, server.base_url)
+        database = await Database.open(config.server.store)
+        lost = ExecutorVersion("executor-000009", "registered", 0.0, 1.0, 1.0, "{}")
+        noted = Decision(lost.version, "registered", None, "registered", "operator", 1.0)
+        await SQLVersionBook(database).add(lost, noted)
+        active = msgspec.structs.replace(lost, state="active")
+        assert await SQLVersionBook(database).change([lost], [active], [])
+        await database.close()
+        async with (
+            running_gateway(config, "127.0.0.1:0", told.append) as address,
+            grpc.aio.insecure_channel(address) as channel,
+        ):
+            request = pb.CompleteRequest(
+                role=usage_pb2.ROLE_EXECUTION, messages=[pb.ChatMessage(role="user", content="?")]
+            )
+            assert (await CompletionServiceStub(channel).Complete(request, timeout=30)).usage.model == MODEL
+    (said,) = [line for line in told if "executor-000009" in line]
+    assert said.startswith(f"executor version executor-000009 is not in use here: {tmp_path}/versions/executor-000009")
+
+
+async def test_a_first_version_that_is_broken(tmp_path: Path) -> None:
+    """There is no gateway without it: nothing else was asked for."""
+    async with serving() as server:
+        config = versioned(tmp_path, server.base_url, start=f"{tmp_path}/executor-000001")
+        with pytest.raises(BadConfig, match=r"^versions\.start: .*manifest\.json: No such file"):
+            async with running_gateway(config, "127.0.0.1:0", ignored):
+                """It does not come to that."""
+
+
+async def test_the_model_that_the_config_names_is_on_record(tmp_path: Path) -> None:
+    """Active, as there is no other."""
+    async with serving() as server:
+        config = versioned(tmp_path, server.base_url)
+        async with (
+            running_gateway(config, "127.0.0.1:0", ignored) as address,
+            grpc.aio.insecure_channel(address) as channel,
+        ):
+            request = versions_pb.ListExecutorVersionsRequest()
+            (version,) = (await ExecutorVersionServiceStub(channel).ListExecutorVersions(request, timeout=30)).versions
+    assert (version.version, version.state) == (MODEL, versions_pb.EXECUTOR_VERSION_STATE_ACTIVE)

@@ -304,10 +304,78 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
             "roles.delegation.base_url: 'ftp://127.0.0.1:1/v1' is not an address",
         ),
         ("prompt.txt", "~nobody-of-this-name/p.txt", "roles.delegation.prompt: there is no file"),
+        (
+            "[retrieval]",
+            "[engines.b]\npath = 'm'\nadapter_rank = 24\n[retrieval]",
+            "engines.b.adapter_rank: vLLM takes 1, 8, 16, 32, 64, 128, 256, 320 or 512 only; take the next one above",
+        ),
+        (
+            "[retrieval]",
+            "[versions]\nstart = 'executor-000001'\n[retrieval]",
+            "versions.start: {folder}/executor-000001 holds no manifest.json; name the folder of a published version.",
+        ),
+        (
+            "[retrieval]",
+            "[versions.gate]\nmargin = 0\n[retrieval]",
+            "versions.gate.margin: must be more than 0 and less than 1.",
+        ),
+        (
+            "[retrieval]",
+            "[versions.gate]\nerror = 1\n[retrieval]",
+            "versions.gate.error: must be more than 0 and less than 1.",
+        ),
+        (
+            "[retrieval]",
+            "[versions.gate]\ncanary_share = 1.5\n[retrieval]",
+            "versions.gate.canary_share: must be more than 0 and at most 1; 1 is all runs.",
+        ),
+        (
+            "[retrieval]",
+            "[versions.gate]\nmost_tokens = 0\n[retrieval]",
+            "versions.gate.most_tokens: must be more than 0; 1 allows no more than the active version spends.",
+        ),
+        ("[retrieval]", "[versions.gate]\nmargin = nan\n[retrieval]", "versions.gate.margin: must be more than 0"),
+        (
+            "[retrieval]",
+            "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\nengine = 'b'\n[retrieval]",
+            "distillation.teacher.engine: no table engines.b; add it, or name a base_url instead.",
+        ),
+        (
+            "[retrieval]",
+            "[distillation.judge]\nmodel = 'm'\nprompt = 'absent.txt'\n[retrieval]",
+            "distillation.judge.prompt: there is no file {folder}/absent.txt.",
+        ),
     ],
 )
 def test_what_cannot_work_is_told_with_its_key_and_what_to_do(tmp_path: Path, good: str, bad: str, said: str) -> None:
     assert refused(tmp_path, GOOD.replace(good, bad, 1)).startswith(said.format(folder=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("executor", "said"),
+    [
+        ("", "versions.start: a provider loads no adapters; give roles.execution an engine, or leave it out."),
+        ('engine = "b"\n', "versions.start: needs engines.b.adapter_rank, the rank of its adapter or more."),
+    ],
+)
+def test_a_first_version_that_nothing_could_load(tmp_path: Path, executor: str, said: str) -> None:
+    """It is told before anything is started."""
+    (tmp_path / "executor-000001").mkdir()
+    (tmp_path / "executor-000001" / "manifest.json").write_text("{}")
+    role = f'[roles.execution]\nmodel = "m"\nprompt = "prompt.txt"\n{executor}'
+    text = GOOD.replace(f"[roles.execution]\n{ROLE}", role)
+    text += "[versions]\nstart = 'executor-000001'\n[engines.b]\npath = 'm'\n"
+    assert refused(tmp_path, text) == said
+
+
+def test_versions_lie_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the command was started; the first one may come with the package."""
+    monkeypatch.chdir("/")
+    (tmp_path / "v" / "executor-000001").mkdir(parents=True)
+    (tmp_path / "v" / "executor-000001" / "manifest.json").write_text("{}")
+    text = GOOD + "[versions]\nfolder = 'v'\nstart = 'v/executor-000001'\n"
+    versions = load_config(written(tmp_path, text)).versions
+    assert (versions.folder, versions.start) == (f"{tmp_path}/v", f"{tmp_path}/v/executor-000001")
 
 
 def test_a_config_is_read_without_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

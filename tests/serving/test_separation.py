@@ -1,6 +1,7 @@
 """Two tenants at one gateway, with a real store: nothing of one reaches the other, whatever it asks for."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -13,11 +14,13 @@ from google.protobuf.descriptor_pool import Default
 from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import completion_service_pb2 as completion_pb
 from rolegate.v1 import execution_service_pb2 as execution_pb
+from rolegate.v1 import executor_version_service_pb2 as version_pb
 from rolegate.v1 import run_service_pb2 as run_pb
 from rolegate.v1 import usage_service_pb2 as usage_pb
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
+from rolegate.v1.executor_version_service_pb2_grpc import ExecutorVersionServiceStub
 from rolegate.v1.retrieval_service_pb2 import SearchRequest
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
@@ -27,6 +30,7 @@ from sqlalchemy import func, select
 
 from router.access import Access, new_key
 from router.conductor import Conductor
+from router.edge.executor_version_service import ExecutorVersionServicer
 from router.edge.run_service import RunServicer
 from router.edge.server import Server
 from router.edge.usage_service import UsageServicer
@@ -47,12 +51,14 @@ from router.store.journal import SQLJournal
 from router.store.ledger_sums import SQLLedgerSums
 from router.store.schema import FEEDBACK
 from router.store.usages import SQLUsages
+from router.store.version_book import SQLVersionBook
 from router.tenant import Tenant
+from router.versions import Versions
 from serving.retrieval.grpc_service import RetrievalServicer
 from tests.router.clock import ended
 from tests.router.deployment import PASSAGE, STOP, Deployment, block, finds
 
-SERVICES = ("Answer", "Completion", "Execution", "Retrieval", "Run", "Usage")
+SERVICES = ("Answer", "Completion", "Execution", "ExecutorVersion", "Retrieval", "Run", "Usage")
 MARK = "Rumpelstiltskin"
 """Stands in all that the first tenant asks, and in nothing else."""
 MARKED, WAITING, PLAIN = f"Who directed {MARK}?", f"Who waits for {MARK}?", "Who directed Heat?"
@@ -77,6 +83,11 @@ class NoCounts:
 
     async def read(self, base_url: str) -> Any:
         raise NotImplementedError
+
+
+async def _load(name: str) -> str:
+    """A version that nobody may load."""
+    raise NotImplementedError(name)
 
 
 def delegates(prompt: Prompt) -> str:
@@ -142,6 +153,7 @@ async def _opened(stack: AsyncExitStack, folder: Path) -> World:
         RetrievalServicer(retriever),
         RunServicer(Runs(archive, live)),
         UsageServicer(SQLUsages(database), Reconciler({"scripted": None}, NoCounts(), SQLLedgerSums(database))),
+        ExecutorVersionServicer(Versions(SQLVersionBook(database), _load)),
         access=Access(accounts),
     )
     port = await server.start("127.0.0.1:0")
@@ -294,6 +306,17 @@ async def reconcile_usage(world: World, caller: Caller) -> str:
     return str(await UsageServiceStub(world.channel).ReconcileUsage(request, metadata=caller.metadata))
 
 
+def version_case(method: str) -> "Case":
+    """What a method of the versions comes to; its name is all that it is asked with."""
+
+    async def case(world: World, caller: Caller) -> str:
+        request = getattr(version_pb, f"{method}Request")()
+        call = getattr(ExecutorVersionServiceStub(world.channel), method)
+        return str(await call(request, metadata=caller.metadata))
+
+    return case
+
+
 async def _each(world: World, call: Callable[[str], Awaitable[Any]]) -> str:
     """What comes of both runs of the first tenant; that neither is found must be said of both in the same words."""
     found, refused = "", []
@@ -317,6 +340,17 @@ CASES: dict[str, tuple[Case, str, str]] = {
     "CompletionService/Complete": (complete, "run_id", "run_id"),
     "CompletionService/StreamComplete": (stream_complete, "run_id", "run_id"),
     "ExecutionService/Execute": (execute, MARK, "run_id"),
+    **{
+        f"ExecutorVersionService/{name}": (version_case(name), "PERMISSION_DENIED", "PERMISSION_DENIED")
+        for name in (
+            "ListExecutorVersions",
+            "RegisterExecutorVersion",
+            "SetExecutorVersionTraffic",
+            "PromoteExecutorVersion",
+            "RollBackExecutorVersion",
+            "ListExecutorVersionDecisions",
+        )
+    },
     "RetrievalService/Search": (search, "Heat", "Heat"),
     "RunService/GetRun": (get_run, MARK, "NOT_FOUND"),
     "RunService/ListRuns": (list_runs, MARK, ""),
@@ -350,7 +384,7 @@ def test_every_method_is_tried() -> None:
 def test_every_service_is_known() -> None:
     """A new one fails this, too."""
     files = {path.stem for path in (Path(__file__).parents[2] / "protos/rolegate/v1").glob("*_service.proto")}
-    assert files == {f"{name.lower()}_service" for name in SERVICES}
+    assert files == {re.sub("(?<=.)(?=[A-Z])", "_", name).lower() + "_service" for name in SERVICES}
 
 
 @pytest.mark.parametrize("method", sorted(CASES))

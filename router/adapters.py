@@ -1,0 +1,91 @@
+"""LoRA adapters of a running vLLM engine."""
+
+import re
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from router.errors import BadVersion, UpstreamUnavailable
+
+_LOADING_S = 120.0
+_MOST_CHARS = 300
+
+
+_RANK = re.compile(r"LoRA rank (\d+) is greater than max_lora_rank (\d+)")
+_SHAPES = ("size of tensor", "shape", "target modules")
+"""What vLLM lets through of errors in reading weights that are not the model's."""
+
+
+class _Model(msgspec.Struct):
+    id: str
+    parent: str | None = None
+    """Of an adapter, its base model."""
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Error(msgspec.Struct):
+    message: str
+
+
+class _Failure(msgspec.Struct):
+    error: _Error
+
+
+class Adapters:
+    """Loads adapters into one engine, each under a name that is never used for another one: an engine keeps what it
+    has computed with an adapter by its name.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, base_url: str, api_key: str | None = None) -> None:
+        """`base_url`: as of `OpenAIHTTP`."""
+        self._session, self._base_url = session, base_url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    async def load(self, name: str, folder: Path) -> None:
+        """Load the adapter in `folder`, unless it is there. Raises `BadVersion` where the engine refuses it, and
+        `UpstreamUnavailable`.
+        """
+        try:
+            async with self._session.get(f"{self._base_url}/models", headers=self._headers) as reply:
+                served = msgspec.json.decode(await reply.read(), type=_Models)
+            if known := next((model for model in served.data if model.id == name), None):
+                if known.parent is None:
+                    raise BadVersion(f"{name}: the engine at {self._base_url} serves a model of that name already.")
+                return
+            wanted = {"lora_name": name, "lora_path": str(folder)}
+            async with self._session.post(
+                f"{self._base_url}/load_lora_adapter",
+                json=wanted,
+                headers=self._headers,
+                timeout=aiohttp.ClientTimeout(total=_LOADING_S),
+            ) as reply:
+                if reply.status != 200:
+                    raise BadVersion(
+                        f"{name}: the engine at {self._base_url} refuses it: {_reason(await reply.read(), folder)}"
+                    )
+        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+            raise UpstreamUnavailable(
+                f"loading {name} failed: {type(error).__name__}", endpoint=self._base_url
+            ) from error
+
+
+def _reason(said: bytes, folder: Path) -> str:
+    try:
+        message = msgspec.json.decode(said, type=_Failure).error.message
+    except (msgspec.DecodeError, UnicodeDecodeError):  # there is no such route
+        return (
+            "it loads no adapters while it runs; set engines.….adapter_rank, or start it with --enable-lora and "
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
+        )
+    if rank := _RANK.search(message):
+        return f"its rank is {rank[1]}, and the engine takes {rank[2]} at most; raise engines.….adapter_rank."
+    if "No adapter found" in message:
+        return f"it finds no adapter in {folder}; the folder must be there where the engine runs, too."
+    said_short = " ".join(message.split())[:_MOST_CHARS]
+    if any(word in message for word in _SHAPES):
+        return f"its weights do not fit the model that the engine serves; was it trained on another one? ({said_short})"
+    return said_short

@@ -1,0 +1,82 @@
+"""Published versions, checked and loaded into the engine of the execution role while it runs."""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from router.adapters import Adapters
+from router.errors import BadConfig, BadVersion, UpstreamError
+from serving.config import Config
+from serving.versions.folder import base_sha256, verified
+from serving.versions.manifest import VersionManifest
+
+
+class Loading:
+    """Loads versions by their names."""
+
+    def __init__(self, config: Config, engines: Mapping[str, str], session: aiohttp.ClientSession) -> None:
+        """`engines`: base URLs by engine name."""
+        self._role, self._versions = config.roles.execution, config.versions
+        engine = config.engines.get(self._role.engine or "")
+        self._base = Path(engine.path) if engine and Path(engine.path).is_dir() else None
+        self._base_sha256 = ""
+        key = os.environ.get(self._role.api_key_env) if self._role.api_key_env else None
+        base_url = engines[self._role.engine] if self._role.engine else self._role.base_url
+        self._adapters = Adapters(session, base_url, key) if base_url else None
+
+    async def first(self) -> tuple[str, str] | None:
+        """The version that is active until another one is promoted, loaded: its name and its manifest; None where that
+        is the model itself. Raises `BadConfig`.
+        """
+        if self._versions.start is None:
+            return None
+        name = Path(self._versions.start).name
+        try:
+            return name, await self.load(name)
+        except (BadVersion, UpstreamError) as error:
+            raise BadConfig(f"versions.start: {error}") from error
+
+    async def load(self, version: str) -> str:
+        """Check a version and make the engine know it; its manifest, as JSON.
+
+        Raises `BadVersion` where its files are not what its manifest says, or do not fit the engine, and
+        `UpstreamUnavailable`.
+        """
+        if self._adapters is None:
+            raise BadVersion(
+                f"{version}: the executor's model is a provider's, which loads no adapters; set roles.execution.engine."
+            )
+        folder = self._folder(version)
+        manifest = await asyncio.to_thread(self._checked, folder)
+        await self._adapters.load(version, folder)
+        return msgspec.json.encode(manifest).decode()
+
+    def _folder(self, version: str) -> Path:
+        if self._versions.start is not None and Path(self._versions.start).name == version:
+            return Path(self._versions.start)
+        return Path(self._versions.folder) / version
+
+    def _checked(self, folder: Path) -> VersionManifest:
+        manifest = verified(folder)
+        if manifest.kind == "weights":
+            raise BadVersion(
+                f"{folder}: holds whole weights, and an engine that runs loads adapters only; serve them as a model of "
+                "their own, and name it in roles.execution.model."
+            )
+        if self._base is not None and not self._base_sha256:
+            self._base_sha256 = base_sha256(self._base)
+        theirs, ours = (manifest.base_model, manifest.base_sha256), (self._role.model, self._base_sha256)
+        if theirs[0] != ours[0] or (theirs[1] != ours[1] and all((theirs[1], ours[1]))):
+            raise BadVersion(
+                f"{folder}: was trained on {_base(*theirs)}, and the engine serves {_base(*ours)}; train it on that "
+                "one, or serve the other as roles.execution.model."
+            )
+        return manifest
+
+
+def _base(model: str, sha256: str) -> str:
+    return f"{model} (SHA-256 {sha256})" if sha256 else model

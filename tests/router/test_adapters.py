@@ -1,0 +1,75 @@
+"""Adapters of a running engine: loaded once, and refusals in words that tell what to do."""
+
+import json
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from router.adapters import Adapters
+from router.errors import BadVersion, UpstreamUnavailable
+from tests.router.vllm_adapters import BASE, adapter_server
+
+NAME = "executor-000001"
+SHAPES = "The size of tensor a (192) must match the size of tensor b (256) at non-singleton dimension 1"
+
+
+def adapter(folder: Path, rank: int = 8) -> Path:
+    """A folder that looks like an adapter."""
+    (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
+    return folder
+
+
+async def test_an_adapter_is_loaded_once(session: aiohttp.ClientSession, tmp_path: Path) -> None:
+    """The second time there is nothing to be done, even if its folder is gone."""
+    async with adapter_server() as server:
+        adapters = Adapters(session, server.base_url, "secret")
+        await adapters.load(NAME, adapter(tmp_path))
+        await adapters.load(NAME, tmp_path / "gone")
+        assert server.adapters == {NAME: str(tmp_path)}
+        assert server.keys == ["Bearer secret"] * 3
+
+
+async def test_the_name_of_a_model_is_taken(session: aiohttp.ClientSession, tmp_path: Path) -> None:
+    """It would be taken for loaded, and the model itself would answer."""
+    async with adapter_server() as server:
+        with pytest.raises(BadVersion, match="serves a model of that name already"):
+            await Adapters(session, server.base_url).load(BASE, adapter(tmp_path))
+
+
+async def test_a_rank_that_is_too_large(session: aiohttp.ClientSession, tmp_path: Path) -> None:
+    """Both ranks are told, and the key that allows a larger one."""
+    async with adapter_server() as server:
+        with pytest.raises(BadVersion, match=r"its rank is 64, and the engine takes 32 at most; raise engines"):
+            await Adapters(session, server.base_url).load(NAME, adapter(tmp_path, rank=64))
+        assert server.adapters == {}
+
+
+async def test_a_folder_that_is_not_there(session: aiohttp.ClientSession, tmp_path: Path) -> None:
+    """It may be here, and not where the engine runs."""
+    async with adapter_server() as server:
+        with pytest.raises(BadVersion, match=f"no adapter in {tmp_path}/gone; the folder must be there where the eng"):
+            await Adapters(session, server.base_url).load(NAME, tmp_path / "gone")
+
+
+async def test_weights_of_another_model(session: aiohttp.ClientSession, tmp_path: Path) -> None:
+    """What the engine says of tensors is told as what it means."""
+    async with adapter_server() as server:
+        server.shapes = SHAPES
+        with pytest.raises(BadVersion, match=r"do not fit the model that the engine serves.*size of tensor a"):
+            await Adapters(session, server.base_url).load(NAME, adapter(tmp_path))
+
+
+async def test_an_engine_that_loads_none(session: aiohttp.ClientSession, tmp_path: Path) -> None:
+    """How it must be started is told."""
+    async with adapter_server(updating=False) as server:
+        with pytest.raises(BadVersion, match=r"set engines\.….adapter_rank, or start it with --enable-lora"):
+            await Adapters(session, server.base_url).load(NAME, adapter(tmp_path))
+
+
+async def test_an_engine_that_is_not_there(session: aiohttp.ClientSession, tmp_path: Path) -> None:
+    """It may come back."""
+    async with adapter_server() as server:
+        url = server.base_url
+    with pytest.raises(UpstreamUnavailable, match=f"loading {NAME} failed"):
+        await Adapters(session, url).load(NAME, adapter(tmp_path))

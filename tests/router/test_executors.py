@@ -1,0 +1,218 @@
+"""Versions of the executor in use: a run keeps its own, and none fails because one is not to be had."""
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from router.context import RunContext
+from router.errors import BadVersion, StoreFailed, UpstreamError, UpstreamRefused, UpstreamUnavailable
+from router.executor import Executor, ExecutorLimits
+from router.executor_version import Traffic
+from router.executors import Executors
+from router.ledger import Ledger
+from router.meanwhile import meanwhile
+from router.model import Model, Sampling
+from router.retrieval import FixedRetriever
+from router.role import Role
+from router.scripted_model import ScriptedModel
+from tests.router.clock import Clock, with_clock
+from tests.router.deployment import HeldModel, finds, report
+
+BASE, OLD, NEW = "base", "executor-000001", "executor-000002"
+MISSING = UpstreamRefused("The model does not exist.", endpoint="e")
+
+
+class Record:
+    """The traffic on record, and an engine that loads what it has."""
+
+    def __init__(self, traffic: Traffic, *, lacks: str = "") -> None:
+        self.traffic, self.lacks = traffic, lacks
+        self.failure: Exception | None = None
+        self.loaded: list[str] = []
+
+    async def read(self) -> Traffic:
+        if self.failure:
+            raise self.failure
+        return self.traffic
+
+    async def load(self, version: str) -> None:
+        self.loaded.append(version)
+        if version == self.lacks:
+            raise BadVersion(f"{version}: is not what was published")
+
+
+def executors(record: Record, models: Mapping[str, Model] | None = None, told: list[str] | None = None) -> Executors:
+    """Versions by their models; one that is not named finds what is asked."""
+
+    def make(version: str) -> Executor:
+        model = (models or {}).get(version) or ScriptedModel(finds, version)
+        role = Role("execution", model, "execute", Sampling(64), 2, executor_version=version)
+        return Executor(role, FixedRetriever({}), ExecutorLimits())
+
+    return Executors(make, BASE, record.read, record.load, (told if told is not None else []).append)
+
+
+def run_of(run_id: str) -> RunContext:
+    """A run that begins now."""
+    return RunContext.lasting(60.0, lambda _event: None, Ledger(run_id))
+
+
+async def worked(executors: Executors, context: RunContext, index: int = 0) -> str:
+    """Who worked on a sub-query in a run."""
+    return (await executors.run("Who directed Heat?", index, context)).executor
+
+
+async def test_the_version_of_the_run_works() -> None:
+    """Of a canary's runs, the canary; and the ledger's rows name it."""
+    record = Record(Traffic(OLD, NEW, "canary", 0.5))
+    several = executors(record)
+    await several.refresh()
+    served = {}
+    for number in range(50):
+        context = run_of(f"run-{number}")
+        served[number] = await worked(several, context)
+        assert {call.executor_version for call in context.ledger.calls} == {served[number]}
+    assert served == {number: record.traffic.serving(f"run-{number}") for number in range(50)}
+    assert set(served.values()) == {OLD, NEW}
+
+
+async def test_before_anything_is_on_record_the_configured_model_works() -> None:
+    """It needs no loading."""
+    record = Record(Traffic(BASE))
+    several = executors(record)
+    assert await worked(several, run_of("run-1")) == BASE
+    await several.refresh()
+    assert (await worked(several, run_of("run-2")), record.loaded) == (BASE, [])
+
+
+async def test_a_run_keeps_the_version_that_it_began_with() -> None:
+    """Traffic that changes meanwhile is for the runs after it."""
+    record = Record(Traffic(OLD))
+    several = executors(record)
+    await several.refresh()
+    begun = run_of("run-1")
+    assert await worked(several, begun) == OLD
+    record.traffic = Traffic(NEW)
+    await several.refresh()
+    assert (await worked(several, begun, 1), await worked(several, run_of("run-2"))) == (OLD, NEW)
+
+
+async def test_a_version_is_loaded_once() -> None:
+    """However often the traffic is read, and by whomever."""
+    record = Record(Traffic(OLD, NEW, "shadow"))
+    several = executors(record)
+    await asyncio.gather(*(several.refresh() for _ in range(5)))
+    record.traffic = Traffic(NEW)
+    await several.refresh()
+    assert record.loaded == [OLD, NEW]
+
+
+@pytest.mark.parametrize(
+    ("lacks", "traffic"),
+    [(OLD, Traffic(BASE)), (NEW, Traffic(OLD))],
+)
+async def test_a_version_that_cannot_be_loaded(lacks: str, traffic: Traffic) -> None:
+    """Without a candidate, the active one works alone; without the active one, the configured model. It is told once,
+    and not tried again before the traffic changes.
+    """
+    told: list[str] = []
+    record = Record(Traffic(OLD, NEW, "canary", 1.0), lacks=lacks)
+    several = executors(record, told=told)
+    for _ in range(3):
+        await several.refresh()
+    assert several.traffic == traffic
+    assert told == [f"executor version {lacks} is not in use here: {lacks}: is not what was published"]
+    assert record.loaded.count(lacks) == 1
+
+
+async def test_a_model_that_the_engine_does_not_have() -> None:
+    """The active version steps in, for the sub-query as a whole; the trace and the ledger say who worked."""
+    several = executors(Record(Traffic(OLD, NEW, "canary", 1.0)), {NEW: ScriptedModel([MISSING])})
+    await several.refresh()
+    context = run_of("run-1")
+    execution = await several.run("Who directed Heat?", 0, context)
+    assert (execution.executor, execution.outcome) == (OLD, "reported")
+    rows = [(call.executor_version, call.outcome) for call in context.ledger.calls]
+    assert rows == [(NEW, "refused"), (OLD, "completed"), (OLD, "completed")]
+
+
+async def test_at_last_the_configured_model_steps_in() -> None:
+    """An engine that was started anew has lost its adapters, and still answers."""
+    gone = {version: ScriptedModel([MISSING], version) for version in (OLD, NEW)}
+    several = executors(Record(Traffic(OLD, NEW, "canary", 1.0)), gone)
+    await several.refresh()
+    assert await worked(several, run_of("run-1")) == BASE
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        [UpstreamUnavailable("overloaded", endpoint="e")] * 2,
+        ["<search>x</search>", MISSING],
+        ["<search>x</search>", report("", ""), "no", "no"],
+    ],
+)
+async def test_another_failure_is_the_version_s_own(says: list[str | UpstreamError]) -> None:
+    """Nobody steps in for a version that was there."""
+    several = executors(Record(Traffic(OLD, NEW, "canary", 1.0)), {NEW: ScriptedModel(says)})
+    await several.refresh()
+    execution = await several.run("Who directed Heat?", 0, run_of("run-1"))
+    assert (execution.executor, execution.failed) == (NEW, True)
+
+
+async def test_a_refused_sub_query_does_not_hurt_its_siblings() -> None:
+    """Who works on a sub-query depends on what happened to it alone."""
+    context = run_of("run-1")
+    held = HeldModel(ScriptedModel(finds))
+    several = executors(Record(Traffic(OLD, NEW, "canary", 1.0)), {NEW: held})
+    await several.refresh()
+    waiting = asyncio.create_task(several.run("a?", 0, context))
+    await held.called.wait()
+    refused = executors(Record(Traffic(NEW)), {NEW: ScriptedModel([MISSING])})
+    await refused.refresh()
+    await refused.run("b?", 1, context)
+    held.let.set()
+    assert (await waiting).executor == NEW
+
+
+async def test_who_leads_conversations_of_their_own_gets_the_active_version() -> None:
+    """A canary's conversations would tell nothing of it."""
+    several = executors(Record(Traffic(OLD, NEW, "canary", 1.0)))
+    await several.refresh()
+    assert several.role(run_of("run-1")).executor_version == OLD
+
+
+def test_a_change_elsewhere_is_heard_of_soon() -> None:
+    """Within a second; a store that does not work for a while makes no difference."""
+
+    async def main(clock: Clock) -> None:
+        record = Record(Traffic(OLD))
+        several = executors(record)
+        await several.refresh()
+        async with meanwhile(several.follow()):
+            record.failure = StoreFailed("The store does not work for now; try again.")
+            await clock.advance(1.5)
+            record.failure, record.traffic = None, Traffic(NEW)
+            assert several.traffic == Traffic(OLD)
+            await clock.advance(1.5)
+            assert several.traffic == Traffic(NEW)
+
+    with_clock(main)
+
+
+def test_a_change_here_is_heard_of_at_once() -> None:
+    """Without any time passing."""
+
+    async def main(clock: Clock) -> None:
+        record = Record(Traffic(OLD))
+        several = executors(record)
+        await several.refresh()
+        async with meanwhile(several.follow()):
+            await clock.settle()
+            record.traffic = Traffic(NEW)
+            several.wake()
+            await clock.settle()
+            assert several.traffic == Traffic(NEW)
+
+    with_clock(main)

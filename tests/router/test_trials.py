@@ -1,0 +1,422 @@
+"""Trials: the other version works on what was answered; nobody waits for it, and no tenant pays for it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.answerer import Answerer
+from router.budget import Budget
+from router.conductor import Conductor
+from router.delegator import Delegator
+from router.errors import UpstreamRefused, UpstreamUnavailable
+from router.executor import Executes, Executor, ExecutorLimits
+from router.executors import Executors
+from router.feedback import Feedback
+from router.gateway import CompletionRequest, Gateway
+from router.identity import SCOPES, Identity
+from router.live_runs import LiveRuns
+from router.meanwhile import meanwhile
+from router.model import Message, Model, Prompt, Sampling
+from router.retrieval import FixedRetriever
+from router.role import Role
+from router.run import Run
+from router.runs import Runs
+from router.scope import Scope, words
+from router.scripted_model import ScriptedModel
+from router.search import Search
+from router.store.accounts import SQLAccounts
+from router.store.archive import SQLArchive
+from router.store.database import Database
+from router.store.journal import SQLJournal
+from router.store.usages import SQLUsages
+from router.store.version_book import SQLVersionBook
+from router.tenant import Tenant
+from router.terms import Terms
+from router.trial import Judgement, Pair, Side
+from router.trials import Trials
+from router.usage_report import UsageQuery
+from router.versions import Versions
+from tests.router.clock import ended
+from tests.router.deployment import PASSAGE, STOP, HeldModel, block, report, role
+
+BASE, NEW = "base", "executor-000001"
+QUESTION, SUB_QUERY = "Was the director of Heat born before 1950?", "Who directed Heat?"
+OWNER = Identity("owner", SCOPES)
+
+
+def delegates(prompt: Prompt) -> str:
+    """One round of one sub-query."""
+    return block(SUB_QUERY) if len(prompt.messages) == 2 else STOP
+
+
+def answers(prompt: Prompt) -> str:
+    """The first report's answer."""
+    text = prompt.messages[1].content
+    return f"<answer>{text.split('</request><answer>')[1].split('</answer>')[0]}</answer>"
+
+
+def reports(answer: str) -> Callable[[Prompt], str]:
+    """An executor that searches once and reports this."""
+    return lambda prompt: (
+        f"<search>{SUB_QUERY}</search>" if len(prompt.messages) == 2 else report(answer, "It says so.")
+    )
+
+
+@dataclass
+class Models:
+    """Who says what."""
+
+    executors: dict[str, Model] = field(
+        default_factory=lambda: {
+            BASE: ScriptedModel(reports("Michael Mann"), BASE),
+            NEW: ScriptedModel(reports("Al Pacino"), NEW),
+        }
+    )
+    delegator: Model = field(default_factory=lambda: ScriptedModel(delegates, "backbone"))
+    answerer: Model = field(default_factory=lambda: ScriptedModel(answers, "fixed"))
+
+    def executor(self, version: str) -> Executor:
+        """The executor of a version."""
+        model = Role("execution", self.executors[version], "execute", Sampling(64), 1, executor_version=version)
+        return Executor(model, FixedRetriever({SUB_QUERY: [PASSAGE]}), ExecutorLimits())
+
+    def search(self, executor: Executes) -> Search:
+        """The search loop with an executor."""
+        return Search(
+            Delegator(role("delegation", self.delegator), 8), executor, Answerer(role("answer", self.answerer))
+        )
+
+
+@dataclass
+class Deployed:
+    """A gateway over a real store, whose versions and trials can be reached."""
+
+    database: Database
+    versions: Versions
+    executors: Executors
+    trials: Trials
+    gateway: Gateway
+    runs: Runs
+    book: SQLVersionBook
+    reviewed: asyncio.Queue[None]
+    live: LiveRuns
+
+    async def ask(self, identity: Identity = OWNER, **terms: Any) -> Run:
+        """The answer to the question."""
+        return await self.gateway.answer(QUESTION, Terms(identity, **terms), lambda _event: None)
+
+    async def set(self, state: Any, share: float = 0.0) -> None:
+        """Let the new version be tried."""
+        await self.versions.set_traffic(NEW, state, share)
+        await self.executors.refresh()
+
+    async def next_review(self) -> None:
+        """Wait until something was learnt, and looked at."""
+        await ended(self.reviewed.get())
+
+    async def rows(self, statement: str) -> list[tuple[Any, ...]]:
+        """What the database holds."""
+        return await self.database.read(
+            lambda connection: [tuple(row) for row in connection.exec_driver_sql(statement)]
+        )
+
+
+@asynccontextmanager
+async def deployed(folder: Path, models: Models | None = None, *, working: bool = True) -> AsyncIterator[Deployed]:
+    """Everything of a gateway but its edge, with a version beside the configured model. `working`: whether trials are
+    made."""
+    models = models or Models()
+    async with AsyncExitStack() as stack:
+        database = await Database.open(f"sqlite:///{folder / 'runs.db'}")
+        stack.push_async_callback(database.close)
+        live, archive, book = LiveRuns(), SQLArchive(database), SQLVersionBook(database)
+        journal = await stack.enter_async_context(SQLJournal.writing(database, on_cancel=live.cancel))
+
+        async def load(version: str) -> str:
+            return f'{{"version": "{version}"}}'
+
+        versions = Versions(book, load)
+        await versions.ensure_base(BASE)
+        await versions.register(NEW)
+        executors = Executors(models.executor, BASE, versions.traffic, load)
+        await executors.refresh()
+        conductor = Conductor(journal, archive, live, {}, 60.0)
+        reviewed: asyncio.Queue[None] = asyncio.Queue()
+
+        async def review() -> None:
+            await versions.review()
+            reviewed.put_nowait(None)
+
+        trials = Trials(executors, models.search, conductor=conductor, book=book, archive=archive, review=review)
+        gateway = Gateway(
+            search=models.search(executors),
+            executor=executors,
+            roles={"delegation": role("delegation", models.delegator)},
+            conductor=conductor,
+            scope=Scope(words(f"{QUESTION} {SUB_QUERY}"), ["Heat"]),
+            then=trials.consider,
+        )
+        runs = Runs(archive, live, trials.judge)
+        if working:
+            await stack.enter_async_context(meanwhile(trials.work()))
+            await ended(reviewed.get())  # of what was learnt before
+        yield Deployed(database, versions, executors, trials, gateway, runs, book, reviewed, live)
+
+
+async def test_a_shadow_s_report_is_never_used(tmp_path: Path) -> None:
+    """The client's answer is the active version's, whatever the shadow reports; the trial has both."""
+    async with deployed(tmp_path) as here:
+        await here.set("shadow")
+        run = await here.ask()
+        await here.next_review()
+        trial = await here.book.trial(run.id)
+        assert "Al Pacino" not in repr(await here.runs.get(run.id, OWNER))
+    assert trial is not None
+    assert (trial.candidate, trial.active, trial.stage) == (NEW, BASE, "shadow")
+    assert (trial.by_active.answer, trial.by_candidate.answer) == ("Michael Mann", "Al Pacino")
+    spent = sum(call.usage.total_tokens for call in run.calls if call.role == "execution" and call.usage)
+    assert (trial.by_active.tokens, trial.by_active.failed, trial.by_candidate.failed) == (spent, False, False)
+
+
+async def test_a_shadow_is_booked_apart(tmp_path: Path) -> None:
+    """Its run is the tenant `shadow`'s, each of its calls has the purpose `shadow` and names the version, and nothing
+    of it counts against the client's tenant."""
+    async with deployed(tmp_path) as here:
+        await here.set("shadow")
+        run = await here.ask()
+        await here.next_review()
+        assert await here.rows("SELECT tenant, kind, status FROM runs ORDER BY started_at") == [
+            ("owner", "answer", "finished"),
+            ("shadow", "shadow", "finished"),
+        ]
+        rows = await here.rows("SELECT DISTINCT tenant, purpose, role, executor_version FROM calls ORDER BY 1, 3")
+        assert rows == [
+            ("owner", "first", "answer", ""),
+            ("owner", "first", "delegation", ""),
+            ("owner", "first", "execution", BASE),
+            ("shadow", "shadow", "answer", ""),
+            ("shadow", "shadow", "delegation", ""),
+            ("shadow", "shadow", "execution", NEW),
+        ]
+        report = await SQLUsages(here.database).usage(UsageQuery(by=("tenant",)))
+        tokens = {row.tenant: row.prompt_tokens + row.completion_tokens for row in report.rows}
+        spent = dict(await here.rows("SELECT tenant, tokens FROM spending WHERE length(period) = 10"))
+    assert tokens == spent
+    assert tokens["owner"] == sum(call.usage.total_tokens for call in run.calls if call.usage)
+
+
+async def test_where_reports_agree_nobody_else_is_asked(tmp_path: Path) -> None:
+    """What followed from the same reports is the same, so that the trial costs the executor's calls alone."""
+    models = Models()
+    models.executors[NEW] = ScriptedModel(reports("Michael Mann"), NEW)
+    async with deployed(tmp_path, models) as here:
+        await here.set("shadow")
+        run = await here.ask()
+        await here.next_review()
+        trial = await here.book.trial(run.id)
+        assert {role for (role,) in await here.rows("SELECT role FROM calls WHERE tenant = 'shadow'")} == {"execution"}
+    assert trial is not None
+    assert trial.by_candidate == trial.by_active
+
+
+async def test_a_canary_is_served_and_the_active_version_works_beside_it(tmp_path: Path) -> None:
+    """The client of a canary's run gets what the canary found; the others' runs are not tried."""
+    async with deployed(tmp_path) as here:
+        await here.set("canary", 0.5)
+        runs = [await here.ask() for _ in range(12)]
+        served = [run for run in runs if run.result.answer == "Al Pacino"]  # type: ignore[union-attr]
+        assert served == [run for run in runs if here.executors.traffic.serving(run.id) == NEW]
+        for run in served:
+            async with asyncio.timeout(10):
+                while (trial := await here.book.trial(run.id)) is None:
+                    await here.reviewed.get()
+            assert (trial.stage, trial.by_candidate.answer, trial.by_active.answer) == (
+                "canary",
+                "Al Pacino",
+                "Michael Mann",
+            )
+        assert await here.rows("SELECT COUNT(*) FROM version_trials") == [(len(served),)]
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_feedback_judges_a_trial_whenever_it_comes(tmp_path: Path, before: bool) -> None:
+    """Given before the trial has ended, or after it; the gate sees the judgement."""
+    models, feedback = Models(), Feedback("", gold_answer="Al Pacino")
+    held = HeldModel(ScriptedModel(reports("Al Pacino"), NEW))
+    models.executors[NEW] = held
+    async with deployed(tmp_path, models) as here:
+        await here.set("shadow")
+        run = await here.ask()
+        await ended(held.called.wait())
+        feedback = Feedback(run.id, gold_answer="Al Pacino")
+        if before:
+            await here.runs.feedback(feedback, OWNER)
+        held.let.set()
+        await here.next_review()
+        if not before:
+            await here.runs.feedback(feedback, OWNER)
+            await here.next_review()
+        trial = await here.book.trial(run.id)
+        assert trial is not None
+        pairs = await here.book.pairs(NEW, "shadow", 0.0)
+    assert pairs == [
+        Pair(False, False, trial.by_candidate.tokens, trial.by_active.tokens, Judgement(True, False)),
+    ]
+
+
+async def test_feedback_on_a_run_that_was_not_tried(tmp_path: Path) -> None:
+    """It is kept, and judges nothing."""
+    async with deployed(tmp_path) as here:
+        run = await here.ask()
+        assert await here.runs.feedback(Feedback(run.id, accepted=True), OWNER)
+        assert await here.rows("SELECT COUNT(*) FROM feedback") == [(1,)]
+
+
+async def test_what_is_not_tried(tmp_path: Path) -> None:
+    """Reports on sub-queries, completions, questions that are out of scope, answers of earlier runs, runs that the
+    client's budget cut short, and runs of a tenant whose texts are not kept."""
+    models = Models()
+    async with deployed(tmp_path, models, working=False) as here:
+        await SQLAccounts(here.database).set_tenant(Tenant("private", redact=True))
+        await here.set("shadow")
+        await here.gateway.execute(SUB_QUERY, Terms(OWNER))
+        asked = CompletionRequest("delegation", (Message("system", "delegate"), Message("user", "Who?")), (), 0)
+        await here.gateway.complete(asked, Terms(OWNER))
+        await here.gateway.answer("Who wrote Faust?", Terms(OWNER), lambda _event: None)
+        await here.ask(Identity("private", SCOPES))
+        cut = await here.ask(budget=Budget(role_tokens={"delegation": 85}))
+        assert cut.result.outcome == "budget_exhausted"  # type: ignore[union-attr]
+        first = await here.ask(request_id="mine")
+        assert await here.ask(request_id="mine") == first
+        async with meanwhile(here.trials.work()):
+            await here.next_review()
+            await here.next_review()
+        assert await here.rows("SELECT run_id FROM version_trials") == [(first.id,)]
+        assert await here.rows("SELECT COUNT(*) FROM runs WHERE kind = 'shadow'") == [(1,)]
+
+
+@pytest.mark.parametrize("stage", ["shadow", "canary"])
+async def test_a_trial_that_fails_upstream(tmp_path: Path, stage: str) -> None:
+    """It counts against the version that worked in it."""
+    models = Models()
+
+    def breaks(prompt: Prompt) -> str | UpstreamUnavailable:
+        other = "Al Pacino" if stage == "shadow" else "Michael Mann"
+        return (
+            UpstreamUnavailable("overloaded", endpoint="e") if other in prompt.messages[1].content else answers(prompt)
+        )
+
+    models.answerer = ScriptedModel(breaks, "fixed")
+    async with deployed(tmp_path, models) as here:
+        await here.set(stage, 1.0 if stage == "canary" else 0.0)
+        run = await here.ask()
+        await here.next_review()
+        trial = await here.book.trial(run.id)
+    assert trial is not None
+    assert (trial.beside.answer, trial.beside.failed, trial.served.failed) == ("", True, False)
+    assert trial.beside.tokens == trial.served.tokens > 0
+
+
+async def test_an_execution_without_a_report_is_a_failure(tmp_path: Path) -> None:
+    """Also where the run came to an answer."""
+    models = Models()
+    models.executors[NEW] = ScriptedModel(lambda _prompt: "I do not know.", NEW)
+    async with deployed(tmp_path, models) as here:
+        await here.set("shadow")
+        run = await here.ask()
+        await here.next_review()
+        trial = await here.book.trial(run.id)
+    assert trial is not None
+    assert (trial.by_candidate.failed, trial.by_active.failed) == (True, False)
+    assert trial.by_candidate.answer
+
+
+async def test_a_canary_that_the_engine_does_not_have(tmp_path: Path) -> None:
+    """The client gets an answer all the same, and the gate hears of the failure."""
+    models = Models()
+    models.executors[NEW] = ScriptedModel(lambda _prompt: UpstreamRefused("no such model", endpoint="e"), NEW)
+    async with deployed(tmp_path, models) as here:
+        await here.set("canary", 1.0)
+        run = await here.ask()
+        await here.next_review()
+        trial = await here.book.trial(run.id)
+    assert trial is not None
+    assert run.result.answer == "Michael Mann"  # type: ignore[union-attr]
+    assert (trial.by_candidate.failed, trial.by_active) == (True, Side("Michael Mann", False, trial.by_active.tokens))
+
+
+async def test_a_trial_that_is_cut_at_the_end_is_none(tmp_path: Path) -> None:
+    """Closing waits for no trial; its run is stored as cancelled."""
+    models = Models()
+    held = HeldModel(ScriptedModel([]))
+    models.executors[NEW] = held
+    async with deployed(tmp_path, models, working=False) as here:
+        await here.set("shadow")
+        async with meanwhile(here.trials.work()):
+            await here.ask()
+            await ended(held.called.wait())
+        assert held.cancelled.is_set()
+        assert await here.rows("SELECT COUNT(*) FROM version_trials") == [(0,)]
+        assert await here.rows("SELECT status FROM runs WHERE kind = 'shadow'") == [("cancelled",)]
+
+
+async def test_a_cancelled_trial_is_none_and_the_next_one_is_made(tmp_path: Path) -> None:
+    """An operator may cancel it as any other run."""
+    models = Models()
+    held = HeldModel(ScriptedModel(reports("Al Pacino"), NEW))
+    models.executors[NEW] = held
+    async with deployed(tmp_path, models) as here:
+        await here.set("shadow")
+        first = await here.ask()
+        await ended(held.called.wait())
+        ((shadow,),) = await here.rows("SELECT run_id FROM runs WHERE kind = 'shadow'")
+        here.live.cancel(shadow)
+        await ended(held.cancelled.wait())
+        held.let.set()
+        second = await here.ask()
+        await here.next_review()
+        assert await here.rows("SELECT run_id FROM version_trials") == [(second.id,)]
+        assert await here.book.trial(first.id) is None
+
+
+async def test_trials_that_are_too_many_are_dropped(tmp_path: Path) -> None:
+    """Two at once, 64 waiting; those beyond are counted, and no client waits."""
+    models = Models()
+    held = HeldModel(ScriptedModel([]))
+    models.executors[NEW] = held
+    async with deployed(tmp_path, models) as here:
+        await here.set("shadow")
+        run = await here.ask()
+        await ended(held.called.wait())
+        for _ in range(100):
+            here.trials.consider(run)
+        assert here.trials.dropped == 100 - 64
+        assert (await here.ask()).status == "finished"  # it takes the place of the second one at work
+        here.trials.consider(run)
+        assert here.trials.dropped == 100 - 64 + 1
+        assert await here.rows("SELECT COUNT(*) FROM runs WHERE kind = 'shadow'") == [(2,)]
+
+
+async def test_a_trial_that_traffic_has_overtaken_is_none(tmp_path: Path) -> None:
+    """What was compared by then is of no interest any more."""
+    models = Models()
+    held = HeldModel(ScriptedModel(reports("Al Pacino"), NEW))
+    models.executors[NEW] = held
+    async with deployed(tmp_path, models) as here:
+        await here.set("shadow")
+        await here.ask()
+        await ended(held.called.wait())
+        await here.set("registered")
+        held.let.set()
+        await ended(here.live.ended())
+        for _ in range(50):
+            await asyncio.sleep(0)  # until it is given up
+        await here.set("shadow")
+        second = await here.ask()
+        await here.next_review()
+        assert await here.rows("SELECT run_id FROM version_trials") == [(second.id,)]

@@ -1,0 +1,68 @@
+"""A real HTTP server that loads adapters as vLLM 0.32 does, in its words."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+BASE, LARGEST_RANK = "mini-executor", 32
+_WORKER = "Call to add_lora method failed: Worker failed with error '{}', please check the stack trace above for the "
+
+
+class AdapterServer:
+    """What it serves, and what it was asked to load."""
+
+    def __init__(self) -> None:
+        self.base_url = ""
+        self.adapters: dict[str, str] = {}
+        """Folders by name."""
+        self.keys: list[str | None] = []
+        """The authorization of every request."""
+        self.shapes: str = ""
+        """What PyTorch says of weights that do not fit; empty where they do."""
+
+    async def models(self, request: web.Request) -> web.Response:
+        """The base model and its adapters."""
+        self.keys.append(request.headers.get("Authorization"))
+        cards = [{"id": BASE, "object": "model", "root": "/models/mini", "parent": None}]
+        cards += [{"id": name, "object": "model", "root": path, "parent": BASE} for name, path in self.adapters.items()]
+        return web.json_response({"object": "list", "data": cards})
+
+    async def load(self, request: web.Request) -> web.Response:
+        """Load one, or say why not."""
+        self.keys.append(request.headers.get("Authorization"))
+        asked = await request.json()
+        name, folder = asked["lora_name"], Path(asked["lora_path"])
+        if not (folder / "adapter_config.json").is_file():
+            return _failure(404, f"Loading lora {name} failed: No adapter found for {folder}")
+        if (rank := json.loads((folder / "adapter_config.json").read_text())["r"]) > LARGEST_RANK:
+            said = f"LoRA rank {rank} is greater than max_lora_rank {LARGEST_RANK}."
+            return _failure(500, _WORKER.format(said) + "root cause")
+        if self.shapes:
+            return _failure(500, _WORKER.format(self.shapes) + "root cause")
+        self.adapters[name] = str(folder)
+        return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
+
+
+def _failure(status: int, message: str) -> web.Response:
+    error = {"message": message, "type": "InternalServerError", "param": None, "code": status}
+    return web.json_response({"error": error}, status=status)
+
+
+@asynccontextmanager
+async def adapter_server(*, updating: bool = True) -> AsyncIterator[AdapterServer]:
+    """On a free port. `updating`: whether it was started so that adapters come and go."""
+    server, app = AdapterServer(), web.Application()
+    app.add_routes([web.get("/v1/models", server.models)])
+    if updating:
+        app.add_routes([web.post("/v1/load_lora_adapter", server.load)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    server.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    try:
+        yield server
+    finally:
+        await runner.cleanup()

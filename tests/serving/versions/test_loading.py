@@ -1,0 +1,171 @@
+"""Published versions are checked, then loaded; what does not fit is never asked for an answer."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from router.errors import BadConfig, BadVersion
+from serving.config import Config, EngineConfig, RetrievalConfig, RoleConfig, RolesConfig, VersionsConfig
+from serving.versions.folder import base_sha256, write_version
+from serving.versions.loading import Loading
+from serving.versions.manifest import VersionManifest
+from tests.router.vllm_adapters import BASE, AdapterServer, adapter_server
+
+ROLE = RoleConfig(model=BASE, prompt="prompt.txt")
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[AdapterServer]:
+    async with adapter_server() as server:
+        yield server
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """The folder of the base model."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def published(tmp_path: Path, model: Path, **changed: Any) -> Path:
+    """The folder of a new version."""
+    content = tmp_path / "content"
+    content.mkdir(exist_ok=True)
+    (content / "adapter_config.json").write_text(json.dumps({"r": 8}))
+    manifest = VersionManifest(
+        version="",
+        kind="adapter",
+        base_model=BASE,
+        base_sha256=base_sha256(model),
+        rank=8,
+        recipe={},
+        data={},
+        git_revision="",
+        created_at="2026-01-01T00:00:00+00:00",
+        files={},
+    )
+    return write_version(tmp_path / "versions", content, msgspec.structs.replace(manifest, **changed))
+
+
+def config(tmp_path: Path, role: RoleConfig, model: Path | None = None, start: Path | None = None) -> Config:
+    """What serves one executor."""
+    return Config(
+        roles=RolesConfig(delegation=ROLE, execution=role, answer=ROLE),
+        retrieval=RetrievalConfig(address="127.0.0.1:9"),
+        engines={"executor": EngineConfig(path=str(model), adapter_rank=32)} if model else {},
+        versions=VersionsConfig(folder=f"{tmp_path}/versions", start=str(start) if start else None),
+    )
+
+
+Opened = Callable[..., Loading]
+
+
+@pytest.fixture
+def on_engine(tmp_path: Path, model: Path, server: AdapterServer, session: aiohttp.ClientSession) -> Opened:
+    """Loading into an engine of ours; `start`: the folder of the first version."""
+    role = msgspec.structs.replace(ROLE, engine="executor")
+    engines = {"executor": server.base_url}
+    return lambda start=None: Loading(config(tmp_path, role, model, start), engines, session)
+
+
+async def test_a_version_is_loaded_under_its_name(
+    tmp_path: Path, model: Path, server: AdapterServer, on_engine: Opened
+) -> None:
+    """Its manifest is given back, as it is on record."""
+    folder = published(tmp_path, model)
+    manifest = await on_engine().load("executor-000001")
+    assert server.adapters == {"executor-000001": str(folder)}
+    assert msgspec.json.decode(manifest, type=VersionManifest).version == "executor-000001"
+
+
+async def test_an_engine_of_others_loads_too(
+    tmp_path: Path, model: Path, server: AdapterServer, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its address, with its key; its model's files are not known, so that only the model's name is compared."""
+    monkeypatch.setenv("ENGINE_KEY", "secret")
+    published(tmp_path, model, base_sha256="0" * 64)
+    role = msgspec.structs.replace(ROLE, base_url=server.base_url, api_key_env="ENGINE_KEY")
+    await Loading(config(tmp_path, role), {}, session).load("executor-000001")
+    assert list(server.adapters) == ["executor-000001"]
+    assert set(server.keys) == {"Bearer secret"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ({"base_model": "other"}, r"trained on other \(SHA-256 .*\), and the engine serves mini-executor"),
+        ({"base_sha256": "0" * 64}, r"trained on mini-executor \(SHA-256 0{64}\), and the engine serves mini-executor"),
+        ({"kind": "weights"}, r"holds whole weights.* name it in roles\.execution\.model"),
+    ],
+)
+async def test_a_version_that_does_not_fit(
+    tmp_path: Path, model: Path, server: AdapterServer, on_engine: Opened, case: tuple[dict[str, Any], str]
+) -> None:
+    """What it is, what is served, and what to do; the engine hears nothing of it."""
+    changed, said = case
+    published(tmp_path, model, **changed)
+    with pytest.raises(BadVersion, match=said):
+        await on_engine().load("executor-000001")
+    assert not server.keys
+
+
+async def test_a_base_that_is_not_known_is_not_compared(
+    tmp_path: Path, model: Path, server: AdapterServer, on_engine: Opened
+) -> None:
+    """A version that was trained where the base model was no folder."""
+    published(tmp_path, model, base_sha256="")
+    await on_engine().load("executor-000001")
+    assert list(server.adapters) == ["executor-000001"]
+
+
+async def test_a_damaged_version_is_never_loaded(
+    tmp_path: Path, model: Path, server: AdapterServer, on_engine: Opened
+) -> None:
+    """Nor one that is not there."""
+    (published(tmp_path, model) / "adapter_config.json").write_text('{"r": 9}')
+    for name in ("executor-000001", "executor-000002"):
+        with pytest.raises(BadVersion, match=name):
+            await on_engine().load(name)
+    assert not server.keys
+
+
+async def test_a_provider_loads_none(tmp_path: Path, model: Path, session: aiohttp.ClientSession) -> None:
+    """There is no engine to load it into."""
+    published(tmp_path, model)
+    with pytest.raises(BadVersion, match=r"set roles\.execution\.engine"):
+        await Loading(config(tmp_path, ROLE), {}, session).load("executor-000001")
+
+
+async def test_the_first_version_may_lie_anywhere(
+    tmp_path: Path, model: Path, server: AdapterServer, on_engine: Opened
+) -> None:
+    """It is loaded from where the config says; without one, the model itself is the first."""
+    start = published(tmp_path, model).rename(tmp_path / "executor-000001")
+    loading = on_engine(start)
+    first = await loading.first()
+    assert first is not None
+    assert (first[0], server.adapters) == ("executor-000001", {"executor-000001": str(start)})
+    assert await on_engine().first() is None
+
+
+async def test_a_broken_first_version_is_the_config_s_fault(
+    tmp_path: Path, model: Path, server: AdapterServer, on_engine: Opened
+) -> None:
+    """The gateway does not start with another one than it was told to."""
+    start = published(tmp_path, model)
+    (start / "manifest.json").unlink()
+    with pytest.raises(BadConfig, match=r"^versions\.start: .*manifest\.json"):
+        await on_engine(start).first()
