@@ -1,0 +1,95 @@
+"""A step of the distillation: its folder, what it was made of, and what came of it."""
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from router.errors import BadConfig
+from serving.retrieval.atomic_file import write_atomically
+from serving.retrieval.digest import sha256_of
+
+_BEGUN, MANIFEST = "begun.json", "manifest.json"
+
+
+class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What makes a step's result what it is."""
+
+    step: str
+    inputs: dict[str, str]
+    """SHA-256 of every input, by what it is for; of a folder, that of its manifest."""
+    settings: dict[str, Any]
+
+
+class StepManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`manifest.json` of a finished step."""
+
+    origin: Origin
+    figures: dict[str, Any]
+    files: dict[str, str]
+    """SHA-256 of every file of the result, by its path in the folder."""
+    seconds: float
+    """How long the last run of the step took; one that was interrupted took longer."""
+    finished_at: str
+    """ISO 8601, UTC."""
+
+
+class Step:
+    """A step under way, in a folder of its own."""
+
+    def __init__(self, folder: Path, origin: Origin) -> None:
+        self.folder, self._origin, self._begun = folder, origin, time.monotonic()
+
+    @classmethod
+    def begin(cls, folder: Path, step: str, inputs: Mapping[str, Path], settings: Mapping[str, Any]) -> "Step":
+        """Begin, or go on. Raises `BadConfig` where the folder holds another step, or one made of something else."""
+        origin = Origin(step, {name: digest_of(path) for name, path in inputs.items()}, dict(settings))
+        folder.mkdir(parents=True, exist_ok=True)
+        begun, encoded = folder / _BEGUN, msgspec.json.format(msgspec.json.encode(origin), indent=2) + b"\n"
+        if not begun.exists():
+            if any(folder.iterdir()):
+                raise BadConfig(f"{folder}: is not empty, and no step began there; name another folder.")
+            write_atomically(begun, encoded)
+        elif begun.read_bytes() != encoded:
+            raise BadConfig(f"{folder}: holds a step with other inputs or settings ({begun}); name another folder.")
+        return cls(folder, origin)
+
+    @property
+    def finished(self) -> StepManifest | None:
+        """The manifest, where everything was done before."""
+        return read_manifest(self.folder) if (self.folder / MANIFEST).exists() else None
+
+    def finish(self, figures: Mapping[str, Any], files: list[str]) -> StepManifest:
+        """Write the manifest. `files`: paths in the folder."""
+        manifest = StepManifest(
+            self._origin,
+            dict(figures),
+            {name: sha256_of(self.folder / name) for name in files},
+            round(time.monotonic() - self._begun, 3),
+            datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+        write_atomically(self.folder / MANIFEST, encoded + b"\n")
+        return manifest
+
+
+def read_manifest(folder: Path) -> StepManifest:
+    """The manifest of a finished step. Raises `BadConfig` where there is none, or where it cannot be read."""
+    path = folder / MANIFEST
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=StepManifest)
+    except FileNotFoundError:
+        raise BadConfig(f"{folder}: has no {MANIFEST}; is this the folder of a finished step?") from None
+    except msgspec.DecodeError as error:
+        raise BadConfig(f"{path}: {error}; was it written by another release?") from None
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, or of a folder's manifest. Raises `BadConfig` where it is not there."""
+    file = path / MANIFEST if path.is_dir() else path
+    if not file.is_file():
+        raise BadConfig(f"{file}: is not there; finish the step that makes it first.")
+    return sha256_of(file)

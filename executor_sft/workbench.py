@@ -1,0 +1,137 @@
+"""A config's engines, roles and retriever, opened without a gateway: what the steps of a distillation work with."""
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from secrets import token_hex
+
+import aiohttp
+import msgspec
+
+from executor_sft.memory import Memory
+from router.adapters import Adapters
+from router.answerer import Answerer
+from router.call import RoleName
+from router.context import RunContext
+from router.delegator import Delegator
+from router.errors import BadConfig
+from router.executor import Executor, ExecutorLimits
+from router.judge import Judge
+from router.ledger import Ledger
+from router.litellm_model import close_clients
+from router.retrieval import Retriever
+from router.role import Role
+from router.search import Search
+from serving.composition import new_role, slow_parts
+from serving.config import Config, RoleConfig
+from serving.engine import Tell
+from serving.readiness import missing
+from serving.retrieval.open_retriever import open_retriever
+
+
+@dataclass(frozen=True, slots=True)
+class Workbench:
+    """Makes roles, executors and searches of a config, for any number of runs at once."""
+
+    config: Config
+    retriever: Retriever
+    session: aiohttp.ClientSession
+    engines: Mapping[str, str]
+    """Base URLs by the engine's name."""
+    memory: Memory | None = None
+    temperature: float | None = None
+    """Of all roles but the judge; None for the config's."""
+    seed: int | None = None
+
+    @property
+    def judge(self) -> Judge | None:
+        """Who judges answers; None where the config names nobody."""
+        config = self.config.distillation.judge
+        return None if config is None else Judge(self.role("judge", config))
+
+    def sampled(self, temperature: float, seed: int) -> "Workbench":
+        """The same with another temperature and seed of all roles, but for the judge."""
+        return replace(self, temperature=temperature, seed=seed)
+
+    def role(self, name: RoleName, config: RoleConfig, *, version: str | None = None) -> Role:
+        """The role that a config describes. `version`: the name of an adapter that works instead of its model."""
+        if version is not None:
+            config = msgspec.structs.replace(config, model=version)
+        if self.temperature is not None and name != "judge":
+            config = msgspec.structs.replace(config, temperature=self.temperature, seed=self.seed)
+        role = replace(new_role(name, config, self.session, self.engines), streams=False)
+        if self.memory is None:
+            return role
+        variant = (config.thinking, config.extra_body)
+        return replace(role, model=self.memory.remembering(role.model, name, variant))
+
+    def executor(self, role: Role, limits: ExecutorLimits | None = None) -> Executor:
+        """An executor; with the config's limits, unless there are others."""
+        return Executor(role, self.retriever, limits or self.limits)
+
+    @property
+    def limits(self) -> ExecutorLimits:
+        """How far the config lets an executor go."""
+        search = self.config.search
+        return ExecutorLimits(search.max_turns, search.max_searches, search.top_k)
+
+    def search(self, executor: Executor) -> Search:
+        """A search with the config's backbone and answerer."""
+        roles, search = self.config.roles, self.config.search
+        return Search(
+            Delegator(self.role("delegation", roles.delegation), search.max_sub_queries),
+            executor,
+            Answerer(self.role("answer", roles.answer)),
+            max_rounds=search.max_rounds,
+            require_evidence=search.require_evidence,
+        )
+
+    def context(self) -> RunContext:
+        """For one run that begins now: it may take as long as the config allows, and nothing of it is stored."""
+        ledger = Ledger(f"sft-{token_hex(8)}")  # engines tell calls apart by it
+        return RunContext.lasting(self.config.server.timeout_s, lambda event: None, ledger)
+
+
+@asynccontextmanager
+async def workbench(
+    config: Config,
+    tell: Tell,
+    *,
+    remember: Path | None = None,
+    adapters: Mapping[str, Path] = {},
+    teacher: bool = False,
+) -> AsyncIterator[Workbench]:
+    """Start what the config names, and stop it again; `tell` hears of it.
+
+    `remember`: a file in which every completed model call is kept, so that none is made twice, now or later.
+    `adapters`: folders by name, loaded into the executor's engine. `teacher`: whether the teacher is needed. Raises
+    `BadConfig`, `BadIndex`, `BadVersion` and `UpstreamUnavailable`.
+    """
+    distillation = config.distillation
+    further = {"judge": distillation.judge, "teacher": distillation.teacher if teacher else None}
+    also = {f"distillation.{name}": role for name, role in further.items() if role}
+    for problem in missing(config, also):
+        raise BadConfig(problem)
+    async with AsyncExitStack() as stack:
+        memory = stack.enter_context(Memory.open(remember)) if remember else None
+        opened = partial(open_retriever, config.retrieval, tell, config.engines)
+        engines, retriever = await slow_parts(config, stack, tell, opened, list(also.values()))
+        session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        stack.push_async_callback(close_clients)
+        if adapters:
+            loading = _adapters(config.roles.execution, session, engines)
+            for name, folder in adapters.items():
+                await loading.load(name, folder.resolve())
+        yield Workbench(config, retriever, session, engines, memory)
+
+
+def _adapters(config: RoleConfig, session: aiohttp.ClientSession, engines: Mapping[str, str]) -> Adapters:
+    """Those of the executor's engine."""
+    base_url = engines[config.engine] if config.engine else config.base_url
+    if base_url is None:
+        raise BadConfig("roles.execution: adapters are loaded into a vLLM of our own; name its engine or base_url.")
+    key = os.environ.get(config.api_key_env) if config.api_key_env else None
+    return Adapters(session, base_url, key)

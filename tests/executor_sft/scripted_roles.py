@@ -1,0 +1,134 @@
+"""A backbone, an answerer, a teacher and a student that go by rule.
+
+Each film's page misses its director. The teacher then searches once more, for the page that has it; the student reports
+what it saw first. The backbone asks for the director and, once it knows a name, for where that was born; the answerer
+says what the last report says.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from executor_sft.memory import Memory
+from executor_sft.roller import Roller
+from executor_sft.rollouts import Question
+from router import prompts
+from router.answerer import Answerer
+from router.call import RoleName
+from router.delegator import Delegator
+from router.executor import Executor, ExecutorLimits
+from router.judge import Judge
+from router.model import Model, Prompt, Sampling
+from router.passage import Passage
+from router.role import Role
+from router.scripted_model import Answer, ScriptedModel
+from router.search import Search
+from tests.router.deployment import STOP, block, lasting, report
+
+REQUEST = re.compile(r"<request>(.*?)</request><answer>(.*?)</answer>")
+
+
+def asks(prompt: Prompt) -> str:
+    """The backbone: two hops, the second one under the name that the first report gave."""
+    question, told = prompt.messages[1].content, prompt.messages[-1].content
+    film = question.removeprefix("Where was the director of ").removesuffix(" born?")
+    found = REQUEST.findall(told)
+    if not found:
+        return block(f"Who directed {film}?")
+    (asked, name) = found[-1]
+    return STOP if asked.startswith("Where") else block(f"Where was {name} born?")
+
+
+def answers(prompt: Prompt) -> str:
+    """The answerer."""
+    return f"<answer>{REQUEST.findall(prompt.messages[1].content)[-1][1]}</answer>"
+
+
+def searches_twice(prompt: Prompt) -> str:
+    """The teacher: the first search never finds a director; without a second one, it makes a guess."""
+    sub_query, last = prompt.messages[1].content, prompt.messages[-1].content
+    if len(prompt.messages) == 2:
+        return f"<search>{sub_query}</search>"
+    if sub_query.startswith("Where"):
+        return report(f"home of {sub_query.split()[2]}", "It says so.")
+    if len(prompt.messages) == 4 and prompts.LAST_SEARCH not in last:
+        return f"<search>credits of {sub_query[13:-1]}</search>"
+    known = len(prompt.messages) == 6
+    return report(f"Mann{sub_query[13:-1]}" if known else "Nobody", "The credits say so.")
+
+
+def searches_once(prompt: Prompt) -> str:
+    """The student."""
+    sub_query = prompt.messages[1].content
+    if len(prompt.messages) == 2:
+        return f"<search>{sub_query}</search>"
+    if sub_query.startswith("Where"):
+        return report(f"home of {sub_query.split()[2]}", "It says so.")
+    return report("Pacino", "He was there.")
+
+
+class OnePage:
+    """Finds the same for every query."""
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        return [[Passage("p", "A page", "It says so.")] for _ in queries]
+
+
+def questions(count: int) -> list[Question]:
+    """Where the director of a film was born."""
+    return [
+        Question(f"q{number}", f"Where was the director of F{number} born?", (f"home of MannF{number}",))
+        for number in range(count)
+    ]
+
+
+class ScriptedRoles:
+    """Their models, each with its prompts."""
+
+    def __init__(
+        self,
+        *,
+        backbone: Callable[[Prompt], Answer] = asks,
+        teacher: Callable[[Prompt], Answer] = searches_twice,
+        student: Callable[[Prompt], Answer] = searches_once,
+        judge: Callable[[Prompt], Answer] | None = None,
+    ) -> None:
+        self.backbone, self.answerer = ScriptedModel(backbone, "backbone"), ScriptedModel(answers, "answerer")
+        self.teacher, self.student = ScriptedModel(teacher, "teacher"), ScriptedModel(student, "student")
+        self.judge = judge and ScriptedModel(judge, "judge")
+
+    @property
+    def models(self) -> list[ScriptedModel]:
+        """All of them."""
+        return [self.backbone, self.answerer, self.teacher, self.student, *([self.judge] if self.judge else [])]
+
+    @property
+    def asked(self) -> list[tuple[str, Prompt]]:
+        """Every call that was made, without its request id."""
+        return [
+            (model.name, Prompt(prompt.messages, prompt.sampling, prompt.stop))
+            for model in self.models
+            for prompt in model.prompts
+        ]
+
+    def roller(self, memory: Memory | None = None) -> Roller:
+        """With the models, or with what the memory knows of them."""
+
+        def role(name: RoleName, model: Model) -> Role:
+            known = memory.remembering(model, name) if memory else model
+            return Role(name, known, name, Sampling(max_tokens=64), attempts=1, streams=False)
+
+        limits, page = ExecutorLimits(), OnePage()
+        teacher = role("execution", self.teacher)
+        search = Search(
+            Delegator(role("delegation", self.backbone)),
+            Executor(teacher, page, limits),
+            Answerer(role("answer", self.answerer)),
+        )
+        return Roller(
+            search,
+            Executor(role("execution", self.student), page, limits),
+            Executor(teacher, page, replace(limits, max_searches=1)),
+            Judge(role("judge", self.judge)) if self.judge else None,
+            lasting,
+        )

@@ -1,0 +1,53 @@
+"""A growing file of lines, whatever tears it."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from executor_sft.line_file import LineFile
+from router.errors import BadConfig, StoreFailed
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Let no file of this process grow beyond `size` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
+    """What a kill has torn is gone, and the next line stands where it began."""
+    path = tmp_path / "lines"
+    path.write_bytes(b'{"a":1}\n{"b":')
+    file = LineFile(path)
+    file.append(b'{"c":3}')
+    assert list(file.lines()) == [b'{"a":1}', b'{"c":3}']
+    file.close()
+    assert path.read_bytes() == b'{"a":1}\n{"c":3}\n'
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """A line that does not fit leaves nothing behind, and the next one that fits is whole."""
+    file = LineFile(tmp_path / "lines")
+    file.append(b"one")
+    with room_for(8), pytest.raises(StoreFailed, match="make room"):
+        file.append(b"a long line")
+    file.append(b"two")
+    assert list(file.lines()) == [b"one", b"two"]
+    file.close()
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    """Two commands in one folder would pay for the same calls twice."""
+    file = LineFile(tmp_path / "lines")
+    with pytest.raises(BadConfig, match="another command is at work"):
+        LineFile(tmp_path / "lines")
+    file.close()
+    LineFile(tmp_path / "lines").close()

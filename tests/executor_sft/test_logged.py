@@ -1,0 +1,189 @@
+"""Which logged runs can be rolled out again: a real store, with feedback, opt-outs and redaction."""
+
+from collections.abc import AsyncIterator, Collection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from sqlalchemy import update
+
+from executor_sft.logged import Counts, Selection, select
+from executor_sft.rerun_estimate import Share, estimate
+from executor_sft.rollouts import Question
+from router.archive import RunFilter
+from router.errors import StoreFailed
+from router.feedback import Feedback
+from router.model import Usage
+from router.price import Price
+from router.run import Run
+from router.store.archive import SQLArchive
+from router.store.database import Database
+from router.store.schema import RUNS
+from router.tenant import Tenant
+from router.trajectory import Trajectory
+from tests.router.store.stored import ANSWER, EXECUTIONS, call, put, run
+
+WANTED = RunFilter(kind="answer", training=True)
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
+    yield database
+    await database.close()
+
+
+def asked(run_id: str, request: str, started_at: float = 1000.0, **fields: Any) -> Run:
+    """A run whose sub-queries are like no other's."""
+    execution = msgspec.structs.replace(EXECUTIONS[0], sub_query=f"Sub-query of {run_id}?")
+    result = Trajectory(f"answer of {run_id}", "answered", (execution,), (1,))
+    return run(run_id, started_at, **{"request": request, "result": result, **fields})
+
+
+async def say(database: Database, run_id: str, **said: Any) -> None:
+    await SQLArchive(database).add_feedback(Feedback(run_id, **said))
+
+
+async def selected(database: Database, evaluation: Collection[str] = (), **options: Any) -> Selection:
+    selection, _ = await select(SQLArchive(database), WANTED, evaluation, **{"judge": False, **options})
+    return selection
+
+
+async def test_what_feedback_tells(database: Database) -> None:
+    """A right answer, or the run's own where it was liked; the last one who judged it counts."""
+    said: dict[str, list[dict[str, Any]]] = {
+        "gold": [{"gold_answer": "A"}, {"gold_answer": "B", "accepted": False}],
+        "accepted": [{"accepted": True}],
+        "score": [{"score": 0.5}],
+        "both": [{"gold_answer": "A", "score": 0.9}],
+        "changed": [{"accepted": False}, {"accepted": True}],
+        "rejected": [{"accepted": False}],
+        "low": [{"score": 0.49}],
+        "withdrawn": [{"accepted": True}, {"accepted": False}],
+        "comment": [{"comment": "hm"}],
+        "nothing": [],
+    }
+    await put(database, *(asked(name, f"About {name}?", 1000.0 - at) for at, name in enumerate(said)))
+    for name, feedback in said.items():
+        for each in feedback:
+            await say(database, name, **each)
+    selection = await selected(database)
+    assert selection.questions == [
+        Question("gold", "About gold?", ("A", "B"), "logged", ("answer of gold",)),
+        Question("accepted", "About accepted?", ("answer of accepted",), "logged"),
+        Question("score", "About score?", ("answer of score",), "logged"),
+        Question("both", "About both?", ("A", "answer of both"), "logged"),
+        Question("changed", "About changed?", ("answer of changed",), "logged"),
+    ]
+    assert selection.counts == Counts(read=10, right_answer_unknown=5, selected=5)
+
+
+async def test_with_a_judge(database: Database) -> None:
+    """What no feedback tells can be used, and a rejected answer is known to be wrong."""
+    await put(database, asked("a", "A?", 2.0), asked("b", "B?", 1.0))
+    await say(database, "a", accepted=False)
+    selection = await selected(database, judge=True)
+    assert selection.questions == [
+        Question("a", "A?", (), "logged", ("answer of a",)),
+        Question("b", "B?", (), "logged"),
+    ]
+
+
+async def test_failures_are_included(database: Database) -> None:
+    """A naive executor's logs hold no second search, so what failed is what there is to learn from."""
+    await put(
+        database,
+        asked("failed", "F?", status="failed", error="boom", result=None),
+        asked("cut", "C?", status="interrupted", result=None),
+        asked("running", "R?", status="running"),
+    )
+    for name in ("failed", "cut"):
+        await say(database, name, gold_answer="right")
+    selection = await selected(database)
+    assert {question.id for question in selection.questions} == {"failed", "cut"}
+    assert selection.counts == Counts(read=2, selected=2)
+
+
+async def test_who_is_never_read(database: Database) -> None:
+    """A tenant that has opted out, other kinds than answers, and what was stored without its texts."""
+    await put(
+        database,
+        asked("private", "P?", tenant="private"),
+        asked("redacted", "R?", tenant="quiet", redacted=True),
+        asked("execute", "E?", kind="execute"),
+        asked("shadow", "S?", kind="shadow"),
+        asked("open", "O?", tenant="open"),
+        tenants=[Tenant("private", training=False), Tenant("quiet", redact=True), Tenant("open")],
+    )
+    for name in ("private", "redacted", "execute", "open"):
+        await say(database, name, accepted=True)
+    selection = await selected(database)
+    assert [question.id for question in selection.questions] == ["open"]
+    assert selection.counts == Counts(read=2, redacted=1, selected=1)
+
+
+async def test_duplicates_and_evaluation_questions(database: Database) -> None:
+    """By the question, then by the set of sub-queries; the newest stays. Held-out questions are counted first."""
+    same = msgspec.structs.replace(ANSWER, executions=EXECUTIONS[::-1])
+    await put(
+        database,
+        asked("old", "Who directed the film Heat?", 1.0),
+        asked("new", "who directed film Heat", 9.0),
+        asked("one", "What of Heat?", 8.0, result=ANSWER),
+        asked("other", "And of Heat?", 7.0, result=same),
+        asked("none", "Without a sub-query?", 6.0, result=Trajectory("x", "no_search")),
+        asked("neither", "Nor with one?", 5.0, result=Trajectory("x", "no_search")),
+        asked("held-out", "Held out?", 4.0),
+    )
+    for name in ("old", "new", "one", "other", "none", "neither", "held-out"):
+        await say(database, name, accepted=True)
+    selection = await selected(database, {"held out"})
+    assert [question.id for question in selection.questions] == ["new", "one", "none", "neither"]
+    assert selection.counts == Counts(read=7, evaluation=1, same_question=1, same_sub_queries=1, selected=4)
+    limited = await selected(database, {"held out"}, limit=1)
+    assert [question.id for question in limited.questions] == ["new"]
+    assert limited.counts.over_limit == 3
+
+
+async def test_more_runs_than_one_page(database: Database) -> None:
+    """All of them are read."""
+    await put(database, *(asked(f"r{number:03}", f"Question {number}?", float(number)) for number in range(230)))
+    selection = await selected(database, judge=True)
+    assert selection.counts == Counts(read=230, selected=230)
+    assert [question.id for question in selection.questions] == [f"r{number:03}" for number in reversed(range(230))]
+
+
+async def test_traces_of_another_schema(database: Database) -> None:
+    """Are counted, and the others are read; a store that does not work at all is an error."""
+    await put(database, asked("a", "A?"), asked("b", "B?"))
+    strange = msgspec.msgpack.encode({"id": "b", "kind": "answer", "request": 7})
+    damage = update(RUNS).where(RUNS.c.run_id == "b").values(trace=strange)
+    await database.write(lambda connection: connection.execute(damage) and None)
+    selection = await selected(database, judge=True)
+    assert selection.counts == Counts(read=2, unreadable=1, selected=1)
+    await database.write(lambda connection: connection.exec_driver_sql("DROP TABLE runs") and None)
+    with pytest.raises(StoreFailed):
+        await selected(database)
+
+
+async def test_what_it_would_take(database: Database) -> None:
+    """By the logged runs' own tokens: teacher and student each work once, the teacher repeats some of it, and the
+    backbone and the answerer go on from other reports; unknown tokens count like the others, unknown prices do not.
+    """
+    calls = [
+        call("a", 0, role="delegation", model="big", usage=Usage(1000, 100)),
+        call("a", 1, usage=Usage(500, 50)),
+        call("a", 2, usage=None),
+        call("a", 3, role="answer", model="fixed", usage=Usage(200, 10)),
+    ]
+    await put(database, asked("a", "A?", calls=calls))
+    _, logged = await select(SQLArchive(database), WANTED, set(), judge=True)
+    price = Price(prompt=1.0, completion=10.0)
+    prices = {"delegation": price, "teacher": price, "student": None, "answer": price}
+    assert estimate(logged, prices) == [
+        Share("delegation", 2000, 200, 0.004),
+        Share("teacher", 1400, 140, 0.0028),
+        Share("student", 1000, 100, None),
+        Share("answer", 400, 20, 0.0006),
+    ]

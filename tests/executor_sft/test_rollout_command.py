@@ -1,0 +1,257 @@
+"""`rolegate sft rollout` and `mine` as processes against real servers: finished, killed, refused, agreed to."""
+
+import asyncio
+import json
+import os
+import pty
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from executor_sft.rollout_figures import RolloutFigures
+from executor_sft.rollouts import Rollout
+from executor_sft.search_counts import SearchCounts
+from executor_sft.step import read_manifest
+from router.edge.server import Server
+from router.model import Message, Prompt, Sampling, end_at_stop
+from router.store.database import Database
+from router.tenant import Tenant
+from serving.retrieval.grpc_service import RetrievalServicer
+from tests.executor_sft.scripted_roles import OnePage, answers, asks, questions, searches_once, searches_twice
+from tests.executor_sft.test_logged import asked, say
+from tests.router.store.stored import call, put
+
+ROOT = Path(__file__).parents[2]
+MODELS = {"backbone": asks, "answerer": answers, "teacher": searches_twice, "student": searches_once}
+QUESTIONS = questions(4)
+
+
+class Endpoint:
+    """Serves all models; can be down, and can keep callers waiting."""
+
+    def __init__(self) -> None:
+        self.answered: Counter[str] = Counter()
+        """Calls that were answered, by model and messages."""
+        self.down: set[str] = set()
+        self.free = 10**6
+        """So many calls are answered, the others held."""
+        self.held = 0
+        self.both_held = asyncio.Event()
+
+    async def complete(self, request: web.Request) -> web.Response:
+        body: dict[str, Any] = await request.json()
+        if body["model"] in self.down:
+            return web.json_response({"error": {"message": "overloaded"}}, status=503)
+        if self.free == 0:
+            self.held += 1
+            if self.held == 2:
+                self.both_held.set()
+            await asyncio.Event().wait()
+        self.free -= 1
+        messages = tuple(Message(message["role"], message["content"]) for message in body["messages"])
+        self.answered[f"{body['model']} {messages}"] += 1
+        written = MODELS[body["model"]](Prompt(messages, Sampling()))
+        text, _ = end_at_stop(written, tuple(body.get("stop", ())), "stop", None)
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
+        return web.json_response({"id": "1", "choices": [choice], "usage": usage})
+
+
+@pytest.fixture
+def endpoint() -> Endpoint:
+    return Endpoint()
+
+
+@pytest.fixture
+async def config(endpoint: Endpoint, tmp_path: Path) -> AsyncIterator[Path]:
+    """The file of a config for which everything is served."""
+    app = web.Application()
+    app.add_routes([web.post("/v1/chat/completions", endpoint.complete)])
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    server = Server(None, RetrievalServicer(OnePage()))
+    port = await server.start("127.0.0.1:0")
+    names = {
+        "roles.delegation": ("backbone", "delegation"),
+        "roles.execution": ("student", "execution"),
+        "roles.answer": ("answerer", "answer"),
+        "distillation.teacher": ("teacher", "execution"),
+    }
+    tables = [
+        f'[{table}]\nmodel = "{model}"\nprompt = "shipped:prompts/full/{prompt}.txt"\nattempts = 1\n'
+        f'base_url = "http://127.0.0.1:{runner.addresses[0][1]}/v1"\n'
+        for table, (model, prompt) in names.items()
+    ]
+    file = tmp_path / "config.toml"
+    retrieval = f'[retrieval]\naddress = "127.0.0.1:{port}"\n'
+    file.write_text("\n".join(['[server]\nstore = "sqlite:///runs.db"\n', retrieval, *tables]), "utf-8")
+    yield file
+    await runner.cleanup()
+    await server.drain(0)
+
+
+@pytest.fixture
+def listed(tmp_path: Path) -> Path:
+    """A file of questions: one is a duplicate."""
+    path = tmp_path / "questions.jsonl"
+    rows = [{"id": one.id, "question": one.text, "answers": one.golds, "dataset": "films"} for one in QUESTIONS]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, rows[0]]), "utf-8")
+    return path
+
+
+async def start(*arguments: object, stdin: int = asyncio.subprocess.DEVNULL) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "executor_sft", *map(str, arguments)),
+        cwd=ROOT,
+        stdin=stdin,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+
+
+async def ran(*arguments: object, stdin: int = asyncio.subprocess.DEVNULL) -> tuple[int, str]:
+    """Its exit status, and what it printed."""
+    process = await start(*arguments, stdin=stdin)
+    async with asyncio.timeout(120):
+        said, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, said.decode()
+
+
+def rollouts(folder: Path) -> list[Rollout]:
+    lines = (folder / "rollouts.jsonl").read_bytes().splitlines()
+    return [msgspec.json.decode(line, type=Rollout) for line in lines]
+
+
+async def test_rollout(config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path) -> None:
+    """Rolls out, prints the search counts, and does nothing a second time; other settings are refused."""
+    held_out = tmp_path / "held-out.jsonl"
+    held_out.write_text(json.dumps({"question": QUESTIONS[3].text.upper()}), "utf-8")
+    command = ("rollout", "--questions", listed, "--config", config, "--out", tmp_path / "out", "--exclude", held_out)
+    status, said = await ran(*command)
+    assert status == 0, said
+    assert [one.question.id for one in rollouts(tmp_path / "out")] == ["q0", "q1", "q2"]
+    figures = msgspec.convert(read_manifest(tmp_path / "out").figures, RolloutFigures)
+    assert figures.selection == {"read": 5, "duplicates": 1, "excluded": 1, "over_limit": 0}
+    assert (figures.questions, figures.failed, figures.exact_match) == (3, {}, 1.0)
+    assert (figures.teacher.searches, figures.teacher.exact_match) == (SearchCounts(6, 9, 0, 3, 3), 1.0)
+    assert (figures.student.searches, figures.student.exact_match) == (SearchCounts(6, 6, 0, 6, 0), 0.5)
+    assert sum(one.calls for one in figures.spent) == endpoint.answered.total()
+    assert sum(one.prompt_tokens for one in figures.spent) == 10 * endpoint.answered.total()
+    assert "3 (50.00%)" in said
+
+    calls = endpoint.answered.total()
+    status, said = await ran(*command)
+    assert (status, endpoint.answered.total()) == (0, calls)
+    assert "was finished before" in said
+    status, said = await ran(*command, "--limit", 1)
+    assert status == 1
+    assert "other inputs or settings" in said
+
+
+async def test_killed(config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path) -> None:
+    """After SIGKILL the same command goes on: no call that was answered is made again."""
+    command = ("rollout", "--questions", listed, "--config", config, "--concurrency", 2, "--out")
+    assert (await ran(*command, tmp_path / "whole"))[0] == 0
+    whole = endpoint.answered.copy()
+    endpoint.answered.clear()
+    endpoint.free = 30
+    process = await start(*command, tmp_path / "out")
+    async with asyncio.timeout(120):
+        await endpoint.both_held.wait()
+    process.kill()
+    await process.communicate()
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    endpoint.free = 10**6
+    status, said = await ran(*command, tmp_path / "out")
+    assert status == 0, said
+    assert endpoint.answered == whole
+    assert (tmp_path / "out" / "rollouts.jsonl").read_bytes() == (tmp_path / "whole" / "rollouts.jsonl").read_bytes()
+
+
+async def test_a_teacher_that_is_down(config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path) -> None:
+    """The command ends with who is down, how far it came, and what to do."""
+    endpoint.down.add("teacher")
+    status, said = await ran("rollout", "--questions", listed, "--config", config, "--out", tmp_path / "out")
+    assert status == 1
+    assert "model 'teacher': unreachable" in said
+    assert "0 of 4 questions are rolled out" in said
+    assert "same command" in said
+
+
+async def test_nobody_teaches(config: Path, listed: Path, tmp_path: Path) -> None:
+    """Says what to add to the config."""
+    config.write_text(config.read_text("utf-8").partition("[distillation.teacher]")[0], "utf-8")
+    status, said = await ran("rollout", "--questions", listed, "--config", config, "--out", tmp_path / "out")
+    assert status == 1
+    assert "distillation.teacher: is not set; add a table [distillation.teacher]" in said
+    assert not (tmp_path / "out").exists()
+
+
+async def logged(folder: Path) -> None:
+    """A store in which two of the questions were answered wrong."""
+    database = await Database.open(f"sqlite:///{folder / 'runs.db'}")
+    calls = [call("q0"), call("q0", 1, role="delegation", model="backbone", executor_version=None)]
+    runs = [asked(one.id, one.text, 10.0 + number) for number, one in enumerate(QUESTIONS)]
+    runs[0] = msgspec.structs.replace(runs[0], calls=tuple(calls))
+    runs[2] = msgspec.structs.replace(runs[2], tenant="private")
+    await put(database, *runs, tenants=[Tenant("private", training=False)])
+    for one in QUESTIONS[:3]:
+        await say(database, one.id, accepted=False, gold_answer=one.golds[0])
+    await database.close()
+
+
+async def test_mine(config: Path, endpoint: Endpoint, tmp_path: Path) -> None:
+    """Asks first; agreed to, it rolls out what the store holds, and a later start needs no store and no consent."""
+    await logged(tmp_path)
+    command = ("mine", "--config", config, "--out", tmp_path / "out")
+    status, said = await ran(*command)
+    assert status == 1
+    assert "--yes says so" in said
+    assert not (tmp_path / "out").exists()
+
+    status, said = await ran(*command, "--yes")
+    assert status == 0, said
+    assert "unknown" in said, "a model of this machine has no price"
+    assert [one.question.id for one in rollouts(tmp_path / "out")] == ["q1", "q0"]
+    assert all(one.verdict.correct for one in rollouts(tmp_path / "out"))
+    figures = msgspec.convert(read_manifest(tmp_path / "out").figures, RolloutFigures)
+    counts = figures.selection
+    assert (counts["read"], counts["right_answer_unknown"], counts["selected"]) == (3, 1, 2)
+
+    (tmp_path / "runs.db").unlink()
+    calls = endpoint.answered.total()
+    status, said = await ran(*command)
+    assert (status, endpoint.answered.total()) == (0, calls)
+    assert "was finished before" in said
+
+
+@pytest.mark.parametrize(("reply", "status"), [(b"y\n", 0), (b"\n", 1)])
+async def test_mine_at_a_terminal(config: Path, tmp_path: Path, reply: bytes, status: int) -> None:
+    """Only a yes is a yes."""
+    await logged(tmp_path)
+    terminal, stdin = pty.openpty()
+    os.write(terminal, reply)
+    ended, said = await ran("mine", "--config", config, "--out", tmp_path / "out", "--limit", 1, stdin=stdin)
+    os.close(terminal)
+    os.close(stdin)
+    assert ended == status, said
+    assert "Roll out 1 questions? [y/N]" in said
+    assert (tmp_path / "out").exists() == (status == 0)
+
+
+async def test_mine_with_nothing_to_use(config: Path, tmp_path: Path) -> None:
+    """Where every question is held out, it says so, and asks nothing."""
+    await logged(tmp_path)
+    held_out = tmp_path / "held-out.jsonl"
+    held_out.write_text("".join(f"{json.dumps({'question': one.text})}\n" for one in QUESTIONS), "utf-8")
+    status, said = await ran("mine", "--config", config, "--out", tmp_path / "out", "--evaluation", held_out, "--yes")
+    assert status == 1
+    assert "no logged question can be used" in said

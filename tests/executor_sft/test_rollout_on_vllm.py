@@ -1,0 +1,60 @@
+"""Rollouts over a held-out mini world, with real engines and real retrieval; the mini executor teaches itself."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from executor_sft.miniworld.config import over
+from executor_sft.miniworld.export import export
+from executor_sft.miniworld.world import World
+from executor_sft.questions import read_questions
+from executor_sft.rolling_out import CALLS, ROLLOUTS, roll_out_all, roller_of
+from executor_sft.rollouts import Rollout
+from executor_sft.workbench import workbench
+from router.engine_counts import VLLMCounts
+from serving.config import Config, DistillationConfig
+from serving.config_file import load_config, preset
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """The preset `mini` over another world, with the executor as its own teacher."""
+    export(World(13, "test"), tmp_path, 6)
+    config = over(load_config(preset("mini")), tmp_path)
+    return msgspec.structs.replace(config, distillation=DistillationConfig(teacher=config.roles.execution))
+
+
+def without_scores(lines: bytes) -> bytes:
+    """What else was embedded at the same time shows in the last digits of scores."""
+    return re.sub(rb'"score":[-\d.e]+', b"", lines)
+
+
+async def test_a_tiny_world(config: Config, tmp_path: Path) -> None:
+    """All questions are rolled out; the sums are what the engines themselves counted; a second time costs nothing."""
+    questions = read_questions(tmp_path / "questions.jsonl")
+    async with workbench(config, lambda step: None, remember=tmp_path / CALLS, teacher=True) as bench:
+        failed = await roll_out_all(roller_of(bench), questions, tmp_path / ROLLOUTS, 4, lambda done: None)
+        assert bench.memory is not None
+        spent, counts = bench.memory.spent, VLLMCounts(bench.session)
+        for engine, model in (("backbone", "mini-backbone"), ("executor", "mini-executor")):
+            counted = (await counts.read(bench.engines[engine])).tokens
+            ours = [one for one in spent if one.model == model]
+            assert counted.prompt == sum(one.prompt_tokens for one in ours) > 0
+            assert counted.completion == sum(one.completion_tokens for one in ours) > 0
+        whole = (tmp_path / ROLLOUTS).read_bytes()
+        (tmp_path / ROLLOUTS).unlink()
+        await roll_out_all(roller_of(bench), questions, tmp_path / ROLLOUTS, 4, lambda done: None)
+        again = (tmp_path / ROLLOUTS).read_bytes()
+        assert (without_scores(again), bench.memory.spent) == (without_scores(whole), spent)
+    assert failed == {}
+    rollouts = [msgspec.json.decode(line, type=Rollout) for line in whole.splitlines()]
+    assert [rollout.question for rollout in rollouts] == questions
+    works = [work for rollout in rollouts for work in rollout.sub_queries]
+    assert works
+    for work in works:
+        assert work.teacher.execution.executor == "mini-executor"
+        assert work.student.execution.conversation == work.teacher.execution.conversation
+        assert (work.student.answer, work.student.verdict) == (work.teacher.answer, work.teacher.verdict)
+    assert any(rollout.verdict.correct for rollout in rollouts)

@@ -1,0 +1,61 @@
+from pathlib import Path
+
+import pytest
+
+from executor_sft.step import MANIFEST, Step, digest_of, read_manifest
+from router.errors import BadConfig
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    file = tmp_path / "in.jsonl"
+    file.write_text("{}\n")
+    return file
+
+
+def test_a_finished_step_is_not_done_again(tmp_path: Path, source: Path) -> None:
+    """Begun again with the same inputs, it has its manifest; before it finished, it has none."""
+    out = tmp_path / "out"
+    step = Step.begin(out, "filter", {"rollouts": source}, {"mix": None})
+    assert step.finished is None
+    (out / "kept.jsonl").write_text("{}\n")
+    step.finish({"kept": 1}, ["kept.jsonl"])
+    again = Step.begin(out, "filter", {"rollouts": source}, {"mix": None}).finished
+    assert again is not None and again.figures == {"kept": 1}
+    assert again.files == {"kept.jsonl": digest_of(out / "kept.jsonl")}
+
+
+def test_a_folder_of_other_inputs_is_refused(tmp_path: Path, source: Path) -> None:
+    """What was begun with one input or setting is not gone on with from another."""
+    out = tmp_path / "out"
+    Step.begin(out, "filter", {"rollouts": source}, {"mix": None})
+    with pytest.raises(BadConfig, match="other inputs"):
+        Step.begin(out, "filter", {"rollouts": source}, {"mix": 3})
+    source.write_text('{"changed": true}\n')
+    with pytest.raises(BadConfig, match="other inputs"):
+        Step.begin(out, "filter", {"rollouts": source}, {"mix": None})
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, source: Path) -> None:
+    """A folder that holds files and no step is not written into."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    with pytest.raises(BadConfig, match="not empty"):
+        Step.begin(tmp_path / "mine", "filter", {"rollouts": source}, {})
+
+
+def test_an_unfinished_step_is_no_input(tmp_path: Path, source: Path) -> None:
+    """A folder counts by its manifest, which is written last; without one it cannot be built upon."""
+    out = tmp_path / "out"
+    Step.begin(out, "filter", {"rollouts": source}, {})
+    with pytest.raises(BadConfig, match="finish the step"):
+        digest_of(out)
+    with pytest.raises(BadConfig, match=r"no manifest\.json"):
+        read_manifest(out)
+
+
+def test_a_manifest_of_another_release_is_refused(tmp_path: Path) -> None:
+    """A field that is not known means that it is not understood."""
+    (tmp_path / MANIFEST).write_text('{"origin": {"step": "filter", "inputs": {}, "settings": {}}, "new": 1}')
+    with pytest.raises(BadConfig, match="another release"):
+        read_manifest(tmp_path)
