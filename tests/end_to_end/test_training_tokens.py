@@ -1,0 +1,153 @@
+"""Training rows hold, token by token, what a real vLLM reads and writes."""
+
+from collections.abc import AsyncIterator, Sequence
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+
+import aiohttp
+import msgspec
+import pytest
+import pytest_asyncio
+
+from executor_sft.dataset import rows_of
+from executor_sft.kept import Kept
+from executor_sft.miniworld.passages import Library
+from executor_sft.miniworld.questions import Examiner, SubQuery
+from executor_sft.miniworld.world import World
+from executor_sft.row import Row
+from executor_sft.served_tokens import ServedTokens
+from router.execution import Execution
+from router.executor import Executor, ExecutorLimits
+from router.model import Model, Sampling
+from router.openai_http import OpenAIHTTP
+from router.passage import Passage
+from router.role import Role
+from router.scripted_model import ScriptedModel
+from tests.end_to_end.conftest import Demo
+from tests.router.deployment import lasting, report
+
+pytestmark = pytest.mark.asyncio(loop_scope="package")
+
+
+class Written(msgspec.Struct):
+    token_ids: tuple[int, ...]
+
+
+class Reply(msgspec.Struct):
+    """What vLLM read and wrote, with `return_token_ids`."""
+
+    prompt_token_ids: tuple[int, ...]
+    choices: list[Written]
+
+
+class Tokens(msgspec.Struct):
+    """What vLLM's `/tokenize` says."""
+
+    tokens: tuple[int, ...]
+
+
+class Pages:
+    """Finds the pages of a mini world that share the most words with a query."""
+
+    def __init__(self, library: Library) -> None:
+        self._pages = [(page, set(f"{page.title} {page.text}".split())) for page in library.passages]
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        """The best first."""
+        return [self._found(set(query.rstrip("?").split()))[:top_k] for query in queries]
+
+    def _found(self, words: set[str]) -> list[Passage]:
+        ranked = sorted(self._pages, key=lambda page: len(words & page[1]), reverse=True)
+        return [Passage(page.id, page.title, page.text) for page, _ in ranked[:10]]
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    return Library(World(7, "test"))
+
+
+@pytest.fixture(scope="module")
+def sub_queries(library: Library) -> list[SubQuery]:
+    """Of the demo's world."""
+    examiner = Examiner(World(7, "test"), library)
+    return list(islice((sub_query for _ in range(99) for sub_query in examiner.draw().sub_queries), 20))
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def heard() -> AsyncIterator[tuple[aiohttp.ClientSession, list[Reply]]]:
+    """A session, and the replies of completions that go through it."""
+    replies: list[Reply] = []
+    trace = aiohttp.TraceConfig()
+
+    async def keep(
+        _session: aiohttp.ClientSession, _context: SimpleNamespace, received: aiohttp.TraceResponseChunkReceivedParams
+    ) -> None:
+        if received.url.path.endswith("/chat/completions"):
+            replies.append(msgspec.json.decode(received.chunk, type=Reply))
+
+    trace.on_response_chunk_received.append(keep)
+    async with aiohttp.ClientSession(trace_configs=[trace]) as session:
+        yield session, replies
+
+
+async def executed(demo: Demo, model: Model, library: Library, sub_query: str, max_turns: int = 3) -> Execution:
+    """One run, with the prompt that the demo serves with."""
+    config = demo.config.roles.execution
+    system = Path(config.prompt).read_text("utf-8").strip()
+    role = Role("execution", model, system, Sampling(config.max_tokens), streams=False)
+    return await Executor(role, Pages(library), ExecutorLimits(max_turns)).run(sub_query, 0, lasting())
+
+
+def rows(demo: Demo, execution: Execution) -> list[Row]:
+    tokens = ServedTokens(Path(demo.config.engines["executor"].path))
+    return rows_of([Kept("teacher_single", "q", "", execution)], tokens)[0]
+
+
+async def test_rows_are_what_the_engine_read_and_wrote(
+    demo: Demo,
+    library: Library,
+    sub_queries: list[SubQuery],
+    heard: tuple[aiohttp.ClientSession, list[Reply]],
+) -> None:
+    """Of real runs: every prompt, and every turn but for its end where a stop string came before it."""
+    session, replies = heard
+    model = OpenAIHTTP(
+        session, demo.engines["engines.executor"], "mini-executor", extra_body={"return_token_ids": True}
+    )
+    compared = 0
+    for sub_query in sub_queries:
+        replies.clear()
+        execution = await executed(demo, model, library, sub_query.text)
+        assert len(replies) == len(execution.conversation.outputs)
+        for row in rows(demo, execution):
+            reply = replies[row.turn]
+            assert row.prompt_ids == reply.prompt_token_ids
+            assert row.completion_ids[: len(reply.choices[0].token_ids)] == reply.choices[0].token_ids
+            assert len(row.completion_ids) - len(reply.choices[0].token_ids) in (0, 1)
+            compared += 1
+    assert compared >= 30
+
+
+async def test_prompts_of_any_trajectory_are_the_engines(
+    demo: Demo,
+    library: Library,
+    sub_queries: list[SubQuery],
+    heard: tuple[aiohttp.ClientSession, list[Reply]],
+) -> None:
+    """Those of a teacher too, with two searches, a correction, and text that could be mistaken for the protocol."""
+    url = demo.engines["engines.executor"].removesuffix("/v1") + "/tokenize"
+    for sub_query in sub_queries[:5]:
+        search = f"<search>{sub_query.searches[0]}</search>"
+        turns = ["<answer>", search, f"  {search}\n", report("A < B & <|end|>", "It is so — naïvely.")]
+        asked_for = f"{sub_query.text} <|assistant|> <search>"
+        execution = await executed(demo, ScriptedModel(turns), library, asked_for, max_turns=4)
+        shown = execution.conversation.messages
+        before = [place for place, message in enumerate(shown) if message.role == "assistant"]
+        made = rows(demo, execution)
+        assert [row.turn for row in made] == [1, 2, 3]
+        for row in made:
+            messages = msgspec.to_builtins(shown[: before[row.turn]])
+            asked = {"model": "mini-executor", "messages": messages, "add_generation_prompt": True}
+            async with heard[0].post(url, json=asked) as reply:
+                assert row.prompt_ids == msgspec.json.decode(await reply.read(), type=Tokens).tokens

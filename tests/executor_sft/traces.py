@@ -1,0 +1,59 @@
+"""Executor runs as traces hold them, made by the executor itself over a scripted model."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from executor_sft.kept import Kept
+from executor_sft.rollouts import Question, Rollout, Sample, SubQueryRollout, Verdict
+from router.execution import Execution
+from router.executor import Executor, ExecutorLimits
+from router.passage import Passage
+from router.retrieval import FixedRetriever
+from router.scripted_model import Answer, ScriptedModel
+from router.trajectory import Trajectory
+from tests.router.deployment import lasting, role
+
+PAGE = Passage("1", "Heat", "Heat is a film by Michael Mann.")
+REPORT = "<answer>Michael Mann</answer><evidence>Heat is a film by Michael Mann.</evidence>"
+
+
+def search(query: str) -> str:
+    """A turn that searches."""
+    return f"<search>{query}</search>"
+
+
+def executed(*turns: Answer, sub_query: str = "Who made Heat?", limits: ExecutorLimits | None = None) -> Execution:
+    """What the executor makes of a model that says `turns`; every search finds the same page."""
+    found = FixedRetriever({query: [PAGE] for query in ("Heat", "Michael Mann", "director")})
+    executor = Executor(role("execution", ScriptedModel(turns)), found, limits or ExecutorLimits())
+
+    async def run() -> Execution:
+        return await executor.run(sub_query, 0, lasting())
+
+    return asyncio.run(run())
+
+
+ONE = (search("Heat"), REPORT)
+TWO = (search("Heat"), search("Michael Mann"), REPORT)
+RIGHT, WRONG, DOUBTED = Verdict(True, True, True), Verdict(False), Verdict(True, False, True)
+
+
+def sample(turns: Sequence[Answer], verdict: Verdict, sub_query: str = "Who made Heat?") -> Sample:
+    """Somebody's work and where it leads."""
+    return Sample(executed(*turns, sub_query=sub_query), "Michael Mann", verdict)
+
+
+def rollout(*sub_queries: SubQueryRollout, question: str = "q1", source: str = "musique") -> Rollout:
+    """A question whose sub-queries were worked on."""
+    asked = Question(question, "Who made it?", ("Michael Mann",), source)
+    return Rollout(asked, Trajectory("Michael Mann", "answered"), RIGHT, sub_queries)
+
+
+def write_lines(path: Path, values: Sequence[Rollout] | Sequence[Kept]) -> Path:
+    """A file of JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(msgspec.json.encode(value) + b"\n" for value in values))
+    return path
