@@ -1,0 +1,172 @@
+"""What was trained becomes a version, once, and only where it fits; a running gateway takes it in."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import structlog
+from rolegate.client import AsyncClient
+
+from executor_sft.publish import main
+from executor_sft.recipe import load_recipe
+from executor_sft.step import Step
+from router.edge.executor_version_service import ExecutorVersionServicer
+from router.edge.server import Server
+from router.errors import BadConfig, BadVersion
+from router.gate import GateRule
+from router.store.database import Database
+from router.store.version_book import SQLVersionBook
+from router.versions import Versions
+from serving.logs import errors_only
+from serving.versions.folder import base_sha256, verified
+
+CONFIG = """
+[engines.executor]
+path = "base"
+adapter_rank = 32
+
+[roles.delegation]
+base_url = "http://127.0.0.1:9/v1"
+model = "backbone"
+prompt = "shipped:prompts/mini/delegation.txt"
+
+[roles.execution]
+engine = "executor"
+model = "mini-executor"
+prompt = "shipped:prompts/mini/execution.txt"
+
+[roles.answer]
+base_url = "http://127.0.0.1:9/v1"
+model = "backbone"
+prompt = "shipped:prompts/mini/answer.txt"
+
+[retrieval]
+address = "127.0.0.1:9"
+
+[versions]
+folder = "versions"
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A config whose engine serves the model in `base`."""
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text("{}")
+    (tmp_path / "base" / "model.safetensors").write_bytes(b"the base")
+    (tmp_path / "rolegate.toml").write_text(CONFIG)
+    return tmp_path / "rolegate.toml"
+
+
+@pytest.fixture
+def trained(config: Path) -> Path:
+    """What `rolegate sft train` leaves."""
+    folder = config.with_name("trained")
+    recipe = msgspec.to_builtins(load_recipe("mini"))
+    step = Step.begin(folder, "train", {"weights": config.with_name("base") / "model.safetensors"}, recipe)
+    (folder / "model").mkdir()
+    (folder / "model" / "adapter_config.json").write_text("{}")
+    (folder / "model" / "adapter_model.safetensors").write_bytes(b"an adapter")
+    (folder / "loss.jsonl").write_text("")
+    figures = {
+        "kind": "adapter",
+        "base": {"name": "base", "sha256": base_sha256(config.with_name("base"))},
+        "data": {"figures": {"rows": 12}},
+        "git_revision": "abc",
+    }
+    step.finish(figures, ["model/adapter_config.json", "model/adapter_model.safetensors", "loss.jsonl"])
+    return folder
+
+
+def test_a_version_says_what_it_was_made_of(
+    config: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Recipe, data, base, revision and evaluation; the files are the model's alone. It says how to go on."""
+    (tmp_path / "evaluation.json").write_text('{"rows": []}')
+    status = main([str(trained), "--config", str(config), "--evaluation", str(tmp_path / "evaluation.json")])
+    version = verified(tmp_path / "versions" / "executor-000001")
+    assert status == 0 and version.files.keys() == {"adapter_config.json", "adapter_model.safetensors"}
+    assert (version.kind, version.rank, version.base_model) == ("adapter", 32, "mini-executor")
+    assert (version.data, version.git_revision) == ({"figures": {"rows": 12}}, "abc")
+    assert version.recipe["learning_rate"] == load_recipe("mini").learning_rate
+    assert version.evaluation == {"rows": []}
+    assert "rolegate versions register executor-000001" in capsys.readouterr().out
+
+
+def test_the_same_training_is_published_once(config: Path, trained: Path, tmp_path: Path) -> None:
+    """The command can be repeated; a version that was damaged since is left alone, and does not count."""
+    for _ in range(2):
+        main([str(trained), "--config", str(config)])
+    assert [path.name for path in (tmp_path / "versions").iterdir()] == ["executor-000001"]
+    (tmp_path / "versions" / "executor-000001" / "adapter_config.json").write_text("[]")
+    main([str(trained), "--config", str(config)])
+    assert verified(tmp_path / "versions" / "executor-000002").version == "executor-000002"
+
+
+def test_another_base_is_refused(config: Path, trained: Path, tmp_path: Path) -> None:
+    """An adapter of one model means nothing to another; nothing is published."""
+    config.with_name("base").joinpath("model.safetensors").write_bytes(b"another")
+    with pytest.raises(BadVersion, match=r"trained on another model than engines\.executor serves"):
+        main([str(trained), "--config", str(config)])
+    assert not (tmp_path / "versions").exists()
+
+
+@pytest.mark.parametrize("line", ["", "adapter_rank = 16"])
+def test_an_engine_that_takes_no_such_adapter_is_named(config: Path, trained: Path, line: str) -> None:
+    """With the key to set."""
+    config.write_text(CONFIG.replace("adapter_rank = 32", line))
+    with pytest.raises(BadVersion, match=r"set engines\.executor\.adapter_rank = 32"):
+        main([str(trained), "--config", str(config)])
+
+
+def test_weights_that_changed_since_are_refused(config: Path, trained: Path) -> None:
+    """They are not what the figures speak of."""
+    (trained / "model" / "adapter_model.safetensors").write_bytes(b"another one")
+    with pytest.raises(BadVersion, match=r"adapter_model\.safetensors: is not what was trained"):
+        main([str(trained), "--config", str(config)])
+
+
+def test_a_training_that_has_not_finished_is_refused(config: Path, tmp_path: Path) -> None:
+    """There is nothing to publish yet."""
+    with pytest.raises(BadConfig, match=r"has no manifest\.json"):
+        main([str(tmp_path), "--config", str(config)])
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[str]:
+    """The address of a gateway that takes in what is published in `versions`."""
+
+    async def load(name: str) -> str:
+        return msgspec.json.encode(verified(tmp_path / "versions" / name)).decode()
+
+    errors_only()  # its log is not what the command prints
+    database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
+    versions = Versions(SQLVersionBook(database), load, GateRule(0.05, 0.05, 2.0))
+    await versions.ensure_base("mini-executor")
+    server = Server(None, None, versions=ExecutorVersionServicer(versions))
+    yield f"127.0.0.1:{await server.start('127.0.0.1:0')}"
+    await server.drain(0)
+    await database.close()
+    structlog.reset_defaults()
+
+
+async def test_a_running_gateway_takes_it_in(config: Path, trained: Path, gateway: str) -> None:
+    """Registered and made the shadow; repeated, it stays so."""
+    command = [str(trained), "--config", str(config), "--address", gateway, "--traffic", "shadow"]
+    for _ in range(2):
+        assert await asyncio.to_thread(main, command) == 0
+    async with AsyncClient(gateway) as client:
+        states = {version.version: version.state for version in await client.versions()}
+    assert states.keys() == {"executor-000001", "mini-executor"}
+    assert len(set(states.values())) == 2
+
+
+async def test_a_gateway_that_is_away_loses_nothing(
+    config: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The version is there; the command says what failed, and can be repeated."""
+    assert await asyncio.to_thread(main, [str(trained), "--config", str(config), "--address", "127.0.0.1:1"]) == 1
+    assert verified(tmp_path / "versions" / "executor-000001")
+    assert "rolegate: " in capsys.readouterr().err

@@ -1,0 +1,184 @@
+"""A training learns the rows, outlives being killed, and leaves what vLLM loads."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from executor_sft.base_model import base_files, load_base
+from executor_sft.dataset import main as make_dataset
+from executor_sft.kept import Kept
+from executor_sft.loss_curve import StepLoss
+from executor_sft.minimodel.architecture import Shape, new_model
+from executor_sft.minimodel.tokenizer import load_tokenizer
+from executor_sft.minimodel.training import save
+from executor_sft.recipe import Recipe
+from executor_sft.row import Row
+from executor_sft.step import read_manifest
+from executor_sft.train import _last_checkpoint
+from router.errors import BadConfig
+from serving.versions.folder import base_sha256
+from tests.executor_sft.test_served_tokens import MINI
+from tests.executor_sft.traces import TWO, executed, write_lines
+
+ROOT = Path(__file__).parents[2]
+RECIPE = """
+method = "{method}"
+rank = 4
+dropout = 0.1
+epochs = 6.0
+batch = 4
+device_batch = 2
+learning_rate = 1e-2
+precision = "fp32"
+checkpoint_every = 3
+"""
+ADAPTER = Recipe(method="lora", learning_rate=1e-3, max_length=64)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that knows nothing."""
+    torch.manual_seed(3)
+    folder = tmp_path_factory.mktemp("base")
+    tokenizer = load_tokenizer(MINI)
+    save(new_model(Shape(width=32, layers=1, feed_forward=32), tokenizer), tokenizer, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set of 24 rows for it."""
+    folder = tmp_path_factory.mktemp("data")
+    kept = [Kept("teacher_multi", f"q{n}", "", executed(*TWO, sub_query=f"Who made film {n}?")) for n in range(8)]
+    write_lines(folder / "kept.jsonl", kept)
+    make_dataset([str(folder / "kept.jsonl"), "--model", str(base), "--out", str(folder / "data")])
+    return folder / "data"
+
+
+def command(data: Path, base: Path, out: Path, method: str = "lora") -> list[str]:
+    recipe = out.with_suffix(".toml")
+    recipe.write_text(RECIPE.format(method=method))
+    module = ["-m", "executor_sft", "train", str(data), "--model", str(base), "--out", str(out)]
+    return [*module, "--recipe", str(recipe), "--threads", "1"]
+
+
+def started(*arguments: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}"}
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def trained(*arguments: str) -> str:
+    process = started(*arguments)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    return out
+
+
+def losses(folder: Path) -> list[StepLoss]:
+    return [msgspec.json.decode(line, type=StepLoss) for line in (folder / "loss.jsonl").read_bytes().splitlines()]
+
+
+def test_a_killed_training_ends_as_if_nothing_had_been(base: Path, data: Path, tmp_path: Path) -> None:
+    """Killed for real after its first checkpoint, it goes on from there: the same loss at every step, the same
+    adapter. And the loss falls, as far as an adapter of a random model goes.
+    """
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    trained(sys.executable, *command(data, base, whole))
+    process = started(sys.executable, *command(data, base, killed))
+    while not (killed / "checkpoints" / "checkpoint-3" / "trainer_state.json").exists():
+        try:
+            process.wait(0.02)
+        except subprocess.TimeoutExpired:
+            continue
+        pytest.fail(f"it ended by itself: {process.communicate()}")
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL and not (killed / "manifest.json").exists()
+    said = trained(sys.executable, *command(data, base, killed))
+    assert "36 steps" in said
+    assert losses(killed) == losses(whole)
+    assert losses(whole)[-1].loss < losses(whole)[0].loss
+    adapter = load_file(killed / "model" / "adapter_model.safetensors")
+    for name, tensor in load_file(whole / "model" / "adapter_model.safetensors").items():
+        assert torch.equal(tensor, adapter[name]) and tensor.dtype == torch.bfloat16
+    assert {path.name for path in (whole / "model").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    figures = read_manifest(whole).figures
+    assert figures["base"] == {"name": base.name, "sha256": base_sha256(base)} and figures["data"]["figures"]["rows"]
+    assert not (whole / "checkpoints").exists() and (whole / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_whole_weights_are_trained_by_several_processes(base: Path, data: Path, tmp_path: Path) -> None:
+    """Under `accelerate launch`, one of them writes; the result loads as its base does, with the same tokenizer."""
+    launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1")
+    ports = ("--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no")
+    said = trained(sys.executable, *launch, *ports, *command(data, base, tmp_path / "out", "full"))
+    assert said.count("36 steps") == 1
+    folder = tmp_path / "out" / "model"
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    assert model.dtype == torch.bfloat16 and model.config.tie_word_embeddings
+    before = load_file(base / "model.safetensors")
+    after = load_file(folder / "model.safetensors")
+    assert after.keys() == before.keys()
+    assert not any(torch.equal(after[name], tensor) for name, tensor in before.items() if tensor.ndim == 2)
+    for name in ("tokenizer.json", "chat_template.jinja", "config.json"):
+        assert (folder / name).read_bytes() == (base / name).read_bytes()
+    assert losses(tmp_path / "out")[-1].loss < losses(tmp_path / "out")[0].loss / 2
+
+
+def test_a_checkpoint_that_was_torn_is_passed_over(tmp_path: Path) -> None:
+    """Its state is written last; the one before it is whole."""
+    assert _last_checkpoint(tmp_path) is None
+    for step, state in ((3, "{}"), (9, "{}"), (12, '{"glo'), (15, None)):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        if state is not None:
+            (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
+    assert _last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-9")
+
+
+def test_a_base_that_is_no_model_is_named(base: Path, data: Path, tmp_path: Path) -> None:
+    """A folder that is not there, or that lacks its weights."""
+    with pytest.raises(BadConfig, match=r"nowhere: is no model; name a folder with config\.json"):
+        base_files(tmp_path / "nowhere", data)
+    shutil.copytree(base, tmp_path / "copy")
+    (tmp_path / "copy" / "model.safetensors").unlink()
+    with pytest.raises(BadConfig, match="copy: is no model"):
+        base_files(tmp_path / "copy", data)
+
+
+def test_a_data_set_for_another_tokenizer_is_refused(base: Path, data: Path, tmp_path: Path) -> None:
+    """Its token ids mean something else there."""
+    shutil.copytree(base, tmp_path / "copy")
+    (tmp_path / "copy" / "chat_template.jinja").write_text("{{ messages }}")
+    with pytest.raises(BadConfig, match=r"was made for another tokenizer .*chat_template\.jinja differs"):
+        base_files(tmp_path / "copy", data)
+
+
+def test_a_torn_base_is_named(base: Path, tmp_path: Path) -> None:
+    """Half its weights are none."""
+    shutil.copytree(base, tmp_path / "copy")
+    weights = (base / "model.safetensors").read_bytes()
+    (tmp_path / "copy" / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(BadConfig, match="copy: cannot be loaded"):
+        load_base(tmp_path / "copy", [Row((1,), (2,), 0, 0)], ADAPTER)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (Row((1,) * 60, (2,) * 5, 0, 0), "the longest row has 65 tokens, and 64 are allowed"),
+        (Row((1,), (9_999,), 0, 0), "knows 1256 tokens, and the data set has token 9999"),
+    ],
+)
+def test_rows_that_the_base_cannot_hold_are_refused(base: Path, row: Row, said: str) -> None:
+    """Nothing is cut."""
+    with pytest.raises(BadConfig, match=said):
+        load_base(base, [row], ADAPTER)
