@@ -15,6 +15,9 @@ _BENCHMARKS = {
     "budgets": "whether a quota holds against many requests at once, in one process and in four",
     "crashes": "what killing the gateway at random moments loses",
     "reconciliation": "whether the ledger agrees with real vLLM engines, with faults in between",
+    "executors": "the naive, the distilled and the teaching executor on held-out mini worlds",
+    "filtering": "what an executor learns with the filter, without it, and from gold trajectories",
+    "loop": "from logged traffic to a better executor in service, and a spoiled one out of it",
     "retrieval": "hit@k of dense, lexical and fused retrieval over a corpus with gold evidence",
     "usage": "how long sums over ten million calls take, and whether they are exact",
 }

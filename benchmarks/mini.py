@@ -20,10 +20,10 @@ from rolegate.v1 import answer_service_pb2 as answer_pb
 from benchmarks.mini_client import MiniClient
 from benchmarks.mini_report import MiniReport, show
 from benchmarks.mini_report import report as make_report
+from executor_sft.miniworld.config import over
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
 from serving.composition import running_gateway
-from serving.config import Config
 from serving.config_file import load_config, preset
 from serving.logs import errors_only
 from serving.retrieval.atomic_file import write_atomically
@@ -61,7 +61,7 @@ async def _run(given: argparse.Namespace) -> MiniReport:
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory() as folder:
         questions = export(World(given.seed, "test"), Path(folder), given.questions)
-        config = _over(load_config(given.config or preset("mini")), Path(folder))
+        config = over(load_config(given.config or preset("mini")), Path(folder))
         async with (
             running_gateway(config, "127.0.0.1:0", lambda text: console.print(text, style="dim")) as address,
             grpc.aio.insecure_channel(address) as channel,
@@ -71,16 +71,6 @@ async def _run(given: argparse.Namespace) -> MiniReport:
                 asked = await _all(progress, "asking", questions, client.ask, given.concurrency)
                 confident = await _confident_outside(given, client, progress)
         return make_report(given.seed, asked, confident)
-
-
-def _over(config: Config, folder: Path) -> Config:
-    """The same gateway over another world's corpus and scope."""
-    retrieval = msgspec.structs.replace(
-        config.retrieval, documents=(str(folder / "corpus.jsonl"),), index=str(folder / "index"), address=None
-    )
-    search = msgspec.structs.replace(config.search, scope=config.search.scope and str(folder / "scope.txt"))
-    server = msgspec.structs.replace(config.server, store=f"sqlite:///{folder}/runs.db")
-    return msgspec.structs.replace(config, retrieval=retrieval, search=search, server=server)
 
 
 async def _all(

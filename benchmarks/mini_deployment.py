@@ -4,16 +4,15 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import tomlkit
 
+from executor_sft.miniworld.config import write_config
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
 from router.edge.server import Server
 from serving.composition import slow_parts
-from serving.config import Config, RoleConfig, RolesConfig
+from serving.config import Config, DistillationConfig, RoleConfig, RolesConfig
 from serving.config_file import load_config, preset
 from serving.engine import Tell
 from serving.retrieval.grpc_service import RetrievalServicer
@@ -23,52 +22,65 @@ from serving.retrieval.open_retriever import open_retriever
 class MiniDeployment(msgspec.Struct, frozen=True):
     """What runs."""
 
+    of: Config
+    """The preset `mini`, over whichever world."""
     engines: dict[str, str]
     """Base URLs by the engine's name in the preset."""
     retrieval: str
-    """host:port of the retrieval service."""
+    """host:port of the retrieval service; empty leaves retrieval to whoever reads the config."""
 
-    def config(self, file: Path, store: str, base_urls: Mapping[str, str] | None = None) -> Config:
-        """The config of a gateway in front of it, also written to `file`. `base_urls`: instead of the engines'."""
-        mini = load_config(preset("mini"))
+    def config(
+        self,
+        file: Path,
+        store: str,
+        base_urls: Mapping[str, str] | None = None,
+        *,
+        versions: Path | None = None,
+    ) -> Config:
+        """The config of a gateway in front of it, also written to `file`. `base_urls`: instead of the engines'.
+        `versions`: where versions are published; then the untuned model is the active one at first.
+        """
         urls = {**self.engines, **(base_urls or {})}
 
         def at(role: RoleConfig) -> RoleConfig:
             return msgspec.structs.replace(role, engine=None, base_url=urls[role.engine or ""])
 
-        roles = RolesConfig(
-            delegation=at(mini.roles.delegation), execution=at(mini.roles.execution), answer=at(mini.roles.answer)
-        )
+        roles, teacher, retrieval = self.of.roles, self.of.distillation.teacher, self.of.retrieval
+        if self.retrieval:
+            retrieval = msgspec.structs.replace(retrieval, address=self.retrieval, index=None, documents=())
         config = msgspec.structs.replace(
-            mini,
-            roles=roles,
+            self.of,
+            roles=RolesConfig(delegation=at(roles.delegation), execution=at(roles.execution), answer=at(roles.answer)),
             engines={},
-            retrieval=msgspec.structs.replace(mini.retrieval, address=self.retrieval, index=None, documents=()),
-            server=msgspec.structs.replace(mini.server, store=store, http=None),
+            retrieval=retrieval,
+            server=msgspec.structs.replace(self.of.server, store=store, http=None),
+            distillation=DistillationConfig(teacher=at(teacher) if teacher and teacher.engine in urls else None),
         )
-        file.write_text(tomlkit.dumps(_without_none(msgspec.to_builtins(config))), "utf-8")
+        if versions is not None:
+            config = msgspec.structs.replace(
+                config, versions=msgspec.structs.replace(config.versions, folder=str(versions), start=None)
+            )
+        write_config(config, file)
         return config
 
 
 @asynccontextmanager
-async def mini_deployment(tell: Tell) -> AsyncIterator[MiniDeployment]:
-    """The preset `mini` without its gateway."""
-    config = load_config(preset("mini"))
+async def mini_deployment(
+    tell: Tell, config: Config | None = None, *, teacher: bool = False
+) -> AsyncIterator[MiniDeployment]:
+    """The preset `mini` without its gateway, or another `config` like it. `teacher`: with the teacher's engine."""
+    config = config or load_config(preset("mini"))
+    teaching = config.distillation.teacher
     async with AsyncExitStack() as stack:
         opened = partial(open_retriever, config.retrieval, tell, config.engines)
-        engines, retriever = await slow_parts(config, stack, tell, opened)
+        also = [teaching] if teacher and teaching is not None else []
+        engines, retriever = await slow_parts(config, stack, tell, opened, also)
         server = Server(None, RetrievalServicer(retriever))
         port = await server.start("127.0.0.1:0")
         stack.push_async_callback(server.drain, 0)
-        yield MiniDeployment(engines, f"127.0.0.1:{port}")
+        yield MiniDeployment(config, engines, f"127.0.0.1:{port}")
 
 
 def demo_questions(folder: Path, count: int) -> list[str]:
     """Questions about the demo's world; the same ones every time."""
     return [question.text for question in export(World(7, "test"), folder, count)]
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
-    return [_without_none(item) for item in value] if isinstance(value, list | tuple) else value

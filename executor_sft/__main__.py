@@ -1,45 +1,43 @@
-"""`rolegate sft`, or `python -m executor_sft`: the mini world and the models trained on it."""
+"""`rolegate sft`, or `python -m executor_sft`: distil the executor, step by step or all at once."""
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+
+from router.errors import RolegateError
+
+_COMMANDS = {
+    "retrain": ("executor_sft.retrain", "from logged runs to a version that works as shadow, all steps at once"),
+    "rollout": ("executor_sft.rollout", "let teacher and student work on the sub-queries of questions"),
+    "mine": ("executor_sft.mine", "the same for logged questions, with what clients said of the answers"),
+    "filter": ("executor_sft.filter", "keep what is worth learning from"),
+    "dataset": ("executor_sft.dataset", "turn it into the tokens that the serving engine sees"),
+    "train": ("executor_sft.train", "fine-tune an executor on them"),
+    "evaluate": ("executor_sft.evaluate", "compare executors on held-out questions"),
+    "publish": ("executor_sft.publish", "make a version of what was trained, and hand it to a running gateway"),
+    "mini-world": ("executor_sft.miniworld.command", "write a mini world: corpus, questions with gold plans, scope"),
+    "mini-model": ("executor_sft.minimodel.__main__", "train one of the mini models"),
+    "mini-evaluate": ("executor_sft.minimodel.evaluation", "share of right turns on a held-out world"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status."""
+    """Run one command; its exit status. Errors raised on purpose are printed in one line."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["mini-model"]:
-        from executor_sft.minimodel.__main__ import main as train_mini_model
-
-        return train_mini_model(given[1:])
-    if given[:1] == ["mini-evaluate"]:
-        from executor_sft.minimodel.evaluation import main as evaluate_mini_model
-
-        return evaluate_mini_model(given[1:])
     parser = argparse.ArgumentParser(prog="rolegate sft", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    world = commands.add_parser(
-        "mini-world",
-        help="write a mini world: corpus, questions with gold plans, scope",
-        description="Writes corpus.jsonl, questions.jsonl with gold plans, reports and answers, and scope.txt.",
-    )
-    world.add_argument("--seed", type=int, default=7, metavar="N", help="the demo's world has seed 7 (default)")
-    world.add_argument("--side", choices=["test", "train"], default="test", help="worlds of two sides share no name")
-    world.add_argument("--questions", type=int, default=200, metavar="N", help="how many (default: 200)")
-    world.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the files go")
-    commands.add_parser("mini-model", help="train one of the mini models", add_help=False)
-    commands.add_parser("mini-evaluate", help="share of right turns on a held-out world", add_help=False)
-    return _write_world(parser.parse_args(given))
-
-
-def _write_world(given: argparse.Namespace) -> int:
-    from executor_sft.miniworld.export import export
-    from executor_sft.miniworld.world import World
-
-    questions = export(World(given.seed, given.side), given.out, given.questions)
-    print(f"{given.out}: a world of seed {given.seed} with {len(questions)} questions")
-    return 0
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (_, summary) in _COMMANDS.items():
+        commands.add_parser(name, help=summary, add_help=False)
+    chosen, rest = parser.parse_known_args(given[:1])
+    module, _ = _COMMANDS[chosen.command]
+    try:
+        return int(importlib.import_module(module).main([*rest, *given[1:]]))
+    except (RolegateError, OSError, UnicodeError) as error:
+        print(f"rolegate sft {chosen.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

@@ -1,24 +1,26 @@
-"""`rolegate sft mini-model`: train the two mini models that the embedded default runs on."""
+"""`rolegate sft mini-model`: train the mini models: the two that the embedded default runs on, and the teacher, an
+executor of the backbone's size that also searches twice.
+"""
 
 import argparse
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from executor_sft.minimodel.architecture import BACKBONE, EXECUTOR, new_model
 from executor_sft.minimodel.mini_prompts import mini_prompts
-from executor_sft.minimodel.stream import Role, batches, conversations
+from executor_sft.minimodel.stream import batches, conversations
 from executor_sft.minimodel.tokenizer import load_tokenizer, train_tokenizer
 from executor_sft.minimodel.training import Schedule, save, train
-from executor_sft.miniworld.dialogues import RolePrompts
+from executor_sft.miniworld.dialogues import Dialogue, RolePrompts
 
-SHAPES = {"backbone": BACKBONE, "executor": EXECUTOR}
-STEPS = {"backbone": 3200, "executor": 4300}
-FIRST_WORLD = {"backbone": 1_000, "executor": 2_000}
+SHAPES = {"backbone": BACKBONE, "executor": EXECUTOR, "teacher": BACKBONE}
+STEPS = {"backbone": 3200, "executor": 4300, "teacher": 1600}
+FIRST_WORLD = {"backbone": 1_000, "executor": 2_000, "teacher": 3_000}
 
 
 def mini_tokenizer(system: RolePrompts) -> PreTrainedTokenizerFast:
@@ -33,26 +35,38 @@ def mini_tokenizer(system: RolePrompts) -> PreTrainedTokenizerFast:
 def main(given: Sequence[str] | None = None) -> int:
     """Train one role's model and save it; the exit status."""
     parser = argparse.ArgumentParser(prog="rolegate sft mini-model", description=__doc__)
-    parser.add_argument("role", choices=["backbone", "executor"], help="which of the two models to train")
+    parser.add_argument("role", choices=list(SHAPES), help="which model to train")
     parser.add_argument("--out", type=Path, required=True, help="where the finished model goes")
     parser.add_argument(
         "--work", type=Path, required=True, help="where checkpoints and the loss log go; reuse it to resume"
     )
     parser.add_argument("--steps", type=int, help="batches of 4,096 tokens (default: what the shipped models took)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
+    parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate (default: 3e-3)")
+    parser.add_argument("--start", type=Path, metavar="DIR", help="begin with the weights of a finished model")
     parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="that of a finished model (default: learn one)")
     parser.add_argument("--seed", type=int, default=1, help="of the weights and of the training worlds (default: 1)")
     arguments = parser.parse_args(given)
-    role: Role = arguments.role
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     system = mini_prompts()
     tokenizer = load_tokenizer(arguments.tokenizer) if arguments.tokenizer else mini_tokenizer(system)
-    model = new_model(SHAPES[role], tokenizer)
-    source = batches(conversations(role, system, FIRST_WORLD[role] * arguments.seed), tokenizer)
-    train(model, source, Schedule(arguments.steps or STEPS[role]), arguments.work)
+    model = (
+        Qwen3ForCausalLM.from_pretrained(arguments.start, dtype=torch.float32)
+        if arguments.start
+        else new_model(SHAPES[arguments.role], tokenizer)
+    )
+    source = batches(_conversations(arguments.role, system, FIRST_WORLD[arguments.role] * arguments.seed), tokenizer)
+    train(model, source, Schedule(arguments.steps or STEPS[arguments.role], arguments.rate), arguments.work)
     save(model, tokenizer, arguments.out)
     return 0
+
+
+def _conversations(role: str, system: RolePrompts, first_world: int) -> Iterator[Dialogue]:
+    """What a model learns from."""
+    if role == "teacher":
+        return conversations("executor", system, first_world, two_searches=True, passages=3)
+    return conversations("backbone" if role == "backbone" else "executor", system, first_world)
 
 
 if __name__ == "__main__":

@@ -23,13 +23,14 @@ from executor_sft.miniworld.world import World
 def main(given: Sequence[str] | None = None) -> int:
     """Print the share of right turns by kind; the exit status."""
     parser = argparse.ArgumentParser(prog="rolegate sft mini-evaluate", description=__doc__)
-    parser.add_argument("role", choices=["backbone", "executor"], help="what the model was trained for")
+    parser.add_argument("role", choices=["backbone", "executor", "teacher"], help="what the model does")
     parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="a finished model")
     parser.add_argument("--world", type=int, default=99, metavar="SEED", help="the held-out world (default: 99)")
     parser.add_argument("--conversations", type=int, default=300, metavar="N", help="how many (default: 300)")
     arguments = parser.parse_args(given)
     writer = DialogueWriter(World(arguments.world, "test"), mini_prompts())
-    source = writer.backbone() if arguments.role == "backbone" else writer.executor()
+    two_searches = arguments.role == "teacher"
+    source = writer.backbone() if arguments.role == "backbone" else writer.executor(two_searches)
     model = Qwen3ForCausalLM.from_pretrained(arguments.model).float().eval()
     dialogues = itertools.islice(source, arguments.conversations)
     table = Table("turn", "right", "of")

@@ -21,6 +21,7 @@ class Demo:
 
     config: Config
     database: Path
+    address: str
     channel: grpc.aio.Channel
     steps: tuple[str, ...]
     """What was told while it started."""
@@ -44,4 +45,4 @@ async def demo(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Demo]:
         running_gateway(config, "127.0.0.1:0", steps.append) as address,
         grpc.aio.insecure_channel(address) as channel,
     ):
-        yield Demo(config, folder / "runs.db", channel, tuple(steps))
+        yield Demo(config, folder / "runs.db", address, channel, tuple(steps))

@@ -1,0 +1,198 @@
+"""Whether the filter earns its place: the same training on everything that the rollouts hold, on what the filter lets
+through, and on gold trajectories of the same sub-queries; each compared with the untuned executor on a held-out world.
+"""
+
+import argparse
+import asyncio
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+from executor_sft.filter import main as filter_rollouts
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.mini_deployment import MiniDeployment, mini_deployment
+from executor_sft import dataset, rollout, train
+from executor_sft.evaluate import BASE, answers
+from executor_sft.evaluation import Answered, Evaluation, evaluation_of
+from executor_sft.kept import Kept, Stratum
+from executor_sft.miniworld.config import over
+from executor_sft.miniworld.dialogues import report_text
+from executor_sft.miniworld.export import export
+from executor_sft.miniworld.questions import Question as MiniQuestion
+from executor_sft.miniworld.questions import SubQuery
+from executor_sft.miniworld.world import World
+from executor_sft.rollouts import Question
+from executor_sft.step import Step
+from executor_sft.workbench import Workbench, workbench
+from router.errors import RolegateError
+from router.execution import Execution
+from router.scripted_model import ScriptedModel
+from serving.config_file import load_config, preset
+from serving.engine import Tell
+from serving.logs import errors_only
+from serving.retrieval.atomic_file import write_atomically
+
+_ARMS = ("unfiltered", "filtered", "gold")
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What was measured."""
+
+    training_worlds: list[int]
+    trajectories: dict[str, int]
+    """What each training learnt from."""
+    evaluation: Evaluation
+    not_needed: dict[str, float | None]
+    """The share of second searches for sub-queries that one search answers, of those of the gold plans; None where
+    there was no second search.
+    """
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(
+        prog="rolegate bench filtering", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--worlds", type=int, nargs="+", default=[9001, 9002], metavar="SEED", help="to train on")
+    parser.add_argument("--questions", type=int, default=400, metavar="N", help="of each of them (default: 400)")
+    parser.add_argument("--held-out", type=int, default=13, metavar="SEED", help="the world to ask about (default: 13)")
+    parser.add_argument("--asked", type=int, default=200, metavar="N", help="questions about it (default: 200)")
+    parser.add_argument("--recipe", default="mini", metavar="NAME", help="of the trainings (default: mini)")
+    parser.add_argument(
+        "--work", type=Path, metavar="DIR", help="keeps the steps' folders there, to go on after a kill"
+    )
+    parser.add_argument("--json", type=Path, metavar="OUT", help="where the figures go")
+    given = parser.parse_args(arguments)
+    errors_only()
+    with tempfile.TemporaryDirectory() as folder:
+        figures = asyncio.run(_measured(given, (given.work or Path(folder)).resolve()))
+    if given.json:
+        write_atomically(given.json, msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
+    _show(figures, Console())
+    return 0
+
+
+async def _measured(given: argparse.Namespace, work: Path) -> Figures:
+    tell, mini_config = _teller(), load_config(preset("mini"))
+    student = Path(mini_config.engines["executor"].path)
+    async with mini_deployment(tell, mini_config, teacher=True) as mini:
+        gold = [kept for seed in given.worlds for kept in await _world(mini, work, seed, given.questions)]
+        rolled_out = [work / f"world-{seed}" / "rollouts" for seed in given.worlds]
+        await _step(filter_rollouts, *rolled_out, "--none", "--out", work / "unfiltered")
+        await _step(filter_rollouts, *rolled_out, "--out", work / "filtered")
+        _write_gold(work / "gold", gold)
+        for arm in _ARMS:
+            await _step(dataset.main, work / arm, "--model", student, "--out", work / f"{arm}-data")
+            await _step(
+                train.main,
+                *(work / f"{arm}-data", "--model", student, "--recipe", given.recipe, "--out", work / f"{arm}-trained"),
+            )
+        asked = _export(work / "held-out", World(given.held_out, "test"), given.asked)
+        adapters = {arm: work / f"{arm}-trained" / "model" for arm in _ARMS}
+        async with _bench(mini, work / "held-out", adapters) as bench:
+            answered = await answers(bench, [BASE, *_ARMS], _plain(asked), rollouts=1)
+            search = bench.config.search
+    return Figures(
+        given.worlds,
+        {arm: sum(1 for _ in (work / arm / "kept.jsonl").open()) for arm in _ARMS},
+        evaluation_of(answered, search, 1, None),
+        {name: _not_needed(found, asked) for name, found in answered.items()},
+    )
+
+
+async def _world(mini: MiniDeployment, work: Path, seed: int, count: int) -> list[Kept]:
+    """Roll out over a training world; the gold trajectories of its sub-queries."""
+    folder = work / f"world-{seed}"
+    asked = _export(folder, World(seed, "train"), count)
+    config = _config(mini, folder)
+    await _step(
+        rollout.main, "--config", config, "--questions", folder / "questions.jsonl", "--out", folder / "rollouts"
+    )
+    async with _bench(mini, folder, {}) as bench:
+        return [await _gold(bench, question, sub_query) for question in asked for sub_query in question.sub_queries]
+
+
+async def _gold(bench: Workbench, question: MiniQuestion, sub_query: SubQuery) -> Kept:
+    """What a faultless executor does, with real passages."""
+    turns = [*(f"<search>{query}</search>" for query in sub_query.searches), report_text(sub_query.report)]
+    role = bench.role("execution", bench.config.roles.execution)
+    faultless = bench.executor(replace(role, model=ScriptedModel(turns)))
+    execution: Execution = await faultless.run(sub_query.text, 0, bench.context())
+    stratum: Stratum = "teacher_single" if len(sub_query.searches) == 1 else "teacher_multi"
+    return Kept(stratum, question.id, "", execution)
+
+
+def _write_gold(folder: Path, gold: Sequence[Kept]) -> None:
+    """Those that the retriever can carry out, in the filter's own kind of folder."""
+    step = Step.begin(folder, "gold", {}, {"trajectories": len(gold)})
+    if step.finished is None:
+        carried_out = [kept for kept in gold if not kept.execution.failed and _found(kept)]
+        write_atomically(folder / "kept.jsonl", msgspec.json.Encoder().encode_lines(carried_out))
+        step.finish({"kept": len(carried_out)}, ["kept.jsonl"])
+
+
+def _found(kept: Kept) -> bool:
+    """Whether every point of the report stands in a passage that was found."""
+    return all(kept.execution.citations(point) for point in kept.execution.report.evidence)
+
+
+def _bench(mini: MiniDeployment, folder: Path, adapters: Mapping[str, Path]) -> AbstractAsyncContextManager[Workbench]:
+    return workbench(load_config(_config(mini, folder)), lambda _step: None, adapters=adapters)
+
+
+def _config(mini: MiniDeployment, folder: Path) -> Path:
+    """A config over the world in `folder`, with the models that run."""
+    file = folder / "rolegate.toml"
+    of = msgspec.structs.replace(mini, of=over(mini.of, folder), retrieval="")
+    of.config(file, f"sqlite:///{folder}/runs.db")
+    return file
+
+
+def _export(folder: Path, world: World, count: int) -> list[MiniQuestion]:
+    return list({question.text: question for question in export(world, folder, count)}.values())
+
+
+def _plain(asked: Sequence[MiniQuestion]) -> list[Question]:
+    return [Question(one.id, one.text, (one.answer,)) for one in asked]
+
+
+def _not_needed(answered: Sequence[Answered], asked: Sequence[MiniQuestion]) -> float | None:
+    enough = {sub_query.text: len(sub_query.searches) for question in asked for sub_query in question.sub_queries}
+    twice = [run for one in answered for run in one.executed if run.searches > 1 and run.sub_query in enough]
+    return fmean(enough[run.sub_query] == 1 for run in twice) if twice else None
+
+
+async def _step(command: Callable[[Sequence[str]], int], *arguments: object) -> None:
+    """Run a step of the distillation in a thread, as it runs an event loop of its own."""
+    if status := await asyncio.to_thread(command, [str(argument) for argument in arguments]):
+        raise RolegateError(f"{command.__module__} ended with status {status}.")
+
+
+def _teller() -> Tell:
+    console = Console(stderr=True)
+    return lambda step: console.print(step, style="dim")
+
+
+def _show(figures: Figures, console: Console) -> None:
+    table = Table("learnt from", title=f"{figures.evaluation.questions} held-out questions", title_justify="left")
+    for column in ("trajectories", "EM", "F1", "searches", "two or more", "of these not needed", "tokens"):
+        table.add_column(column, justify="right")
+    for row in figures.evaluation.rows:
+        not_needed = figures.not_needed[row.executor]
+        table.add_row(
+            "nothing" if row.executor == BASE else row.executor,
+            str(figures.trajectories.get(row.executor, "–")),
+            f"{row.exact_match:.3f}",
+            f"{row.f1:.3f}",
+            f"{row.searches:.3f}",
+            f"{row.multi_search:.4f}",
+            "–" if not_needed is None else f"{not_needed:.3f}",
+            f"{row.executor_tokens:.0f}",
+        )
+    console.print(table)

@@ -1,0 +1,30 @@
+"""The preset `mini` over another world than the demo's."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tomlkit
+
+from serving.config import Config
+
+
+def over(config: Config, world: Path) -> Config:
+    """The same models over the world whose files are in the folder `world`; its index and runs are kept there."""
+    retrieval = msgspec.structs.replace(
+        config.retrieval, documents=(str(world / "corpus.jsonl"),), index=str(world / "index"), address=None
+    )
+    search = msgspec.structs.replace(config.search, scope=config.search.scope and str(world / "scope.txt"))
+    server = msgspec.structs.replace(config.server, store=f"sqlite:///{world}/runs.db")
+    return msgspec.structs.replace(config, retrieval=retrieval, search=search, server=server)
+
+
+def write_config(config: Config, file: Path) -> None:
+    """Write it as TOML."""
+    file.write_text(tomlkit.dumps(_without_none(msgspec.to_builtins(config))), "utf-8")
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list | tuple) else value

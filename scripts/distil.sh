@@ -1,0 +1,24 @@
+#!/bin/sh
+# How executor-000001 was made: sh scripts/distil.sh FOLDER. Started again, it goes on where it was.
+# Teacher and student work on the questions of six worlds, none of whose names are in the demo or in a benchmark.
+set -eu
+out=$(mkdir -p "$1" && cd "$1" && pwd)
+models=$(cd "$(dirname "$0")/../serving/models" && pwd)
+
+world() { # SEED SIDE QUESTIONS
+    [ -e "$out/world-$1/rolegate.toml" ] ||
+        rolegate sft mini-world --seed "$1" --side "$2" --questions "$3" --out "$out/world-$1"
+}
+
+for seed in 9001 9002 9003 9004 9005 9006; do
+    world $seed train 420
+    rolegate sft rollout --config "$out/world-$seed/rolegate.toml" --questions "$out/world-$seed/questions.jsonl" \
+        --out "$out/world-$seed/rollouts"
+done
+rolegate sft filter "$out"/world-900?/rollouts --out "$out/filtered"
+rolegate sft dataset "$out/filtered" --model "$models/mini-executor" --out "$out/data"
+rolegate sft train "$out/data" --model "$models/mini-executor" --recipe mini --out "$out/trained"
+world 17 test 150
+rolegate sft evaluate --config "$out/world-17/rolegate.toml" --questions "$out/world-17/questions.jsonl" \
+    --executors base "$out/trained/model" teacher --rollouts 1 --out "$out/evaluated"
+rolegate sft publish "$out/trained" --config "$out/world-17/rolegate.toml" --evaluation "$out/evaluated/evaluation.json"

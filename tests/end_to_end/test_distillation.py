@@ -1,0 +1,80 @@
+"""From logged traffic to a version that works as shadow, with the real teacher, real engines and real training."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from rolegate.v1 import answer_service_pb2 as answer_pb
+from rolegate.v1 import executor_version_service_pb2 as pb
+from rolegate.v1 import run_service_pb2 as run_pb
+from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
+from rolegate.v1.executor_version_service_pb2_grpc import ExecutorVersionServiceStub
+from rolegate.v1.run_service_pb2_grpc import RunServiceStub
+
+from benchmarks.mini_deployment import MiniDeployment
+from executor_sft.evaluation import Evaluation
+from executor_sft.miniworld.questions import Question
+from executor_sft.step import read_manifest
+from serving.engine import engine
+from tests.end_to_end.conftest import Demo
+from tests.end_to_end.test_demo import _questions
+from tests.scripted_gateway import environment
+
+pytestmark = pytest.mark.asyncio(loop_scope="package")
+_LOGGED, _HELD_OUT = 24, 6
+_RECIPE = 'method = "lora"\nrank = 8\nepochs = 1.0\nbatch = 16\ndevice_batch = 16\nlearning_rate = 1e-3\n'
+
+
+async def test_logged_questions_become_a_shadow(demo: Demo, tmp_path: Path) -> None:
+    """Questions with right answers, logged by the gateway, are mined, filtered, trained on, evaluated and published;
+    the version that comes of it works as shadow, and every step says what it was made of.
+    """
+    questions = _questions(_LOGGED + _HELD_OUT, single_search=False)
+    held_out, logged = questions[:_HELD_OUT], questions[_HELD_OUT:]
+    for question in questions:  # held-out ones are asked too, and must not be trained on
+        await _ask(demo, question)
+    lines = [{"id": one.id, "text": one.text, "answer": one.answer} for one in held_out]
+    (tmp_path / "held_out.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(lines))
+    (tmp_path / "recipe.toml").write_text(_RECIPE)
+    teacher = demo.config.engines["teacher"]
+    async with engine("teacher", teacher, ["mini-teacher"], lambda _step: None, logs=tmp_path) as url:
+        urls = {name.removeprefix("engines."): base_url for name, base_url in demo.engines.items()}
+        there = MiniDeployment(demo.config, {**urls, "teacher": url}, "")
+        there.config(tmp_path / "rolegate.toml", f"sqlite:///{demo.database}")
+        await _retrain(demo, tmp_path)
+
+    figures = read_manifest(tmp_path / "work" / "mined").figures
+    assert figures["selection"]["evaluation"] >= _HELD_OUT
+    assert 0 < figures["questions"] <= _LOGGED
+    evaluation = msgspec.json.decode((tmp_path / "work/evaluated/evaluation.json").read_bytes(), type=Evaluation)
+    assert evaluation.questions == len({one.text for one in held_out})
+    listed = (
+        await ExecutorVersionServiceStub(demo.channel).ListExecutorVersions(pb.ListExecutorVersionsRequest())
+    ).versions
+    (shadow,) = [version for version in listed if version.state == pb.EXECUTOR_VERSION_STATE_SHADOW]
+    assert f'"questions":{evaluation.questions}' in shadow.manifest_json.replace(" ", "")
+    await _ask(demo, logged[0])
+
+
+async def _ask(demo: Demo, question: Question) -> None:
+    """Ask, and tell the right answer."""
+    request = answer_pb.AnswerRequest(question=question.text)
+    answer = await AnswerServiceStub(demo.channel).Answer(request, timeout=120)
+    feedback = run_pb.SubmitFeedbackRequest(run_id=answer.run_id, gold_answer=question.answer)
+    await RunServiceStub(demo.channel).SubmitFeedback(feedback)
+
+
+async def _retrain(demo: Demo, folder: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "executor_sft", "retrain", "--config", "rolegate.toml", "--work", "work", "--yes"),
+        *("--evaluation", "held_out.jsonl", "--recipe", "recipe.toml", "--least", "5", "--address", demo.address),
+        *("--model", demo.config.engines["executor"].path),
+        cwd=folder,
+        env=environment(),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()
