@@ -1,5 +1,6 @@
 """LoRA adapters of a running vLLM engine."""
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -50,27 +51,26 @@ class Adapters:
         `UpstreamUnavailable`.
         """
         try:
-            async with self._session.get(f"{self._base_url}/models", headers=self._headers) as reply:
-                served = msgspec.json.decode(await reply.read(), type=_Models)
-            if known := next((model for model in served.data if model.id == name), None):
-                if known.parent is None:
-                    raise BadVersion(f"{name}: the engine at {self._base_url} serves a model of that name already.")
-                return
-            wanted = {"lora_name": name, "lora_path": str(folder)}
-            async with self._session.post(
-                f"{self._base_url}/load_lora_adapter",
-                json=wanted,
-                headers=self._headers,
-                timeout=aiohttp.ClientTimeout(total=_LOADING_S),
-            ) as reply:
-                if reply.status != 200:
-                    raise BadVersion(
-                        f"{name}: the engine at {self._base_url} refuses it: {_reason(await reply.read(), folder)}"
-                    )
-        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+            async with asyncio.timeout(_LOADING_S):
+                if await self._knows(name):
+                    return
+                wanted, url = {"lora_name": name, "lora_path": str(folder)}, f"{self._base_url}/load_lora_adapter"
+                async with self._session.post(url, json=wanted, headers=self._headers) as reply:
+                    status, said = reply.status, await reply.read()
+                if status != 200 and not await self._knows(name):  # another gateway may have been quicker
+                    raise BadVersion(f"{name}: the engine at {self._base_url} refuses it: {_reason(said, folder)}")
+        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UpstreamUnavailable(
                 f"loading {name} failed: {type(error).__name__}", endpoint=self._base_url
             ) from error
+
+    async def _knows(self, name: str) -> bool:
+        async with self._session.get(f"{self._base_url}/models", headers=self._headers) as reply:
+            served = msgspec.json.decode(await reply.read(), type=_Models)
+        known = next((model for model in served.data if model.id == name), None)
+        if known and known.parent is None:
+            raise BadVersion(f"{name}: the engine at {self._base_url} serves a model of that name already.")
+        return known is not None
 
 
 def _reason(said: bytes, folder: Path) -> str:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import structlog
 
 from router.context import RunContext
-from router.errors import BadVersion, RolegateError, UpstreamError
+from router.errors import BadVersion, RolegateError
 from router.execution import Execution
 from router.executor import Executor
 from router.executor_version import Traffic
@@ -70,6 +70,8 @@ class Executors:
             if not _turned_away(execution, index, context.ledger):
                 return execution
             _log.warning("executor.refused", version=version, instead=instead, run_id=context.ledger.run_id)
+            self._loaded.discard(version)  # an engine that was started anew has lost it
+            self._on_record = None
         return await self.of(versions[-1]).run(sub_query, index, context)
 
     def wake(self) -> None:
@@ -77,7 +79,7 @@ class Executors:
         self._news.set()
 
     async def refresh(self) -> None:
-        """Read the traffic, and load what is new in it. Raises what `read` raises."""
+        """Read the traffic, and load what is new in it. Raises what `read` raises, and `UpstreamError`."""
         async with self._refreshing:
             on_record = await self._read()
             if on_record == self._on_record:
@@ -99,13 +101,15 @@ class Executors:
                 await self.refresh()
             except RolegateError as error:
                 _log.warning("traffic.unread", error=str(error))
+            except Exception:
+                _log.exception("traffic.unread")
 
     async def _ready(self, version: str) -> bool:
         if version in self._loaded:
             return True
         try:
             await self._load(version)
-        except (BadVersion, UpstreamError) as error:
+        except BadVersion as error:
             _log.warning("version.not_loaded", version=version, error=str(error))
             self._tell(f"executor version {version} is not in use here: {error}")
             return False

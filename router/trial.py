@@ -53,18 +53,18 @@ class Judgement(msgspec.Struct, frozen=True):
 def judge(trial: Trial, feedback: Feedback) -> Judgement | None:
     """What feedback on the run says of both answers; None where it says nothing.
 
-    A gold answer tells of both, by exact match. A verdict (a score of 0.5 and more accepts) tells of the answer that
-    the client got, and of the other one only where it is the same.
+    A gold answer tells of both, by exact match, unless the client accepted an answer that does not match it. Then, as
+    without one, the verdict tells of the answer that the client got, and of the other one only where it is the same, or
+    matches.
     """
-    accepted = feedback.accepted
-    if accepted is None and feedback.score is not None:
-        accepted = feedback.score >= 0.5
-    if golds := [feedback.gold_answer] if feedback.gold_answer else []:
-        served = exact_match(trial.served.answer, golds) or bool(accepted)
-        beside: bool | None = exact_match(trial.beside.answer, golds)
+    accepted, golds = feedback.good, [feedback.gold_answer] if feedback.gold_answer else []
+    matches = bool(golds) and exact_match(trial.served.answer, golds)
+    beside: bool | None
+    if golds and (matches or not accepted):
+        served, beside = matches, exact_match(trial.beside.answer, golds)
     elif accepted is not None:
-        served = accepted
-        beside = accepted if exact_match(trial.beside.answer, [trial.served.answer]) else None
+        alike = exact_match(trial.beside.answer, [trial.served.answer, *golds])
+        served, beside = accepted, accepted if alike else None
     else:
         return None
     return Judgement(beside, served) if trial.stage == "shadow" else Judgement(served, beside)

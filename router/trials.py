@@ -10,7 +10,7 @@ from router.archive import Archive
 from router.call import Call
 from router.conductor import Asked, Conductor
 from router.context import RunContext
-from router.errors import OutOfTime, RolegateError, StoreFailed, UpstreamError
+from router.errors import ContextTooLong, OutOfTime, RolegateError, StoreFailed
 from router.events import Event
 from router.executor import Executes
 from router.executors import Executors
@@ -29,6 +29,10 @@ _log = structlog.get_logger("trials")
 _AT_ONCE, _WAITING = 2, 64
 _CUT = ("time_exhausted", "budget_exhausted")
 """Outcomes of runs that ended by the client's terms, under which the other version would not work."""
+_SPOILED = ("budget_exhausted", "retrieval_failed")
+"""Outcomes that no version can help."""
+_REVIEWING_SHARE = 0.1
+"""How much of the time reviews may take: each of them goes over all trials."""
 
 
 class Trials:
@@ -76,6 +80,7 @@ class Trials:
             while True:
                 await self._news.wait()
                 self._news.clear()
+                begun = time.monotonic()
                 try:
                     await self._review()
                     await self._executors.refresh()
@@ -83,6 +88,7 @@ class Trials:
                     _log.warning("trials.not_reviewed", error=str(error))
                 except Exception:
                     _log.exception("trials.not_reviewed")
+                await asyncio.sleep((time.monotonic() - begun) * (1 / _REVIEWING_SHARE - 1))
 
     async def _try_all(self) -> None:
         while True:
@@ -99,9 +105,12 @@ class Trials:
         served, beside = _began_with(run), traffic.beside(run.id)
         if traffic.candidate is None or traffic.stage is None or beside is None or served != traffic.serving(run.id):
             return  # it has changed since the run began
-        sides = {served: _side(run.result, run.calls, served), beside: await self._beside(run, beside)}
-        if self._executors.traffic != traffic:
+        tried = await self._beside(run, beside)
+        if tried is None:
+            _log.warning("trial.given_up", run_id=run.id, error="A budget or something upstream was in its way.")
+        if tried is None or self._executors.traffic != traffic:
             return
+        sides = {served: _side(run.result, run.calls, served), beside: tried}
         candidate, active = sides[traffic.candidate], sides[traffic.active]
         trial = Trial(run.id, traffic.candidate, traffic.active, traffic.stage, candidate, active, time.time())
         await self._book.add_trial(trial)
@@ -110,8 +119,8 @@ class Trials:
         self._news.set()
         _log.info("trial.ended", run_id=run.id, candidate=trial.candidate, stage=trial.stage, dropped=self.dropped)
 
-    async def _beside(self, run: Run, version: str) -> Side:
-        """What comes of the run with another version, in a run of its own."""
+    async def _beside(self, run: Run, version: str) -> Side | None:
+        """What comes of the run with another version, in a run of its own; None where that tells nothing of it."""
         assert isinstance(run.result, Trajectory)
         found, search = run.result, self._search(self._executors.of(version))
         ledger: Ledger | None = None
@@ -123,11 +132,11 @@ class Trials:
 
         try:
             tried = await self._conductor.conduct(Asked("shadow", run.request, run.id), Terms(SHADOW), _ignore, work)
-        except (UpstreamError, OutOfTime):
+        except (ContextTooLong, OutOfTime):
             if ledger is None:
                 raise
             return Side("", True, _tokens(ledger.calls))
-        return _side(tried.result, tried.calls, version)
+        return None if _spoiled(tried) else _side(tried.result, tried.calls, version)
 
     async def _judge(self, trial: Trial, feedback: Feedback) -> None:
         if judgement := judge(trial, feedback):
@@ -138,7 +147,14 @@ class Trials:
 def _comparable(run: Run) -> bool:
     """Whether the run got to its end by its executors' reports."""
     found = run.result
-    return isinstance(found, Trajectory) and bool(found.executions) and found.outcome not in _CUT
+    return isinstance(found, Trajectory) and bool(found.executions) and found.outcome not in _CUT and not _spoiled(run)
+
+
+def _spoiled(run: Run) -> bool:
+    """Whether something was in the run's way that no version can help: evidence for or against none."""
+    assert isinstance(run.result, Trajectory)
+    outcomes = {run.result.outcome, *(execution.outcome for execution in run.result.executions)}
+    return not outcomes.isdisjoint(_SPOILED) or any(call.outcome == "unreachable" for call in run.calls)
 
 
 def _began_with(run: Run) -> str | None:

@@ -175,8 +175,9 @@ class Versions:
 
     async def _check_loaded(self, name: str) -> None:
         """Raise where the files of a version are not what they were when it was registered."""
-        if Draft(await self._book.versions(), "").find(name).manifest:
-            await self._load(name)
+        manifest = Draft(await self._book.versions(), "").find(name).manifest
+        if manifest and await self._load(name) != manifest:
+            raise BadVersion(f"{name}: is not what was registered; names are used once, so publish it as the next one.")
 
     async def _change(self, plan: Callable[[Draft], None]) -> Draft:
         """Carry out a plan, anew where others were quicker."""

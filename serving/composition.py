@@ -27,7 +27,7 @@ from router.edge.server import Server
 from router.edge.tls import TLS
 from router.edge.usage_service import UsageServicer
 from router.engine_counts import VLLMCounts
-from router.errors import BadConfig
+from router.errors import BadConfig, UpstreamError
 from router.executor import Executes, Executor, ExecutorLimits
 from router.executors import Executors
 from router.gate import GateRule
@@ -107,7 +107,10 @@ async def running_gateway(
         versions, named = await _versions(config, loading, book)
         make = partial(_executor, config, roles["execution"], new, retriever)
         executors = Executors(make, config.roles.execution.model, versions.traffic, loading.load, tell)
-        await executors.refresh()
+        try:
+            await executors.refresh()
+        except UpstreamError as error:
+            tell(f"versions of the executor are not in use yet: {error}")
         if (active := executors.traffic.active) != named:
             tell(f"executor version {active} is active; the config names {named}")
         versions.on_change = executors.wake

@@ -153,8 +153,8 @@ class GateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     margin: float = 0.05
     """How much worse it may be than the active one, as a share of runs: in right answers, and in failures."""
     error: float = 0.05
-    """The probability of promoting a version that is worse by more than the margin, and of rolling back one that is
-    not worse, however often one looks.
+    """In each stage, the probability of promoting a version that is worse by more than the margin, and of rolling back
+    one that is not worse, however often one looks.
     """
     canary_share: float = 0.2
     """The share of runs that a shadow which passes goes on to work for."""

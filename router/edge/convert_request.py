@@ -17,6 +17,7 @@ from router.model import Message
 from router.terms import Terms
 
 _LONGEST_REQUEST_ID = 128
+_ROLES = {number: name for number, name in ROLE_NAMES.items() if name != "judge"}  # which no request asks
 _ROLE_ADVICE = "must be ROLE_DELEGATION, ROLE_EXECUTION or ROLE_ANSWER."
 Request = (
     answer_pb.AnswerRequest
@@ -41,25 +42,25 @@ def completion_from_proto(
     request: completion_pb.CompleteRequest | completion_pb.StreamCompleteRequest,
 ) -> CompletionRequest:
     """A model call. Raises `BadRequest` for what cannot be used."""
-    if request.role not in ROLE_NAMES:
+    if request.role not in _ROLES:
         raise BadRequest(f"role {_ROLE_ADVICE}")
     if request.max_tokens < 0:
         raise BadRequest("max_tokens is negative; leave it 0 for the role's own limit.")
     if "" in request.stop:
         raise BadRequest(f"stop[{list(request.stop).index('')}] is empty; every output would end at its beginning.")
     messages = tuple(_message(position, message) for position, message in enumerate(request.messages))
-    return CompletionRequest(ROLE_NAMES[request.role], messages, tuple(request.stop), request.max_tokens)
+    return CompletionRequest(_ROLES[request.role], messages, tuple(request.stop), request.max_tokens)
 
 
 def _budget(budget: budget_pb2.Budget) -> Budget:
     by_role: dict[RoleName, int] = {}
     for position, limit in enumerate(budget.role_budgets):
         field = f"budget.role_budgets[{position}]"
-        if limit.role not in ROLE_NAMES:
+        if limit.role not in _ROLES:
             raise BadRequest(f"{field}.role {_ROLE_ADVICE}")
-        if ROLE_NAMES[limit.role] in by_role:
+        if _ROLES[limit.role] in by_role:
             raise BadRequest(f"{field}.role has a limit already; leave one of them out.")
-        by_role[ROLE_NAMES[limit.role]] = _positive(f"{field}.max_total_tokens", limit.max_total_tokens)
+        by_role[_ROLES[limit.role]] = _positive(f"{field}.max_total_tokens", limit.max_total_tokens)
     tokens, cost = "max_total_tokens", "max_cost_nano_usd"
     return Budget(
         _positive(f"budget.{tokens}", budget.max_total_tokens) if budget.HasField(tokens) else None,

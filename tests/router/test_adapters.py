@@ -1,5 +1,6 @@
 """Adapters of a running engine: loaded once, and refusals in words that tell what to do."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -28,6 +29,15 @@ async def test_an_adapter_is_loaded_once(session: aiohttp.ClientSession, tmp_pat
         await adapters.load(NAME, tmp_path / "gone")
         assert server.adapters == {NAME: str(tmp_path)}
         assert server.keys == ["Bearer secret"] * 3
+
+
+async def test_gateways_that_load_at_once(session: aiohttp.ClientSession, tmp_path: Path) -> None:
+    """All but one are told that it is there already, which is what they want."""
+    async with adapter_server() as server:
+        folder = adapter(tmp_path)
+        await asyncio.gather(*(Adapters(session, server.base_url).load(NAME, folder) for _ in range(4)))
+        assert len(server.keys) == 4 + 4 + 3
+        assert server.adapters == {NAME: str(folder)}
 
 
 async def test_the_name_of_a_model_is_taken(session: aiohttp.ClientSession, tmp_path: Path) -> None:

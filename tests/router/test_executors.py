@@ -1,7 +1,7 @@
 """Versions of the executor in use: a run keeps its own, and none fails because one is not to be had."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pytest
 
@@ -26,8 +26,8 @@ MISSING = UpstreamRefused("The model does not exist.", endpoint="e")
 class Record:
     """The traffic on record, and an engine that loads what it has."""
 
-    def __init__(self, traffic: Traffic, *, lacks: str = "") -> None:
-        self.traffic, self.lacks = traffic, lacks
+    def __init__(self, traffic: Traffic, *, lacks: str = "", away: Iterable[str] = ()) -> None:
+        self.traffic, self.lacks, self.away = traffic, lacks, set(away)
         self.failure: Exception | None = None
         self.loaded: list[str] = []
 
@@ -38,6 +38,8 @@ class Record:
 
     async def load(self, version: str) -> None:
         self.loaded.append(version)
+        if version in self.away:
+            raise UpstreamUnavailable("not there", endpoint="e")
         if version == self.lacks:
             raise BadVersion(f"{version}: is not what was published")
 
@@ -124,6 +126,30 @@ async def test_a_version_that_cannot_be_loaded(lacks: str, traffic: Traffic) -> 
     assert several.traffic == traffic
     assert told == [f"executor version {lacks} is not in use here: {lacks}: is not what was published"]
     assert record.loaded.count(lacks) == 1
+
+
+async def test_an_engine_that_is_away() -> None:
+    """What it could not load is loaded as soon as it is back; until then the traffic stays what it was."""
+    record = Record(Traffic(OLD, NEW, "shadow"), away={NEW})
+    several = executors(record)
+    with pytest.raises(UpstreamUnavailable):
+        await several.refresh()
+    assert several.traffic == Traffic(BASE)
+    record.away.clear()
+    await several.refresh()
+    assert several.traffic == record.traffic
+
+
+async def test_an_engine_that_has_lost_its_versions() -> None:
+    """They are loaded anew, for the runs after the one that met with it."""
+    gone = {NEW: ScriptedModel([MISSING, *[UpstreamUnavailable("overloaded", endpoint="e")] * 2])}
+    record = Record(Traffic(NEW))
+    several = executors(record, gone)
+    await several.refresh()
+    assert await worked(several, run_of("run-1")) == BASE
+    await several.refresh()
+    assert record.loaded == [NEW, NEW]
+    assert await worked(several, run_of("run-2")) == NEW
 
 
 async def test_a_model_that_the_engine_does_not_have() -> None:

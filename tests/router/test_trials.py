@@ -1,19 +1,20 @@
 """Trials: the other version works on what was answered; nobody waits for it, and no tenant pays for it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from router.answerer import Answerer
 from router.budget import Budget
 from router.conductor import Conductor
 from router.delegator import Delegator
-from router.errors import UpstreamRefused, UpstreamUnavailable
+from router.errors import ContextTooLong, UpstreamRefused, UpstreamUnavailable
 from router.executor import Executes, Executor, ExecutorLimits
 from router.executors import Executors
 from router.feedback import Feedback
@@ -22,7 +23,8 @@ from router.identity import SCOPES, Identity
 from router.live_runs import LiveRuns
 from router.meanwhile import meanwhile
 from router.model import Message, Model, Prompt, Sampling
-from router.retrieval import FixedRetriever
+from router.passage import Passage
+from router.retrieval import FixedRetriever, Retriever
 from router.role import Role
 from router.run import Run
 from router.runs import Runs
@@ -79,11 +81,12 @@ class Models:
     )
     delegator: Model = field(default_factory=lambda: ScriptedModel(delegates, "backbone"))
     answerer: Model = field(default_factory=lambda: ScriptedModel(answers, "fixed"))
+    retriever: Retriever = field(default_factory=lambda: FixedRetriever({SUB_QUERY: [PASSAGE]}))
 
     def executor(self, version: str) -> Executor:
         """The executor of a version."""
         model = Role("execution", self.executors[version], "execute", Sampling(64), 1, executor_version=version)
-        return Executor(model, FixedRetriever({SUB_QUERY: [PASSAGE]}), ExecutorLimits())
+        return Executor(model, self.retriever, ExecutorLimits())
 
     def search(self, executor: Executes) -> Search:
         """The search loop with an executor."""
@@ -301,15 +304,13 @@ async def test_what_is_not_tried(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", ["shadow", "canary"])
-async def test_a_trial_that_fails_upstream(tmp_path: Path, stage: str) -> None:
-    """It counts against the version that worked in it."""
+async def test_a_trial_whose_reports_are_too_long(tmp_path: Path, stage: str) -> None:
+    """It counts against the version that wrote them."""
     models = Models()
 
-    def breaks(prompt: Prompt) -> str | UpstreamUnavailable:
+    def breaks(prompt: Prompt) -> str | ContextTooLong:
         other = "Al Pacino" if stage == "shadow" else "Michael Mann"
-        return (
-            UpstreamUnavailable("overloaded", endpoint="e") if other in prompt.messages[1].content else answers(prompt)
-        )
+        return ContextTooLong("too long", endpoint="e") if other in prompt.messages[1].content else answers(prompt)
 
     models.answerer = ScriptedModel(breaks, "fixed")
     async with deployed(tmp_path, models) as here:
@@ -320,6 +321,64 @@ async def test_a_trial_that_fails_upstream(tmp_path: Path, stage: str) -> None:
     assert trial is not None
     assert (trial.beside.answer, trial.beside.failed, trial.served.failed) == ("", True, False)
     assert trial.beside.tokens == trial.served.tokens > 0
+
+
+def down(_prompt: Prompt | None = None) -> UpstreamUnavailable:
+    """What whoever is not to be had for now says."""
+    return UpstreamUnavailable("down for now", endpoint="e", unspent=True)
+
+
+class DownOnce(FixedRetriever):
+    """Is not to be had for the first search."""
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        found = await super().search(queries, top_k)
+        if len(self.queries) == 1:
+            raise down()
+        return found
+
+
+@pytest.mark.parametrize("who", ["delegator", "answerer", "executor", "retriever", "quota"])
+async def test_a_trial_that_others_spoil_is_none(tmp_path: Path, who: str) -> None:
+    """What a version cannot help speaks neither for nor against it: a few such trials would decide on it."""
+    models = Models()
+    async with deployed(tmp_path, models, working=False) as here:
+        await here.set("shadow")
+        await here.ask()
+        match who:
+            case "delegator" | "answerer":
+                setattr(models, who, ScriptedModel(down, who))
+            case "executor":
+                models.executors[NEW] = ScriptedModel(down, NEW)
+            case "retriever":
+                models.retriever = DownOnce({})
+            case _:
+                await SQLAccounts(here.database).set_tenant(Tenant("shadow", tokens_per_day=165))
+        told: asyncio.Queue[str] = asyncio.Queue()
+
+        def hear(_logger: object, _level: str, event: Any) -> Any:
+            if event["event"].startswith("trial."):
+                told.put_nowait(event["event"])
+            return event
+
+        with capture_logs(processors=[hear]):
+            async with meanwhile(here.trials.work()):
+                assert await ended(told.get()) == "trial.given_up"
+        assert await here.rows("SELECT COUNT(*) FROM version_trials") == [(0,)]
+
+
+async def test_a_run_that_others_spoiled_is_not_tried(tmp_path: Path) -> None:
+    """The version that was served could not help it."""
+    models = Models()
+    models.retriever = DownOnce({SUB_QUERY: [PASSAGE]})
+    async with deployed(tmp_path, models) as here:
+        await here.set("shadow")
+        spoiled = await here.ask()
+        assert spoiled.result.executions[0].outcome == "retrieval_failed"  # type: ignore[union-attr]
+        run = await here.ask()
+        await here.next_review()
+        assert await here.rows("SELECT run_id FROM version_trials") == [(run.id,)]
+        assert await here.rows("SELECT COUNT(*) FROM runs WHERE kind = 'shadow'") == [(1,)]
 
 
 async def test_an_execution_without_a_report_is_a_failure(tmp_path: Path) -> None:

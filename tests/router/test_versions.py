@@ -27,12 +27,14 @@ class Loaded:
     def __init__(self) -> None:
         self.names: list[str] = []
         self.broken = {BROKEN}
+        self.replaced = ""
 
     async def __call__(self, name: str) -> str:
         if name in self.broken:
             raise BadVersion(f"{name}: its files are not what was published.")
         self.names.append(name)
-        return f'{{"version":"{name}"}}'
+        content = f"another {name}" if name == self.replaced else name
+        return f'{{"version":"{content}"}}'
 
 
 class Setting:
@@ -150,6 +152,15 @@ async def test_a_version_that_cannot_be_loaded(setting: Setting) -> None:
             await put_to_work
     assert await setting.states() == {SECOND: "registered", FIRST: "registered", BASE: "active"}
     assert (await setting.versions.set_traffic(FIRST, "registered")).state == "registered"
+
+
+async def test_a_version_that_was_replaced(setting: Setting) -> None:
+    """Another one in its folder is whole, and not what is on record."""
+    setting.load.replaced = FIRST
+    for put_to_work in (setting.versions.set_traffic(FIRST, "shadow"), setting.versions.promote(FIRST)):
+        with pytest.raises(BadVersion, match="not what was registered"):
+            await put_to_work
+    assert await setting.versions.traffic() == Traffic(BASE)
 
 
 async def test_traffic_is_set(setting: Setting) -> None:

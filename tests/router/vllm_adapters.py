@@ -35,6 +35,8 @@ class AdapterServer:
         self.keys.append(request.headers.get("Authorization"))
         asked = await request.json()
         name, folder = asked["lora_name"], Path(asked["lora_path"])
+        if name in self.adapters:
+            return _failure(400, f"The lora adapter '{name}' has already been loaded.")
         if not (folder / "adapter_config.json").is_file():
             return _failure(404, f"Loading lora {name} failed: No adapter found for {folder}")
         if (rank := json.loads((folder / "adapter_config.json").read_text())["r"]) > LARGEST_RANK:

@@ -115,6 +115,7 @@ async def test_retries_are_counted() -> None:
 
 BAD: list[tuple[pb.CompleteRequest, str]] = [
     (pb.CompleteRequest(messages=HI), "role must be"),
+    (pb.CompleteRequest(role=usage_pb2.ROLE_JUDGE, messages=HI), "role must be"),
     (pb.CompleteRequest(role=99, messages=HI), "role must be"),  # type: ignore[arg-type]
     (pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER), "messages must end"),
     (pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=[pb.ChatMessage(role="tool")]), r"messages\[0\]\.role"),
