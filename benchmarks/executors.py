@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 
 from benchmarks.mini_deployment import MiniDeployment, mini_deployment
-from executor_sft.evaluate import BASE, TEACHER, answers, show
+from executor_sft.evaluate import BASE, TEACHER, adapter_name, answers, show
 from executor_sft.evaluation import Answered, Evaluation, evaluation_of
 from executor_sft.miniworld.config import over
 from executor_sft.miniworld.export import export
@@ -102,7 +102,7 @@ async def _world(
     """What the three executors answer in one world."""
     there = msgspec.structs.replace(mini, of=over(mini.of, folder), retrieval="")
     config = _limited(there.config(folder / "rolegate.toml", f"sqlite:///{folder}/runs.db"), turns)
-    name = version.resolve().name
+    name = adapter_name(version)
     async with workbench(
         config, lambda _step: None, remember=folder / f"calls-{turns}.jsonl", adapters={name: version}
     ) as bench:

@@ -7,6 +7,7 @@ asking. Then a spoiled version is let in as a canary, and the gate takes it out 
 
 import argparse
 import asyncio
+import itertools
 import sys
 import tempfile
 import time
@@ -111,6 +112,8 @@ def main(arguments: Sequence[str]) -> int:
 
 async def _looped(given: argparse.Namespace, work: Path) -> Figures:
     console = Console(stderr=True)
+    if (work / "runs.db").exists():
+        raise RolegateError(f"{work}: holds another loop's runs and versions; name a new folder.")
     world, preset_mini = work / "world", load_config(preset("mini"))
     questions = _distinct(export(World(given.seed, "test"), world, given.questions + given.held_out + 2 * given.most))
     held_out, logged = questions[: given.held_out], questions[given.held_out :][: given.questions]
@@ -173,10 +176,10 @@ class _Asking:
         ended = asyncio.Event()
 
         def wanted() -> Iterator[Question]:
-            for _ in range(most):
+            for question in itertools.islice(questions, most):
                 if ended.is_set():
                     return
-                yield next(questions)
+                yield question
 
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(self._watch(version, ended))

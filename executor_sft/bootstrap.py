@@ -23,6 +23,7 @@ def paired_difference(new: Sequence[float], old: Sequence[float], seed: int = 0)
     if not new or len(new) != len(old):
         raise ValueError(f"{len(new)} and {len(old)} scores cannot be paired")
     differences = np.asarray(new, np.float64) - np.asarray(old, np.float64)
-    drawn = np.random.default_rng(seed).integers(0, len(differences), (_RESAMPLES, len(differences)))
-    low, high = np.quantile(differences[drawn].mean(axis=1), (0.025, 0.975))
+    rng, count = np.random.default_rng(seed), len(differences)
+    means = [differences[rng.integers(0, count, count)].mean() for _ in range(_RESAMPLES)]
+    low, high = np.quantile(means, (0.025, 0.975))
     return Difference(float(differences.mean()), float(low), float(high))

@@ -19,8 +19,9 @@ from executor_sft.config_settings import config_settings
 from executor_sft.cut_off import check
 from executor_sft.evaluation import Answered, Comparison, Evaluation, Executed, Row, evaluation_of
 from executor_sft.questions import read_questions
+from executor_sft.rollout import check_counts
 from executor_sft.rollouts import Question
-from executor_sft.step import Step
+from executor_sft.step import Step, digest_of
 from executor_sft.workbench import Workbench, workbench
 from router.errors import BadConfig
 from router.executor import Executor
@@ -34,6 +35,7 @@ from serving.versions.manifest import MANIFEST
 
 BASE, TEACHER = "base", "teacher"
 RESULT = "evaluation.json"
+_WEIGHTS = "adapter_model.safetensors"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -58,18 +60,24 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     given = parser.parse_args(arguments)
     errors_only()
+    check_counts(given, "rollouts", "limit", "concurrency")
     config = chosen_config(given)
-    folders = {_name(which): Path(which) for which in given.executors if which not in (BASE, TEACHER)}
-    inputs = {"questions": given.questions} | {name: folder / _weights(folder) for name, folder in folders.items()}
+    executors = [which if which in (BASE, TEACHER) else adapter_name(Path(which)) for which in given.executors]
+    if len(set(executors)) < len(executors):
+        raise BadConfig(f"--executors {' '.join(given.executors)}: names the same one twice.")
+    folders = {
+        name: Path(which) for name, which in zip(executors, given.executors, strict=True) if name not in (BASE, TEACHER)
+    }
+    inputs = {"questions": given.questions} | {name: folder / _WEIGHTS for name, folder in folders.items()}
     settings = {key: getattr(given, key) for key in ("rollouts", "temperature", "limit")}
     also = {"judge": config.distillation.judge}
-    if TEACHER in given.executors:
+    if TEACHER in executors:
         also["teacher"] = config.distillation.teacher
-    settings |= {"executors": _names(given.executors), **config_settings(config, also)}
+    settings |= {"executors": executors, **config_settings(config, also)}
     step = Step.begin(given.out, "evaluate", inputs, settings)
     if step.finished is None:
         questions = read_questions(given.questions)[: given.limit]
-        evaluation = asyncio.run(_evaluated(config, questions, given, folders))
+        evaluation = asyncio.run(_evaluated(config, questions, given, executors, folders))
         write_atomically(given.out / RESULT, msgspec.json.format(msgspec.json.encode(evaluation), indent=2) + b"\n")
         step.finish({"questions": len(questions)}, [RESULT])
     encoded = (given.out / RESULT).read_bytes()
@@ -78,6 +86,14 @@ def main(arguments: Sequence[str]) -> int:
     else:
         show(msgspec.json.decode(encoded, type=Evaluation), Console())
     return 0
+
+
+def adapter_name(folder: Path) -> str:
+    """Under what an adapter is loaded: its version's name, or that of its training with a part of its digest, as an
+    engine that goes on running may still hold an older one. Raises `BadConfig` where there is none.
+    """
+    path = folder.resolve()
+    return path.name if (path / MANIFEST).exists() else f"{path.parent.name}-{digest_of(path / _WEIGHTS)[:8]}"
 
 
 async def answers(
@@ -98,18 +114,21 @@ async def answers(
     with Progress(console=console or Console(stderr=True)) as progress:
         bar = progress.add_task("evaluating", total=len(executors) * rollouts * len(questions))
 
-        async def one(name: str, seeded: Workbench, executor: Executor, question: Question) -> Answered:
+        async def one(seeded: Workbench, executor: Executor, question: Question) -> Answered:
             async with gate:
                 result = await _answered(seeded, executor, question)
                 progress.advance(bar)
                 return result
 
         for number in range(rollouts):
-            seeded = bench if temperature is None else bench.sampled(temperature, number)
+            seeded = bench.sampled(number, temperature)
             for name in executors:
                 executor = _executor(seeded, name)
-                async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(one(name, seeded, executor, question)) for question in questions]
+                try:
+                    async with asyncio.TaskGroup() as group:
+                        tasks = [group.create_task(one(seeded, executor, question)) for question in questions]
+                except ExceptionGroup as failed:
+                    raise failed.exceptions[0] from None
                 answered[name] += [task.result() for task in tasks]
     return answered
 
@@ -128,10 +147,13 @@ def show(evaluation: Evaluation, console: Console) -> None:
 
 
 async def _evaluated(
-    config: Config, questions: Sequence[Question], given: argparse.Namespace, folders: Mapping[str, Path]
+    config: Config,
+    questions: Sequence[Question],
+    given: argparse.Namespace,
+    executors: Sequence[str],
+    folders: Mapping[str, Path],
 ) -> Evaluation:
     console = Console(stderr=True)
-    executors = _names(given.executors)
     remember = given.out / "calls.jsonl"
     async with workbench(
         config,
@@ -180,22 +202,6 @@ async def _answered(bench: Workbench, executor: Executor, question: Question) ->
         sum(usage.total_tokens for usage in usages),
         tuple(executed),
     )
-
-
-def _names(executors: Sequence[str]) -> list[str]:
-    return [which if which in (BASE, TEACHER) else _name(which) for which in executors]
-
-
-def _name(folder: str) -> str:
-    """Under what an adapter is loaded: the name of a version, or of the folder of its training."""
-    path = Path(folder).resolve()
-    return path.name if (path / MANIFEST).exists() else path.parent.name
-
-
-def _weights(folder: Path) -> str:
-    if not (folder / "adapter_model.safetensors").is_file():
-        raise BadConfig(f"--executors {folder}: holds no adapter_model.safetensors.")
-    return "adapter_model.safetensors"
 
 
 def _cells(one: Row) -> list[str]:

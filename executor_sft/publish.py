@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 from rolegate.client import Client
+from rolegate.v1.executor_version_service_pb2 import ExecutorVersionState
 
 from executor_sft.step import StepManifest, digest_of, read_manifest
 from executor_sft.train import MODEL
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.address is None:
         print(f"to register it with a running gateway: rolegate versions register {version.name}")
         return 0
-    return with_client(given, lambda client: _register(client, version.name, given))
+    return with_client(given, lambda client: _register(client, version, given))
 
 
 def publish(trained: Path, config: Config, evaluation: Path | None = None) -> Path:
@@ -59,7 +60,7 @@ def publish(trained: Path, config: Config, evaluation: Path | None = None) -> Pa
     files = _files(trained, manifest)
     recipe, base = manifest.origin.settings, manifest.figures["base"]
     rank = recipe["rank"] if manifest.figures["kind"] == "adapter" else None
-    _check_engine(trained, config, base["sha256"], rank)
+    check_engine(f"{trained}", config, base["sha256"], rank)
     folder = Path(config.versions.folder)
     if (same := _published(folder, files)) is not None:
         return same
@@ -89,9 +90,9 @@ def _files(trained: Path, manifest: StepManifest) -> dict[str, str]:
     return {name.removeprefix(f"{MODEL}/"): digest for name, digest in files.items()}
 
 
-def _check_engine(trained: Path, config: Config, trained_on: str, rank: int | None) -> None:
+def check_engine(what: str, config: Config, trained_on: str, rank: int | None) -> None:
     """An engine of ours must serve the model that was trained on, and take adapters of this rank; what others serve is
-    not known.
+    not known. Raises `BadVersion`, naming `what`.
     """
     name = config.roles.execution.engine
     if name is None:
@@ -100,11 +101,11 @@ def _check_engine(trained: Path, config: Config, trained_on: str, rank: int | No
     served = base_sha256(Path(engine.path))
     if served and served != trained_on:
         raise BadVersion(
-            f"{trained}: was trained on another model than engines.{name} serves ({engine.path}); name the config that "
+            f"{what}: is trained on another model than engines.{name} serves ({engine.path}); name the config that "
             "serves it, or train on that one."
         )
     if rank is not None and rank > (engine.adapter_rank or 0):
-        raise BadVersion(f"{trained}: is an adapter of rank {rank}; set engines.{name}.adapter_rank = {rank} or more.")
+        raise BadVersion(f"{what}: makes an adapter of rank {rank}; set engines.{name}.adapter_rank = {rank} or more.")
 
 
 def _published(folder: Path, files: Mapping[str, str]) -> Path | None:
@@ -116,11 +117,17 @@ def _published(folder: Path, files: Mapping[str, str]) -> Path | None:
     return None
 
 
-def _register(client: Client, version: str, given: argparse.Namespace) -> int:
-    if all(known.version != version for known in client.versions()):
-        client.register_version(version)
-    print(f"{version}: registered at {given.address}")
-    if given.traffic == "shadow":
-        client.set_version_traffic(version, "shadow")
-        print(f"{version}: works as shadow; `rolegate versions list` shows how it does")
+def _register(client: Client, folder: Path, given: argparse.Namespace) -> int:
+    """What the gate has decided on it meanwhile stays so."""
+    name = folder.name
+    known = next((one for one in client.versions() if one.version == name), None) or client.register_version(name)
+    if msgspec.json.decode(known.manifest_json, type=VersionManifest) != verified(folder):
+        raise BadVersion(
+            f"{folder}: the gateway at {given.address} knows another version of that name, from another folder; give "
+            "versions.folder the one that it has."
+        )
+    print(f"{name}: registered at {given.address}")
+    if given.traffic == "shadow" and known.state == ExecutorVersionState.EXECUTOR_VERSION_STATE_REGISTERED:
+        client.set_version_traffic(name, "shadow")
+        print(f"{name}: works as shadow; `rolegate versions list` shows how it does")
     return 0

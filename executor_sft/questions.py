@@ -55,6 +55,8 @@ def read_question_list(path: Path) -> QuestionList:
         text = _text(row, path, number)
         name = str(number) if row.id is None else str(row.id)
         found.setdefault(normal_question(text), Question(name, text, golds, row.source or row.dataset or ""))
+    if not found:
+        raise BadConfig(f"{path}: holds no question; write one JSON object a line.")
     return QuestionList(_named_apart(found.values()), rows - len(found))
 
 

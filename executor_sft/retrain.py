@@ -14,9 +14,13 @@ import msgspec
 from executor_sft import dataset, evaluate, mine, publish, train
 from executor_sft.evaluation import Evaluation
 from executor_sft.filter import main as filter_rollouts
+from executor_sft.questions import read_questions
+from executor_sft.recipe import load_recipe
 from executor_sft.step import read_manifest
-from serving.cli.connection import ADDRESS
+from router.errors import BadConfig
+from serving.cli.connection import access, add_connection
 from serving.cli.options import add_config, chosen_config, chosen_file
+from serving.versions.folder import base_sha256
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -32,9 +36,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--mix", metavar="STRATUM=N,…", help="as of `rolegate sft filter`")
     parser.add_argument("--least", type=int, default=100, metavar="N", help="trajectories to learn from (default: 100)")
     parser.add_argument("--rollouts", type=int, default=1, metavar="K", help="of each held-out question (default: 1)")
-    parser.add_argument("--address", default=ADDRESS, metavar="HOST:PORT", help="the gateway (default: %(default)s)")
+    add_connection(parser)
     parser.add_argument("--yes", action="store_true", help="do not ask whether re-running may cost what it does")
     given = parser.parse_args(arguments)
+    given.config = chosen_file(given)
+    _check(given)
     for step in (_mine, _filter, _dataset, _train, _evaluate, _publish):
         if reason := step(given):
             print(f"rolegate sft retrain: stopped at {step.__name__.strip('_')}: {reason}")
@@ -46,14 +52,25 @@ Stop = str | None
 """Why not to go on; None where nothing speaks against it."""
 
 
+def _check(given: argparse.Namespace) -> None:
+    """Raise `BadConfig` or `BadVersion` for what would stop a later step, before anything is spent."""
+    recipe, student = load_recipe(given.recipe), _student(given)
+    if recipe.method != "lora":
+        raise BadConfig(
+            f"--recipe {given.recipe}: trains all weights, and an engine that runs takes in adapters only; name one "
+            'with method = "lora", or run the steps one by one.'
+        )
+    dataset.tokenizer_files(student)
+    publish.check_engine(
+        f"--recipe {given.recipe} with {student}", chosen_config(given), base_sha256(student), recipe.rank
+    )
+    read_questions(given.evaluation)
+
+
 def _mine(given: argparse.Namespace) -> Stop:
     return _done(
         mine.main,
-        *_config(given),
-        "--out",
-        given.work / "mined",
-        "--evaluation",
-        given.evaluation,
+        *("--config", given.config, "--out", given.work / "mined", "--evaluation", given.evaluation),
         given.yes and "--yes",
     )
 
@@ -68,7 +85,13 @@ def _filter(given: argparse.Namespace) -> Stop:
 
 
 def _dataset(given: argparse.Namespace) -> Stop:
-    return _done(dataset.main, given.work / "filtered", "--model", _student(given), "--out", given.work / "data")
+    role = chosen_config(given).roles.execution
+    return _done(
+        dataset.main,
+        *(given.work / "filtered", "--model", _student(given), "--out", given.work / "data"),
+        role.thinking is not None and f"--thinking={str(role.thinking).lower()}",
+        f"--system-role={str(role.system_role).lower()}",
+    )
 
 
 def _train(given: argparse.Namespace) -> Stop:
@@ -82,7 +105,7 @@ def _evaluate(given: argparse.Namespace) -> Stop:
     folder = given.work / "evaluated"
     stop = _done(
         evaluate.main,
-        *("--questions", given.evaluation, "--rollouts", given.rollouts, "--out", folder, *_config(given)),
+        *("--questions", given.evaluation, "--rollouts", given.rollouts, "--out", folder, "--config", given.config),
         *("--executors", evaluate.BASE, given.work / "trained" / "model"),
     )
     if stop is not None:
@@ -100,18 +123,15 @@ def _evaluate(given: argparse.Namespace) -> Stop:
 def _publish(given: argparse.Namespace) -> Stop:
     return _done(
         publish.main,
-        *(given.work / "trained", *_config(given), "--evaluation", given.work / "evaluated" / evaluate.RESULT),
-        *("--address", given.address, "--traffic", "shadow"),
+        *(given.work / "trained", "--config", given.config, "--address", given.address, "--traffic", "shadow"),
+        *("--evaluation", given.work / "evaluated" / evaluate.RESULT),
+        *(f"--{option}={file}" for option, file in access(given).items() if file),
     )
 
 
 def _done(command: Callable[[Sequence[str]], int], *arguments: object) -> Stop:
     status = command([str(argument) for argument in arguments if argument])
     return f"it ended with status {status}." if status else None
-
-
-def _config(given: argparse.Namespace) -> list[str]:
-    return ["--preset", given.preset] if given.preset else ["--config", str(chosen_file(given))]
 
 
 def _student(given: argparse.Namespace) -> Path:

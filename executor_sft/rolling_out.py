@@ -24,13 +24,23 @@ Progress = Callable[[int], None]
 
 
 def teacher_of(config: Config) -> RoleConfig:
-    """The model that teaches. Raises `BadConfig` where the config names none."""
-    if config.distillation.teacher is None:
+    """The model that teaches. Raises `BadConfig` where the config names none, or one with a prompt of its own."""
+    teacher = config.distillation.teacher
+    if teacher is None:
         raise BadConfig(
             "distillation.teacher: is not set; add a table [distillation.teacher] with model, prompt and where it is "
             "served, as in [roles.execution], which is the student."
         )
-    return config.distillation.teacher
+    if _read(teacher.prompt) != _read(config.roles.execution.prompt):
+        raise BadConfig(
+            f"distillation.teacher.prompt: {teacher.prompt} differs from {config.roles.execution.prompt}; name the "
+            "prompt of roles.execution, as the student learns under the one that it serves with."
+        )
+    return teacher
+
+
+def _read(prompt: str) -> str:
+    return Path(prompt).read_text("utf-8").strip()
 
 
 def roller_of(bench: Workbench) -> Roller:

@@ -67,11 +67,16 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 def settings_of(config: Config, given: argparse.Namespace) -> dict[str, object]:
     """What the step is made with. Raises `BadConfig` where an option cannot be, or where nobody teaches."""
-    for name in ("limit", "concurrency"):
-        if getattr(given, name) is not None and getattr(given, name) < 1:
-            raise BadConfig(f"--{name} {getattr(given, name)}: must be at least 1.")
+    check_counts(given, "limit", "concurrency")
     also = {"teacher": teacher_of(config), "judge": config.distillation.judge}
     return {"limit": given.limit, **config_settings(config, also)}
+
+
+def check_counts(given: argparse.Namespace, *names: str) -> None:
+    """Raise `BadConfig` where one of these options is given, and less than 1."""
+    for name in names:
+        if (count := getattr(given, name)) is not None and count < 1:
+            raise BadConfig(f"--{name} {count}: must be at least 1.")
 
 
 def rolled_out(

@@ -50,7 +50,7 @@ class Step:
         folder.mkdir(parents=True, exist_ok=True)
         begun, encoded = folder / _BEGUN, msgspec.json.format(msgspec.json.encode(origin), indent=2) + b"\n"
         if not begun.exists():
-            if any(folder.iterdir()):
+            if any(not path.name.startswith(f".{_BEGUN}.") for path in folder.iterdir()):  # left by a kill
                 raise BadConfig(f"{folder}: is not empty, and no step began there; name another folder.")
             write_atomically(begun, encoded)
         elif begun.read_bytes() != encoded:

@@ -42,9 +42,10 @@ class Workbench:
     engines: Mapping[str, str]
     """Base URLs by the engine's name."""
     memory: Memory | None = None
-    temperature: float | None = None
-    """Of all roles but the judge; None for the config's."""
     seed: int | None = None
+    """Of all roles but the judge; None for the config's."""
+    temperature: float | None = None
+    """The same."""
 
     @property
     def judge(self) -> Judge | None:
@@ -52,20 +53,22 @@ class Workbench:
         config = self.config.distillation.judge
         return None if config is None else Judge(self.role("judge", config))
 
-    def sampled(self, temperature: float, seed: int) -> "Workbench":
-        """The same with another temperature and seed of all roles, but for the judge."""
-        return replace(self, temperature=temperature, seed=seed)
+    def sampled(self, seed: int, temperature: float | None = None) -> "Workbench":
+        """The same with another seed, and temperature, of all roles but the judge."""
+        return replace(self, seed=seed, temperature=temperature)
 
     def role(self, name: RoleName, config: RoleConfig, *, version: str | None = None) -> Role:
         """The role that a config describes. `version`: the name of an adapter that works instead of its model."""
+        teaches = config == self.config.distillation.teacher  # perhaps under the student's name, elsewhere
         if version is not None:
             config = msgspec.structs.replace(config, model=version)
-        if self.temperature is not None and name != "judge":
-            config = msgspec.structs.replace(config, temperature=self.temperature, seed=self.seed)
+        if name != "judge" and self.seed is not None:
+            temperature = config.temperature if self.temperature is None else self.temperature
+            config = msgspec.structs.replace(config, seed=self.seed, temperature=temperature)
         role = replace(new_role(name, config, self.session, self.engines), streams=False)
         if self.memory is None:
             return role
-        variant = (config.thinking, config.extra_body)
+        variant = (teaches, config.thinking, config.extra_body)
         return replace(role, model=self.memory.remembering(role.model, name, variant))
 
     def executor(self, role: Role, limits: ExecutorLimits | None = None) -> Executor:

@@ -1,6 +1,7 @@
 #!/bin/sh
 # How executor-000001 was made: sh scripts/distil.sh FOLDER. Started again, it goes on where it was.
-# Teacher and student work on the questions of six worlds, none of whose names are in the demo or in a benchmark.
+# Teacher and student work on the questions of six worlds, none of whose names are in the demo or in a benchmark. The
+# teacher itself is made by `rolegate sft mini-model teacher --start serving/models/mini-backbone …`.
 set -eu
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 models=$(cd "$(dirname "$0")/../serving/models" && pwd)
@@ -21,4 +22,5 @@ rolegate sft train "$out/data" --model "$models/mini-executor" --recipe mini --o
 world 17 test 150
 rolegate sft evaluate --config "$out/world-17/rolegate.toml" --questions "$out/world-17/questions.jsonl" \
     --executors base "$out/trained/model" teacher --rollouts 1 --out "$out/evaluated"
-rolegate sft publish "$out/trained" --config "$out/world-17/rolegate.toml" --evaluation "$out/evaluated/evaluation.json"
+sed -e "s|^folder = .*|folder = \"$out/versions\"|" -e '/^start = /d' "$out/world-17/rolegate.toml" >"$out/publish.toml"
+rolegate sft publish "$out/trained" --config "$out/publish.toml" --evaluation "$out/evaluated/evaluation.json"

@@ -7,6 +7,7 @@ import msgspec
 import tomlkit
 
 from serving.config import Config
+from serving.retrieval.atomic_file import write_atomically
 
 
 def over(config: Config, world: Path) -> Config:
@@ -21,7 +22,7 @@ def over(config: Config, world: Path) -> Config:
 
 def write_config(config: Config, file: Path) -> None:
     """Write it as TOML."""
-    file.write_text(tomlkit.dumps(_without_none(msgspec.to_builtins(config))), "utf-8")
+    write_atomically(file, tomlkit.dumps(_without_none(msgspec.to_builtins(config))).encode())
 
 
 def _without_none(value: Any) -> Any:

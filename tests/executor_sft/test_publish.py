@@ -1,6 +1,7 @@
 """What was trained becomes a version, once, and only where it fits; a running gateway takes it in."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -108,7 +109,7 @@ def test_the_same_training_is_published_once(config: Path, trained: Path, tmp_pa
 def test_another_base_is_refused(config: Path, trained: Path, tmp_path: Path) -> None:
     """An adapter of one model means nothing to another; nothing is published."""
     config.with_name("base").joinpath("model.safetensors").write_bytes(b"another")
-    with pytest.raises(BadVersion, match=r"trained on another model than engines\.executor serves"):
+    with pytest.raises(BadVersion, match=r"is trained on another model than engines\.executor serves"):
         main([str(trained), "--config", str(config)])
     assert not (tmp_path / "versions").exists()
 
@@ -161,6 +162,31 @@ async def test_a_running_gateway_takes_it_in(config: Path, trained: Path, gatewa
         states = {version.version: version.state for version in await client.versions()}
     assert states.keys() == {"executor-000001", "mini-executor"}
     assert len(set(states.values())) == 2
+
+
+async def test_what_became_of_it_there_stays_so(config: Path, trained: Path, gateway: str) -> None:
+    """Repeated after it was rolled back, or promoted, the command changes nothing."""
+    command = [str(trained), "--config", str(config), "--address", gateway, "--traffic", "shadow"]
+    async with AsyncClient(gateway) as client:
+        for change in (client.roll_back_version, client.promote_version):
+            assert await asyncio.to_thread(main, command) == 0
+            await change("executor-000001")
+            states = [version.state for version in await client.versions()]
+            assert await asyncio.to_thread(main, command) == 0
+            assert [version.state for version in await client.versions()] == states
+
+
+async def test_a_name_that_stands_for_another_version_there_is_refused(
+    config: Path, trained: Path, gateway: str, tmp_path: Path
+) -> None:
+    """A gateway keeps versions by their names: a folder that begins anew would hand it another one's figures."""
+    command = [str(trained), "--config", str(config), "--address", gateway, "--traffic", "shadow"]
+    assert await asyncio.to_thread(main, command) == 0
+    shutil.rmtree(tmp_path / "versions")
+    (trained.parent / "evaluation.json").write_text("{}")
+    command += ["--evaluation", str(trained.parent / "evaluation.json")]
+    with pytest.raises(BadVersion, match=r"knows another version of that name"):
+        await asyncio.to_thread(main, command)
 
 
 async def test_a_gateway_that_is_away_loses_nothing(

@@ -44,6 +44,13 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, source: Path) 
         Step.begin(tmp_path / "mine", "filter", {"rollouts": source}, {})
 
 
+def test_what_a_kill_left_of_the_beginning_is_in_nobodys_way(tmp_path: Path, source: Path) -> None:
+    """The file that says what was begun is written beside itself, and may be left there."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".begun.json.0123abcd").write_text('{"step"')
+    assert Step.begin(tmp_path / "out", "filter", {"rollouts": source}, {}).finished is None
+
+
 def test_an_unfinished_step_is_no_input(tmp_path: Path, source: Path) -> None:
     """A folder counts by its manifest, which is written last; without one it cannot be built upon."""
     out = tmp_path / "out"

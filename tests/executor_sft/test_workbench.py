@@ -4,8 +4,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from aiohttp import web
 
 from executor_sft.config_settings import config_settings
+from executor_sft.rolling_out import teacher_of
 from executor_sft.workbench import workbench
 from router.errors import BadConfig
 from serving.config import Config
@@ -26,13 +28,49 @@ async def test_samples_differ_in_their_seeds_and_the_judge_does_not(tmp_path: Pa
     """Temperature and seed are those of the sample; a verdict is the config's."""
     judged = config(tmp_path, f"[distillation.judge]\n{ROLE}temperature = 0.25\n")
     async with workbench(judged, lambda step: None) as bench:
-        role = bench.sampled(0.75, 3).role("execution", judged.roles.execution, version="executor-000001")
+        role = bench.sampled(3, 0.75).role("execution", judged.roles.execution, version="executor-000001")
         assert (role.sampling.temperature, role.sampling.seed, role.streams) == (0.75, 3, False)
         assert (role.model.name, role.executor_version) == ("executor-000001", "executor-000001")
-        judge = bench.sampled(0.75, 3).judge
+        judge = bench.sampled(3, 0.75).judge
         assert judge is not None
         assert (judge.role.sampling.temperature, judge.role.name) == (0.25, "judge")
         assert bench.context().ledger is not bench.context().ledger
+
+
+async def test_samples_differ_at_the_configs_temperature_too(tmp_path: Path) -> None:
+    """Where none is given for them."""
+    warm = config(tmp_path, role=f"{ROLE}temperature = 0.7\n")
+    async with workbench(warm, lambda step: None) as bench:
+        samples = [bench.sampled(seed).role("execution", warm.roles.execution).sampling for seed in (0, 1)]
+    assert [(sample.temperature, sample.seed) for sample in samples] == [(0.7, 0), (0.7, 1)]
+
+
+async def test_a_teacher_of_the_students_name_is_another_model(tmp_path: Path) -> None:
+    """Some endpoints call whatever they serve by one name; what the student says is never taken for the teacher's."""
+
+    async def complete(request: web.Request) -> web.Response:
+        message = {"role": "assistant", "content": request.match_info["who"]}
+        return web.json_response({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+
+    app = web.Application()
+    app.add_routes([web.post("/{who}/chat/completions", complete)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    there = {who: ROLE.replace("127.0.0.1:9/v1", f"127.0.0.1:{runner.addresses[0][1]}/{who}") for who in ("a", "b")}
+    taught = config(tmp_path, f"[distillation.teacher]\n{there['b']}", there["a"])
+    async with workbench(taught, lambda step: None, remember=tmp_path / "calls") as bench:
+        roles = [bench.role("execution", one) for one in (taught.roles.execution, teacher_of(taught))]
+        said = [(await role.ask(role.opening("Who?"), (), bench.context().ledger)).text for role in roles]
+    assert said == ["a", "b"]
+    await runner.cleanup()
+
+
+def test_a_teacher_with_a_prompt_of_its_own(tmp_path: Path) -> None:
+    """Is refused: the student would learn under a prompt that it never serves with."""
+    (tmp_path / "other.txt").write_text("You teach.", "utf-8")
+    with pytest.raises(BadConfig, match=r"distillation\.teacher\.prompt: .*other\.txt differs from .*prompt\.txt"):
+        teacher_of(config(tmp_path, f"[distillation.teacher]\n{ROLE.replace('prompt.txt', 'other.txt')}"))
 
 
 async def test_a_key_that_is_not_set(tmp_path: Path) -> None:
