@@ -12,7 +12,6 @@ from pathlib import Path
 from statistics import fmean
 
 import msgspec
-from executor_sft.filter import main as filter_rollouts
 from rich.console import Console
 from rich.table import Table
 
@@ -20,6 +19,7 @@ from benchmarks.mini_deployment import MiniDeployment, mini_deployment
 from executor_sft import dataset, rollout, train
 from executor_sft.evaluate import BASE, answers
 from executor_sft.evaluation import Answered, Evaluation, evaluation_of
+from executor_sft.filter import main as filter_rollouts
 from executor_sft.kept import Kept, Stratum
 from executor_sft.miniworld.config import over
 from executor_sft.miniworld.dialogues import report_text
