@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     if selection is not None:
         write_atomically(kept, msgspec.json.encode(selection))
     selection = _read(kept)
-    return rolled_out(step, config, selection.questions, msgspec.to_builtins(selection.counts), given.concurrency)
+    return rolled_out(step, config, selection.questions, msgspec.to_builtins(selection.counts), given)
 
 
 async def _selected(config: Config, given: argparse.Namespace) -> Selection | None:

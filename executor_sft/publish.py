@@ -19,7 +19,7 @@ from rolegate.v1.executor_version_service_pb2 import ExecutorVersionState
 
 from executor_sft.step import StepManifest, digest_of, read_manifest
 from executor_sft.train import MODEL
-from router.errors import BadVersion
+from router.errors import BadConfig, BadVersion
 from serving.cli.connection import add_certificates, with_client
 from serving.cli.options import add_config, chosen_config
 from serving.config import Config
@@ -72,13 +72,20 @@ def publish(trained: Path, config: Config, evaluation: Path | None = None) -> Pa
         rank=rank,
         recipe=recipe,
         data=manifest.figures["data"],
-        evaluation=msgspec.json.decode(evaluation.read_bytes(), type=dict[str, Any]) if evaluation else None,
+        evaluation=_read(evaluation) if evaluation else None,
         git_revision=manifest.figures["git_revision"],
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         files={},
     )
     start = config.versions.start
     return write_version(folder, trained / MODEL, version, [Path(start).name] if start else [])
+
+
+def _read(evaluation: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(evaluation.read_bytes(), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadConfig(f"{evaluation}: {error}; name the evaluation.json of `rolegate sft evaluate`.") from None
 
 
 def _files(trained: Path, manifest: StepManifest) -> dict[str, str]:

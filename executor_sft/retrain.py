@@ -71,7 +71,7 @@ def _mine(given: argparse.Namespace) -> Stop:
     return _done(
         mine.main,
         *("--config", given.config, "--out", given.work / "mined", "--evaluation", given.evaluation),
-        given.yes and "--yes",
+        *("--leave-failed", given.yes and "--yes"),
     )
 
 
@@ -106,7 +106,7 @@ def _evaluate(given: argparse.Namespace) -> Stop:
     stop = _done(
         evaluate.main,
         *("--questions", given.evaluation, "--rollouts", given.rollouts, "--out", folder, "--config", given.config),
-        *("--executors", evaluate.BASE, given.work / "trained" / "model"),
+        *("--executors", chosen_config(given).versions.start or evaluate.BASE, given.work / "trained" / "model"),
     )
     if stop is not None:
         return stop
@@ -114,9 +114,7 @@ def _evaluate(given: argparse.Namespace) -> Stop:
     gain = figures.comparisons[0].exact_match
     margin = chosen_config(given).versions.gate.margin
     if gain.high < -margin:
-        return (
-            f"it is worse than the model that it was made from: exact match {gain.mean:+.3f}, at best {gain.high:+.3f}."
-        )
+        return f"it is worse than the executor before it: exact match {gain.mean:+.3f}, at best {gain.high:+.3f}."
     return None
 
 

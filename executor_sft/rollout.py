@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     }
     inputs = {"questions": given.questions, **{f"exclude {path}": path for path in given.exclude}}
     step = Step.begin(given.out, "rollout", inputs, settings)
-    return rolled_out(step, config, chosen[: given.limit], selection, given.concurrency)
+    return rolled_out(step, config, chosen[: given.limit], selection, given)
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +62,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder of the step")
     add_config(parser)
     parser.add_argument("--limit", type=int, metavar="N", help="so many questions at most")
+    parser.add_argument("--leave-failed", action="store_true", help="finish without the questions that failed")
     parser.add_argument("--concurrency", type=int, default=8, metavar="N", help="questions in flight (default: 8)")
 
 
@@ -80,9 +81,11 @@ def check_counts(given: argparse.Namespace, *names: str) -> None:
 
 
 def rolled_out(
-    step: Step, config: Config, questions: Sequence[Question], selection: Mapping[str, int], concurrency: int
+    step: Step, config: Config, questions: Sequence[Question], selection: Mapping[str, int], given: argparse.Namespace
 ) -> int:
-    """Roll out, unless that was done, and print what came of it; the exit status."""
+    """Roll out, unless that was done, and print what came of it; the exit status. Where questions failed, the step is
+    not finished, unless it is to be without them.
+    """
     console = Console()
     if (finished := step.finished) is not None:
         console.print(f"{step.folder}: was finished before, at {finished.finished_at}", highlight=False)
@@ -90,9 +93,12 @@ def rolled_out(
         return 0
     if not questions:
         raise BadConfig(f"{step.folder}: no question is left to roll out ({dict(selection)}).")
-    figures = asyncio.run(_rolled_out(step.folder, config, questions, selection, concurrency))
-    step.finish(msgspec.to_builtins(figures), [ROLLOUTS])
+    figures = asyncio.run(_rolled_out(step.folder, config, questions, selection, given.concurrency))
     show_figures(figures, console)
+    if figures.failed and not given.leave_failed:
+        console.print("The same command tries those that failed again; --leave-failed goes on without them.")
+        return 1
+    step.finish(msgspec.to_builtins(figures), [ROLLOUTS])
     return 0
 
 

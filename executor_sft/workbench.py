@@ -110,8 +110,8 @@ async def workbench(
     """Start what the config names, and stop it again; `tell` hears of it.
 
     `remember`: a file in which every completed model call is kept, so that none is made twice, now or later.
-    `adapters`: folders by name, loaded into the executor's engine. `teacher`: whether the teacher is needed. Raises
-    `BadConfig`, `BadIndex`, `BadVersion` and `UpstreamUnavailable`.
+    `adapters`: folders by name, loaded into the executor's engine meanwhile. `teacher`: whether the teacher is needed.
+    Raises `BadConfig`, `BadIndex`, `BadVersion` and `UpstreamUnavailable`.
     """
     distillation = config.distillation
     further = {"judge": distillation.judge, "teacher": distillation.teacher if teacher else None}
@@ -127,7 +127,8 @@ async def workbench(
         if adapters:
             loading = _adapters(config.roles.execution, session, engines)
             for name, folder in adapters.items():
-                await loading.load(name, folder.resolve())
+                if await loading.load(name, folder.resolve()):
+                    stack.push_async_callback(loading.unload, name)
         yield Workbench(config, retriever, session, engines, memory)
 
 

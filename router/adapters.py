@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
@@ -46,23 +47,32 @@ class Adapters:
         self._session, self._base_url = session, base_url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
-    async def load(self, name: str, folder: Path) -> None:
-        """Load the adapter in `folder`, unless it is there. Raises `BadVersion` where the engine refuses it, and
+    async def load(self, name: str, folder: Path) -> bool:
+        """Load the adapter in `folder`; False where it was there. Raises `BadVersion` where the engine refuses it, and
         `UpstreamUnavailable`.
         """
         try:
             async with asyncio.timeout(_LOADING_S):
                 if await self._knows(name):
-                    return
+                    return False
                 wanted, url = {"lora_name": name, "lora_path": str(folder)}, f"{self._base_url}/load_lora_adapter"
                 async with self._session.post(url, json=wanted, headers=self._headers) as reply:
                     status, said = reply.status, await reply.read()
                 if status != 200 and not await self._knows(name):  # another gateway may have been quicker
                     raise BadVersion(f"{name}: the engine at {self._base_url} refuses it: {_reason(said, folder)}")
+                return status == 200
         except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UpstreamUnavailable(
                 f"loading {name} failed: {type(error).__name__}", endpoint=self._base_url
             ) from error
+
+    async def unload(self, name: str) -> None:
+        """Let the engine forget an adapter, if it can be reached and has it."""
+        with suppress(aiohttp.ClientError, TimeoutError):
+            async with asyncio.timeout(_LOADING_S):
+                url = f"{self._base_url}/unload_lora_adapter"
+                async with self._session.post(url, json={"lora_name": name}, headers=self._headers) as reply:
+                    await reply.read()
 
     async def _knows(self, name: str) -> bool:
         async with self._session.get(f"{self._base_url}/models", headers=self._headers) as reply:

@@ -112,7 +112,9 @@ async def running_gateway(
         except UpstreamError as error:
             tell(f"versions of the executor are not in use yet: {error}")
         if (active := executors.traffic.active) != named:
-            tell(f"executor version {active} is active; the config names {named}")
+            tell(
+                f"executor version {active} is active; the config names {named}, which `versions promote` would make it"
+            )
         versions.on_change = executors.wake
         if journal is None:
             keep = {"keep_days": config.server.keep_days, "keep_gb": config.server.keep_gb}

@@ -43,6 +43,14 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, help="batches of 4,096 tokens (default: what the shipped models took)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
     parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate (default: 3e-3)")
+    parser.add_argument(
+        "--context-weight",
+        type=float,
+        nargs=2,
+        default=(0.5, 0.1),
+        metavar=("FIRST", "LAST"),
+        help="loss weight of tokens that the model does not write (default: 0.5 0.1)",
+    )
     parser.add_argument("--start", type=Path, metavar="DIR", help="begin with the weights of a finished model")
     parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="that of a finished model (default: learn one)")
     parser.add_argument("--seed", type=int, default=1, help="of the weights and of the training worlds (default: 1)")
@@ -57,7 +65,8 @@ def main(given: Sequence[str] | None = None) -> int:
         else new_model(SHAPES[arguments.role], tokenizer)
     )
     source = batches(_conversations(arguments.role, system, FIRST_WORLD[arguments.role] * arguments.seed), tokenizer)
-    train(model, source, Schedule(arguments.steps or STEPS[arguments.role], arguments.rate), arguments.work)
+    schedule = Schedule(arguments.steps or STEPS[arguments.role], arguments.rate, tuple(arguments.context_weight))
+    train(model, source, schedule, arguments.work)
     save(model, tokenizer, arguments.out)
     return 0
 

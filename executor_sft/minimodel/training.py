@@ -14,9 +14,6 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from executor_sft.minimodel.stream import Batch
 
-CONTEXT_WEIGHT = (0.5, 0.1)
-"""Loss weight of tokens the model does not write, first and last: predicting them teaches it to copy."""
-
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
@@ -24,6 +21,8 @@ class Schedule:
 
     steps: int
     peak_rate: float = 3e-3
+    context_weight: tuple[float, float] = (0.5, 0.1)
+    """Loss weight of tokens that the model does not write, first and last: predicting them teaches it to copy."""
     warm_up: int = 100
     checkpoint_every: int = 100
 
@@ -55,8 +54,8 @@ def train(
         for batch in itertools.islice(source, step, schedule.steps):
             for group in optimizer.param_groups:
                 group["lr"] = schedule.rate(step)
-            share = step / schedule.steps
-            weight = CONTEXT_WEIGHT[0] * (1 - share) + CONTEXT_WEIGHT[1] * share
+            share, (first, last) = step / schedule.steps, schedule.context_weight
+            weight = first * (1 - share) + last * share
             with torch.autocast("cpu", torch.bfloat16):
                 loss, own = losses(
                     model,

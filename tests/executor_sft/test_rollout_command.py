@@ -39,6 +39,8 @@ class Endpoint:
         self.answered: Counter[str] = Counter()
         """Calls that were answered, by model and messages."""
         self.down: set[str] = set()
+        self.unwanted = ""
+        """Calls with this in them are refused."""
         self.free = 10**6
         """So many calls are answered, the others held."""
         self.held = 0
@@ -48,6 +50,8 @@ class Endpoint:
         body: dict[str, Any] = await request.json()
         if body["model"] in self.down:
             return web.json_response({"error": {"message": "overloaded"}}, status=503)
+        if self.unwanted and self.unwanted in body["messages"][-1]["content"]:
+            return web.json_response({"error": {"message": "unwanted content"}}, status=400)
         if self.free == 0:
             self.held += 1
             if self.held == 2:
@@ -154,6 +158,22 @@ async def test_rollout(config: Path, listed: Path, endpoint: Endpoint, tmp_path:
     status, said = await ran(*command, "--limit", 1)
     assert status == 1
     assert "other inputs or settings" in said
+
+
+async def test_failed_questions(config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path) -> None:
+    """A step in which a question failed is not finished, unless that is wanted; the same command tries it again."""
+    command = ("rollout", "--questions", listed, "--config", config, "--out", tmp_path / "out")
+    endpoint.unwanted = QUESTIONS[1].text
+    status, said = await ran(*command)
+    assert (status, (tmp_path / "out" / "manifest.json").exists()) == (1, False)
+    assert "--leave-failed" in said
+    status, said = await ran(*command[:-1], tmp_path / "without", "--leave-failed")
+    assert status == 0, said
+    assert [one.question.id for one in rollouts(tmp_path / "without")] == ["q0", "q2", "q3"]
+    endpoint.unwanted = ""
+    status, said = await ran(*command)
+    assert status == 0, said
+    assert [one.question.id for one in rollouts(tmp_path / "out")] == ["q0", "q1", "q2", "q3"]
 
 
 async def test_killed(config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path) -> None:

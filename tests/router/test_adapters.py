@@ -25,10 +25,21 @@ async def test_an_adapter_is_loaded_once(session: aiohttp.ClientSession, tmp_pat
     """The second time there is nothing to be done, even if its folder is gone."""
     async with adapter_server() as server:
         adapters = Adapters(session, server.base_url, "secret")
-        await adapters.load(NAME, adapter(tmp_path))
-        await adapters.load(NAME, tmp_path / "gone")
+        assert await adapters.load(NAME, adapter(tmp_path))
+        assert not await adapters.load(NAME, tmp_path / "gone")
         assert server.adapters == {NAME: str(tmp_path)}
         assert server.keys == ["Bearer secret"] * 3
+
+
+async def test_an_adapter_is_forgotten(session: aiohttp.ClientSession, tmp_path: Path) -> None:
+    """What was loaded can be taken out again, and of what was not, or of a server that is gone, nothing is heard."""
+    async with adapter_server() as server:
+        adapters = Adapters(session, server.base_url)
+        await adapters.load(NAME, adapter(tmp_path))
+        await adapters.unload(NAME)
+        await adapters.unload(NAME)
+        assert server.adapters == {}
+    await adapters.unload(NAME)
 
 
 async def test_gateways_that_load_at_once(session: aiohttp.ClientSession, tmp_path: Path) -> None:

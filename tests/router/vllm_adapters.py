@@ -47,6 +47,13 @@ class AdapterServer:
         self.adapters[name] = str(folder)
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 
+    async def unload(self, request: web.Request) -> web.Response:
+        """As vLLM answers."""
+        name = (await request.json())["lora_name"]
+        if self.adapters.pop(name, None) is None:
+            return _failure(404, f"The lora adapter '{name}' cannot be found.")
+        return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
+
 
 def _failure(status: int, message: str) -> web.Response:
     error = {"message": message, "type": "InternalServerError", "param": None, "code": status}
@@ -60,6 +67,7 @@ async def adapter_server(*, updating: bool = True) -> AsyncIterator[AdapterServe
     app.add_routes([web.get("/v1/models", server.models)])
     if updating:
         app.add_routes([web.post("/v1/load_lora_adapter", server.load)])
+        app.add_routes([web.post("/v1/unload_lora_adapter", server.unload)])
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
