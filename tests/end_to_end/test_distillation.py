@@ -13,11 +13,10 @@ from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.executor_version_service_pb2_grpc import ExecutorVersionServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 
-from benchmarks.mini_deployment import MiniDeployment
 from executor_sft.evaluation import Evaluation
+from executor_sft.miniworld.config import write_config
 from executor_sft.miniworld.questions import Question
 from executor_sft.step import read_manifest
-from serving.engine import engine
 from tests.end_to_end.conftest import Demo
 from tests.end_to_end.test_demo import _questions
 from tests.scripted_gateway import environment
@@ -32,30 +31,26 @@ async def test_logged_questions_become_a_shadow(demo: Demo, tmp_path: Path) -> N
     the version that comes of it works as shadow, and every step says what it was made of.
     """
     questions = _questions(_LOGGED + _HELD_OUT, single_search=False)
-    held_out, logged = questions[:_HELD_OUT], questions[_HELD_OUT:]
+    held_out = questions[:_HELD_OUT]
     for question in questions:  # held-out ones are asked too, and must not be trained on
         await _ask(demo, question)
     lines = [{"id": one.id, "text": one.text, "answer": one.answer} for one in held_out]
     (tmp_path / "held_out.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(lines))
     (tmp_path / "recipe.toml").write_text(_RECIPE)
-    teacher = demo.config.engines["teacher"]
-    async with engine("teacher", teacher, ["mini-teacher"], lambda _step: None, logs=tmp_path) as url:
-        urls = {name.removeprefix("engines."): base_url for name, base_url in demo.engines.items()}
-        there = MiniDeployment(demo.config, {**urls, "teacher": url}, "")
-        there.config(tmp_path / "rolegate.toml", f"sqlite:///{demo.database}")
-        await _retrain(demo, tmp_path)
+    write_config(demo.config, tmp_path / "rolegate.toml")
+    await _retrain(demo, tmp_path)
 
     figures = read_manifest(tmp_path / "work" / "mined").figures
     assert figures["selection"]["evaluation"] >= _HELD_OUT
     assert 0 < figures["questions"] <= _LOGGED
     evaluation = msgspec.json.decode((tmp_path / "work/evaluated/evaluation.json").read_bytes(), type=Evaluation)
     assert evaluation.questions == len({one.text for one in held_out})
-    listed = (
-        await ExecutorVersionServiceStub(demo.channel).ListExecutorVersions(pb.ListExecutorVersionsRequest())
-    ).versions
+    versions = ExecutorVersionServiceStub(demo.channel)
+    listed = (await versions.ListExecutorVersions(pb.ListExecutorVersionsRequest())).versions
     (shadow,) = [version for version in listed if version.state == pb.EXECUTOR_VERSION_STATE_SHADOW]
     assert f'"questions":{evaluation.questions}' in shadow.manifest_json.replace(" ", "")
-    await _ask(demo, logged[0])
+    off = pb.SetExecutorVersionTrafficRequest(version=shadow.version, state=pb.EXECUTOR_VERSION_STATE_REGISTERED)
+    await versions.SetExecutorVersionTraffic(off)
 
 
 async def _ask(demo: Demo, question: Question) -> None:
