@@ -19,8 +19,10 @@ from serving.config import EngineConfig
 
 _READY_WITHIN_S = 600.0
 _STOP_WITHIN_S = 10.0
-_ADAPTERS = 3
-"""How many can work at once: the active one, one that is tried, and the one before."""
+_ADAPTERS = 8
+"""Places for adapters, one more than are ever loaded: without a GPU, vLLM 0.32 lets a model without an adapter compute
+with whatever stands in the last place (its index there is -1), which must therefore stay empty.
+"""
 _LOGS = Path("~/.cache/rolegate/logs")
 _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
