@@ -13,10 +13,8 @@ import msgspec
 
 from executor_sft.memory import Memory
 from router.adapters import Adapters
-from router.answerer import Answerer
 from router.call import RoleName
 from router.context import RunContext
-from router.delegator import Delegator
 from router.errors import BadConfig
 from router.executor import Executor, ExecutorLimits
 from router.judge import Judge
@@ -25,7 +23,7 @@ from router.litellm_model import close_clients
 from router.retrieval import Retriever
 from router.role import Role
 from router.search import Search
-from serving.composition import new_role, slow_parts
+from serving.composition import executor_limits, new_role, new_search, slow_parts
 from serving.config import Config, RoleConfig
 from serving.engine import Tell
 from serving.readiness import missing
@@ -78,19 +76,16 @@ class Workbench:
     @property
     def limits(self) -> ExecutorLimits:
         """How far the config lets an executor go."""
-        search = self.config.search
-        return ExecutorLimits(search.max_turns, search.max_searches, search.top_k)
+        return executor_limits(self.config.search)
 
     def search(self, executor: Executor) -> Search:
         """A search with the config's backbone and answerer."""
-        roles, search = self.config.roles, self.config.search
-        return Search(
-            Delegator(self.role("delegation", roles.delegation), search.max_sub_queries),
-            executor,
-            Answerer(self.role("answer", roles.answer)),
-            max_rounds=search.max_rounds,
-            require_evidence=search.require_evidence,
-        )
+        roles = self.config.roles
+        others: dict[RoleName, Role] = {
+            "delegation": self.role("delegation", roles.delegation),
+            "answer": self.role("answer", roles.answer),
+        }
+        return new_search(self.config.search, others, executor)
 
     def context(self) -> RunContext:
         """For one run that begins now: it may take as long as the config allows, and nothing of it is stored."""

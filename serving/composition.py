@@ -56,7 +56,7 @@ from router.store.version_book import SQLVersionBook
 from router.trials import Trials
 from router.version_book import VersionBook
 from router.versions import Versions
-from serving.config import Config, RoleConfig
+from serving.config import Config, RoleConfig, SearchConfig
 from serving.engine import Tell, engine
 from serving.prices import prices_of
 from serving.readiness import missing
@@ -120,7 +120,7 @@ async def running_gateway(
             keep = {"keep_days": config.server.keep_days, "keep_gb": config.server.keep_gb}
             journal = await stack.enter_async_context(SQLJournal.writing(database, on_cancel=live.cancel, **keep))
         conductor = Conductor(journal, archive, live, _settings(roles), config.server.timeout_s)
-        search = partial(_search, config, roles)
+        search = partial(new_search, config.search, roles)
         trials = Trials(executors, search, conductor=conductor, book=book, archive=archive, review=versions.review)
         gateway = Gateway(
             search=search(executors),
@@ -247,14 +247,19 @@ async def _versions(config: Config, loading: Loading, book: VersionBook) -> tupl
 
 def _executor(config: Config, role: Role, new: Callable[..., Role], retriever: Retriever, version: str) -> Executor:
     """The executor of a version: what is configured, but for the model's name."""
-    search, execution = config.search, config.roles.execution
+    execution = config.roles.execution
     if version != execution.model:
         role = new("execution", msgspec.structs.replace(execution, model=version), price=role.price)
-    return Executor(role, retriever, ExecutorLimits(search.max_turns, search.max_searches, search.top_k))
+    return Executor(role, retriever, executor_limits(config.search))
 
 
-def _search(config: Config, roles: Mapping[RoleName, Role], executor: Executes) -> Search:
-    search = config.search
+def executor_limits(search: SearchConfig) -> ExecutorLimits:
+    """How far a config lets an executor go."""
+    return ExecutorLimits(search.max_turns, search.max_searches, search.top_k)
+
+
+def new_search(search: SearchConfig, roles: Mapping[RoleName, Role], executor: Executes) -> Search:
+    """The search loop of a config, with its backbone, its answerer and whichever executor."""
     return Search(
         Delegator(roles["delegation"], search.max_sub_queries),
         executor,
