@@ -28,6 +28,7 @@ from serving.config import Config, RoleConfig
 from serving.engine import Tell
 from serving.readiness import missing
 from serving.retrieval.open_retriever import open_retriever
+from serving.versions.loading import MOST_LOADED
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,8 @@ async def workbench(
     also = {f"distillation.{name}": role for name, role in further.items() if role}
     for problem in missing(config, also):
         raise BadConfig(problem)
+    if len(adapters) > MOST_LOADED:
+        raise BadConfig(f"{len(adapters)} adapters at a time; an engine takes {MOST_LOADED}.")
     async with AsyncExitStack() as stack:
         memory = stack.enter_context(Memory.open(remember)) if remember else None
         opened = partial(open_retriever, config.retrieval, tell, config.engines)

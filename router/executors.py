@@ -39,7 +39,6 @@ class Executors:
         self.traffic = Traffic(configured)
         """That of runs that begin now; without versions that could not be loaded."""
         self._on_record: Traffic | None = None
-        self._loaded = {configured}
         self._made: dict[str, Executor] = {}
         self._kept: WeakKeyDictionary[Ledger, Traffic] = WeakKeyDictionary()
         self._refreshing, self._news = asyncio.Lock(), asyncio.Event()
@@ -48,6 +47,12 @@ class Executors:
     def report_tokens(self) -> int:
         """What a report has at most."""
         return self.of(self._configured).report_tokens
+
+    @property
+    def in_use(self) -> set[str]:
+        """The versions that runs work with, or may begin to."""
+        traffics = (self.traffic, *self._kept.values())
+        return {version for each in traffics for version in (each.active, each.candidate) if version}
 
     def of(self, version: str) -> Executor:
         """The executor of one version."""
@@ -70,8 +75,7 @@ class Executors:
             if not _turned_away(execution, index, context.ledger):
                 return execution
             _log.warning("executor.refused", version=version, instead=instead, run_id=context.ledger.run_id)
-            self._loaded.discard(version)  # an engine that was started anew has lost it
-            self._on_record = None
+            self._on_record = None  # an engine that was started anew has lost it
         return await self.of(versions[-1]).run(sub_query, index, context)
 
     def wake(self) -> None:
@@ -105,7 +109,7 @@ class Executors:
                 _log.exception("traffic.unread")
 
     async def _ready(self, version: str) -> bool:
-        if version in self._loaded:
+        if version == self._configured:
             return True
         try:
             await self._load(version)
@@ -113,7 +117,6 @@ class Executors:
             _log.warning("version.not_loaded", version=version, error=str(error))
             self._tell(f"executor version {version} is not in use here: {error}")
             return False
-        self._loaded.add(version)
         return True
 
     def _traffic(self, context: RunContext) -> Traffic:

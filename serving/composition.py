@@ -107,6 +107,7 @@ async def running_gateway(
         versions, named = await _versions(config, loading, book)
         make = partial(_executor, config, roles["execution"], new, retriever)
         executors = Executors(make, config.roles.execution.model, versions.traffic, loading.load, tell)
+        loading.in_use = lambda: executors.in_use
         try:
             await executors.refresh()
         except UpstreamError as error:

@@ -16,10 +16,11 @@ import aiohttp
 
 from router.errors import BadConfig
 from serving.config import EngineConfig
+from serving.versions.loading import MOST_LOADED
 
 _READY_WITHIN_S = 600.0
 _STOP_WITHIN_S = 10.0
-_ADAPTERS = 8
+_ADAPTERS = MOST_LOADED + 1
 """Places for adapters, one more than are ever loaded: without a GPU, vLLM 0.32 lets a model without an adapter compute
 with whatever stands in the last place (its index there is -1), which must therefore stay empty.
 """

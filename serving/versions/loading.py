@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 
 import aiohttp
@@ -14,9 +14,12 @@ from serving.config import Config
 from serving.versions.folder import base_sha256, verified
 from serving.versions.manifest import VersionManifest
 
+MOST_LOADED = 7
+"""Versions that an engine has at a time."""
+
 
 class Loading:
-    """Loads versions by their names."""
+    """Loads versions by their names, and lets the engine forget the first of those that are not in use any more."""
 
     def __init__(self, config: Config, engines: Mapping[str, str], session: aiohttp.ClientSession) -> None:
         """`engines`: base URLs by engine name."""
@@ -27,6 +30,11 @@ class Loading:
         key = os.environ.get(self._role.api_key_env) if self._role.api_key_env else None
         base_url = engines[self._role.engine] if self._role.engine else self._role.base_url
         self._adapters = Adapters(session, base_url, key) if base_url else None
+        self._changing = asyncio.Lock()
+        self._loaded: dict[str, None] = {}
+        """From the one that was asked for longest ago."""
+        self.in_use: Callable[[], Container[str]] = frozenset
+        """Versions that must stay."""
 
     async def first(self) -> tuple[str, str] | None:
         """The version that is active until another one is promoted, loaded: its name and its manifest; None where that
@@ -43,8 +51,8 @@ class Loading:
     async def load(self, version: str) -> str:
         """Check a version and make the engine know it; its manifest, as JSON.
 
-        Raises `BadVersion` where its files are not what its manifest says, or do not fit the engine, and
-        `UpstreamUnavailable`.
+        Raises `BadVersion` where its files are not what its manifest says, or do not fit the engine, or the engine has
+        no room for it, and `UpstreamUnavailable`.
         """
         if self._adapters is None:
             raise BadVersion(
@@ -52,8 +60,23 @@ class Loading:
             )
         folder = self._folder(version)
         manifest = await asyncio.to_thread(self._checked, folder)
-        await self._adapters.load(version, folder)
+        async with self._changing:
+            await self._make_room(self._adapters, version)
+            await self._adapters.load(version, folder)
+            self._loaded.pop(version, None)
+            self._loaded[version] = None
         return msgspec.json.encode(manifest).decode()
+
+    async def _make_room(self, adapters: Adapters, version: str) -> None:
+        others = [name for name in self._loaded if name != version]
+        in_use = self.in_use()
+        while len(others) >= MOST_LOADED:
+            idle = next((name for name in others if name not in in_use), None)
+            if idle is None:
+                raise BadVersion(f"{version}: the engine has {MOST_LOADED} versions that runs are working with; wait.")
+            others.remove(idle)
+            await adapters.unload(idle)
+            self._loaded.pop(idle, None)
 
     def _folder(self, version: str) -> Path:
         if self._versions.start is not None and Path(self._versions.start).name == version:

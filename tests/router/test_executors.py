@@ -101,13 +101,27 @@ async def test_a_run_keeps_the_version_that_it_began_with() -> None:
 
 
 async def test_a_version_is_loaded_once() -> None:
-    """However often the traffic is read, and by whomever."""
+    """For the same traffic, however often it is read, and by whomever; for other traffic it may be gone by then."""
     record = Record(Traffic(OLD, NEW, "shadow"))
     several = executors(record)
     await asyncio.gather(*(several.refresh() for _ in range(5)))
     record.traffic = Traffic(NEW)
     await several.refresh()
-    assert record.loaded == [OLD, NEW]
+    assert record.loaded == [OLD, NEW, NEW]
+
+
+async def test_what_a_run_works_with_is_in_use() -> None:
+    """Until it has ended, whatever runs after it work with."""
+    record = Record(Traffic(OLD))
+    several = executors(record)
+    await several.refresh()
+    begun = run_of("run-1")
+    await worked(several, begun)
+    record.traffic = Traffic(BASE, NEW, "canary", 0.5)
+    await several.refresh()
+    assert several.in_use == {OLD, BASE, NEW}
+    del begun
+    assert several.in_use == {BASE, NEW}
 
 
 @pytest.mark.parametrize(

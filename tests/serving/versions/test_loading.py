@@ -12,7 +12,7 @@ import pytest
 from router.errors import BadConfig, BadVersion
 from serving.config import Config, EngineConfig, RetrievalConfig, RoleConfig, RolesConfig, VersionsConfig
 from serving.versions.folder import base_sha256, write_version
-from serving.versions.loading import Loading
+from serving.versions.loading import MOST_LOADED, Loading
 from serving.versions.manifest import VersionManifest
 from tests.router.vllm_adapters import BASE, AdapterServer, adapter_server
 
@@ -140,6 +140,34 @@ async def test_a_damaged_version_is_never_loaded(
         with pytest.raises(BadVersion, match=name):
             await on_engine().load(name)
     assert not server.keys
+
+
+async def test_the_engine_forgets_what_is_not_in_use(
+    tmp_path: Path, model: Path, server: AdapterServer, on_engine: Opened
+) -> None:
+    """The version that was asked for longest ago, once there is no more room; and it can come back."""
+    names = [published(tmp_path, model).name for _ in range(MOST_LOADED + 1)]
+    loading = on_engine()
+    loading.in_use = lambda: {names[0]}
+    for name in (*names[:-1], names[1], names[-1]):
+        await loading.load(name)
+    assert set(server.adapters) == {*names} - {names[2]}
+    await loading.load(names[2])
+    assert set(server.adapters) == {*names} - {names[3]}
+
+
+async def test_an_engine_whose_versions_are_all_in_use(
+    tmp_path: Path, model: Path, server: AdapterServer, on_engine: Opened
+) -> None:
+    """It takes no further one, and keeps those that it has."""
+    names = [published(tmp_path, model).name for _ in range(MOST_LOADED + 1)]
+    loading = on_engine()
+    loading.in_use = lambda: names
+    for name in names[:-1]:
+        await loading.load(name)
+    with pytest.raises(BadVersion, match=rf"{names[-1]}: the engine has {MOST_LOADED} versions that runs are working"):
+        await loading.load(names[-1])
+    assert list(server.adapters) == names[:-1]
 
 
 async def test_a_provider_loads_none(tmp_path: Path, model: Path, session: aiohttp.ClientSession) -> None:
