@@ -24,10 +24,12 @@ from router.openai_http import OpenAIHTTP
 from router.passage import Passage
 from router.role import Role
 from router.scripted_model import ScriptedModel
-from tests.end_to_end.conftest import Demo
+from serving.config_file import load_config, preset
+from serving.engine import engine
 from tests.router.deployment import lasting, report
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
+MINI, MODEL = load_config(preset("mini")), "mini-executor"
 
 
 class Written(msgspec.Struct):
@@ -91,36 +93,44 @@ async def heard() -> AsyncIterator[tuple[aiohttp.ClientSession, list[Reply]]]:
         yield session, replies
 
 
-async def executed(demo: Demo, model: Model, library: Library, sub_query: str, max_turns: int = 3) -> Execution:
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def engine_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """An engine of its own: what is asked of the demo's without its gateway, its ledger would miss."""
+    served = engine(
+        "executor", MINI.engines["executor"], [MODEL], lambda _step: None, logs=tmp_path_factory.mktemp("l")
+    )
+    async with served as url:
+        yield url
+
+
+async def executed(model: Model, library: Library, sub_query: str, max_turns: int = 3) -> Execution:
     """One run, with the prompt that the demo serves with."""
-    config = demo.config.roles.execution
+    config = MINI.roles.execution
     system = Path(config.prompt).read_text("utf-8").strip()
     role = Role("execution", model, system, Sampling(config.max_tokens), streams=False)
     return await Executor(role, Pages(library), ExecutorLimits(max_turns)).run(sub_query, 0, lasting())
 
 
-def rows(demo: Demo, execution: Execution) -> list[Row]:
-    tokens = ServedTokens(Path(demo.config.engines["executor"].path))
+def rows(execution: Execution) -> list[Row]:
+    tokens = ServedTokens(Path(MINI.engines["executor"].path))
     return rows_of([Kept("teacher_single", "q", "", execution)], tokens)[0]
 
 
 async def test_rows_are_what_the_engine_read_and_wrote(
-    demo: Demo,
+    engine_url: str,
     library: Library,
     sub_queries: list[SubQuery],
     heard: tuple[aiohttp.ClientSession, list[Reply]],
 ) -> None:
     """Of real runs: every prompt, and every turn but for its end where a stop string came before it."""
     session, replies = heard
-    model = OpenAIHTTP(
-        session, demo.engines["engines.executor"], "mini-executor", extra_body={"return_token_ids": True}
-    )
+    model = OpenAIHTTP(session, engine_url, MODEL, extra_body={"return_token_ids": True})
     compared = 0
     for sub_query in sub_queries:
         replies.clear()
-        execution = await executed(demo, model, library, sub_query.text)
+        execution = await executed(model, library, sub_query.text)
         assert len(replies) == len(execution.conversation.outputs)
-        for row in rows(demo, execution):
+        for row in rows(execution):
             reply = replies[row.turn]
             assert row.prompt_ids == reply.prompt_token_ids
             assert row.completion_ids[: len(reply.choices[0].token_ids)] == reply.choices[0].token_ids
@@ -130,24 +140,24 @@ async def test_rows_are_what_the_engine_read_and_wrote(
 
 
 async def test_prompts_of_any_trajectory_are_the_engines(
-    demo: Demo,
+    engine_url: str,
     library: Library,
     sub_queries: list[SubQuery],
     heard: tuple[aiohttp.ClientSession, list[Reply]],
 ) -> None:
     """Those of a teacher too, with two searches, a correction, and text that could be mistaken for the protocol."""
-    url = demo.engines["engines.executor"].removesuffix("/v1") + "/tokenize"
+    url = engine_url.removesuffix("/v1") + "/tokenize"
     for sub_query in sub_queries[:5]:
         search = f"<search>{sub_query.searches[0]}</search>"
         turns = ["<answer>", search, f"  {search}\n", report("A < B & <|end|>", "It is so — naïvely.")]
         asked_for = f"{sub_query.text} <|assistant|> <search>"
-        execution = await executed(demo, ScriptedModel(turns), library, asked_for, max_turns=4)
+        execution = await executed(ScriptedModel(turns), library, asked_for, max_turns=4)
         shown = execution.conversation.messages
         before = [place for place, message in enumerate(shown) if message.role == "assistant"]
-        made = rows(demo, execution)
+        made = rows(execution)
         assert [row.turn for row in made] == [1, 2, 3]
         for row in made:
             messages = msgspec.to_builtins(shown[: before[row.turn]])
-            asked = {"model": "mini-executor", "messages": messages, "add_generation_prompt": True}
+            asked = {"model": MODEL, "messages": messages, "add_generation_prompt": True}
             async with heard[0].post(url, json=asked) as reply:
                 assert row.prompt_ids == msgspec.json.decode(await reply.read(), type=Tokens).tokens
