@@ -104,7 +104,7 @@ async def _world(
     config = _limited(there.config(folder / "rolegate.toml", f"sqlite:///{folder}/runs.db"), turns)
     name = adapter_name(version)
     async with workbench(
-        config, lambda _step: None, remember=folder / f"calls-{turns}.jsonl", adapters={name: version}
+        config, lambda _step: None, remember=folder / "calls.jsonl", adapters={name: version}
     ) as bench:
         return await answers(
             bench,

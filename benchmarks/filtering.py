@@ -59,8 +59,10 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="rolegate bench filtering", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--worlds", type=int, nargs="+", default=[9001, 9002], metavar="SEED", help="to train on")
-    parser.add_argument("--questions", type=int, default=400, metavar="N", help="of each of them (default: 400)")
+    parser.add_argument(
+        "--worlds", type=int, nargs="+", default=list(range(9001, 9007)), metavar="SEED", help="to train on"
+    )
+    parser.add_argument("--questions", type=int, default=300, metavar="N", help="of each of them (default: 300)")
     parser.add_argument("--held-out", type=int, default=13, metavar="SEED", help="the world to ask about (default: 13)")
     parser.add_argument("--asked", type=int, default=200, metavar="N", help="questions about it (default: 200)")
     parser.add_argument("--recipe", default="mini", metavar="NAME", help="of the trainings (default: mini)")
