@@ -25,6 +25,9 @@ from serving.config_file import load_config, preset
 from serving.logs import errors_only
 from serving.retrieval.atomic_file import write_atomically
 
+_AT_ONCE = 32
+"""Questions: engines without a GPU take hardly longer for many sequences than for one."""
+
 
 class Figures(msgspec.Struct, frozen=True):
     """What was measured."""
@@ -112,6 +115,7 @@ async def _world(
             questions,
             rollouts=given.rollouts,
             temperature=given.temperature,
+            concurrency=_AT_ONCE,
             console=console,
         )
 

@@ -38,6 +38,7 @@ from serving.engine import Tell
 from serving.logs import errors_only
 from serving.retrieval.atomic_file import write_atomically
 
+_AT_ONCE = 32
 _ARMS = ("unfiltered", "filtered", "gold")
 
 
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="rolegate bench filtering", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--worlds", type=int, nargs="+", default=list(range(9001, 9007)), metavar="SEED", help="to train on"
+        "--worlds", type=int, nargs="+", default=list(range(9001, 9005)), metavar="SEED", help="to train on"
     )
     parser.add_argument("--questions", type=int, default=300, metavar="N", help="of each of them (default: 300)")
     parser.add_argument("--held-out", type=int, default=13, metavar="SEED", help="the world to ask about (default: 13)")
@@ -98,7 +99,7 @@ async def _measured(given: argparse.Namespace, work: Path) -> Figures:
         asked = _export(work / "held-out", World(given.held_out, "test"), given.asked)
         adapters = {arm: work / f"{arm}-trained" / "model" for arm in _ARMS}
         async with _bench(mini, work / "held-out", adapters) as bench:
-            answered = await answers(bench, [BASE, *_ARMS], _plain(asked), rollouts=1)
+            answered = await answers(bench, [BASE, *_ARMS], _plain(asked), rollouts=1, concurrency=_AT_ONCE)
             search = bench.config.search
     return Figures(
         given.worlds,
@@ -113,9 +114,8 @@ async def _world(mini: MiniDeployment, work: Path, seed: int, count: int) -> lis
     folder = work / f"world-{seed}"
     asked = _export(folder, World(seed, "train"), count)
     config = _config(mini, folder)
-    await _step(
-        rollout.main, "--config", config, "--questions", folder / "questions.jsonl", "--out", folder / "rollouts"
-    )
+    questions, out = folder / "questions.jsonl", folder / "rollouts"
+    await _step(rollout.main, "--config", config, "--questions", questions, "--out", out, "--concurrency", _AT_ONCE)
     async with _bench(mini, folder, {}) as bench:
         return [await _gold(bench, question, sub_query) for question in asked for sub_query in question.sub_queries]
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # How executor-000001 was made: sh scripts/distil.sh FOLDER. Started again, it goes on where it was.
-# Teacher and student work on the questions of six worlds, none of whose names are in the demo or in a benchmark. How
+# Teacher and student work on the questions of four worlds, none of whose names are in the demo or in a benchmark. How
 # the teacher came about stands in docs/LOG.md. `rolegate bench filtering --work FOLDER` goes on from the rollouts.
 set -eu
 out=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -11,16 +11,16 @@ world() { # SEED SIDE QUESTIONS
         rolegate sft mini-world --seed "$1" --side "$2" --questions "$3" --out "$out/world-$1"
 }
 
-for seed in 9001 9002 9003 9004 9005 9006; do
+for seed in 9001 9002 9003 9004; do
     world $seed train 300
     rolegate sft rollout --config "$out/world-$seed/rolegate.toml" --questions "$out/world-$seed/questions.jsonl" \
-        --out "$out/world-$seed/rollouts"
+        --out "$out/world-$seed/rollouts" --concurrency 32
 done
 rolegate sft filter "$out"/world-900?/rollouts --out "$out/filtered"
 rolegate sft dataset "$out/filtered" --model "$models/mini-executor" --out "$out/filtered-data"
 rolegate sft train "$out/filtered-data" --model "$models/mini-executor" --recipe mini --out "$out/filtered-trained"
 world 17 test 150
 rolegate sft evaluate --config "$out/world-17/rolegate.toml" --questions "$out/world-17/questions.jsonl" \
-    --executors base "$out/filtered-trained/model" teacher --rollouts 1 --out "$out/evaluated"
+    --executors base "$out/filtered-trained/model" teacher --rollouts 1 --concurrency 32 --out "$out/evaluated"
 sed -e "s|^folder = .*|folder = \"$out/versions\"|" -e '/^start = /d' "$out/world-17/rolegate.toml" >"$out/publish.toml"
 rolegate sft publish "$out/filtered-trained" --config "$out/publish.toml" --evaluation "$out/evaluated/evaluation.json"
