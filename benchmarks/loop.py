@@ -225,7 +225,7 @@ async def _retrain(given: argparse.Namespace, config: Path, address: str, work: 
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "executor_sft", "retrain", "--config", str(config), "--work", str(work / "retrain")),
         *("--evaluation", str(work / "held_out.jsonl"), "--address", address, "--recipe", given.recipe, "--yes"),
-        *("--model", load_config(preset("mini")).engines["executor"].path),
+        *("--model", load_config(preset("mini")).engines["executor"].path, "--concurrency", str(given.in_flight)),
         stdout=sys.stderr,
     )
     if status := await process.wait():

@@ -36,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--mix", metavar="STRATUM=N,…", help="as of `rolegate sft filter`")
     parser.add_argument("--least", type=int, default=100, metavar="N", help="trajectories to learn from (default: 100)")
     parser.add_argument("--rollouts", type=int, default=1, metavar="K", help="of each held-out question (default: 1)")
+    parser.add_argument("--concurrency", type=int, default=8, metavar="N", help="questions in flight (default: 8)")
     add_connection(parser)
     parser.add_argument("--yes", action="store_true", help="do not ask whether re-running may cost what it does")
     given = parser.parse_args(arguments)
@@ -71,7 +72,7 @@ def _mine(given: argparse.Namespace) -> Stop:
     return _done(
         mine.main,
         *("--config", given.config, "--out", given.work / "mined", "--evaluation", given.evaluation),
-        *("--leave-failed", given.yes and "--yes"),
+        *("--leave-failed", given.yes and "--yes", "--concurrency", given.concurrency),
     )
 
 
@@ -107,6 +108,7 @@ def _evaluate(given: argparse.Namespace) -> Stop:
         evaluate.main,
         *("--questions", given.evaluation, "--rollouts", given.rollouts, "--out", folder, "--config", given.config),
         *("--executors", chosen_config(given).versions.start or evaluate.BASE, given.work / "trained" / "model"),
+        *("--concurrency", given.concurrency),
     )
     if stop is not None:
         return stop
