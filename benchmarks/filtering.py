@@ -19,6 +19,7 @@ from benchmarks.mini_deployment import MiniDeployment, mini_deployment
 from executor_sft import dataset, rollout, train
 from executor_sft.evaluate import BASE, answers
 from executor_sft.evaluation import Answered, Evaluation, evaluation_of
+from executor_sft.filter import Mix, mixed
 from executor_sft.filter import main as filter_rollouts
 from executor_sft.kept import Kept, Stratum
 from executor_sft.miniworld.config import over
@@ -40,6 +41,9 @@ from serving.retrieval.atomic_file import write_atomically
 
 _AT_ONCE = 32
 _ARMS = ("unfiltered", "filtered", "gold")
+_SINGLE: Mix = {"student_single": 1000, "teacher_single": 500}
+_MULTI: Mix = {"teacher_multi": 668}
+"""The paper's mix, at most, for all arms: so they differ in what they learn from, and hardly in how much."""
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -87,8 +91,9 @@ async def _measured(given: argparse.Namespace, work: Path) -> Figures:
     async with mini_deployment(tell, mini_config, teacher=True) as mini:
         gold = [kept for seed in given.worlds for kept in await _world(mini, work, seed, given.questions)]
         rolled_out = [work / f"world-{seed}" / "rollouts" for seed in given.worlds]
-        await _step(filter_rollouts, *rolled_out, "--none", "--out", work / "unfiltered")
-        await _step(filter_rollouts, *rolled_out, "--out", work / "filtered")
+        mix = ",".join(f"{stratum}={count}" for stratum, count in (_SINGLE | _MULTI).items())
+        await _step(filter_rollouts, *rolled_out, "--none", "--mix", mix, "--out", work / "unfiltered")
+        await _step(filter_rollouts, *rolled_out, "--mix", mix, "--out", work / "filtered")
         _write_gold(work / "gold", gold)
         for arm in _ARMS:
             await _step(dataset.main, work / arm, "--model", student, "--out", work / f"{arm}-data")
@@ -135,8 +140,9 @@ def _write_gold(folder: Path, gold: Sequence[Kept]) -> None:
     step = Step.begin(folder, "gold", {}, {"trajectories": len(gold)})
     if step.finished is None:
         carried_out = [kept for kept in gold if not kept.execution.failed and _found(kept)]
-        write_atomically(folder / "kept.jsonl", msgspec.json.Encoder().encode_lines(carried_out))
-        step.finish({"kept": len(carried_out)}, ["kept.jsonl"])
+        chosen = mixed(carried_out, {"teacher_single": sum(_SINGLE.values()), **_MULTI}, seed=1)
+        write_atomically(folder / "kept.jsonl", msgspec.json.Encoder().encode_lines(chosen))
+        step.finish({"kept": len(chosen)}, ["kept.jsonl"])
 
 
 def _found(kept: Kept) -> bool:

@@ -95,10 +95,20 @@ def filtered(
                     continue
                 seen.add((stratum, key))
                 kept.append(Kept(stratum, rollout.question.id, rollout.question.source, sample.execution))
-    mixed = _mixed(kept, mix, seed)
-    if len(mixed) < len(kept):
-        rejected["over the mix"] = len(kept) - len(mixed)
-    return mixed, rejected
+    chosen = mixed(kept, mix, seed)
+    if len(chosen) < len(kept):
+        rejected["over the mix"] = len(kept) - len(chosen)
+    return chosen, rejected
+
+
+def mixed(kept: Sequence[Kept], mix: Mix, seed: int) -> list[Kept]:
+    """At most as many of each stratum as `mix` says, drawn at random, in the same order."""
+    wanted: set[int] = set()
+    for stratum in get_args(Stratum):
+        places = [place for place, trajectory in enumerate(kept) if trajectory.stratum == stratum]
+        most = min(len(places), mix.get(stratum, len(places)))
+        wanted.update(random.Random(f"{seed}/{stratum}").sample(places, most))
+    return [trajectory for place, trajectory in enumerate(kept) if place in wanted]
 
 
 def _stratum(who: Who, sample: Sample) -> Stratum:
@@ -134,16 +144,6 @@ def _fault(verdict: Verdict) -> str:
     if not verdict.judged:
         return "right answer not known"
     return "judge's reply not readable" if verdict.accepted is None else "judge rejected it"
-
-
-def _mixed(kept: list[Kept], mix: Mix, seed: int) -> list[Kept]:
-    """At most as many of each stratum as `mix` says, drawn at random, in the same order."""
-    wanted: set[int] = set()
-    for stratum in get_args(Stratum):
-        places = [place for place, trajectory in enumerate(kept) if trajectory.stratum == stratum]
-        most = min(len(places), mix.get(stratum, len(places)))
-        wanted.update(random.Random(f"{seed}/{stratum}").sample(places, most))
-    return [trajectory for place, trajectory in enumerate(kept) if place in wanted]
 
 
 def _figures(kept: Sequence[Kept], rejected: Counter[str]) -> dict[str, object]:

@@ -16,7 +16,8 @@ for seed in 9001 9002 9003 9004; do
     rolegate sft rollout --config "$out/world-$seed/rolegate.toml" --questions "$out/world-$seed/questions.jsonl" \
         --out "$out/world-$seed/rollouts" --concurrency 32
 done
-rolegate sft filter "$out"/world-900?/rollouts --out "$out/filtered"
+rolegate sft filter "$out"/world-900?/rollouts --out "$out/filtered" \
+    --mix student_single=1000,teacher_single=500,teacher_multi=668
 rolegate sft dataset "$out/filtered" --model "$models/mini-executor" --out "$out/filtered-data"
 rolegate sft train "$out/filtered-data" --model "$models/mini-executor" --recipe mini --out "$out/filtered-trained"
 world 17 test 150
