@@ -23,6 +23,7 @@ from router.litellm_model import close_clients
 from router.retrieval import Retriever
 from router.role import Role
 from router.search import Search
+from router.upstream_session import upstream_session
 from serving.composition import executor_limits, new_role, new_search, slow_parts
 from serving.config import Config, RoleConfig
 from serving.engine import Tell
@@ -120,7 +121,7 @@ async def workbench(
         memory = stack.enter_context(Memory.open(remember)) if remember else None
         opened = partial(open_retriever, config.retrieval, tell, config.engines)
         engines, retriever = await slow_parts(config, stack, tell, opened, list(also.values()))
-        session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        session = await stack.enter_async_context(upstream_session())
         stack.push_async_callback(close_clients)
         if adapters:
             loading = _adapters(config.roles.execution, session, engines)

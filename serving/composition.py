@@ -54,6 +54,7 @@ from router.store.ledger_sums import SQLLedgerSums
 from router.store.usages import SQLUsages
 from router.store.version_book import SQLVersionBook
 from router.trials import Trials
+from router.upstream_session import upstream_session
 from router.version_book import VersionBook
 from router.versions import Versions
 from serving.config import Config, RoleConfig, SearchConfig
@@ -95,9 +96,7 @@ async def running_gateway(
                 await check_listening(wanted, setting, access)  # before anything slow begins
         opened = partial(open_retriever, config.retrieval, tell, config.engines)
         engines, retriever = await slow_parts(config, stack, tell, opened)
-        session = await stack.enter_async_context(
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=_UPSTREAM_CONNECTIONS))
-        )
+        session = await stack.enter_async_context(upstream_session(_UPSTREAM_CONNECTIONS))
         stack.push_async_callback(close_clients)
         new = partial(new_role, session=session, engines=engines)
         prices = await prices_of(config)
