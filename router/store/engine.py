@@ -1,5 +1,7 @@
 """How SQLAlchemy is to talk to a database."""
 
+import sqlite3
+import time
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -11,7 +13,8 @@ from router.errors import BadConfig
 WRITES: dict[str, Any] = {"writes": True}
 """Execution options of a transaction that writes."""
 _CONNECT_S = 10
-_PRAGMAS = ("busy_timeout=10000", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON")
+_WAIT_S = 10.0
+_PRAGMAS = (f"busy_timeout={_WAIT_S * 1000:.0f}", "synchronous=FULL", "foreign_keys=ON")
 
 
 def engine_of(url: str) -> Engine:
@@ -54,6 +57,7 @@ def _sqlite(address: URL) -> Engine:
         connection.isolation_level = None  # Python's driver would begin by itself, and too late
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
+        _keep_journal(connection)
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
@@ -61,3 +65,16 @@ def _sqlite(address: URL) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("writes") else "BEGIN")
 
     return engine
+
+
+def _keep_journal(connection: sqlite3.Connection) -> None:
+    """Switch to WAL; while others write to a new file, SQLite refuses that at once, whatever `busy_timeout` says."""
+    until = time.monotonic() + _WAIT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+        time.sleep(0.01)

@@ -89,6 +89,18 @@ async def test_several_processes_open_at_once(url: str) -> None:
     assert [(child.returncode, said) for child, (_, said) in zip(children, ends, strict=True)] == [(0, b"")] * 4
 
 
+async def test_a_file_that_another_process_is_just_making_is_waited_for(tmp_path: Path) -> None:
+    """SQLite refuses to switch such a file to its write-ahead log, without waiting."""
+    with closing(sqlite3.connect(tmp_path / "runs.db", isolation_level=None)) as other:
+        other.execute("CREATE TABLE other (x)")
+        other.execute("BEGIN IMMEDIATE")
+        opening = asyncio.create_task(Database.open(f"sqlite:///{tmp_path / 'runs.db'}"))
+        await asyncio.sleep(0.2)
+        assert not opening.done()
+        other.execute("COMMIT")
+    await (await opening).close()
+
+
 async def test_writers_of_several_processes_wait_for_each_other(tmp_path: Path) -> None:
     """A file that another process is writing to is written to when that has ended."""
     database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
