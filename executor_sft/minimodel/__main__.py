@@ -1,5 +1,5 @@
-"""`rolegate sft mini-model`: train the mini models: the two that the embedded default runs on, and the teacher, an
-executor of the backbone's size that also searches twice.
+"""`rolegate sft mini-model`: train the mini models: the backbone; the executor, and the student that it becomes
+(`--start`), which is the demo's executor untuned; and the teacher, an executor that searches twice.
 """
 
 import argparse
@@ -18,9 +18,9 @@ from executor_sft.minimodel.tokenizer import load_tokenizer, train_tokenizer
 from executor_sft.minimodel.training import Schedule, save, train
 from executor_sft.miniworld.dialogues import Dialogue, RolePrompts
 
-SHAPES = {"backbone": BACKBONE, "executor": EXECUTOR, "teacher": BACKBONE}
-STEPS = {"backbone": 3200, "executor": 4300, "teacher": 1600}
-FIRST_WORLD = {"backbone": 1_000, "executor": 2_000, "teacher": 3_000}
+SHAPES = {"backbone": BACKBONE, "executor": EXECUTOR, "student": EXECUTOR, "teacher": EXECUTOR}
+STEPS = {"backbone": 3200, "executor": 4300, "student": 4100, "teacher": 6300}
+FIRST_WORLD = {"backbone": 1_000, "executor": 2_000, "student": 4_000, "teacher": 3_000}
 
 
 def mini_tokenizer(system: RolePrompts) -> PreTrainedTokenizerFast:
@@ -73,9 +73,12 @@ def main(given: Sequence[str] | None = None) -> int:
 
 def _conversations(role: str, system: RolePrompts, first_world: int) -> Iterator[Dialogue]:
     """What a model learns from."""
-    if role == "teacher":
-        return conversations("executor", system, first_world, two_searches=True, passages=3)
-    return conversations("backbone" if role == "backbone" else "executor", system, first_world)
+    match role:
+        case "teacher":
+            return conversations("executor", system, first_world, two_searches=True, passages=3)
+        case "backbone" | "executor" | "student":
+            return conversations(role, system, first_world)
+    raise AssertionError(role)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ A turn is right where every token of it is, given the gold history.
 
 import argparse
 import itertools
+import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -16,21 +17,22 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from executor_sft.minimodel.mini_prompts import mini_prompts
 from executor_sft.minimodel.tokenizer import load_tokenizer
-from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter
+from executor_sft.miniworld import student
+from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePrompts
 from executor_sft.miniworld.world import World
 
 
 def main(given: Sequence[str] | None = None) -> int:
     """Print the share of right turns by kind; the exit status."""
     parser = argparse.ArgumentParser(prog="rolegate sft mini-evaluate", description=__doc__)
-    parser.add_argument("role", choices=["backbone", "executor", "teacher"], help="what the model does")
+    parser.add_argument("role", choices=["backbone", "executor", "student", "teacher"], help="what the model does")
     parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="a finished model")
     parser.add_argument("--world", type=int, default=99, metavar="SEED", help="the held-out world (default: 99)")
     parser.add_argument("--conversations", type=int, default=300, metavar="N", help="how many (default: 300)")
     arguments = parser.parse_args(given)
-    writer = DialogueWriter(World(arguments.world, "test"), mini_prompts())
-    two_searches = arguments.role == "teacher"
-    source = writer.backbone() if arguments.role == "backbone" else writer.executor(two_searches)
+    system = mini_prompts()
+    writer = DialogueWriter(World(arguments.world, "test"), system)
+    source = _gold(arguments.role, writer, system)
     model = Qwen3ForCausalLM.from_pretrained(arguments.model).float().eval()
     dialogues = itertools.islice(source, arguments.conversations)
     table = Table("turn", "right", "of")
@@ -38,6 +40,15 @@ def main(given: Sequence[str] | None = None) -> int:
         table.add_row(name, f"{right / turns:.3f}", str(turns))
     Console().print(table)
     return 0
+
+
+def _gold(role: str, writer: DialogueWriter, system: RolePrompts) -> Iterator[Dialogue]:
+    match role:
+        case "backbone":
+            return writer.backbone()
+        case "student":
+            return student.lessons(writer, system, random.Random(1))
+    return writer.executor(two_searches=role == "teacher")
 
 
 def turn_accuracy(

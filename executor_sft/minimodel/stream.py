@@ -2,6 +2,7 @@
 
 import bisect
 import itertools
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -9,10 +10,11 @@ from typing import Literal
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from executor_sft.miniworld import student
 from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePrompts
 from executor_sft.miniworld.world import World
 
-Role = Literal["backbone", "executor"]
+Role = Literal["backbone", "executor", "student"]
 CONVERSATIONS_PER_WORLD = 800
 WORLDS_PER_STAGE = 25
 ROW_TOKENS, ROWS = 512, 8
@@ -57,11 +59,17 @@ def conversations(
     role: Role, system: RolePrompts, first_world: int, *, two_searches: bool = False, passages: int | None = None
 ) -> Iterator[Dialogue]:
     """Conversations of training worlds `first_world`, `first_world + 1`, … Unless told how many `passages` a search
-    finds, executors begin with one and go on to two, then three: in a short context copying is learnt sooner."""
+    finds, executors begin with one and go on to two, then three: in a short context copying is learnt sooner. Students
+    can copy already."""
     for number in itertools.count():
         writer = DialogueWriter(World(first_world + number, "train"), system)
-        found = passages or min(3, 1 + number // WORLDS_PER_STAGE)
-        source = writer.backbone() if role == "backbone" else writer.executor(two_searches, found)
+        match role:
+            case "backbone":
+                source = writer.backbone()
+            case "student":
+                source = student.lessons(writer, system, random.Random(f"{first_world + number}/student"))
+            case "executor":
+                source = writer.executor(two_searches, passages or min(3, 1 + number // WORLDS_PER_STAGE))
         yield from itertools.islice(source, CONVERSATIONS_PER_WORLD)
 
 

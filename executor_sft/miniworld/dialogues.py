@@ -44,6 +44,8 @@ class RolePrompts:
     delegation: str
     execution: str
     answer: str
+    agent: str
+    """Of a single agent, which searches itself for as long as it takes, and answers."""
 
 
 def delegate_text(texts: list[str]) -> str:
@@ -145,6 +147,20 @@ class DialogueWriter:
             turns.append(Turn("search", f"<search>{prompts.request(query)}</search>"))
             turns.append(Turn("user", prompts.documents(found, last)))
         return [*turns, Turn("report", report_text(sub_query.report))]
+
+    def alone(self, passages: int) -> Dialogue:
+        """A single agent's way to the answer of the next question, with so many passages, in any order, each search."""
+        question = self._examiner.draw()
+        turns = [Turn("system", self._system.agent), Turn("user", prompts.request(question.text))]
+        for sub_query in question.sub_queries:
+            for query, gold in zip(sub_query.searches, sub_query.gold_passages, strict=True):
+                others = self._rng.sample([one for one in self._library.passages if one.id != gold], passages - 1)
+                found = [self._library.by_id[gold], *others]
+                self._rng.shuffle(found)
+                turns.append(Turn("search", f"<search>{prompts.request(query)}</search>"))
+                turns.append(Turn("user", prompts.documents(found, False)))
+        pairs = [(sub_query, sub_query.report) for sub_query in question.sub_queries]
+        return [*turns, Turn("answer", answer_text(question, pairs))]
 
     def _seen(self, sub_query: SubQuery, missing: bool) -> Report:
         """The gold report, with one evidence point as a single-search executor gives it or with all of them."""
