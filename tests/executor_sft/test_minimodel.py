@@ -10,9 +10,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from executor_sft.minimodel.architecture import BACKBONE, EXECUTOR, Shape, new_model
 from executor_sft.minimodel.evaluation import turn_accuracy
 from executor_sft.minimodel.stream import ROW_TOKENS, ROWS, Batch, batches, conversations, encode
-from executor_sft.minimodel.tokenizer import VOCABULARY, train_tokenizer
+from executor_sft.minimodel.tokenizer import VOCABULARY, load_tokenizer, train_tokenizer
 from executor_sft.minimodel.training import Schedule, save, train
-from executor_sft.miniworld.dialogues import Dialogue, RolePrompts, Turn
+from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePrompts, Turn
+from executor_sft.miniworld.world import World
 from router.answer_text import parse_answer
 from router.delegation import parse_decision
 from router.execution_turn import parse_turn
@@ -382,10 +383,22 @@ def test_a_saved_model_is_loaded_as_it_was(
         assert again.apply_chat_template(messages_of(dialogue), return_dict=False) == encode(dialogue, tokenizer)[0]
 
 
-def test_the_shipped_models_have_one_tokenizer() -> None:
-    """The models of the preset `mini` were trained on the same tokens."""
+def test_the_demo_has_one_tokenizer() -> None:
+    """Its two models were trained on the same tokens; the teacher has tokens of its own."""
     engines = load_config(preset("mini")).engines
-    files = {Path(engine.path, "tokenizer.json").read_bytes() for engine in engines.values()}
+    files = {Path(engines[name].path, "tokenizer.json").read_bytes() for name in ("backbone", "executor")}
 
     assert set(engines) == {"backbone", "executor", "teacher"}
     assert len(files) == 1
+
+
+@pytest.mark.parametrize("name", ["executor", "teacher"])
+def test_a_shipped_model_reads_with_its_own_tokenizer(name: str, system: RolePrompts) -> None:
+    """It writes the first search of unseen sub-queries, which it could not with tokens that are not its own."""
+    folder = Path(load_config(preset("mini")).engines[name].path)
+    model = Qwen3ForCausalLM.from_pretrained(folder).float().eval()
+    dialogues = itertools.islice(DialogueWriter(World(11, "test"), system).executor(two_searches=True), 20)
+
+    right, of = turn_accuracy(model, load_tokenizer(folder), dialogues)["search 1"]
+
+    assert right > 0.8 * of
