@@ -10,6 +10,7 @@ from router.archive import Archive, RunFilter
 from router.call import Call
 from router.errors import NotFound, StoreFailed
 from router.feedback import Feedback
+from router.model import Usage
 from router.run import Run
 from router.trajectory import Trajectory
 
@@ -46,14 +47,14 @@ class Selection(msgspec.Struct, frozen=True):
 
 async def select(
     log: Archive, wanted: RunFilter, evaluation: Collection[str], *, judge: bool, limit: int | None = None
-) -> tuple[Selection, list[Call]]:
-    """The logged questions that can be rolled out again, newest first (of those that are the same, the newest), and
-    the calls of their runs.
+) -> tuple[Selection, list[Call], list[Usage]]:
+    """The logged questions that can be rolled out again, newest first (of those that are the same, the newest), the
+    calls of their runs, and what other runs spent on reports that these used.
 
     `wanted` leaves out tenants that have opted out. `evaluation`: normalised questions to leave out. `judge`: whether
     somebody can tell right answers that no feedback tells. Raises `StoreFailed`.
     """
-    counts, chosen, calls = Counts(), list[Question](), list[Call]()
+    counts, chosen, calls, shared = Counts(), list[Question](), list[Call](), list[Usage]()
     asked: set[str] = set()
     worked_on: set[frozenset[str]] = set()
     async for run in _ended(log, wanted, counts):
@@ -76,8 +77,9 @@ async def select(
             else:
                 chosen.append(question)
                 calls += run.calls
+                shared += _shared(run)
     counts.selected = len(chosen)
-    return Selection(chosen, counts), calls
+    return Selection(chosen, counts), calls, shared
 
 
 def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
@@ -115,6 +117,13 @@ async def _ended(log: Archive, wanted: RunFilter, counts: Counts) -> AsyncIterat
             yield run
         if not (page := listed.next_page):
             return
+
+
+def _shared(run: Run) -> list[Usage]:
+    """What its executors' turns took where they were another run's; where only the first ones were, all of them."""
+    executions = run.result.executions if isinstance(run.result, Trajectory) else ()
+    outputs = [output for execution in executions if execution.shared_from for output in execution.conversation.outputs]
+    return [output.usage for output in outputs if output.usage is not None]
 
 
 def _sub_queries(run: Run) -> frozenset[str]:

@@ -95,8 +95,10 @@ class RememberingModel:
 
     async def complete(self, prompt: Prompt) -> Completion:
         """As it was said the first time. Raises what the model raises, and `StoreFailed`."""
-        asked = msgspec.json.encode(msgspec.structs.replace(prompt, request_id=""))
-        key = hashlib.sha256(self._variant + b"\n" + asked).hexdigest()
+        asked = msgspec.structs.asdict(msgspec.structs.replace(prompt, request_id=""))
+        if prompt.pattern is None:
+            del asked["pattern"]  # as before there were any
+        key = hashlib.sha256(self._variant + b"\n" + msgspec.json.encode(asked)).hexdigest()
         return await self._memory.ask(self._model, self._role, prompt, key)
 
     @asynccontextmanager

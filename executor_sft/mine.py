@@ -82,13 +82,13 @@ async def _selected(config: Config, given: argparse.Namespace) -> Selection | No
     async with opened_store(given) as database:
         archive = SQLArchive(database)
         with console.status("reading logged runs"):
-            selection, calls = await select(archive, wanted, evaluation, judge=judge, limit=given.limit)
+            selection, calls, shared = await select(archive, wanted, evaluation, judge=judge, limit=given.limit)
     console.print(_counts_table(selection.counts))
     if selection.counts.unreadable:
         console.print("What cannot be read: `rolegate store check` names it; an older release may read it.")
     if not selection.questions:
         raise BadRequest("no logged question can be used; send feedback with right answers, or name a judge.")
-    console.print(estimate_table(estimate(calls, await asyncio.to_thread(_prices, config))))
+    console.print(estimate_table(estimate(calls, await asyncio.to_thread(_prices, config), shared)))
     return selection if given.yes or _agreed(len(selection.questions)) else None
 
 

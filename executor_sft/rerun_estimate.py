@@ -33,11 +33,13 @@ class Share(msgspec.Struct, frozen=True):
     """None where the price is not known."""
 
 
-def estimate(calls: Sequence[Call], prices: Mapping[str, Price | None]) -> list[Share]:
+def estimate(calls: Sequence[Call], prices: Mapping[str, Price | None], shared: Sequence[Usage] = ()) -> list[Share]:
     """`calls`: of the logged runs; what is not known of them counts like the mean of the others. `prices`: of
-    delegation, teacher, student and answer. The judge, who is asked little, is left out.
+    delegation, teacher, student and answer. `shared`: of the executors whose reports the runs had from others. The
+    judge, who is asked little, is left out.
     """
-    needed: dict[RoleName, tuple[float, float]] = {}
+    spared = sum(usage.prompt_tokens for usage in shared), sum(usage.completion_tokens for usage in shared)
+    needed: dict[RoleName, tuple[float, float]] = {"execution": spared}
     for total in totals(calls):
         known = total.attempts - total.attempts_without_usage
         scale = total.attempts / known if known else 0.0

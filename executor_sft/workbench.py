@@ -65,11 +65,13 @@ class Workbench:
         if name != "judge" and self.seed is not None:
             temperature = config.temperature if self.temperature is None else self.temperature
             config = msgspec.structs.replace(config, seed=self.seed, temperature=temperature)
-        role = replace(new_role(name, config, self.session, self.engines), streams=False)
+        # What a model writes is learnt from, so it is not held to patterns.
+        role = replace(new_role(name, config, self.session, self.engines), streams=False, structured=False)
         if self.memory is None:
             return role
-        variant = (teaches, config.thinking, config.extra_body)
-        return replace(role, model=self.memory.remembering(role.model, name, variant))
+        remember = partial(self.memory.remembering, role=name, variant=(teaches, config.thinking, config.extra_body))
+        others = tuple(replace(one, model=remember(one.model)) for one in role.others)
+        return replace(role, model=remember(role.model), others=others)
 
     def executor(self, role: Role, limits: ExecutorLimits | None = None) -> Executor:
         """An executor; with the config's limits, unless there are others."""

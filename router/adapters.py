@@ -74,10 +74,19 @@ class Adapters:
                 async with self._session.post(url, json={"lora_name": name}, headers=self._headers) as reply:
                     await reply.read()
 
-    async def _knows(self, name: str) -> bool:
+    async def names(self) -> list[str]:
+        """Those that the engine has, whoever loaded them; none where it cannot be reached."""
+        with suppress(aiohttp.ClientError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError):
+            async with asyncio.timeout(_LOADING_S):
+                return [model.id for model in await self._served() if model.parent is not None]
+        return []
+
+    async def _served(self) -> list[_Model]:
         async with self._session.get(f"{self._base_url}/models", headers=self._headers) as reply:
-            served = msgspec.json.decode(await reply.read(), type=_Models)
-        known = next((model for model in served.data if model.id == name), None)
+            return msgspec.json.decode(await reply.read(), type=_Models).data
+
+    async def _knows(self, name: str) -> bool:
+        known = next((model for model in await self._served() if model.id == name), None)
         if known and known.parent is None:
             raise BadVersion(f"{name}: the engine at {self._base_url} serves a model of that name already.")
         return known is not None

@@ -8,8 +8,12 @@ from router.amount import NOTHING, Amount
 from router.model import Usage
 
 RoleName = Literal["delegation", "execution", "answer", "judge"]
-Purpose = Literal["first", "retry", "correction", "shortened", "hedge", "shadow"]
-Outcome = Literal["completed", "unreachable", "unavailable", "refused", "garbled", "cancelled", "failed", "interrupted"]
+Purpose = Literal["first", "retry", "correction", "shortened", "hedge", "fallback", "shadow"]
+Outcome = Literal[
+    "completed", "discarded", "unreachable", "unavailable", "refused", "garbled", "cancelled", "failed", "interrupted"
+]
+WHOLE: tuple[Outcome, ...] = ("completed", "discarded")
+"""Outcomes of calls that came to their end."""
 
 
 class OpenedCall(msgspec.Struct, frozen=True):
@@ -27,7 +31,8 @@ class OpenedCall(msgspec.Struct, frozen=True):
     """The version of the executor; None for the other roles."""
     purpose: Purpose
     """Why it runs. A correction asks again after malformed output, a shortened prompt after one that was too long; a
-    hedge runs beside a slow call, a shadow beside the version that serves.
+    hedge runs beside a slow call, a fallback instead of a model that is not to be had, a shadow beside the version that
+    serves.
     """
     attempt: int
     """1 for the first attempt of a call."""
@@ -52,8 +57,8 @@ class Call(OpenedCall, frozen=True, kw_only=True):
     """An attempt that has ended."""
 
     outcome: Outcome
-    """`unreachable`: its endpoint certainly did not begin; `unavailable`: it broke off, or nobody knows; `interrupted`:
-    the gateway was killed while it ran.
+    """`discarded`: it came to its end, but nobody wanted what it wrote; `unreachable`: its endpoint certainly did not
+    begin; `unavailable`: it broke off, or nobody knows; `interrupted`: the gateway was killed while it ran.
     """
     usage: Usage | None
     """None where the engine did not say: unknown, not zero."""

@@ -4,23 +4,25 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import msgspec
 import structlog
 
+from router.admission import Admission
 from router.allowance import Allowance
 from router.archive import Archive
 from router.call import RoleName
-from router.context import ANSWERING_SHARE, RunContext
+from router.context import ANSWERING_SHARE, RunContext, Sharing
 from router.ended_run import ended_run
 from router.errors import NotFound, OutOfTime, RequestIdTaken, StoreFailed
 from router.events import AnswerWritten, Emit, Event, RunStarted
 from router.journal import Began, Journal, RunStart
 from router.ledger import Ledger
 from router.live_runs import LiveRun, LiveRuns
+from router.observer import Observer, Observers
 from router.result import Result
 from router.run import RoleSetting, Run, RunKind, RunStatus
 from router.terms import Terms
@@ -67,18 +69,41 @@ class Conductor:
         live: LiveRuns,
         settings: dict[RoleName, RoleSetting],
         timeout_s: float,
+        *,
+        admission: Admission | None = None,
+        observer: Observer | None = None,
     ) -> None:
-        """`timeout_s`: the longest a request may take, whatever its deadline."""
+        """`timeout_s`: the longest a request may take, whatever its deadline. `admission`: None for its defaults."""
         self._journal, self._archive, self._live = journal, archive, live
         self._settings, self._timeout_s = settings, timeout_s
+        self._admission, self._observer = admission or Admission(), observer or Observers()
 
     async def conduct(self, asked: Asked, terms: Terms, emit: Emit, work: Work, then: Then = ignore_run) -> Run:
         """The finished run, or the earlier one of the same `request_id`. `then` hears of one that has finished here,
         unless its texts must not be kept. Raises what `work` raises, `OutOfTime`, `RunCancelled`, `BudgetExhausted`,
-        `RequestIdTaken` and `StoreFailed`.
+        `RequestIdTaken`, `Overloaded` and `StoreFailed`.
         """
+        tenant = terms.identity.books_on
+        if asked.kind == "shadow":  # it gives way to clients, and takes no place of theirs
+            await self._admission.spare()
+            return await self._conduct(asked, terms, emit, work, then, deadline=self._deadline(terms))
+        deadline = self._deadline(terms)
+        async with _in_time(deadline):
+            await self._admission.enter(tenant)
+        try:
+            return await self._conduct(asked, terms, emit, work, then, deadline=deadline)
+        finally:
+            self._admission.leave(tenant)
+
+    async def settled(self) -> None:
+        """Wait until every run that has begun has ended and is stored."""
+        await self._live.ended()
+
+    def _deadline(self, terms: Terms) -> float:
         allowed = self._timeout_s if terms.time_s is None else min(terms.time_s, self._timeout_s)
-        deadline = asyncio.get_running_loop().time() + allowed - min(_LONGEST_STORING_S, allowed * _STORING_SHARE)
+        return asyncio.get_running_loop().time() + allowed - min(_LONGEST_STORING_S, allowed * _STORING_SHARE)
+
+    async def _conduct(self, asked: Asked, terms: Terms, emit: Emit, work: Work, then: Then, *, deadline: float) -> Run:
         start = RunStart(
             id=f"run-{secrets.token_hex(8)}",
             kind=asked.kind,
@@ -89,11 +114,8 @@ class Conductor:
             fingerprint=asked.fingerprint if terms.request_id else "",
             started_at=time.time(),
         )
-        try:
-            async with asyncio.timeout_at(deadline):
-                began = await self._begin(start)
-        except TimeoutError:
-            raise OutOfTime("Time ran out before anything began; allow a longer deadline.") from None
+        async with _in_time(deadline):
+            began = await self._begin(start)
         if isinstance(began, Run):
             for event in began.events:
                 emit(event)
@@ -112,19 +134,22 @@ class Conductor:
                 live.tell(event)
                 emit(event)
 
+            self._observer.run_began()
             tell(RunStarted(start.id))
             time_s = deadline - asyncio.get_running_loop().time()
-            context = RunContext.lasting(time_s, tell, ledger, answering_share=asked.answering_share)
-            run = await self._run(start, context, live, work)
+            context = RunContext.lasting(
+                time_s,
+                tell,
+                ledger,
+                answering_share=asked.answering_share,
+                sharing=_sharing(asked, terms, began),
+            )
+            run = await self._run(start, context, live, work, private=began.redact)
         for event in _last_events(run.result):
             emit(event)
         if not began.redact:
             then(run)
         return run
-
-    async def settled(self) -> None:
-        """Wait until every run that has begun has ended and is stored."""
-        await self._live.ended()
 
     async def _begin(self, start: RunStart) -> Began | Run:
         """Put the run on record, or find the earlier one, whose end is waited for."""
@@ -151,7 +176,7 @@ class Conductor:
                 )
             return run
 
-    async def _run(self, start: RunStart, context: RunContext, live: LiveRun, work: Work) -> Run:
+    async def _run(self, start: RunStart, context: RunContext, live: LiveRun, work: Work, *, private: bool) -> Run:
         """Do the work under its deadline and store the run, however it ends."""
         begun = time.monotonic()
         failure: BaseException | None = None
@@ -166,7 +191,7 @@ class Conductor:
             status, failure = "cancelled", live.why(cancelled)
         except Exception as error:
             status, failure = "failed", error
-        ending = self._end(start, context, live, _Ended(status, result, failure, begun))
+        ending = self._end(start, context, live, _Ended(status, result, failure, begun, private))
         try:
             run = await live.to_the_end(ending)
         except StoreFailed:
@@ -196,7 +221,10 @@ class Conductor:
             request_id=start.request_id,
             events=(*live.events, *_last_events(ended.result)),
         )
-        await self._journal.finish(run)
+        try:
+            await self._journal.finish(run)
+        finally:
+            self._observer.run_ended(run, private=ended.private)
         live.end(run)
         _log.info(
             "run.stored",
@@ -217,11 +245,28 @@ class _Ended:
     result: Result | None
     failure: BaseException | None
     begun: float
+    private: bool
 
     @property
     def error(self) -> str:
         """For the operator."""
         return f"{type(self.failure).__name__}: {self.failure}" if self.status == "failed" else ""
+
+
+@asynccontextmanager
+async def _in_time(deadline: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout_at(deadline):
+            yield
+    except TimeoutError:
+        raise OutOfTime("Time ran out before anything began; allow a longer deadline.") from None
+
+
+def _sharing(asked: Asked, terms: Terms, began: Began) -> Sharing:
+    """What nobody may train on must not stand in other tenants' runs either."""
+    if terms.fresh or began.redact or asked.kind == "shadow":
+        return "nobody"
+    return "everybody" if began.training else "tenant"
 
 
 def _last_events(result: Result | None) -> tuple[Event, ...]:

@@ -2,11 +2,14 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Literal
 
 from router.events import Emit
+from router.execution import Execution
 from router.ledger import Ledger
 from router.result import Result
 
+Sharing = Literal["nobody", "tenant", "everybody"]
 ANSWERING_SHARE = 0.2
 """The share of a run's time that is kept for the answerer."""
 
@@ -29,11 +32,21 @@ class RunContext:
     """When searching ends, so that there is time to answer from what was found."""
     ledger: Ledger
     draft: Draft = field(default_factory=Draft)
+    sharing: Sharing = "nobody"
+    """Whose reports it may use, and who may use its own: other runs of its tenant, or also other tenants'."""
+    wasted: list[Execution] = field(default_factory=list)
+    """Finished for nothing: other runs may use these, but this one goes on as if they had never been begun."""
 
     @classmethod
     def lasting(
-        cls, time_s: float, emit: Emit, ledger: Ledger, *, answering_share: float = ANSWERING_SHARE
+        cls,
+        time_s: float,
+        emit: Emit,
+        ledger: Ledger,
+        *,
+        answering_share: float = ANSWERING_SHARE,
+        sharing: Sharing = "nobody",
     ) -> "RunContext":
         """A run that begins now and may take `time_s` seconds."""
         now = asyncio.get_running_loop().time()
-        return cls(emit, now + time_s, now + time_s * (1 - answering_share), ledger)
+        return cls(emit, now + time_s, now + time_s * (1 - answering_share), ledger, sharing=sharing)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from router.malformed import Malformed
+from router.same_question import normal_question
 from router.search_block import own_text, search_blocks
 
 __all__ = ["Decision", "Dispatch", "Malformed", "Stop", "parse_decision"]
@@ -58,5 +59,5 @@ def _distinct(questions: Iterable[str]) -> tuple[str, ...]:
     """The first spelling of each; case and closing punctuation make no difference."""
     first: dict[str, str] = {}
     for question in questions:
-        first.setdefault(question.casefold().rstrip(" ?!.,;:…"), question)
+        first.setdefault(normal_question(question), question)
     return tuple(first.values())

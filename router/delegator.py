@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from router import prompts
 from router.call import Purpose
 from router.delegation import Decision, Dispatch, Malformed, Stop, parse_decision
+from router.dispatching import Dispatching
+from router.early_reader import EarlyReader
 from router.execution import Conversation, Execution
 from router.ledger import Ledger
 from router.model import Message
@@ -26,12 +28,18 @@ class Delegator:
         """A conversation that holds the question and nothing else."""
         return Conversation(self.role.opening(prompts.request(question)))
 
-    async def decide(self, conversation: Conversation, ledger: Ledger) -> tuple[Dispatch | Stop, Conversation]:
-        """The next decision; malformed output is corrected once, then it counts as a stop."""
-        decision, conversation = await self._ask(conversation, ledger)
+    async def decide(
+        self, conversation: Conversation, ledger: Ledger, early: Dispatching | None = None
+    ) -> tuple[Dispatch | Stop, Conversation]:
+        """The next decision; malformed output is corrected once, then it counts as a stop. `early`: who begins with
+        what is certain to be dispatched while the decision is still being written.
+        """
+        decision, conversation = await self._ask(conversation, ledger, early)
         if isinstance(decision, Malformed):
+            if early:
+                await early.drop()
             conversation = _told(conversation, prompts.CORRECT_DELEGATION)
-            decision, conversation = await self._ask(conversation, ledger, "correction")
+            decision, conversation = await self._ask(conversation, ledger, early, "correction")
         return Stop() if isinstance(decision, Malformed) else decision, conversation
 
     def inform(
@@ -48,11 +56,12 @@ class Delegator:
         return decision.over_limit if isinstance(decision, Dispatch) else ()
 
     async def _ask(
-        self, conversation: Conversation, ledger: Ledger, purpose: Purpose = "first"
+        self, conversation: Conversation, ledger: Ledger, early: Dispatching | None, purpose: Purpose = "first"
     ) -> tuple[Decision, Conversation]:
         # No stop string in a correction: one that was met while the model was thinking would be met again.
         stop = STOP if purpose == "first" else ()
-        output = await self.role.ask(conversation.messages, stop, ledger, purpose=purpose)
+        listen = (lambda: EarlyReader(self.max_sub_queries, early.begin).feed) if early else None
+        output = await self.role.ask(conversation.messages, stop, ledger, purpose=purpose, listen=listen)
         decision = parse_decision(output.text, limit=self.max_sub_queries, cut=output.finish_reason == "length")
         said = Message("assistant", prompts.said(output.text))
         return decision, Conversation((*conversation.messages, said), (*conversation.outputs, output))

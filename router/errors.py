@@ -13,6 +13,8 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 ├── OutOfTime                  the deadline passed before there was anything to answer from
 ├── BudgetExhausted            the request's budget does not suffice for an answer
 │   └── QuotaExhausted         the tenant's quota does not, for now
+├── Overloaded                 as many runs are under way or waiting as may be
+├── SlowReader                 the client takes nothing of what it asked to be told
 ├── AccessDenied               the key must not do this
 │   └── NoKey                  there is no key, or it is unknown or revoked
 ├── StoreFailed                the run could not be written, so it is not acknowledged
@@ -86,6 +88,19 @@ class QuotaExhausted(BudgetExhausted):
         """When to come back, in seconds from now."""
 
 
+class Overloaded(RolegateError):
+    """As many runs are under way or waiting as may be; nothing was begun."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """When to come back, in seconds from now."""
+
+
+class SlowReader(RolegateError):
+    """The client takes nothing of what it asked to be told, so the stream ends."""
+
+
 class AccessDenied(RolegateError):
     """The key must not do this."""
 
@@ -116,9 +131,20 @@ class UpstreamUnavailable(UpstreamError):
     """Not reachable, overloaded or broken for now; worth another try."""
 
     def __init__(
-        self, message: str, *, endpoint: str, retry_after_s: float | None = None, unspent: bool = False
+        self,
+        message: str,
+        *,
+        endpoint: str,
+        retry_after_s: float | None = None,
+        unspent: bool = False,
+        repeatable: bool = True,
+        throttled: bool = False,
     ) -> None:
         super().__init__(message, endpoint=endpoint)
+        self.repeatable = repeatable
+        """Whether the same endpoint may be asked again; otherwise another one only."""
+        self.throttled = throttled
+        """Whether it is well, but was asked too often."""
         self.unspent = unspent
         """Whether the endpoint certainly did not begin: it was not reached, or told to come back later."""
         self.retry_after_s = retry_after_s

@@ -46,6 +46,8 @@ class Execution(msgspec.Struct, frozen=True, tag=True):
     conversation: Conversation
     executor: str = ""
     """The version that worked on it; empty where that was not noted."""
+    shared_from: tuple[str, ...] = ()
+    """The other runs that paid for it, or for its first turns; their calls are booked there, and not in this run."""
 
     @property
     def failed(self) -> bool:

@@ -10,6 +10,7 @@ from router.context import RunContext
 from router.errors import BudgetExhausted, ContextTooLong, UpstreamError
 from router.events import SearchDone
 from router.execution import Conversation, Execution, ExecutionOutcome, SearchRecord
+from router.execution_pattern import turn_pattern
 from router.execution_turn import Malformed, ReportTurn, Search, parse_turn
 from router.model import Completion, Message
 from router.report import NO_EVIDENCE, Report
@@ -29,6 +30,10 @@ class ExecutorLimits:
     max_searches: int = 2
     top_k: int = 3
     """Passages shown for each search."""
+    passage_chars: int = 8000
+    """Of a passage's title, and of its text; what is longer is cut."""
+    report_chars: int = 2000
+    """Of a report's answer, and of each point of its evidence; what is longer is cut."""
 
 
 class Executes(Protocol):
@@ -60,11 +65,24 @@ class Executor:
         """Its role, in any run."""
         return self._role
 
-    async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
+    async def run(
+        self,
+        sub_query: str,
+        index: int,
+        context: RunContext,
+        unfinished: "Unfinished | None" = None,
+        *,
+        instead: bool = False,
+    ) -> Execution:
         """Search and report. What goes wrong upstream is not raised, nor that a budget does not suffice: the outcome
-        says it and the report is neutral.
+        says it and the report is neutral. `unfinished`: where to go on, if anything is there, and to leave what has
+        been done, however this ends. `instead`: whether it steps in for another version.
         """
-        run = _Run(self._role.opening(prompts.request(sub_query)))
+        run = unfinished.work if unfinished else None
+        run = run or _Run(self._role.opening(prompts.request(sub_query)))
+        if unfinished:
+            unfinished.work = run
+        run.purpose = "fallback" if instead else "first"
         outcome: ExecutionOutcome = "no_report"
         try:
             async with asyncio.timeout_at(context.search_deadline):
@@ -89,17 +107,19 @@ class Executor:
         )
 
     async def _turn(self, run: "_Run", index: int, context: RunContext) -> None:
-        output = await self._ask(run, index, context)
-        run.absorb(output)
+        if not run.unanswered:
+            run.absorb(await self._ask(run, index, context))
+        output = run.outputs[-1]
         searches, turn = len(run.shown.searches), len(run.outputs)
         match parse_turn(output.text, cut=output.finish_reason == "length"):
             case Search(query, ignored) if self._may_search(searches, turn):
-                (passages,) = await self._retriever.search([query], self._limits.top_k)
-                found = SearchRecord(query, tuple(passages), ignored)
+                (found_passages,) = await self._retriever.search([query], self._limits.top_k)
+                passages = tuple(passage.within(self._limits.passage_chars) for passage in found_passages)
+                found = SearchRecord(query, passages, ignored)
                 run.shown.documents(found, last=not self._may_search(searches + 1, turn + 1))
                 context.emit(SearchDone(index, query, tuple(passage.title for passage in passages)))
             case ReportTurn(report) if searches:
-                run.report = report
+                run.report = report.within(self._limits.report_chars)
             case Search():
                 run.correct(prompts.LAST_SEARCH)
             case ReportTurn() | Malformed() if not searches:
@@ -109,14 +129,24 @@ class Executor:
 
     async def _ask(self, run: "_Run", index: int, context: RunContext) -> Completion:
         """The model's next turn. Passages give way, one at a time, until its context holds the rest."""
-        purpose: Purpose = "correction" if run.corrected else "first"
+        purpose: Purpose = "correction" if run.corrected else run.purpose
         # No stop string in a correction: one that was met while the model was thinking would be met again.
         stop = () if run.corrected else STOP
+        searches, turn = len(run.shown.searches), len(run.outputs) + 1
+        pattern = turn_pattern(searched=bool(searches), may_search=self._may_search(searches, turn))
         if self._role.context_tokens is not None:
             run.shown.fit(self._role.context_tokens, self._role.sampling.max_tokens)
         while True:
             try:
-                return await self._role.ask(run.shown.messages, stop, context.ledger, purpose=purpose, sub_query=index)
+                return await self._role.ask(
+                    run.shown.messages,
+                    stop,
+                    context.ledger,
+                    purpose=purpose,
+                    sub_query=index,
+                    pattern=pattern,
+                    until=context.search_deadline,
+                )
             except ContextTooLong:
                 if not run.shown.drop():
                     raise
@@ -127,6 +157,23 @@ class Executor:
         return searches < self._limits.max_searches and turn < self._limits.max_turns
 
 
+@dataclass(slots=True)
+class Unfinished:
+    """What is left of an executor's run that did not come to its report, for another one of the same version."""
+
+    work: "_Run | None" = None
+
+    @property
+    def turns(self) -> int:
+        """How many the model has written."""
+        return len(self.work.outputs) if self.work else 0
+
+    @property
+    def searches(self) -> tuple[SearchRecord, ...]:
+        """Those that have been done."""
+        return tuple(self.work.shown.searches) if self.work else ()
+
+
 class _Run:
     """One executor run as it grows."""
 
@@ -134,12 +181,18 @@ class _Run:
         self.shown = Shown(opening)
         self.outputs: list[Completion] = []
         self.report: Report | None = None
+        self.purpose: Purpose = "first"
         self.corrected = False
 
     def absorb(self, output: Completion) -> None:
         self.outputs.append(output)
         self.shown.absorb(output)
         self.corrected = False
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the model has written a turn that nothing came of: somebody stopped there."""
+        return bool(self.outputs) and self.shown.messages[-1].role == "assistant"
 
     def correct(self, text: str) -> None:
         self.shown.tell(text)

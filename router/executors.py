@@ -11,7 +11,7 @@ import structlog
 from router.context import RunContext
 from router.errors import BadVersion, RolegateError
 from router.execution import Execution
-from router.executor import Executor
+from router.executor import Executor, Unfinished
 from router.executor_version import Traffic
 from router.ledger import Ledger
 from router.role import Role
@@ -64,22 +64,35 @@ class Executors:
         """The active version's: what somebody else does with a candidate would tell nothing of it."""
         return self.of(self._traffic(context).active).role(context)
 
-    async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
+    def serving(self, context: RunContext) -> str:
+        """The version that works in a run."""
+        return self._traffic(context).serving(context.ledger.run_id)
+
+    async def run(
+        self, sub_query: str, index: int, context: RunContext, unfinished: Unfinished | None = None
+    ) -> Execution:
         """As `Executor.run`, with the version that works in this run. Where the engine does not have it, the active one
         steps in, and for that one the configured model.
         """
         traffic = self._traffic(context)
-        versions = list(dict.fromkeys((traffic.serving(context.ledger.run_id), traffic.active, self._configured)))
+        versions = list(dict.fromkeys((self.serving(context), traffic.active, self._configured)))
+        steps_in = False
         for version, instead in pairwise(versions):
-            execution = await self.of(version).run(sub_query, index, context)
+            execution = await self.of(version).run(sub_query, index, context, unfinished, instead=steps_in)
             if not _turned_away(execution, index, context.ledger):
                 return execution
             _log.warning("executor.refused", version=version, instead=instead, run_id=context.ledger.run_id)
-            self._on_record = None  # an engine that was started anew has lost it
-        return await self.of(versions[-1]).run(sub_query, index, context)
+            steps_in = True
+            self._on_record, unfinished = None, None  # an engine that was started anew has lost it
+        return await self.of(versions[-1]).run(sub_query, index, context, unfinished, instead=steps_in)
 
     def wake(self) -> None:
         """Read the traffic soon: it has changed."""
+        self._news.set()
+
+    def reload(self) -> None:
+        """Load what is in use anew, soon: the engine was started anew, and has lost it."""
+        self._on_record = None
         self._news.set()
 
     async def refresh(self) -> None:

@@ -101,10 +101,10 @@ class Gateway:
 
         async def work(context: RunContext) -> Conversation:
             role = self._executor.role(context) if request.role == "execution" else self._roles[request.role]
-            role = role.limited(request.max_tokens)
+            role, until = role.limited(request.max_tokens), context.deadline
             if send is None:
-                return Conversation(messages, (await role.ask(messages, request.stop, context.ledger),))
-            async with aclosing(role.stream(messages, request.stop, context.ledger)) as deltas:
+                return Conversation(messages, (await role.ask(messages, request.stop, context.ledger, until=until),))
+            async with aclosing(role.stream(messages, request.stop, context.ledger, until=until)) as deltas:
                 return Conversation(messages, (await gather(deltas, send),))
 
         return await self._conductor.conduct(Asked("complete", messages[-1].content, request), terms, _ignore, work)

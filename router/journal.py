@@ -37,6 +37,8 @@ class Began(msgspec.Struct, frozen=True):
     limited: bool = False
     """Whether the tenant has quotas, so that every call must be reserved."""
     redact: bool = False
+    training: bool = True
+    """Whether the tenant's runs may train an executor."""
 
 
 class Earlier(msgspec.Struct, frozen=True):

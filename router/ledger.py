@@ -5,14 +5,14 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
 
 from router.allowance import Allowance
 from router.amount import NOTHING, Amount
-from router.call import Call, OpenedCall, Outcome, Purpose, RoleName
+from router.call import WHOLE, Call, OpenedCall, Outcome, Purpose, RoleName
 from router.errors import BudgetExhausted, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
 from router.identity import DEFAULT_TENANT
 from router.journal import Journal
@@ -58,6 +58,8 @@ class Attempt:
         self._begun = time.monotonic()
         self._texts: list[str] = []
         self.first_token_s: float | None = None
+        self.unwanted = False
+        """Whether nobody needs it any more."""
 
     def take(self, delta: Delta) -> None:
         """Note a piece of the output."""
@@ -81,7 +83,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """An attempt that ended early, and nobody said what it spent."""
+    """An attempt that has ended, and is not booked yet."""
 
     opened: OpenedCall
     attempt: Attempt
@@ -118,6 +120,8 @@ class Ledger:
         self._tenant_limited, self._shadow = limited, shadow
         self._calls: list[Call] = []
         self._cut: list[_Cut] = []
+        self._early_from: int | None = None
+        self._early: list[_Cut] = []
         self._opened = 0
         self.refusal: BudgetExhausted | None = None
         """The last reservation that was refused; None where none was."""
@@ -128,9 +132,19 @@ class Ledger:
         return self._run_id
 
     @property
+    def tenant(self) -> str:
+        """Whom they are booked to."""
+        return self._tenant
+
+    @property
     def calls(self) -> tuple[Call, ...]:
         """The rows so far, in the order in which the attempts were settled: those that `close` counts at the end."""
         return tuple(self._calls)
+
+    @property
+    def budgeted(self) -> bool:
+        """Whether the request itself limits what it may spend."""
+        return self._allowance.limited
 
     @property
     def limited(self) -> bool:
@@ -151,13 +165,17 @@ class Ledger:
         outcome: Outcome = "cancelled"
         try:
             yield attempt
-            outcome = "completed"
+            outcome = "discarded" if attempt.unwanted else "completed"
         except Exception as error:
             outcome = _outcome_of(error)
             raise
         finally:
             cut = _Cut(opened, attempt, outcome, caller.price, attempt.duration_s)
-            if outcome != "completed" and attempt.usage is None and attempt.count and attempt.first_token_s is not None:
+            if outcome == "completed" and self._is_early(caller.sub_query):
+                self._early.append(cut)
+            elif (
+                outcome != "completed" and attempt.usage is None and attempt.count and attempt.first_token_s is not None
+            ):
                 self._cut.append(cut)
             else:
                 self._settle(cut, attempt.usage)
@@ -174,6 +192,23 @@ class Ledger:
                 await self._journal.hold(self._run_id, amount)
 
         await self._granted(hold)
+
+    def await_decision(self, first: int) -> None:
+        """From now on, completed calls for sub-queries from number `first` on are booked once it is known whether
+        anybody wants what they wrote.
+        """
+        self._early_from = first
+
+    def decide(self, below: int) -> None:
+        """Sub-queries with numbers below this one are wanted; what others have spent was wasted."""
+        self._early_from = None
+        self._book(self._early, below)
+        self._early = []
+
+    def waste(self, sub_query: int) -> None:
+        """What was spent so far on this sub-query, which awaits its decision, was wasted."""
+        self._book([cut for cut in self._early if cut.opened.sub_query == sub_query], 0)
+        self._early = [cut for cut in self._early if cut.opened.sub_query != sub_query]
 
     async def close(self, within_s: float) -> None:
         """Count what cut streams spent, as far as the models' tokenizers tell within `within_s` seconds."""
@@ -238,8 +273,16 @@ class Ledger:
             await asyncio.sleep(random.uniform(0, pause_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
+    def _is_early(self, sub_query: int | None) -> bool:
+        return self._early_from is not None and sub_query is not None and sub_query >= self._early_from
+
+    def _book(self, early: list[_Cut], below: int) -> None:
+        for cut in early:
+            wanted = cut.opened.sub_query is not None and cut.opened.sub_query < below
+            self._settle(cut if wanted else replace(cut, outcome="discarded"), cut.attempt.usage)
+
     def _settle(self, cut: _Cut, usage: Usage | None) -> None:
-        if usage is not None and cut.outcome != "completed" and not usage.estimated:
+        if usage is not None and cut.outcome not in WHOLE and not usage.estimated:
             usage = msgspec.structs.replace(usage, lower_bound=True)
         call = Call(
             **{field: getattr(cut.opened, field) for field in OpenedCall.__struct_fields__},

@@ -8,6 +8,7 @@ import html
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 _ENTITY = re.compile("&(?:amp|lt|gt|quot|#39|#x27);")
@@ -60,14 +61,19 @@ def without_thinking(text: str) -> str:
 
 def blocks(text: str, tag: str) -> Iterator[Block]:
     """Every block of `tag`, in order and in linear time; a second opening tag ends an unclosed block."""
-    opening = re.compile(rf"<\s*{tag}\s*>", re.IGNORECASE)
-    closing = re.compile(rf"<\s*/\s*{tag}\s*>", re.IGNORECASE)
+    opening, closing = _tags(tag)
     starts = list(opening.finditer(text))
     for number, start in enumerate(starts):
         limit = starts[number + 1].start() if number + 1 < len(starts) else len(text)
         end = closing.search(text, start.end(), limit)
         body = text[start.end() : end.start() if end else limit]
         yield Block(body.strip(), start.start(), end is not None)
+
+
+@cache
+def _tags(tag: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """The opening and the closing one."""
+    return re.compile(rf"<\s*{tag}\s*>", re.IGNORECASE), re.compile(rf"<\s*/\s*{tag}\s*>", re.IGNORECASE)
 
 
 def element(tag: str, text: str) -> str:

@@ -1,6 +1,6 @@
 """A language model, as the rest of the code sees it: two methods, frozen values."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, Protocol
 
@@ -33,6 +33,8 @@ class Prompt(msgspec.Struct, frozen=True):
     """Strings that end the output; the one that was met is part of it, whatever the engine does."""
     request_id: str = ""
     """The name under which the endpoint may log the call; empty for none."""
+    pattern: str | None = None
+    """A regular expression that the output has to match, reasoning apart, where the endpoint can see to that."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -103,6 +105,15 @@ class Model(Protocol):
         """The tokens of `prompt`, template included, and of `text` as its output, by the model's own tokenizer; None
         where that is not to be had. Raises nothing.
         """
+
+
+def joined(deltas: Sequence[Delta]) -> Delta:
+    """Pieces that came together as one; none of them is the last one of its output."""
+    if len(deltas) == 1:
+        return deltas[0]
+    usages = [delta.usage for delta in deltas if delta.usage is not None]
+    text, reasoning = "".join([delta.text for delta in deltas]), "".join([delta.reasoning for delta in deltas])
+    return Delta(text, reasoning, usage=usages[-1] if usages else None)
 
 
 async def gather(deltas: AsyncIterator[Delta], take: Callable[[Delta], None]) -> Completion:

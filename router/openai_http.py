@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from typing import Any
 
@@ -10,8 +10,8 @@ import aiohttp
 import msgspec
 from aiohttp.http import HttpProcessingError
 
-from router.errors import UpstreamUnavailable
-from router.model import Completion, Delta, Prompt, Usage
+from router.errors import UpstreamError, UpstreamRefused, UpstreamUnavailable
+from router.model import Completion, Delta, Prompt, Usage, joined
 from router.openai_reply import ChatReply, ErrorReply, FailureReply, completion
 from router.openai_request import REQUEST_ID, StreamOptions, chat_body
 from router.secret import without_userinfo
@@ -21,8 +21,13 @@ from router.upstream_failure import Upstream
 from router.vllm_tokenizer import VLLMTokenizer
 
 _DONE = b"[DONE]"
+_NOTHING = Delta()
 _LINGER_S = 1.0
+_MOST_BYTES = 64 << 20
+"""Of a reply; no model writes as much, and what does not end must not be kept."""
 _OPTION = re.compile("stream_options|include_usage|continuous_usage_stats")
+_STRUCTURE = re.compile("structured.outputs?|grammar|regex", re.IGNORECASE)
+_THINKS = "think>"
 _reply = msgspec.json.Decoder(ChatReply)
 _failure = msgspec.json.Decoder(FailureReply)
 
@@ -52,6 +57,8 @@ class OpenAIHTTP:
         win over those that are set here, but for model, messages and stream.
         """
         self._session, self._thinking, self._extra = session, thinking, extra_body
+        # Nothing may be in the way of a model that thinks in its text: what it writes freely shows whether it does.
+        self._structures: bool | None = True if thinking is False else None
         self._options: StreamOptions | None = StreamOptions(include_usage=True, continuous_usage_stats=True)
         self.name, self.endpoint = model, without_userinfo(base_url.rstrip("/"))
         self._url = f"{base_url.rstrip('/')}/chat/completions"
@@ -64,14 +71,16 @@ class OpenAIHTTP:
 
     async def complete(self, prompt: Prompt) -> Completion:
         """The whole output at once."""
-        return await self._whole(await self._ask(prompt), prompt.stop)
+        whole = await self._whole(await self._ask(prompt), prompt.stop)
+        self._learn(prompt, whole.text)
+        return whole
 
     @asynccontextmanager
     async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
         """The output as it is written; the last delta has the finish reason and the usage."""
         response = await self._ask(prompt, stream=True)
         try:
-            async with aclosing(self._deltas(response, prompt.stop)) as deltas:
+            async with aclosing(self._deltas(response, prompt)) as deltas:
                 yield deltas
         finally:
             response.release()  # closes the connection, unless the reply was read to its end
@@ -86,17 +95,21 @@ class OpenAIHTTP:
         """The reply, its body unread. Raises for every status but 200.
 
         A stream is asked for its usage, and for the count so far with every chunk, which a stream that is left early
-        needs. An endpoint that does not know these options is asked without them, now and later.
+        needs. An endpoint that does not know these options, or no patterns, is asked without them, now and later.
         """
         while True:
             options = self._options if stream else None
+            if prompt.pattern is not None and not self._structures:
+                prompt = msgspec.structs.replace(prompt, pattern=None)
             response = await self._post(prompt, self._body(prompt, stream=stream, options=options))
             if response.status == 200:
                 return response
-            with self._translated():
-                said = _said(await response.read())
+            said = _said(await self._body_of(response))
+            failure = self._upstream.from_status(response.status, said, response.headers)
+            if self._unhold(prompt, failure):
+                continue
             if options is None or response.status not in (400, 422) or not _OPTION.search(said):
-                raise self._upstream.from_status(response.status, said, response.headers)
+                raise failure
             self._options = options.fewer
 
     async def _post(self, prompt: Prompt, body: dict[str, Any]) -> aiohttp.ClientResponse:
@@ -116,42 +129,72 @@ class OpenAIHTTP:
         return chat_body(self.name, prompt, stream=stream, options=options, thinking=thinking, extra=extra)
 
     async def _whole(self, response: aiohttp.ClientResponse, stop: tuple[str, ...]) -> Completion:
-        with self._translated():
-            body = await response.read()
-        reply = self._decoded(body)
+        reply = self._decoded(await self._body_of(response))
         if reply.choice is None:
             raise self._upstream.garbled("a reply without choices")
         return completion(reply.choice, reply.usage, stop, thinks=self._thinking is not False)
 
-    async def _deltas(self, response: aiohttp.ClientResponse, stop: tuple[str, ...]) -> AsyncGenerator[Delta, None]:
+    async def _deltas(self, response: aiohttp.ClientResponse, prompt: Prompt) -> AsyncGenerator[Delta, None]:
         if response.content_type == "application/json":  # an endpoint that cannot stream
-            whole = await self._whole(response, stop)
+            whole = await self._whole(response, prompt.stop)
+            self._learn(prompt, whole.text)
             yield Delta(whole.text, whole.reasoning, whole.finish_reason, whole.usage, whole.overran)
             return
-        reply, done = StreamedReply(stop, thinks=self._thinking is not False), False
-        async with aclosing(self._events(response, reply)) as events:
-            async for event in events:
-                if done := event.strip() == _DONE:
-                    break
-                if (delta := reply.take(self._decoded(event))) != Delta():
+        reply, written = StreamedReply(prompt.stop, thinks=self._thinking is not False), list[str]()
+        ended = False
+        async with aclosing(self._events(response, reply)) as received:
+            async for events in received:
+                delta, ended, failure = self._read(events, reply)
+                if delta != _NOTHING:
+                    written.append(delta.text)
                     yield delta
-                if reply.abandoned:
+                if failure is not None:
+                    if written or not self._unhold(prompt, failure):
+                        raise failure
+                    # vLLM looks at a stream's pattern only once it has begun to answer.
+                    async with self.stream(msgspec.structs.replace(prompt, pattern=None)) as anew:
+                        async for delta in anew:
+                            yield delta
+                    return
+                if ended:
                     break
         if not reply.whole:
             raise self._upstream.unavailable("the stream was cut before its end")
-        yield reply.end()
-        if done:
+        end = reply.end()
+        self._learn(prompt, "".join((*written, end.text)))
+        yield end
+        if ended and not reply.abandoned:
             await _linger(response)
 
-    async def _events(self, response: aiohttp.ClientResponse, reply: StreamedReply) -> AsyncGenerator[bytes, None]:
-        """The events up to the end of the body, or up to where it breaks off once `reply` is whole."""
+    def _read(self, events: Sequence[bytes], reply: StreamedReply) -> tuple[Delta, bool, UpstreamError | None]:
+        """What events that came together add to the output, whether nothing is wanted after them, and what the first of
+        them said that is no chunk.
+        """
+        deltas: list[Delta] = []
+        try:
+            for event in events:
+                if event.strip() == _DONE:
+                    return joined(deltas), True, None
+                deltas.append(reply.take(self._decoded(event)))
+                if reply.abandoned:
+                    return joined(deltas), True, None
+        except UpstreamError as error:
+            return joined(deltas), False, error
+        return joined(deltas), False, None
+
+    async def _events(
+        self, response: aiohttp.ClientResponse, reply: StreamedReply
+    ) -> AsyncGenerator[list[bytes], None]:
+        """The events of each read, up to the end of the body or up to where it breaks off once `reply` is whole."""
         if response.content_type != "text/event-stream":
             raise self._upstream.garbled(f"{response.content_type} where an event stream was asked for")
-        reader = EventReader()
+        reader, size = EventReader(), 0
         while True:
             try:
                 with self._translated():
                     received = await response.content.readany()
+                size += len(received)
+                self._check_size(size)
                 events = reader.feed(received)
             except EventTooLong as error:
                 raise self._upstream.garbled(str(error)) from error
@@ -161,8 +204,40 @@ class OpenAIHTTP:
                 return
             if not received:
                 return
-            for event in events:
-                yield event
+            if events:
+                yield events
+
+    def _unhold(self, prompt: Prompt, failure: UpstreamError) -> bool:
+        """Whether it is the prompt's pattern that is refused; none is sent from then on."""
+        refused = isinstance(failure, UpstreamRefused) and _STRUCTURE.search(str(failure)) is not None
+        if prompt.pattern is None or not refused:
+            return False
+        self._structures = False
+        return True
+
+    def _learn(self, prompt: Prompt, text: str) -> None:
+        """Look whether the model may be held to patterns."""
+        if self._structures is None and prompt.pattern is not None:
+            if _THINKS in text:
+                self._structures = False
+            elif re.fullmatch(prompt.pattern, text):
+                self._structures = True
+
+    async def _body_of(self, response: aiohttp.ClientResponse) -> bytes:
+        body = bytearray()
+        try:
+            with self._translated():
+                while received := await response.content.readany():
+                    body += received
+                    self._check_size(len(body))
+        except BaseException:
+            response.close()
+            raise
+        return bytes(body)
+
+    def _check_size(self, size: int) -> None:
+        if size > _MOST_BYTES:
+            raise self._upstream.garbled(f"a reply of more than {_MOST_BYTES >> 20} MiB")
 
     def _decoded(self, body: bytes) -> ChatReply:
         try:
@@ -193,6 +268,8 @@ def _said(body: bytes) -> str:
 
 async def _linger(response: aiohttp.ClientResponse) -> None:
     """Read the end of the body that follows the last event at once, so that the connection can be used again."""
+    if response.content.is_eof():
+        return
     with suppress(TimeoutError, aiohttp.ClientError, HttpProcessingError, OSError):
         async with asyncio.timeout(_LINGER_S):
             await response.content.readany()

@@ -70,8 +70,9 @@ class MessageReply(msgspec.Struct, frozen=True):
     @property
     def thought(self) -> str:
         """The reasoning under either name, or in parts of its own."""
-        parts = self.content if isinstance(self.content, tuple) else ()
-        return self.reasoning or self.reasoning_content or "".join(_text(part.thinking) for part in parts)
+        if self.reasoning or self.reasoning_content or not isinstance(self.content, tuple):
+            return self.reasoning or self.reasoning_content or ""
+        return "".join(_text(part.thinking) for part in self.content)
 
 
 def _text(content: str | tuple[Part, ...] | None) -> str:
@@ -138,7 +139,10 @@ class ChatReply(msgspec.Struct, frozen=True):
     @property
     def choice(self) -> Choice | None:
         """The first output; no more than one is ever asked for."""
-        return next((choice for choice in self.choices or () if choice.index == 0), None)
+        for choice in self.choices or ():
+            if choice.index == 0:
+                return choice
+        return None
 
 
 class FailureReply(msgspec.Struct, frozen=True):

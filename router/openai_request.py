@@ -31,6 +31,12 @@ class TemplateKwargs(msgspec.Struct, frozen=True):
     enable_thinking: bool
 
 
+class StructuredOutputs(msgspec.Struct, frozen=True):
+    """vLLM's: what the output has to match."""
+
+    regex: str
+
+
 class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """The body of `POST /chat/completions`; what is not set is not sent."""
 
@@ -44,6 +50,7 @@ class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     stream: bool = False
     stream_options: StreamOptions | None = None
     chat_template_kwargs: TemplateKwargs | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 def chat_body(
@@ -72,6 +79,7 @@ def chat_body(
         stream=stream,
         stream_options=options,
         chat_template_kwargs=None if thinking is None else TemplateKwargs(thinking),
+        structured_outputs=None if prompt.pattern is None else StructuredOutputs(prompt.pattern),
     )
     body: dict[str, Any] = msgspec.to_builtins(request)
     for name, value in (extra or {}).items():

@@ -15,3 +15,9 @@ class Passage(msgspec.Struct, frozen=True):
     """The file that the passage was cut from, or the id of the row; empty where that is not known."""
     page: int | None = None
     """Its page there, from 1."""
+
+    def within(self, chars: int) -> "Passage":
+        """The same, its title and its text cut to `chars` characters each."""
+        if max(len(self.title), len(self.text)) <= chars:
+            return self
+        return msgspec.structs.replace(self, title=self.title[:chars], text=self.text[:chars])

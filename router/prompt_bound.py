@@ -1,6 +1,7 @@
 """The most tokens that a prompt can have, told without asking its model."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 from unicodedata import normalize
 
 from router.model import Message
@@ -14,7 +15,12 @@ def prompt_bound(messages: Iterable[Message]) -> int:
     byte fallback: each token stands for at least one byte of the text, be it as it is or in normal form C or KC. What a
     chat template adds is taken to be no more than 16 tokens a message and 128 in all.
     """
-    return _TEMPLATE_TOKENS + sum(_MESSAGE_TOKENS + _most_bytes(message.content) for message in messages)
+    return _TEMPLATE_TOKENS + sum([_MESSAGE_TOKENS + _bytes_of(message) for message in messages])
+
+
+def _bytes_of(message: Message) -> int:
+    """Those of system prompts are known, as they come with every call of their role."""
+    return _known_bytes(message.content) if message.role == "system" else _most_bytes(message.content)
 
 
 def _most_bytes(text: str) -> int:
@@ -22,3 +28,6 @@ def _most_bytes(text: str) -> int:
         return len(text)
     forms = (text, normalize("NFC", text), normalize("NFKC", text))
     return max(len(form.encode(errors="surrogatepass")) for form in forms)
+
+
+_known_bytes = lru_cache(maxsize=8)(_most_bytes)

@@ -15,7 +15,7 @@ _WHOLE = (Call, Usage, RoleSetting, RunStarted)
 _KEPT: dict[type[msgspec.Struct], frozenset[str]] = {
     Run: frozenset(("id", "kind", "status", "tenant", "request_id", "settings")),
     Trajectory: frozenset(("outcome",)),
-    Execution: frozenset(("outcome", "executor")),
+    Execution: frozenset(("outcome", "executor", "shared_from")),
     Message: frozenset(("role",)),
     Completion: frozenset(("finish_reason",)),
 }

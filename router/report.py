@@ -10,6 +10,12 @@ class Report(msgspec.Struct, frozen=True):
     evidence: tuple[str, ...]
     """One to three short points from the retrieved text; empty where nothing was found."""
 
+    def within(self, chars: int) -> "Report":
+        """The same, its answer and each point cut to `chars` characters."""
+        if max(map(len, (self.answer, *self.evidence))) <= chars:
+            return self
+        return Report(self.answer[:chars], tuple(point[:chars] for point in self.evidence))
+
 
 NO_EVIDENCE = Report("no evidence found", ())
 """What stands in for a report whenever an executor fails, whatever the reason: neutral, and without internals."""

@@ -14,6 +14,14 @@ class Retriever(Protocol):
         """The `top_k` nearest passages of each query, best first; fewer where the index is smaller."""
 
 
+class IndexRetriever(Retriever, Protocol):
+    """One that can tell which index it searches."""
+
+    @property
+    def index_id(self) -> str | None:
+        """The same exactly as long as every query finds the same; None where that is not known."""
+
+
 class FixedRetriever:
     """Answers from a mapping of query to passages; unknown queries find nothing."""
 

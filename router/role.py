@@ -1,31 +1,35 @@
 """A role: a model with its prompt, its sampling and its patience."""
 
-import asyncio
-import random
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import msgspec
+import structlog
 
 from router import prompts
-from router.amount import NOTHING, Amount
+from router.amount import Amount
+from router.attempts import Attempts, Listen
 from router.call import Purpose, RoleName
-from router.errors import BudgetExhausted, UpstreamError, UpstreamUnavailable
-from router.ledger import Attempt, Caller, Ledger
-from router.model import Completion, Delta, Message, Model, Prompt, Sampling, gather
+from router.endpoint import Endpoint
+from router.errors import UpstreamError, UpstreamGarbled, UpstreamUnavailable
+from router.ledger import Caller, Ledger
+from router.model import Completion, Delta, Message, Model, Prompt, Sampling
+from router.patience import Patience
 from router.price import Price
 from router.prompt_bound import prompt_bound
+from router.replicas import Replica
+from router.role_traffic import RoleTraffic
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
-_LONGEST_WAIT_S = 30.0
-"""The longest pause that an endpoint may ask for; a caller that is told of a longer one in time can go elsewhere."""
+_log = structlog.get_logger("roles")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Calls its model, tries again what is worth it, and books every attempt."""
+    """Calls its model, or a fallback; every attempt is booked."""
 
     name: RoleName
     model: Model
@@ -47,6 +51,16 @@ class Role:
     streams: bool = True
     """Whether its calls are streamed, so that a cut one tells what it spent; False for models whose streams are not
     what a whole reply would be."""
+    endpoint: Endpoint = field(default_factory=Endpoint)
+    """How the deployment is doing."""
+    others: tuple[Replica, ...] = ()
+    """Further replicas of the model."""
+    patience: Patience = field(default_factory=Patience)
+    traffic: RoleTraffic = field(default_factory=RoleTraffic)
+    fallbacks: "tuple[Role, ...]" = ()
+    """Who is asked instead, in this order, where its model is not to be had."""
+    structured: bool = False
+    """Whether patterns are passed on to the endpoint."""
 
     def opening(self, text: str) -> tuple[Message, ...]:
         """A fresh conversation whose first user turn is `text`."""
@@ -60,37 +74,34 @@ class Role:
         *,
         purpose: Purpose = "first",
         sub_query: int | None = None,
+        pattern: str | None = None,
+        until: float = math.inf,
+        listen: Listen | None = None,
     ) -> Completion:
-        """The model's next turn. Raises `BudgetExhausted`, and `UpstreamError`, naming this role, once it is not worth
-        another attempt.
+        """The model's next turn. `pattern`: what it has to match, where the endpoint can see to that. `until`: when it
+        is due, in the event loop's time; no pause is begun that would take longer. `listen`: who hears it as it is
+        written, where it is streamed.
+
+        Raises `BudgetExhausted`, and `UpstreamError`, naming this role, once neither another attempt nor a fallback is
+        worth it.
         """
-        prompt = self._prompt(messages, stop)
-        for number in range(1, self.attempts + 1):
-            why: Purpose = purpose if number == 1 else "retry"
-            try:
-                async with self._attempt(prompt, ledger, why, number, sub_query) as (attempt, named):
-                    return await self._output(named, attempt)
-            except UpstreamError as error:
-                error.role = self.name
-                if not isinstance(error, UpstreamUnavailable) or number == self.attempts:
-                    raise
-                if (error.retry_after_s or 0.0) > _LONGEST_WAIT_S:
-                    raise
-                pause = random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (number - 1)))
-                await asyncio.sleep(pause if error.retry_after_s is None else error.retry_after_s)
-        raise AssertionError("the last attempt returns or raises")
+        call = _Call(messages, stop, ledger, sub_query, pattern, until, listen)
+        return await self._or_a_fallback(lambda role, why: role._attempts(call, why).completion(), purpose)
 
     async def stream(
-        self, messages: tuple[Message, ...], stop: tuple[str, ...], ledger: Ledger
+        self, messages: tuple[Message, ...], stop: tuple[str, ...], ledger: Ledger, *, until: float = math.inf
     ) -> AsyncGenerator[Delta, None]:
-        """The model's next turn as it is written; one attempt, booked also when the reader leaves early."""
+        """The model's next turn as it is written, booked also when the reader leaves early. As `ask`, but there is no
+        other attempt once there is a first token.
+        """
+        call = _Call(messages, stop, ledger, None, None, until)
+        begun = await self._or_a_fallback(lambda role, why: role._attempts(call, why).begin(), "first")
         try:
-            async with (
-                self._attempt(self._prompt(messages, stop), ledger) as (attempt, prompt),
-                self.model.stream(prompt) as deltas,
-            ):
-                async for delta in deltas:
-                    attempt.take(delta)
+            async with begun.leaving:
+                for delta in begun.head:
+                    yield delta
+                async for delta in begun.rest:
+                    begun.attempt.take(delta)
                     yield delta
         except UpstreamError as error:
             error.role = self.name
@@ -100,7 +111,7 @@ class Role:
         """Keep back what asking with `messages`, and `coming_tokens` more, may cost: by the model's own count, as it is
         kept for long, or else by bytes. Raises `BudgetExhausted` and `StoreFailed`.
         """
-        prompt = self._prompt(messages, ())
+        prompt = self._prompt(messages, (), None)
         usage = await self.model.count(prompt, "")
         prompt_tokens = prompt_bound(prompt.messages) if usage is None else usage.prompt_tokens
         await ledger.hold(self._worst(prompt_tokens + coming_tokens))
@@ -110,56 +121,60 @@ class Role:
         if not max_tokens:
             return self
         fewer = min(max_tokens, self.sampling.max_tokens)
-        return replace(self, sampling=msgspec.structs.replace(self.sampling, max_tokens=fewer))
+        sampling = msgspec.structs.replace(self.sampling, max_tokens=fewer)
+        return replace(self, sampling=sampling, fallbacks=tuple(other.limited(max_tokens) for other in self.fallbacks))
 
-    def _prompt(self, messages: tuple[Message, ...], stop: tuple[str, ...]) -> Prompt:
-        return Prompt(messages if self.system_role else prompts.without_system_role(messages), self.sampling, stop)
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """Everywhere its model is served."""
+        return Replica(self.model, self.deployment or self.model.endpoint, self.endpoint), *self.others
 
-    async def _output(self, prompt: Prompt, attempt: Attempt) -> Completion:
-        if self.streams:
-            async with self.model.stream(prompt) as deltas:
-                return await gather(deltas, attempt.take)
-        completion = await self.model.complete(prompt)
-        attempt.usage = completion.usage
-        return completion
+    def _prompt(self, messages: tuple[Message, ...], stop: tuple[str, ...], pattern: str | None) -> Prompt:
+        shown = messages if self.system_role else prompts.without_system_role(messages)
+        return Prompt(shown, self.sampling, stop, pattern=pattern if self.structured else None)
 
-    @asynccontextmanager
-    async def _attempt(
-        self,
-        prompt: Prompt,
-        ledger: Ledger,
-        purpose: Purpose = "first",
-        number: int = 1,
-        sub_query: int | None = None,
-    ) -> AsyncIterator[tuple[Attempt, Prompt]]:
-        """An attempt, and the prompt under its name. Its worst case is that of the prompt's bytes or, where that does
-        not fit, of its tokens.
-        """
-        bound = prompt_bound(prompt.messages)
+    async def _or_a_fallback(self, ask: "Callable[[Role, Purpose], Awaitable[T]]", purpose: Purpose) -> T:
+        """What `ask` returns for this role or, where its model is not to be had, for the first fallback whose is."""
+        try:
+            try:
+                return await ask(self, purpose)
+            except (UpstreamUnavailable, UpstreamGarbled) as error:
+                for other in self.fallbacks:
+                    _log.warning("role.fallback", role=self.name, model=other.model.name, error=str(error))
+                    self.traffic.fallbacks += 1
+                    with suppress(UpstreamUnavailable, UpstreamGarbled):
+                        return await ask(other, "fallback")
+                raise
+        except UpstreamError as error:
+            error.role = self.name
+            raise
+
+    def _attempts(self, call: "_Call", purpose: Purpose) -> Attempts:
+        prompt = self._prompt(call.messages, call.stop, call.pattern)
         caller = Caller(
             self.name,
             self.model.name,
             self.deployment or self.model.endpoint,
-            sub_query,
+            call.sub_query,
             self.sampling.max_tokens,
             self.executor_version,
             self.price,
-            self._in_context(bound),
+            self._in_context(prompt_bound(prompt.messages)),
         )
-        async with AsyncExitStack() as stack:
-
-            async def enter(worst: Amount, *, patient: bool) -> Attempt:
-                booked = ledger.attempt(caller, purpose, number, worst, patient=patient)
-                return await stack.enter_async_context(booked)
-
-            try:
-                attempt = await enter(self._worst(bound) if ledger.limited else NOTHING, patient=False)
-            except BudgetExhausted:
-                usage = await self.model.count(prompt, "")
-                exact = bound if usage is None else usage.prompt_tokens
-                attempt = await enter(self._worst(exact), patient=True)
-            attempt.count = partial(self.model.count, prompt)
-            yield attempt, msgspec.structs.replace(prompt, request_id=attempt.request_id)
+        return Attempts(
+            prompt,
+            call.ledger,
+            caller,
+            purpose,
+            self.replicas,
+            self.patience,
+            self.traffic,
+            worst=self._worst,
+            until=call.until,
+            listen=call.listen,
+            streams=self.streams,
+            most=self.attempts,
+        )
 
     def _worst(self, prompt_tokens: int) -> Amount:
         prompt_tokens, max_tokens = self._in_context(prompt_tokens), self.sampling.max_tokens
@@ -168,3 +183,16 @@ class Role:
 
     def _in_context(self, tokens: int) -> int:
         return tokens if self.context_tokens is None else min(tokens, self.context_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What is asked, of whichever role."""
+
+    messages: tuple[Message, ...]
+    stop: tuple[str, ...]
+    ledger: Ledger
+    sub_query: int | None
+    pattern: str | None
+    until: float
+    listen: Listen | None = None

@@ -9,8 +9,9 @@ from router.answerer import Answerer
 from router.context import RunContext
 from router.delegation import Dispatch, Stop
 from router.delegator import Delegator
+from router.dispatching import Dispatching, dispatching
 from router.errors import BudgetExhausted, ContextTooLong, OutOfTime
-from router.events import Reported, RoundStarted, SubQueryDispatched
+from router.events import RoundStarted
 from router.execution import Execution
 from router.executor import Executes
 from router.report import NO_EVIDENCE
@@ -31,12 +32,16 @@ class Search:
         *,
         max_rounds: int = 4,
         require_evidence: bool = True,
+        early_dispatch: bool = True,
     ) -> None:
         """`max_rounds`: delegator decisions (T in TBSS 4.1). `require_evidence`: without a single report that carries
-        evidence, the answer is `NOT_FOUND` and the answerer is not asked to guess.
+        evidence, the answer is `NOT_FOUND` and the answerer is not asked to guess. `early_dispatch`: begin with a
+        sub-query once it is written, not when the block is; not in runs with a budget, which are not to spend on
+        guesses.
         """
         self._delegator, self._executor, self._answerer = delegator, executor, answerer
         self._max_rounds, self._require_evidence = max_rounds, require_evidence
+        self._early_dispatch = early_dispatch
 
     async def run(self, question: str, context: RunContext) -> Trajectory:
         """Answer `question`. Raises `UpstreamError` where the delegator or the answerer fails, `OutOfTime` where the
@@ -55,7 +60,8 @@ class Search:
         for number in range(len(found.rounds)):
             block = found.block(number)
             sub_queries = [execution.sub_query for execution in block]
-            anew = await self._execute(sub_queries, number + 1, len(executions), context)
+            async with dispatching(self._executor, number + 1, len(executions), context) as work:
+                anew = await work.run(sub_queries)
             if any(new.report != old.report for new, old in zip(anew, block, strict=True)):
                 changed = replace(found, executions=(*executions, *found.executions[len(executions) :]))
                 return await self.proceed(question, self.instead(changed, number, anew), context)
@@ -74,12 +80,14 @@ class Search:
             await self._hold(question, found, (), context)
             for number in range(len(found.rounds) + 1, self._max_rounds + 1):
                 context.emit(RoundStarted(number))
-                decision, found = await self._decide(found, context)
-                if isinstance(decision, Stop):
-                    found = replace(found, outcome="answered" if found.executions else "no_search")
-                    break
-                await self._hold(question, found, decision.sub_queries, context)
-                found = await self._dispatch(decision, number, found, context)
+                async with dispatching(self._executor, number, len(found.executions), context) as work:
+                    decision, found = await self._decide(found, work, context)
+                    if isinstance(decision, Stop):
+                        found = replace(found, outcome="answered" if found.executions else "no_search")
+                        break
+                    await self._hold(question, found, decision.sub_queries, context)
+                    found = self._told(found, await work.run(decision.sub_queries), decision.over_limit)
+                context.draft.result = found
                 if found.outcome in ("time_exhausted", "budget_exhausted"):
                     break
                 await self._hold(question, found, (), context)
@@ -98,11 +106,14 @@ class Search:
             pairs += [(sub_query, NO_EVIDENCE) for sub_query in coming]
             await self._answerer.hold(question, pairs, len(coming) * self._executor.report_tokens, context.ledger)
 
-    async def _decide(self, found: Trajectory, context: RunContext) -> tuple[Dispatch | Stop, Trajectory]:
+    async def _decide(
+        self, found: Trajectory, work: Dispatching, context: RunContext
+    ) -> tuple[Dispatch | Stop, Trajectory]:
         assert found.delegation is not None
+        early = work if self._early_dispatch and not context.ledger.budgeted else None
         async with asyncio.timeout_at(context.search_deadline):
             try:
-                decision, conversation = await self._delegator.decide(found.delegation, context.ledger)
+                decision, conversation = await self._delegator.decide(found.delegation, context.ledger, early)
             except ContextTooLong:
                 if not found.executions:
                     raise
@@ -110,13 +121,6 @@ class Search:
         found = replace(found, delegation=conversation)
         context.draft.result = found
         return decision, found
-
-    async def _dispatch(self, block: Dispatch, number: int, found: Trajectory, context: RunContext) -> Trajectory:
-        """Run a block, and show the delegator its reports."""
-        executions = await self._execute(block.sub_queries, number, len(found.executions), context)
-        found = self._told(found, executions, block.over_limit)
-        context.draft.result = found
-        return found
 
     def _told(self, found: Trajectory, executions: Sequence[Execution], over_limit: Sequence[str]) -> Trajectory:
         """`found` with the reports of another round, which the delegator is shown."""
@@ -133,24 +137,6 @@ class Search:
             told=(*found.told, len(found.delegation.messages)),
             delegation=self._delegator.inform(found.delegation, executions, over_limit),
         )
-
-    async def _execute(
-        self, sub_queries: Sequence[str], number: int, first: int, context: RunContext
-    ) -> list[Execution]:
-        """Run the sub-queries of a block side by side; the executions in their order."""
-
-        async def execute(index: int, sub_query: str) -> Execution:
-            context.emit(SubQueryDispatched(index, number, sub_query))
-            execution = await self._executor.run(sub_query, index, context)
-            context.emit(Reported(index, execution))
-            return execution
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(execute(index, text)) for index, text in enumerate(sub_queries, first)]
-        except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None
-        return [task.result() for task in tasks]
 
     async def _answer(self, question: str, found: Trajectory, context: RunContext) -> Trajectory:
         """Let the answerer write, or say that nothing was found."""

@@ -9,6 +9,10 @@ from router.question_list import read_questions
 _RESULTS = re.compile(r"<\s*+(?:search_results|results?|documents?|information|tool_response)\b", re.IGNORECASE)
 _OTHER_TAG = re.compile(r"<\s*+/?\s*+(?:stop|answer)\s*+/?\s*+>", re.IGNORECASE)
 _CLOSING_TAG = "</search>"
+_FIRST_TAG = re.compile(r"<\s{0,9}+/?+\s{0,9}+(?:search|stop|answer|evidence)\b", re.IGNORECASE)
+_FURTHEST_TAG, _LONGEST_OWN = 200_000, 20_000
+"""Characters: where the first tag stands at the latest, and how much is read from there on; far more than any decision
+or report has, and so little that no text takes longer than some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +30,14 @@ class SearchBlock:
 def own_text(text: str, *, cut: bool) -> tuple[str, bool]:
     """What the model itself decided, and whether that was cut by the length limit.
 
-    Thinking is left out. So is everything from the first result tag after a search on: a model that was not halted
-    there goes on to invent the results, and what it decides upon them is not about anything that was found.
+    Thinking is left out, and so is what stands before the first tag. So is everything from the first result tag after a
+    search on: a model that was not halted there goes on to invent the results, and what it decides upon them is not
+    about anything that was found. A text without an end is cut.
     """
     visible = without_thinking(text)
+    tag = _FIRST_TAG.search(visible, 0, _FURTHEST_TAG)
+    start = tag.start() if tag else len(visible)
+    visible, cut = visible[start : start + _LONGEST_OWN], cut or len(visible) - start > _LONGEST_OWN
     first = next(blocks(visible, "search"), None)
     invented = _RESULTS.search(visible, first.start) if first else None
     return (visible[: invented.start()], False) if invented else (visible, cut)

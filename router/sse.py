@@ -16,20 +16,25 @@ class EventReader:
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: list[bytes] = []
         self._after_cr = False
         self._data: list[bytes] = []
-        self._size = 0
+        self._size = self._rest_size = 0
 
     def feed(self, received: bytes) -> list[bytes]:
         """The data of the events that `received` completes. Raises `EventTooLong`."""
         if self._after_cr and received:
             received, self._after_cr = received.removeprefix(b"\n"), False
         self._after_cr |= received.endswith(b"\r")
-        lines = (self._rest + received).splitlines(keepends=True)
-        self._rest = lines.pop() if lines and not lines[-1].endswith((b"\n", b"\r")) else b""
-        events = [event for line in lines if (event := self._line(line.rstrip(b"\r\n")))]
-        if len(self._rest) + self._size > MAX_EVENT_BYTES:
+        self._rest.append(received)
+        self._rest_size += len(received)
+        events: list[bytes] = []
+        if b"\n" in received or b"\r" in received:  # a long line is put together once, not with every piece
+            lines = b"".join(self._rest).splitlines(keepends=True)
+            self._rest = [lines.pop()] if not lines[-1].endswith((b"\n", b"\r")) else []
+            self._rest_size = sum(map(len, self._rest))
+            events = [event for line in lines if (event := self._line(line.rstrip(b"\r\n")))]
+        if self._rest_size + self._size > MAX_EVENT_BYTES:
             raise EventTooLong(f"an event of more than {MAX_EVENT_BYTES} bytes")
         return events
 
@@ -41,5 +46,5 @@ class EventReader:
         field, _, value = line.partition(b":")
         if field == b"data":
             self._data.append(value.removeprefix(b" "))
-            self._size += len(value)
+            self._size += len(value) + 1  # even empty lines fill the memory
         return b""

@@ -45,13 +45,14 @@ class StreamedReply:
             return Delta(usage=usage)
         if choice.finish_reason:
             self._finish_reason, self._matched = choice.ended, choice.matched
-        reasoning = "" if self._cut.met else choice.said.thought
-        written = choice.said.text
+        said = choice.said
+        written, thought = said.text, said.thought
+        reasoning = "" if self._cut.met else thought
         self._silent &= not written
         if not self._thinks:
             self._thoughts.append(reasoning)
         text = self._cut.feed(written)
-        self._writes_on |= self._cut.met and (text != written or choice.said.thought != reasoning)
+        self._writes_on |= self._cut.met and (text != written or thought != reasoning)
         return Delta(text, reasoning, usage=usage)
 
     def end(self) -> Delta:

@@ -15,3 +15,6 @@ class Terms(msgspec.Struct, frozen=True):
     request_id: str = ""
     """The client's name for the request, which makes a second one return the first one's answer; empty for none."""
     budget: Budget = UNLIMITED
+    fresh: bool = False
+    """Whether every sub-query is to be worked on anew: no report of another run is used, nor any of this one by others.
+    """

@@ -4,7 +4,6 @@ from typing import Literal
 
 import msgspec
 
-from router.citation import Citation
 from router.execution import Conversation, Execution
 
 AnswerOutcome = Literal[
@@ -44,14 +43,3 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
             self.told[:number],
             Conversation(messages, outputs),
         )
-
-    @property
-    def citations(self) -> list[Citation]:
-        """What the answer rests on: every sentence that a report's evidence was found in, each once."""
-        found = (
-            citation
-            for execution in self.executions
-            for point in execution.report.evidence
-            for citation in execution.citations(point)
-        )
-        return list(dict.fromkeys(found))

@@ -145,16 +145,24 @@ class Trials:
 
 
 def _comparable(run: Run) -> bool:
-    """Whether the run got to its end by its executors' reports."""
+    """Whether the run got to its end by its own executors' reports: of shared ones, others have the tokens."""
     found = run.result
-    return isinstance(found, Trajectory) and bool(found.executions) and found.outcome not in _CUT and not _spoiled(run)
+    if not isinstance(found, Trajectory) or any(execution.shared_from for execution in found.executions):
+        return False
+    return bool(found.executions) and found.outcome not in _CUT and not _spoiled(run)
 
 
 def _spoiled(run: Run) -> bool:
     """Whether something was in the run's way that no version can help: evidence for or against none."""
     assert isinstance(run.result, Trajectory)
-    outcomes = {run.result.outcome, *(execution.outcome for execution in run.result.executions)}
-    return not outcomes.isdisjoint(_SPOILED) or any(call.outcome == "unreachable" for call in run.calls)
+    executions, worked = run.result.executions, {call.sub_query for call in run.calls}
+    if any(one.outcome == "model_failed" and index not in worked for index, one in enumerate(executions)):
+        return True  # nobody was asked, because too many calls had failed before
+    outcomes = {run.result.outcome, *(execution.outcome for execution in executions)}
+    return not outcomes.isdisjoint(_SPOILED) or any(
+        call.outcome == "unreachable" or (call.purpose == "fallback" and call.executor_version is None)
+        for call in run.calls
+    )
 
 
 def _began_with(run: Run) -> str | None:

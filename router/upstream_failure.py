@@ -16,7 +16,8 @@ from router.secret import Secrets, without_userinfo
 MAX_SAID_CHARS = 300
 
 _TOO_LARGE = 413
-_UNAVAILABLE = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
+_BROKEN, _THROTTLED = 500, 429
+_UNAVAILABLE = frozenset({408, 425, _THROTTLED, _BROKEN, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 _REFUSED = {
     400: "perhaps the prompt is too long for the model's context, or the model knows no system role "
     "(`system_role = false`)",
@@ -58,7 +59,7 @@ its own, and of nothing else."""
 ForeignError = aiohttp.ClientError | HttpProcessingError | OSError
 """All that aiohttp raises for the outside world's sake; its timeouts are `OSError`s."""
 
-_TURNED_AWAY = frozenset({429, 503})
+_TURNED_AWAY = frozenset({_THROTTLED, 503})
 """Statuses of a server that did not begin."""
 _WRONG_ADDRESS = (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, aiohttp.RedirectClientError)
 _WRONG_CERTIFICATE = (aiohttp.ClientConnectorCertificateError, aiohttp.ServerFingerprintMismatch)
@@ -82,17 +83,23 @@ class Upstream:
             hint = "show the model fewer or shorter passages, or serve it with a longer context"
             return ContextTooLong(f"{message}; {hint}", endpoint=self._endpoint)
         if status in _UNAVAILABLE:
-            pause_s, unspent = _pause_s(headers or {}), status in _TURNED_AWAY
-            return UpstreamUnavailable(message, endpoint=self._endpoint, retry_after_s=pause_s, unspent=unspent)
+            return UpstreamUnavailable(
+                message,
+                endpoint=self._endpoint,
+                retry_after_s=_pause_s(headers or {}),
+                unspent=status in _TURNED_AWAY,
+                repeatable=status != _BROKEN,
+                throttled=status == _THROTTLED,
+            )
         if status in _REFUSED:
             return UpstreamRefused(f"{message}; {_REFUSED[status]}", endpoint=self._endpoint)
         return self.garbled(f"HTTP {status}: {said}")
 
     def from_report(self, code: str | int | None, said: str) -> UpstreamError:
-        """The error that a reply of status 200 reports; without a known status it may pass, so it is worth a try."""
+        """The error that a reply of status 200 reports; without a known status it counts as the server's own."""
         status = int(code) if isinstance(code, int) or (code and code.isdecimal()) else 0
         known = status == _TOO_LARGE or status in _UNAVAILABLE or status in _REFUSED
-        return self.from_status(status if known else 500, said)
+        return self.from_status(status if known else _BROKEN, said)
 
     def from_transport(self, error: ForeignError) -> UpstreamError:
         """The error for whatever aiohttp or the socket raised."""

@@ -5,6 +5,7 @@ import hashlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +15,9 @@ import msgspec
 
 from router.access import Access
 from router.accounts import Key
+from router.admission import Admission, AdmissionLimits
 from router.answerer import Answerer
+from router.breaker import Breaker
 from router.call import RoleName
 from router.conductor import Conductor
 from router.delegator import Delegator
@@ -37,15 +40,21 @@ from router.litellm_model import LiteLLMModel, close_clients
 from router.live_runs import LiveRuns
 from router.meanwhile import meanwhile
 from router.model import Model, Sampling
+from router.observed_retriever import ObservedRetriever
 from router.openai_http import OpenAIHTTP
+from router.patience import Patience
 from router.price import Price
+from router.readiness import Need, Readiness
 from router.reconciliation import Reconciler
-from router.retrieval import Retriever
+from router.replicas import Replica
+from router.retrieval import IndexRetriever, Retriever
 from router.role import Role
+from router.role_watch import NEEDS, watch_roles
 from router.run import RoleSetting
 from router.runs import Runs
 from router.scope import Scope
 from router.search import Search
+from router.shared_executor import Reuse, SharedExecutor
 from router.store.accounts import SQLAccounts
 from router.store.archive import SQLArchive
 from router.store.database import Database
@@ -55,14 +64,17 @@ from router.store.usages import SQLUsages
 from router.store.version_book import SQLVersionBook
 from router.trials import Trials
 from router.upstream_session import upstream_session
+from router.upstreams import Upstreams
 from router.version_book import VersionBook
 from router.versions import Versions
-from serving.config import Config, RoleConfig, SearchConfig
+from serving.beside import Beside
+from serving.config import Config, RoleConfig, SearchConfig, ServerConfig
 from serving.engine import Tell, engine
 from serving.prices import prices_of
 from serving.readiness import missing
 from serving.retrieval.grpc_service import RetrievalServicer
 from serving.retrieval.open_retriever import open_retriever
+from serving.telemetry.open_observers import Watched, open_observers
 from serving.versions.loading import Loading
 
 _UPSTREAM_CONNECTIONS = 1000
@@ -78,12 +90,13 @@ async def running_gateway(
     *,
     key: Key | None = None,
     journal: Journal | None = None,
+    beside: Beside | None = None,
 ) -> AsyncIterator[str]:
     """A gateway that listens at `address` while the context is open, with its engines; where it listens, host:port.
 
     `http`: where its OpenAI-compatible door is to be; None keeps it shut. `key`: one that is good beside those that are
-    stored. `journal`: instead of the store's. `tell` hears what is being done. Raises `BadConfig` or `BadIndex`, saying
-    what to do. Closing drains.
+    stored. `journal`: instead of the store's. `beside`: what other processes do for it, where it is one of several.
+    `tell` hears what is being done. Raises `BadConfig` or `BadIndex`, saying what to do. Closing drains.
     """
     for problem in missing(config):
         raise BadConfig(problem)
@@ -91,40 +104,50 @@ async def running_gateway(
         database = await Database.open(config.server.store)
         stack.push_async_callback(database.close)
         access = Access(SQLAccounts(database), key)
-        for setting, wanted in (("server.address", address), ("server.http", http)):
-            if wanted:
-                await check_listening(wanted, setting, access)  # before anything slow begins
-        opened = partial(open_retriever, config.retrieval, tell, config.engines)
-        engines, retriever = await slow_parts(config, stack, tell, opened)
+        await check_addresses(address, http, access)  # before anything slow begins
+        readiness = beside.readiness if beside else Readiness()
+        if beside:
+            engines = beside.engines
+            retriever = await stack.enter_async_context(open_retriever(config.retrieval, tell))
+        else:
+            engines, retriever = await engines_and_retriever(config, stack, tell, readiness)
         session = await stack.enter_async_context(upstream_session(_UPSTREAM_CONNECTIONS))
         stack.push_async_callback(close_clients)
-        new = partial(new_role, session=session, engines=engines)
+        upstreams = Upstreams()
+        new = partial(new_role, session=session, engines=engines, upstreams=upstreams)
         prices = await prices_of(config)
-        roles = {name: new(name, role, price=prices[name]) for name, role in config.roles.by_name.items()}
+        roles = _with_fallbacks(
+            config, {name: new(name, role, price=prices[name]) for name, role in config.roles.by_name.items()}
+        )
+        admission = Admission(AdmissionLimits(**msgspec.structs.asdict(config.admission)))
+        observers = await stack.enter_async_context(
+            open_observers(config.telemetry, tell, Watched(admission, upstreams, lambda: executor, _deployments(roles)))
+        )
+        retriever = ObservedRetriever(retriever, observers) if observers else retriever
         live, archive, book = LiveRuns(), SQLArchive(database), SQLVersionBook(database)
         loading = Loading(config, engines, session)
         versions, named = await _versions(config, loading, book)
         make = partial(_executor, config, roles["execution"], new, retriever)
         executors = Executors(make, config.roles.execution.model, versions.traffic, loading.load, tell)
         loading.in_use = lambda: executors.in_use
-        try:
-            await executors.refresh()
-        except UpstreamError as error:
-            tell(f"versions of the executor are not in use yet: {error}")
-        if (active := executors.traffic.active) != named:
-            tell(
-                f"executor version {active} is active; the config names {named}, which `versions promote` would make it"
-            )
+        await _use_versions(executors, named, tell)
         versions.on_change = executors.wake
-        if journal is None:
-            keep = {"keep_days": config.server.keep_days, "keep_gb": config.server.keep_gb}
-            journal = await stack.enter_async_context(SQLJournal.writing(database, on_cancel=live.cancel, **keep))
-        conductor = Conductor(journal, archive, live, _settings(roles), config.server.timeout_s)
+        books = await stack.enter_async_context(_journal(config.server, database, live, journal))
+        conductor = Conductor(
+            books,
+            archive,
+            live,
+            _settings(roles),
+            config.server.timeout_s,
+            admission=admission,
+            observer=observers,
+        )
         search = partial(new_search, config.search, roles)
         trials = Trials(executors, search, conductor=conductor, book=book, archive=archive, review=versions.review)
+        executor = _sharing(config, executors, lambda: retriever.index_id)
         gateway = Gateway(
-            search=search(executors),
-            executor=executors,
+            search=search(executor),
+            executor=executor,
             roles=roles,
             conductor=conductor,
             max_question_chars=config.server.max_question_chars,
@@ -135,26 +158,74 @@ async def running_gateway(
         tls = TLS(**msgspec.structs.asdict(config.server.tls)) if config.server.tls else None
         server = Server(
             gateway,
-            RetrievalServicer(retriever, default_top_k=config.search.top_k),
+            RetrievalServicer(retriever, default_top_k=config.search.top_k, index_id=lambda: retriever.index_id),
             RunServicer(Runs(archive, live, trials.judge)),
             UsageServicer(SQLUsages(database), reconciler),
             ExecutorVersionServicer(versions),
             access=access,
             tls=tls,
+            readiness=readiness,
+            reuse_port=beside is not None,
+            observer=observers,
         )
-        door = HTTPServer(openai_app(gateway, access), config.server.grace_s, access=access, tls=tls)
-
-        async def drain() -> None:
-            await asyncio.gather(server.drain(config.server.grace_s), door.drain())
-            await gateway.settled()
-
+        app = openai_app(gateway, access, readiness, observer=observers)
+        door = HTTPServer(app, config.server.grace_s, access=access, tls=tls, reuse_port=beside is not None)
         port = await server.start(address)
-        stack.push_async_callback(drain)
-        await stack.enter_async_context(meanwhile(executors.follow(), trials.work()))
+        stack.push_async_callback(_drain, server, door, gateway, config.server.grace_s)
+        reloading = _reload(config, readiness, upstreams, executors)
+        endless = executors.follow(), trials.work(), watch_roles(roles, readiness), reloading
+        await stack.enter_async_context(meanwhile(*endless))
         if http:
             scheme = "https" if tls else "http"
             tell(f"the OpenAI-compatible door is at {scheme}://{await door.start(http, 'server.http')}/v1")
         yield f"{address.rpartition(':')[0]}:{port}"
+
+
+@asynccontextmanager
+async def _journal(
+    server: ServerConfig, database: Database, live: LiveRuns, instead: Journal | None
+) -> AsyncIterator[Journal]:
+    if instead is not None:
+        yield instead
+        return
+    keep = {"keep_days": server.keep_days, "keep_gb": server.keep_gb}
+    async with SQLJournal.writing(database, on_cancel=live.cancel, **keep) as journal:
+        yield journal
+
+
+async def check_addresses(address: str, http: str | None, access: Access) -> None:
+    """See that nobody but this machine gets in without a key. Raises `BadConfig` and `StoreFailed`."""
+    for setting, wanted in (("server.address", address), ("server.http", http)):
+        if wanted:
+            await check_listening(wanted, setting, access)
+
+
+async def _use_versions(executors: Executors, named: str, tell: Tell) -> None:
+    """Begin with what is on record; `named`: what the config would begin with."""
+    try:
+        await executors.refresh()
+    except UpstreamError as error:
+        tell(f"versions of the executor are not in use yet: {error}")
+    if (active := executors.traffic.active) != named:
+        tell(f"executor version {active} is active; the config names {named}, which `versions promote` would make it")
+
+
+async def _drain(server: Server, door: HTTPServer, gateway: Gateway, grace_s: float) -> None:
+    try:
+        await asyncio.gather(server.drain(grace_s), door.drain())
+    finally:
+        await gateway.settled()
+
+
+async def engines_and_retriever(
+    config: Config, stack: AsyncExitStack, tell: Tell, readiness: Readiness
+) -> tuple[dict[str, str], IndexRetriever]:
+    """Start all that a gateway's config names but the gateway: engines' base URLs by name, and the retriever.
+    `readiness` hears of engines that die. Raises `BadConfig` or `BadIndex`.
+    """
+    say = partial(readiness.say, "retrieval.embedder", ["retrieval"])
+    opened = partial(open_retriever, config.retrieval, tell, config.engines, say=say)
+    return await slow_parts(config, stack, tell, opened, readiness=readiness)
 
 
 async def slow_parts(
@@ -163,9 +234,11 @@ async def slow_parts(
     tell: Tell,
     opened: Callable[..., AbstractAsyncContextManager[Opened]],
     also: Sequence[RoleConfig] = (),
+    *,
+    readiness: Readiness | None = None,
 ) -> tuple[dict[str, str], Opened]:
     """Start the engines of all roles, and of those in `also`, and open a retriever or an embedder side by side: base
-    URLs by engine name, and that.
+    URLs by engine name, and that. `readiness` hears of engines that die.
 
     `opened` takes `cpu_threads`, as `engine` does. Raises `BadConfig` or `BadIndex`.
     """
@@ -173,8 +246,17 @@ async def slow_parts(
     served = {name: models for name in config.engines if (models := _served_names(roles, name))}
     own = config.retrieval.embedder.engine is not None
     threads = max(1, (os.cpu_count() or 1) // max(1, len(served) + own))
+    readiness = readiness or Readiness()
     contexts = [
-        engine(name, config.engines[name], models, tell, cpu_threads=threads) for name, models in served.items()
+        engine(
+            name,
+            config.engines[name],
+            models,
+            tell,
+            cpu_threads=threads,
+            say=partial(readiness.say, f"engines.{name}", _nothing_without(config, name)),
+        )
+        for name, models in served.items()
     ]
     retrieval = opened(cpu_threads=threads)
     try:
@@ -186,6 +268,29 @@ async def slow_parts(
     return dict(zip(served, [url.result() for url in urls], strict=True)), retriever.result()
 
 
+def _nothing_without(config: Config, engine: str) -> list[Need]:
+    """The roles that no other endpoint stands in for."""
+    roles = config.roles.by_name
+    return [
+        NEEDS[name]
+        for name, role in roles.items()
+        if all(
+            each.engine == engine and not each.replicas for each in (role, *(roles[other] for other in role.fallbacks))
+        )
+    ]
+
+
+async def _reload(config: Config, readiness: Readiness, upstreams: Upstreams, executors: Executors) -> None:
+    """Once an engine is there again: call it again, and let the executor's load its versions; for ever."""
+    down: set[str] = set()
+    async for _ in readiness.changes():
+        up, down = down - readiness.all.keys(), set(readiness.all)
+        for source in up & {f"engines.{name}" for name in config.engines}:
+            upstreams.endpoint(source).breaker = Breaker()
+            if source == f"engines.{config.roles.execution.engine}":
+                executors.reload()
+
+
 def _served_names(roles: Sequence[RoleConfig], name: str) -> list[str]:
     return list(dict.fromkeys(role.model for role in roles if role.engine == name))
 
@@ -195,31 +300,76 @@ def new_role(
     config: RoleConfig,
     session: aiohttp.ClientSession,
     engines: Mapping[str, str],
+    *,
     price: Price | None = None,
+    upstreams: Upstreams | None = None,
 ) -> Role:
-    """The role that a config describes. `engines`: base URLs by engine name."""
+    """The role that a config describes, without its fallbacks. `engines`: base URLs by engine name. `upstreams`: what
+    it shares with other roles.
+    """
+    upstreams = upstreams or Upstreams()
     base_url = engines[config.engine] if config.engine else config.base_url
-    key = os.environ.get(config.api_key_env) if config.api_key_env else None
-    model: Model
-    if base_url:
-        model = OpenAIHTTP(
-            session, base_url, config.model, api_key=key, thinking=config.thinking, extra_body=config.extra_body
-        )
-    else:
-        model = LiteLLMModel(config.model, api_key=key, extra_body=config.extra_body)
+    models = _models(config, session, [base_url, *config.replicas] if base_url else [])
+    deployments = [model.endpoint for model in models]
+    if config.engine:
+        deployments[0] = f"engines.{config.engine}"
+    first, *others = [
+        Replica(model, deployment, upstreams.endpoint(deployment))
+        for model, deployment in zip(models, deployments, strict=True)
+    ]
     return Role(
         name,
-        model,
+        first.model,
         Path(config.prompt).read_text("utf-8").strip(),
         Sampling(config.max_tokens, config.temperature, config.top_p, config.seed),
         config.attempts,
         system_role=config.system_role,
         context_tokens=config.context_tokens,
-        deployment=f"engines.{config.engine}" if config.engine else model.endpoint,
+        deployment=first.deployment,
         executor_version=config.model if name == "execution" else None,
         price=price,
         streams=base_url is not None,
+        endpoint=first.endpoint,
+        others=tuple(others),
+        patience=Patience(config.first_token_timeout_s, config.call_timeout_s),
+        traffic=upstreams.role(name, config.max_in_flight, config.hedge_percentile),
+        structured=config.structured and name == "execution",
     )
+
+
+def _models(config: RoleConfig, session: aiohttp.ClientSession, base_urls: Sequence[str]) -> list[Model]:
+    """The role's model at each of these, or a provider's where there are none."""
+    key = os.environ.get(config.api_key_env) if config.api_key_env else None
+    if not base_urls:
+        return [LiteLLMModel(config.model, api_key=key, extra_body=config.extra_body)]
+    return [
+        OpenAIHTTP(
+            session,
+            base_url,
+            config.model,
+            api_key=key,
+            connect_timeout_s=config.connect_timeout_s,
+            thinking=config.thinking,
+            extra_body=config.extra_body,
+        )
+        for base_url in base_urls
+    ]
+
+
+def _with_fallbacks(config: Config, roles: Mapping[RoleName, Role]) -> dict[RoleName, Role]:
+    """The roles, each with the models that are asked in its model's place: with its prompt and sampling, and with room
+    for what the other one may write at most.
+    """
+
+    def stand_in(role: Role, other: Role) -> Role:
+        most = max(role.sampling.max_tokens, other.sampling.max_tokens)
+        sampling = msgspec.structs.replace(role.sampling, max_tokens=most)
+        return replace(other, name=role.name, system=role.system, sampling=sampling, structured=role.structured)
+
+    return {
+        name: replace(role, fallbacks=tuple(stand_in(role, roles[other]) for other in described.fallbacks))
+        for (name, role), described in zip(roles.items(), config.roles.by_name.values(), strict=True)
+    }
 
 
 def _settings(roles: Mapping[RoleName, Role]) -> dict[RoleName, RoleSetting]:
@@ -231,7 +381,11 @@ def _settings(roles: Mapping[RoleName, Role]) -> dict[RoleName, RoleSetting]:
 
 def _deployments(roles: Mapping[RoleName, Role]) -> dict[str, str | None]:
     """Where models are served, each with the base URL of its engine; None for a provider's."""
-    return {role.deployment: role.model.endpoint if role.streams else None for role in roles.values()}
+    return {
+        replica.deployment: replica.model.endpoint if role.streams else None
+        for role in roles.values()
+        for replica in role.replicas
+    }
 
 
 async def _versions(config: Config, loading: Loading, book: VersionBook) -> tuple[Versions, str]:
@@ -249,13 +403,30 @@ def _executor(config: Config, role: Role, new: Callable[..., Role], retriever: R
     """The executor of a version: what is configured, but for the model's name."""
     execution = config.roles.execution
     if version != execution.model:
-        role = new("execution", msgspec.structs.replace(execution, model=version), price=role.price)
+        made = new("execution", msgspec.structs.replace(execution, model=version), price=role.price)
+        role = replace(made, fallbacks=role.fallbacks)
     return Executor(role, retriever, executor_limits(config.search))
+
+
+def _sharing(config: Config, executors: Executors, index: Callable[[], str | None]) -> Executes:
+    """The executors, shared by all who ask the same, unless that is switched off, or they may say something else each
+    time.
+    """
+    execution, reuse = config.roles.execution, config.reuse
+    if not reuse.enabled or (execution.temperature > 0 and execution.seed is None):
+        return executors
+    return SharedExecutor(executors, index, Reuse(reuse.keep_s, reuse.most, reuse.across_tenants))
 
 
 def executor_limits(search: SearchConfig) -> ExecutorLimits:
     """How far a config lets an executor go."""
-    return ExecutorLimits(search.max_turns, search.max_searches, search.top_k)
+    return ExecutorLimits(
+        search.max_turns,
+        search.max_searches,
+        search.top_k,
+        passage_chars=search.max_passage_chars,
+        report_chars=search.max_report_chars,
+    )
 
 
 def new_search(search: SearchConfig, roles: Mapping[RoleName, Role], executor: Executes) -> Search:
@@ -266,4 +437,5 @@ def new_search(search: SearchConfig, roles: Mapping[RoleName, Role], executor: E
         Answerer(roles["answer"]),
         max_rounds=search.max_rounds,
         require_evidence=search.require_evidence,
+        early_dispatch=search.early_dispatch,
     )

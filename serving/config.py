@@ -56,10 +56,42 @@ class SearchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Searches of one executor."""
     top_k: int = 3
     """Passages shown for each search."""
+    max_passage_chars: int = 8000
+    """Of a passage that is shown; what is longer is cut."""
+    max_report_chars: int = 2000
+    """Of a report's answer, and of each point of its evidence; what is longer is cut."""
+    early_dispatch: bool = True
+    """Begin with a sub-query once the delegator has written it, not when its whole block is written."""
     require_evidence: bool = True
     """Without any evidence, say "not found" instead of letting the answerer guess."""
     scope: str | None = None
     """A text file of the only words and names that a question may use; for models of one small language."""
+
+
+class AdmissionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How many runs a gateway process works on at a time; beyond that, and a short queue, requests are turned away."""
+
+    max_runs: int = 4000
+    max_runs_per_tenant: int | None = None
+    """Absent: as many as there may be."""
+    queue: int = 400
+    """Runs that may wait for others to end; tenants take turns."""
+    queue_s: float = 5.0
+    """How long one waits at most, and when those that are turned away are told to come back."""
+
+
+class ReuseConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One executor run for all who ask the same sub-query; where decoding is random, with a temperature and without a
+    seed, none is shared.
+    """
+
+    enabled: bool = True
+    keep_s: float = 300.0
+    """How long a finished report is given to others; until the index is swapped, at most."""
+    most: int = 10_000
+    """Finished reports that are kept."""
+    across_tenants: bool = False
+    """Whether tenants share with each other; those that keep no texts never do, those that train nobody only within."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -100,6 +132,23 @@ class RoleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """What the model reads and writes at most; without it, an endpoint's refusal tells that a prompt is too long."""
     attempts: int = 3
     """How often a call is tried while its endpoint is unavailable."""
+    replicas: tuple[str, ...] = ()
+    """Base URLs of further endpoints that serve the same model, and take the same key."""
+    connect_timeout_s: float = 5.0
+    first_token_timeout_s: float = 60.0
+    """Of an attempt; a reply that is not streamed, as LiteLLM's are not, has to be there whole by then."""
+    call_timeout_s: float = 300.0
+    """Of an attempt, from its start to its last token."""
+    max_in_flight: int | None = None
+    """Calls of this role at a time, over all replicas; further ones wait. Absent: any number."""
+    hedge_percentile: float | None = None
+    """A call that takes longer than this percentage of the last ones is made a second time, at another replica where
+    there is one; the first to end counts, and both are paid for. Absent: never."""
+    fallbacks: tuple[Literal["delegation", "execution", "answer"], ...] = ()
+    """Roles whose models are asked, in this order, where this one's is not to be had; the prompt stays this role's."""
+    structured: bool = True
+    """Of the execution role: its turns are held to their form by vLLM's structured outputs, where the endpoint has them
+    and the model does not think in its text."""
 
 
 class RolesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -130,6 +179,17 @@ class EmbedderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     passage_prefix: str = ""
 
 
+class BatchingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How queries of all callers are searched together; for an index in process."""
+
+    wait_ms: float = 2.0
+    """How long, after a batch of several callers, their next queries are waited for; who asks alone never waits."""
+    most: int = 64
+    """Queries of a batch."""
+    cache: int = 10_000
+    """Queries whose passages are kept until the index is swapped."""
+
+
 class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where passages come from: an index in process, or a retrieval server by address."""
 
@@ -144,6 +204,7 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     lexical: bool = False
     """Fuse lexical ranks in; the index must have been built with them."""
     embedder: EmbedderConfig = EmbedderConfig()
+    batching: BatchingConfig = BatchingConfig()
 
 
 class GateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -172,6 +233,25 @@ class VersionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     gate: GateConfig = GateConfig()
 
 
+class TelemetryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What others may watch."""
+
+    metrics: str | None = None
+    """host:port at which Prometheus may ask for `/metrics`, without a key; of several workers, each takes the next
+    port. Absent: nowhere."""
+    otlp: str | None = None
+    """Where traces go, by OTLP over gRPC, such as http://127.0.0.1:4317. Absent: nowhere."""
+    contents: bool = False
+    """Whether traces hold questions, sub-queries, queries and answers; never those of tenants that keep no texts."""
+
+    def of_worker(self, index: int) -> "TelemetryConfig":
+        """That of one of several workers, from 1."""
+        if self.metrics is None:
+            return self
+        host, _, port = self.metrics.rpartition(":")
+        return msgspec.structs.replace(self, metrics=f"{host}:{int(port) and int(port) + index - 1}")
+
+
 class DistillationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Who teaches executors, and who judges answers; asked by `rolegate sft` only."""
 
@@ -186,8 +266,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     retrieval: RetrievalConfig
     server: ServerConfig = ServerConfig()
     search: SearchConfig = SearchConfig()
+    admission: AdmissionConfig = AdmissionConfig()
+    reuse: ReuseConfig = ReuseConfig()
     engines: dict[str, EngineConfig] = {}
     versions: VersionsConfig = VersionsConfig()
     distillation: DistillationConfig = DistillationConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     prices: dict[str, Price] = {}
     """By model. A model that is not in it is looked up in LiteLLM's table, where that is installed."""

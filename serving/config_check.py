@@ -11,13 +11,16 @@ from router.edge.tls import TLS
 from router.errors import BadConfig
 from router.secret import without_userinfo
 from serving.config import (
+    AdmissionConfig,
     Config,
     EmbedderConfig,
     GateConfig,
     RetrievalConfig,
+    ReuseConfig,
     RoleConfig,
     SearchConfig,
     ServerConfig,
+    TelemetryConfig,
     TLSConfig,
 )
 from serving.versions.manifest import MANIFEST
@@ -38,6 +41,8 @@ def problems(config: Config) -> list[str]:
     return [
         *_server(config.server),
         *_search(config.search),
+        *_admission(config.admission),
+        *_reuse(config.reuse),
         *(problem for name, role in config.roles.by_name.items() for problem in _role(f"roles.{name}", role, config)),
         *(problem for name, role in _distillation(config) for problem in _role(f"distillation.{name}", role, config)),
         *_missing_files(config),
@@ -45,6 +50,7 @@ def problems(config: Config) -> list[str]:
         *_gate(config.versions.gate),
         *_retrieval(config.retrieval, config),
         *_prices(config),
+        *_telemetry(config.telemetry),
     ]
 
 
@@ -67,6 +73,15 @@ def _server(server: ServerConfig) -> list[str]:
         if (limit := getattr(server, field)) is not None and not limit > 0
     ]
     return [*found, *_store(server.store), *(_tls(server.tls) if server.tls else [])]
+
+
+def _telemetry(telemetry: TelemetryConfig) -> list[str]:
+    found = []
+    if telemetry.metrics is not None and not re.fullmatch(r".+:\d{1,5}", telemetry.metrics):
+        found.append(f"telemetry.metrics: {telemetry.metrics!r} is not host:port, such as 127.0.0.1:9464.")
+    if telemetry.otlp is not None and not re.match("https?://.", telemetry.otlp):
+        found.append("telemetry.otlp: must begin with http:// or https://, such as http://127.0.0.1:4317.")
+    return found
 
 
 def _store(url: str) -> list[str]:
@@ -93,9 +108,32 @@ def _search(search: SearchConfig) -> list[str]:
     found = [f"search.{field}: must be at least 1." for field in counts if getattr(search, field) < 1]
     if search.max_turns < 2:
         found.append("search.max_turns: must be at least 2, one to search and one to report.")
+    found += [
+        f"search.{field}: must be at least 100."
+        for field in ("max_passage_chars", "max_report_chars")
+        if getattr(search, field) < 100
+    ]
     if search.top_k > _MOST_PASSAGES:
         found.append(f"search.top_k: must be at most {_MOST_PASSAGES}.")
     return found
+
+
+def _admission(admission: AdmissionConfig) -> list[str]:
+    found = [
+        f"admission.{field}: must be at least 1."
+        for field in ("max_runs", "max_runs_per_tenant")
+        if (most := getattr(admission, field)) is not None and most < 1
+    ]
+    if admission.queue < 0:
+        found.append("admission.queue: must be 0 or more; 0 turns away at once.")
+    if not 0 <= admission.queue_s <= 3600:
+        found.append("admission.queue_s: must be 0 to 3600 seconds.")
+    return found
+
+
+def _reuse(reuse: ReuseConfig) -> list[str]:
+    found = [] if 0 <= reuse.keep_s <= 86_400 else ["reuse.keep_s: must be 0 to 86400 seconds."]
+    return found if reuse.most >= 0 else [*found, "reuse.most: must be 0 or more; 0 keeps none."]
 
 
 def _role(key: str, role: RoleConfig, config: Config) -> list[str]:
@@ -125,10 +163,35 @@ def _role(key: str, role: RoleConfig, config: Config) -> list[str]:
     if not Path(role.prompt).is_file():
         found.append(f"{key}.prompt: there is no file {role.prompt}.")
     found += [f"{key}.{field}: must be at least 1." for field in ("max_tokens", "attempts") if getattr(role, field) < 1]
+    found += _endpoints(key, role)
     if not 0 <= role.temperature <= 2:
         found.append(f"{key}.temperature: must be 0 to 2.")
     if not 0 < role.top_p <= 1:
         found.append(f"{key}.top_p: must be more than 0 and at most 1.")
+    return found
+
+
+def _endpoints(key: str, role: RoleConfig) -> list[str]:
+    timeouts = ("connect_timeout_s", "first_token_timeout_s", "call_timeout_s")
+    found = [f"{key}.{field}: must be more than 0." for field in timeouts if not getattr(role, field) > 0]
+    if role.replicas and role.engine is None and role.base_url is None:
+        found.append(f"{key}.replicas: needs engine or base_url; LiteLLM's models have no replicas here.")
+    found += [
+        f"{key}.replicas: {without_userinfo(url)!r} is not an address such as http://127.0.0.1:8000/v1."
+        for url in role.replicas
+        if not url.startswith(("http://", "https://"))
+    ]
+    urls = [url.rstrip("/") for url in (role.base_url, *role.replicas) if url]
+    if len(set(urls)) < len(urls):
+        found.append(f"{key}.replicas: names an address twice.")
+    if role.max_in_flight is not None and role.max_in_flight < 1:
+        found.append(f"{key}.max_in_flight: must be at least 1.")
+    if role.hedge_percentile is not None and not 50 <= role.hedge_percentile < 100:
+        found.append(f"{key}.hedge_percentile: must be 50 or more and less than 100, such as 95.")
+    if key.startswith("roles.") and key.removeprefix("roles.") in role.fallbacks:
+        found.append(f"{key}.fallbacks: names the role itself.")
+    if role.fallbacks and not key.startswith("roles."):
+        found.append(f"{key}.fallbacks: only the roles of the search have any.")
     return found
 
 
@@ -195,6 +258,12 @@ def _retrieval(retrieval: RetrievalConfig, config: Config) -> list[str]:
         found.append("retrieval.documents: needs retrieval.index, the folder that their index is kept in.")
     if not 32 <= retrieval.chunk_tokens <= 8192:
         found.append("retrieval.chunk_tokens: must be 32 to 8192.")
+    if not 0 <= retrieval.batching.wait_ms <= 1000:
+        found.append("retrieval.batching.wait_ms: must be 0 to 1000.")
+    if retrieval.batching.most < 1:
+        found.append("retrieval.batching.most: must be at least 1, which searches for each query alone.")
+    if retrieval.batching.cache < 0:
+        found.append("retrieval.batching.cache: must be 0 or more; 0 keeps none.")
     return found
 
 

@@ -1,25 +1,20 @@
-"""A vLLM engine as a child process: started, awaited, stopped."""
+"""A vLLM engine as a child process: started, kept running, stopped."""
 
-import asyncio
-import contextlib
-import ctypes
 import importlib.util
 import os
-import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import aiohttp
-
 from router.errors import BadConfig
+from router.meanwhile import meanwhile
 from serving.config import EngineConfig
+from serving.server_process import ServerProcess
+from serving.supervision import Say, Watch, keep_running
 from serving.versions.loading import MOST_LOADED
 
-_READY_WITHIN_S = 600.0
-_STOP_WITHIN_S = 10.0
 _ADAPTERS = MOST_LOADED + 1
 """Places for adapters, one more than are ever loaded: without a GPU, vLLM 0.32 lets a model without an adapter compute
 with whatever stands in the last place (its index there is -1), which must therefore stay empty.
@@ -38,9 +33,17 @@ Tell = Callable[[str], None]
 
 @asynccontextmanager
 async def engine(
-    name: str, config: EngineConfig, served: list[str], tell: Tell, *, cpu_threads: int = 1, logs: Path = _LOGS
+    name: str,
+    config: EngineConfig,
+    served: list[str],
+    tell: Tell,
+    *,
+    cpu_threads: int = 1,
+    logs: Path = _LOGS,
+    say: Say = lambda _why: None,
 ) -> AsyncIterator[str]:
-    """Serve a model under the names `served` while the context is open; its base URL, `http://…/v1`.
+    """Serve a model under the names `served` while the context is open; its base URL, `http://…/v1`. Should it die or
+    hang, it is started again at the same address, without its adapters; `say` hears of it.
 
     `cpu_threads`: for computing without a GPU. Threads of vLLM spin while they wait, so more than there are cores, over
     all engines, make all of them several times slower.
@@ -55,33 +58,27 @@ async def engine(
     port = _free_port()
     log = logs.expanduser() / f"{name}-{os.getpid()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
-            *_command(config, served, port),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env={
-                **_ENVIRONMENT,
-                **_offline(config),
-                **_adapters(config),
-                "OMP_NUM_THREADS": str(cpu_threads),
-                **os.environ,
-            },
-            start_new_session=True,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
-        )
-    ready = False
+    log.unlink(missing_ok=True)
+    environment = {**_ENVIRONMENT, **_offline(config), **_adapters(config), "OMP_NUM_THREADS": str(cpu_threads)}
+    process = ServerProcess(f"engines.{name}: vLLM", _command(config, served, port), port, log, environment)
+    good = False
+
+    def hear(why: str | None) -> None:
+        nonlocal good
+        good = False
+        say(why)
+
     try:
         tell(f"vLLM engine {name}: loading {Path(config.path).name}")
-        await _ready(name, process, port, log)
-        ready = True
+        await process.start()
+        good = True
         tell(f"vLLM engine {name}: ready at http://127.0.0.1:{port}/v1")
-        yield f"http://127.0.0.1:{port}/v1"
+        async with meanwhile(keep_running(process, hear, Watch())):
+            yield f"http://127.0.0.1:{port}/v1"
     finally:
-        if ready and process.returncode is None:
+        await process.stop()
+        if good:
             log.unlink(missing_ok=True)
-        await _stop(process)
 
 
 def _command(config: EngineConfig, served: list[str], port: int) -> list[str]:
@@ -112,41 +109,3 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to end this process when its parent dies, however it dies (PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-
-
-async def _ready(name: str, process: asyncio.subprocess.Process, port: int, log: Path) -> None:
-    """Wait until the engine answers its health check."""
-    how = f"was not ready within {_READY_WITHIN_S:.0f} s"
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_READY_WITHIN_S), aiohttp.ClientSession() as session:
-            while process.returncode is None:
-                if await _answers(session, f"http://127.0.0.1:{port}/health"):
-                    return
-                await asyncio.sleep(0.2)
-        how = f"ended with code {process.returncode}"
-    last = "\n".join(log.read_text("utf-8", "replace").splitlines()[-5:])
-    raise BadConfig(f"engines.{name}: vLLM {how}; the end of {log}:\n{last}")
-
-
-async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
-    with contextlib.suppress(aiohttp.ClientError):
-        async with session.get(url) as response:
-            return response.status == 200
-    return False
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End the process and all it started: ask first, then make sure."""
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_STOP_WITHIN_S):
-            await process.wait()
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()

@@ -1,6 +1,6 @@
 """The wire side of single model calls."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from rolegate.v1 import completion_service_pb2 as pb
@@ -13,6 +13,8 @@ from router.execution import Conversation
 from router.gateway import Gateway
 from router.model import Completion, Delta
 from router.run import Run
+
+_PIECE_CHARS = 65536
 
 
 class CompletionServicer(pb_grpc.CompletionServiceServicer):
@@ -39,7 +41,7 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
         """Call the model of a role and pass on what it writes."""
         asked, terms = completion_from_proto(request), terms_from_proto(request, context)
         told = False
-        async with Running[Delta, Run](lambda tell: self._gateway.complete(asked, terms, tell)) as running:
+        async with Running[Delta, Run](lambda tell: self._gateway.complete(asked, terms, tell), merged) as running:
             async for delta in running:
                 if delta.text or delta.reasoning:
                     told = True
@@ -51,6 +53,20 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
         yield pb.StreamCompleteResponse(
             finish_reason=output.finish_reason, usage=usage_to_proto(run.calls)[0], run_id=run.id
         )
+
+
+def merged(deltas: Iterable[Delta]) -> Iterator[Delta]:
+    """In pieces that go into a message each."""
+    texts, reasonings, size = list[str](), list[str](), 0
+    for delta in deltas:
+        more = len(delta.text) + len(delta.reasoning)
+        if size and size + more > _PIECE_CHARS:
+            yield Delta("".join(texts), "".join(reasonings))
+            texts, reasonings, size = [], [], 0
+        texts.append(delta.text)
+        reasonings.append(delta.reasoning)
+        size += more
+    yield Delta("".join(texts), "".join(reasonings))
 
 
 def _output(run: Run) -> Completion:

@@ -47,6 +47,7 @@ def execution_to_proto(execution: Execution) -> evidence_pb2.SubQueryResult:
         ],
         outcome=_EXECUTION_OUTCOMES[execution.outcome],
         search_queries=[search.query for search in execution.searches],
+        shared_from=execution.shared_from,
     )
 
 
@@ -54,14 +55,16 @@ def answer_to_proto(run: Run) -> pb.AnswerResponse:
     """The answer to a question, which `run` is the finished run of."""
     trajectory = run.result
     assert isinstance(trajectory, Trajectory)
+    results = [execution_to_proto(execution) for execution in trajectory.executions]
+    cited = (citation for result in results for point in result.evidence for citation in point.citations)
     return pb.AnswerResponse(
         run_id=run.id,
         answer=trajectory.answer,
         outcome=ANSWER_OUTCOMES[trajectory.outcome],
-        results=[execution_to_proto(execution) for execution in trajectory.executions],
+        results=results,
         usage=usage_to_proto(run.calls),
         duration=duration_to_proto(run.duration_s),
-        citations=map(_citation_to_proto, trajectory.citations),
+        citations={citation.SerializeToString(deterministic=True): citation for citation in cited}.values(),
     )
 
 

@@ -19,13 +19,8 @@ from router.terms import Terms
 _LONGEST_REQUEST_ID = 128
 _ROLES = {number: name for number, name in ROLE_NAMES.items() if name != "judge"}  # which no request asks
 _ROLE_ADVICE = "must be ROLE_DELEGATION, ROLE_EXECUTION or ROLE_ANSWER."
-Request = (
-    answer_pb.AnswerRequest
-    | answer_pb.StreamAnswerRequest
-    | completion_pb.CompleteRequest
-    | completion_pb.StreamCompleteRequest
-    | execution_pb.ExecuteRequest
-)
+_Completion = completion_pb.CompleteRequest | completion_pb.StreamCompleteRequest
+Request = answer_pb.AnswerRequest | answer_pb.StreamAnswerRequest | execution_pb.ExecuteRequest | _Completion
 
 
 def terms_from_proto(request: Request, context: Any) -> Terms:
@@ -35,7 +30,8 @@ def terms_from_proto(request: Request, context: Any) -> Terms:
         raise BadRequest(f"request_id has {len(request_id)} characters; at most {_LONGEST_REQUEST_ID} are allowed.")
     if not request_id.isprintable():
         raise BadRequest(f"request_id is {request_id!r}; use printable characters alone, such as a UUID's.")
-    return Terms(caller(), context.time_remaining(), request_id, _budget(request.budget))
+    fresh = not isinstance(request, _Completion) and request.fresh
+    return Terms(caller(), context.time_remaining(), request_id, _budget(request.budget), fresh)
 
 
 def completion_from_proto(

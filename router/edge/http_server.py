@@ -1,26 +1,42 @@
 """An HTTP application at an address."""
 
+import asyncio
+
 from aiohttp import web
 
 from router.access import Access
+from router.edge.limits import Limits
 from router.edge.listening import check_listening, warn_unencrypted
 from router.edge.tls import TLS
 from router.errors import BadConfig
+
+_AT_ONCE_S = 0.01
 
 
 class HTTPServer:
     """Serves an application until drained. A client that leaves cancels its request."""
 
     def __init__(
-        self, app: web.Application, grace_s: float, *, access: Access | None = None, tls: TLS | None = None
+        self,
+        app: web.Application,
+        grace_s: float,
+        *,
+        access: Access | None = None,
+        tls: TLS | None = None,
+        limits: Limits | None = None,
+        reuse_port: bool = False,
     ) -> None:
         """`grace_s`: how long running requests may take to finish once it is drained. `access`: the application lets
-        in by keys; without it, any address will do.
+        in by keys; without it, any address will do. `limits`: None for the defaults. `reuse_port`: whether other
+        servers may listen at the same address.
         """
-        self._access, self._tls = access, tls
+        self._access, self._tls, self._limits, self._reuse_port = access, tls, limits or Limits(), reuse_port
         # aiohttp waits this long twice, for the request and then for its task, and for ever if it is 0.
-        timeout_s = max(grace_s / 2, 0.01)
-        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=timeout_s)
+        timeout_s = max(grace_s / 2, _AT_ONCE_S)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, shutdown_timeout=timeout_s, keepalive_timeout=self._limits.opening_s
+        )
+        self._listening: asyncio.Server | None = None
 
     async def start(self, address: str, setting: str) -> str:
         """Listen on `host:port` (port 0: any free one); where it listens.
@@ -35,12 +51,36 @@ class HTTPServer:
         host, _, port = address.rpartition(":")
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, host.strip("[]"), int(port), ssl_context=context).start()
+            self._listening = await asyncio.get_running_loop().create_server(
+                self._accept,
+                host.strip("[]"),
+                int(port),
+                ssl=context,
+                ssl_handshake_timeout=self._limits.opening_s if context else None,
+                reuse_port=self._reuse_port or None,
+            )
         except (OSError, ValueError, OverflowError) as error:
             await self._runner.cleanup()
             raise BadConfig(f"{setting}: cannot listen on {address}: {error}.") from None
-        return f"{host}:{self._runner.addresses[0][1]}"
+        return f"{host}:{self._listening.sockets[0].getsockname()[1]}"
 
     async def drain(self) -> None:
         """Take nothing new, let running requests finish, and cancel those that do not."""
-        await self._runner.cleanup()
+        if self._listening is not None:
+            self._listening.close()
+        try:
+            await self._runner.cleanup()
+        except asyncio.CancelledError:  # whoever waits has lost patience
+            if self._runner.server is not None:
+                await self._runner.server.shutdown(_AT_ONCE_S)
+            raise
+
+    def _accept(self) -> asyncio.Protocol:
+        server = self._runner.server
+        assert server is not None
+        return server() if len(server.connections) < self._limits.connections else _TurnedAway()
+
+
+class _TurnedAway(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()

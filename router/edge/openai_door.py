@@ -6,8 +6,9 @@ each question stands alone, so that a system message and earlier turns are not u
 `Authorization: Bearer`; only `GET /health` needs none.
 """
 
+import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from aiohttp import ClientConnectionResetError, web
@@ -17,13 +18,17 @@ from router.access import Access, check_scope
 from router.edge.caller import CALLER, caller
 from router.edge.convert import event_to_proto
 from router.edge.event_line import event_line
+from router.edge.limits import Limits
 from router.edge.listening import is_loopback
+from router.edge.observing import observing
 from router.edge.openai_failure import failed, failure, json_response, refused
 from router.edge.openai_wire import ChatRequest, Said, chunk, last_chunks, opened, whole
 from router.edge.running import Running
 from router.errors import BadRequest
 from router.events import Emit, Event
 from router.gateway import Gateway
+from router.observer import Observer
+from router.readiness import Need, Readiness
 from router.run import Run
 from router.terms import Terms
 
@@ -34,22 +39,30 @@ _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 Work = Callable[[Emit], Coroutine[Any, Any, Run]]
 
 
-def openai_app(gateway: Gateway, access: Access | None = None) -> web.Application:
+def openai_app(
+    gateway: Gateway,
+    access: Access | None = None,
+    readiness: Readiness | None = None,
+    limits: Limits | None = None,
+    observer: Observer | None = None,
+) -> web.Application:
     """The application; `HTTPServer` runs it. Errors have OpenAI's shape, and `code` is the reason of the status table.
 
     Bodies must be `application/json` and from no web page of another host, so that none can post here unasked, and at
-    most 1 MiB. `access`: without it, everybody may ask.
+    most 1 MiB. `access`: without it, everybody may ask. `readiness`: what is down, for `GET /health`, which says 503
+    then. `limits`: None for the defaults.
     """
+    limits = limits or Limits()
 
     async def complete(request: web.Request) -> web.StreamResponse:
         if request.content_type != "application/json":
             raise web.HTTPUnsupportedMediaType(text="Send the body as application/json.")
-        asked = _decoded(await request.read())
+        asked = _decoded(await _body(request, limits.opening_s))
         if asked.model not in (ANSWERING, EXECUTING):
             return _unknown(asked.model)
         work = _work(gateway, asked.model, asked.question)
         if asked.stream:
-            return await _streamed(request, asked, work)
+            return await _streamed(request, asked, work, limits.reading_s)
         return json_response(200, whole(asked.model, await work(lambda _event: None)))
 
     async def models(_request: web.Request) -> web.Response:
@@ -60,9 +73,12 @@ def openai_app(gateway: Gateway, access: Access | None = None) -> web.Applicatio
         return json_response(200, _model(name)) if name in (ANSWERING, EXECUTING) else _unknown(name)
 
     async def health(_request: web.Request) -> web.Response:
-        return json_response(200, {"status": "ok"})
+        down = readiness is not None and readiness.down(get_args(Need))
+        return json_response(503, {"status": "unavailable"}) if down else json_response(200, {"status": "ok"})
 
-    app = web.Application(middlewares=[_openai_errors, _admitting(access)], client_max_size=MAX_BODY_BYTES)
+    watched = [observing(observer)] if observer else []
+    middlewares = [*watched, _openai_errors, _admitting(access)]
+    app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY_BYTES)
     app.add_routes(
         [
             web.post("/v1/chat/completions", complete),
@@ -81,15 +97,34 @@ def _work(gateway: Gateway, model: str, question: str) -> Work:
     return lambda emit: gateway.answer(question, terms, emit)
 
 
-async def _streamed(request: web.Request, asked: ChatRequest, work: Work) -> web.StreamResponse:
-    """Tell what happens as reasoning, then the answer; nothing is sent before anything has happened."""
+async def _body(request: web.Request, within_s: float) -> bytes:
+    try:
+        async with asyncio.timeout(within_s):
+            return await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text="The body did not come in time.") from None
+
+
+async def _streamed(request: web.Request, asked: ChatRequest, work: Work, reading_s: float) -> web.StreamResponse:
+    """Tell what happens as reasoning, then the answer; nothing is sent before anything has happened. A client that
+    takes nothing for `reading_s` seconds is left.
+    """
     response, stream = web.StreamResponse(headers=_SSE), opened(asked.model)
 
     async def send(content: object) -> None:
         if not response.prepared:
             await response.prepare(request)
             await send(chunk(stream, Said("assistant")))
-        await response.write(b"data: %b\n\n" % msgspec.json.encode(content))
+        await write(b"data: %b\n\n" % msgspec.json.encode(content))
+
+    async def write(event: bytes) -> None:
+        try:
+            async with asyncio.timeout(reading_s):
+                await response.write(event)
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+            raise ClientConnectionResetError("The client reads too slowly.") from None
 
     try:
         async with Running[Event, Run](work) as running:
@@ -100,7 +135,7 @@ async def _streamed(request: web.Request, asked: ChatRequest, work: Work) -> web
         with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
         for reply in last_chunks(stream, run, with_usage=with_usage):
             await send(reply)
-        await response.write(b"data: [DONE]\n\n")
+        await write(b"data: [DONE]\n\n")
     except Exception as error:
         if not response.prepared or isinstance(error, ClientConnectionResetError):
             raise

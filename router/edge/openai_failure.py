@@ -15,6 +15,7 @@ HTTP_STATUS = {
     code_pb2.PERMISSION_DENIED: 403,
     code_pb2.NOT_FOUND: 404,
     code_pb2.ALREADY_EXISTS: 409,
+    code_pb2.ABORTED: 409,
     code_pb2.RESOURCE_EXHAUSTED: 429,
     code_pb2.CANCELLED: 499,
     code_pb2.INTERNAL: 500,

@@ -1,10 +1,11 @@
 """The gRPC server: services, health, reflection, limits."""
 
-from collections.abc import Mapping
+import asyncio
+from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 from rolegate.v1 import (
     answer_service_pb2,
@@ -28,20 +29,20 @@ from router.edge.answer_service import AnswerServicer
 from router.edge.completion_service import CompletionServicer
 from router.edge.execution_service import ExecutionServicer
 from router.edge.executor_version_service import ExecutorVersionServicer
+from router.edge.health import Health
 from router.edge.key_interceptor import KeyInterceptor
+from router.edge.limits import Limits
 from router.edge.listening import check_listening, warn_unencrypted
+from router.edge.observing import ObservingInterceptor
 from router.edge.run_service import RunServicer
 from router.edge.status import StatusInterceptor
 from router.edge.tls import TLS
 from router.edge.usage_service import UsageServicer
 from router.errors import BadConfig
 from router.gateway import Gateway
-
-_OPTIONS: Mapping[str, int] = {
-    "grpc.max_receive_message_length": 4 * 1024 * 1024,
-    "grpc.max_concurrent_streams": 1000,
-    "grpc.so_reuseport": 0,
-}
+from router.meanwhile import meanwhile
+from router.observer import Observer
+from router.readiness import Readiness
 
 
 class Server:
@@ -57,14 +58,27 @@ class Server:
         *,
         access: Access | None = None,
         tls: TLS | None = None,
+        readiness: Readiness | None = None,
+        limits: Limits | None = None,
+        reuse_port: bool = False,
+        observer: Observer | None = None,
     ) -> None:
-        """`access`: without it, everybody may ask for everything, from wherever the address can be reached."""
-        guards = [KeyInterceptor(access)] if access else []
-        self._server = grpc.aio.server(interceptors=[StatusInterceptor(), *guards], options=list(_OPTIONS.items()))
+        """`access`: without it, everybody may ask for everything, from wherever the address can be reached.
+        `readiness`: what is down, for `health`. `limits`: None for the defaults. `reuse_port`: whether other servers
+        may listen at the same address.
+        """
+        limits = limits or Limits()
+        guards: list[grpc.aio.ServerInterceptor] = [ObservingInterceptor(observer)] if observer else []
+        guards += [KeyInterceptor(access)] if access else []
+        self._server = grpc.aio.server(
+            interceptors=[StatusInterceptor(limits.reading_s), *guards],
+            options=[*limits.grpc_options.items(), ("grpc.so_reuseport", int(reuse_port))],
+        )
         self._access, self._tls = access, tls
-        self._gateway, self._health = gateway, health.aio.HealthServicer()
+        self._gateway, self._health = gateway, Health(readiness)
         self._names: list[str] = []
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._beside = AsyncExitStack()
+        self._health.add_to(self._server)
         if gateway is not None:
             add_AnswerServiceServicer_to_server(AnswerServicer(gateway), self._server)
             add_CompletionServiceServicer_to_server(CompletionServicer(gateway), self._server)
@@ -109,8 +123,8 @@ class Server:
                 f"server.address: cannot listen on {address}; is the port in use? Name another one, or port 0 for any."
             ) from error
         await self._server.start()
-        for name in ("", *self._names):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await self._health.serve(("", *self._names))
+        await self._beside.enter_async_context(meanwhile(self._health.follow()))
         return port
 
     async def drain(self, grace_s: float) -> None:
@@ -118,10 +132,16 @@ class Server:
 
         Then it is cancelled. When this returns, every run is stored.
         """
-        await self._health.enter_graceful_shutdown()
-        await self._server.stop(grace_s)
-        if self._gateway is not None:
-            await self._gateway.settled()
+        await self._health.drain()
+        try:
+            await self._server.stop(grace_s)
+        except asyncio.CancelledError:  # whoever waits has lost patience
+            await self._server.stop(0)
+            raise
+        finally:
+            await self._beside.aclose()
+            if self._gateway is not None:
+                await self._gateway.settled()
 
 
 def _service_name(module: Any, service: str) -> str:

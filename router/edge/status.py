@@ -4,12 +4,13 @@ import asyncio
 import inspect
 import traceback
 from collections.abc import Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import timedelta
 from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -27,10 +28,12 @@ from router.errors import (
     NoKey,
     NotFound,
     OutOfTime,
+    Overloaded,
     QuotaExhausted,
     RequestIdTaken,
     RolegateError,
     RunCancelled,
+    SlowReader,
     StoreFailed,
     UpstreamError,
     UpstreamGarbled,
@@ -41,6 +44,8 @@ from router.identity import LOCAL, Identity
 
 _log = structlog.get_logger("edge")
 DOMAIN = "rolegate"
+_ENDING_S = 0.1
+"""How long a slow reader may take for the status."""
 
 STATUS: dict[type[RolegateError], tuple[int, str]] = {
     BadRequest: (code_pb2.INVALID_ARGUMENT, "BAD_REQUEST"),
@@ -55,6 +60,8 @@ STATUS: dict[type[RolegateError], tuple[int, str]] = {
     OutOfTime: (code_pb2.DEADLINE_EXCEEDED, "OUT_OF_TIME"),
     BudgetExhausted: (code_pb2.RESOURCE_EXHAUSTED, "BUDGET_EXHAUSTED"),
     QuotaExhausted: (code_pb2.RESOURCE_EXHAUSTED, "QUOTA_EXHAUSTED"),
+    Overloaded: (code_pb2.RESOURCE_EXHAUSTED, "OVERLOADED"),
+    SlowReader: (code_pb2.ABORTED, "SLOW_READER"),
     AccessDenied: (code_pb2.PERMISSION_DENIED, "ACCESS_DENIED"),
     NoKey: (code_pb2.UNAUTHENTICATED, "NO_KEY"),
     StoreFailed: (code_pb2.UNAVAILABLE, "STORE_FAILED"),
@@ -131,6 +138,12 @@ def reason_of(status: status_pb2.Status) -> str:
     return str(info.reason)
 
 
+def status_code(error: BaseException) -> int:
+    """The code of its status."""
+    error = innermost(error)
+    return STATUS[type(error)][0] if isinstance(error, RolegateError) else code_pb2.INTERNAL
+
+
 def innermost(error: BaseException) -> BaseException:
     """What a TaskGroup wrapped: the first error inside."""
     while isinstance(error, BaseExceptionGroup):
@@ -139,7 +152,11 @@ def innermost(error: BaseException) -> BaseException:
 
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):
-    """Turns whatever a handler raises into a status."""
+    """Turns whatever a handler raises into a status, and ends streams that are not read."""
+
+    def __init__(self, reading_s: float = 60.0) -> None:
+        """`reading_s`: how long a client may take to read one message of a stream."""
+        self._reading_s = reading_s
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """Wrap the handler of the call."""
@@ -148,18 +165,34 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             return handler
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(
-                _translating(handler.unary_unary), handler.request_deserializer, handler.response_serializer
+                _translating(handler.unary_unary), _reading(handler.request_deserializer), handler.response_serializer
             )
         if handler.unary_stream:
             return grpc.unary_stream_rpc_method_handler(
-                _translating_stream(handler.unary_stream), handler.request_deserializer, handler.response_serializer
+                _translating(_writing(handler.unary_stream, self._reading_s)),
+                _reading(handler.request_deserializer),
+                handler.response_serializer,
             )
         return handler
+
+
+def _reading(deserialize: Any) -> Any:
+    """Gives the error instead of raising it, which gRPC would tell as UNKNOWN, with a traceback in the log."""
+
+    def read(sent: bytes) -> Any:
+        try:
+            return deserialize(sent)
+        except DecodeError:
+            return BadRequest("The request is not a message of this method; is the client's proto file the same?")
+
+    return read
 
 
 def _translating(behaviour: Any) -> Any:
     async def translated(request: Any, context: Any) -> Any:
         try:
+            if isinstance(request, BadRequest):
+                raise request
             return await behaviour(request, context)
         except (grpc.aio.AbortError, asyncio.CancelledError):
             raise
@@ -169,22 +202,27 @@ def _translating(behaviour: Any) -> Any:
     return translated
 
 
-def _translating_stream(behaviour: Any) -> Any:
+def _writing(behaviour: Any, reading_s: float) -> Any:
     if inspect.iscoroutinefunction(behaviour):  # it writes to the context by itself, as health's Watch does
-        return _translating(behaviour)
+        return behaviour
 
-    async def translated(request: Any, context: Any) -> Any:
-        try:
-            async with aclosing(behaviour(request, context)) as responses:
-                async for response in responses:
-                    yield response
-        except (grpc.aio.AbortError, asyncio.CancelledError):
-            raise
-        except Exception as error:
-            await _abort(context, error)
+    async def write(request: Any, context: Any) -> None:
+        async with aclosing(behaviour(request, context)) as responses:
+            async for response in responses:
+                try:
+                    async with asyncio.timeout(reading_s):
+                        await context.write(response)
+                except TimeoutError:
+                    raise SlowReader(f"Nothing was read for {reading_s:g} s, so the stream ends; read on.") from None
 
-    return translated
+    return write
 
 
 async def _abort(context: Any, error: Exception) -> None:
-    await context.abort_with_status(rpc_status.to_status(logged_status(error)))
+    ending = context.abort_with_status(rpc_status.to_status(logged_status(error)))
+    if isinstance(error, SlowReader):
+        with suppress(TimeoutError):  # the status waits behind what is not read, and nobody for it
+            async with asyncio.timeout(_ENDING_S):
+                await ending
+    else:
+        await ending

@@ -1,11 +1,11 @@
 """What a batch of operations needs to know, and what they change, within one transaction."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Connection, Select, Table, bindparam, func, select
+import msgspec
+from sqlalchemy import Connection
 
 from router.amount import NOTHING, Amount
 from router.call import Call, OpenedCall
@@ -14,6 +14,7 @@ from router.journal import RunStart
 from router.run import RunStatus
 from router.store.call_row import opened_row
 from router.store.changes import Changes
+from router.store.direct import Reading
 from router.store.schema import CALLS, RUNS, SPENDING, TENANTS
 from router.store.spending import Key, Spending, Tally, periods
 from router.store.storable import storable
@@ -28,29 +29,12 @@ _RUN = "run_id tenant request_id fingerprint status started_at held_tokens held_
 _OPEN_CALL = "run_id number tenant started_at reserved_tokens reserved_nano_usd".split()
 
 
-def _select(table: Table, columns: Iterable[str], *conditions: ColumnElement[bool]) -> Select[Any]:
-    return select(*(table.c[name] for name in columns)).where(*conditions)
-
-
-def _among(column: Column[Any], name: str) -> ColumnElement[bool]:
-    return column.in_(bindparam(name, expanding=True))
-
-
-_TENANTS = _select(TENANTS, Tenant.__struct_fields__, _among(TENANTS.c.name, "names"))
-_RUNS = _select(RUNS, _RUN, _among(RUNS.c.run_id, "run_ids"))
-_NAMED_RUNS = _select(RUNS, _RUN, _among(RUNS.c.tenant, "names"), _among(RUNS.c.request_id, "request_ids"))
-_OPEN_CALLS = _select(CALLS, _OPEN_CALL, _among(CALLS.c.run_id, "run_ids"), CALLS.c.outcome == "open")
-_SPENDING = _select(
-    SPENDING,
-    ("tenant", "period", *Tally.__struct_fields__),
-    _among(SPENDING.c.tenant, "names"),
-    _among(SPENDING.c.period, "periods"),
-)
-_IN_FLIGHT = (
-    select(RUNS.c.tenant, func.count())
-    .where(RUNS.c.status == "running", _among(RUNS.c.tenant, "names"))
-    .group_by(RUNS.c.tenant)
-)
+_TENANTS = Reading(TENANTS, Tenant.__struct_fields__, ["name"])
+_RUNS = Reading(RUNS, _RUN, ["run_id"])
+_NAMED_RUNS = Reading(RUNS, _RUN, ["tenant", "request_id"])
+_OPEN_CALLS = Reading(CALLS, _OPEN_CALL, ["run_id"], "AND outcome = 'open'")
+_SPENDING = Reading(SPENDING, ("tenant", "period", *Tally.__struct_fields__), ["tenant", "period"])
+_IN_FLIGHT = Reading(RUNS, ("tenant", "count(*)"), ["tenant"], "AND status = 'running' GROUP BY tenant")
 
 
 @dataclass(slots=True)
@@ -237,15 +221,10 @@ class Books:
         self.changes.write(self.connection, self.spending.changes)
 
 
-def _rows(connection: Connection, wanted: Select[Any], **among: Collection[object]) -> Sequence[Any]:
-    """The rows with values among these; none where there are no values."""
-    if not all(among.values()):
-        return ()
-    return connection.execute(wanted, {name: list(values) for name, values in among.items()}).all()
-
-
 def _tenants(connection: Connection, names: set[str]) -> dict[str, Tenant]:
-    return {row.name: Tenant(*row) for row in _rows(connection, _TENANTS, names=names)}
+    rows = _TENANTS.rows(connection, names)
+    settings = (dict(zip(Tenant.__struct_fields__, row, strict=True)) for row in rows)
+    return {row["name"]: msgspec.convert(row, Tenant, strict=False) for row in settings}  # SQLite has 0 for false
 
 
 def _runs(connection: Connection, scopes: list[Scope]) -> dict[str, KnownRun]:
@@ -253,8 +232,8 @@ def _runs(connection: Connection, scopes: list[Scope]) -> dict[str, KnownRun]:
     request_ids = {storable(scope.request_id) for scope in scopes if scope.request_id}
     names = {scope.tenant for scope in scopes if scope.request_id}
     rows = [
-        *_rows(connection, _RUNS, run_ids=run_ids),
-        *_rows(connection, _NAMED_RUNS, names=names, request_ids=request_ids),
+        *_RUNS.rows(connection, run_ids),
+        *_NAMED_RUNS.rows(connection, names, request_ids),
     ]
     return {
         run_id: KnownRun(run_id, tenant, request_id, fingerprint, status, started_at, Amount(tokens, nano_usd))
@@ -265,7 +244,7 @@ def _runs(connection: Connection, scopes: list[Scope]) -> dict[str, KnownRun]:
 def _open_calls(connection: Connection, scopes: list[Scope]) -> dict[str, dict[int, OpenCall]]:
     run_ids = {scope.run_id for scope in scopes if scope.open_calls}
     found: dict[str, dict[int, OpenCall]] = {}
-    for run_id, number, tenant, started_at, *reserved in _rows(connection, _OPEN_CALLS, run_ids=run_ids):
+    for run_id, number, tenant, started_at, *reserved in _OPEN_CALLS.rows(connection, run_ids):
         found.setdefault(run_id, {})[number] = OpenCall(tenant, started_at, Amount(*reserved))
     return found
 
@@ -274,10 +253,10 @@ def _spending(connection: Connection, tenants: dict[str, Tenant], scopes: list[S
     limited = [scope for scope in scopes if scope.tenant in tenants]
     names = {scope.tenant for scope in limited}
     of = {period for scope in limited for at in scope.spends_at for period in periods(at)}
-    rows = _rows(connection, _SPENDING, names=names, periods=of)
+    rows = _SPENDING.rows(connection, names, of)
     return {(tenant, period): Tally(*sums) for tenant, period, *sums in rows}
 
 
 def _in_flight(connection: Connection, tenants: dict[str, Tenant]) -> Counter[str]:
     names = [name for name, tenant in tenants.items() if tenant.runs_in_flight is not None]
-    return Counter(dict(_rows(connection, _IN_FLIGHT, names=names)))
+    return Counter(dict(_IN_FLIGHT.rows(connection, names)))

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Dialect, bindparam, null
 from router.call import Call
 from router.store.adding import adding
 from router.store.call_row import ended_row
+from router.store.direct import write_rows
 from router.store.hourly_usage import hourly_usage
 from router.store.schema import CALLS, RUNS, SPENDING, USAGE_HOURS
 from router.store.spending import Key, Tally
@@ -63,7 +64,7 @@ class Changes:
             (adding(USAGE_HOURS, dialect), hourly_usage(self.settled)),
         ):
             if rows:
-                connection.exec_driver_sql(_text(statement, connection.dialect, tuple(rows[0])), rows)
+                write_rows(connection, _text(statement, connection.dialect, tuple(rows[0])), rows)
 
 
 @cache

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from router.errors import BadConfig, StoreFailed
+from router.store.direct import translated
 from router.store.engine import WRITES, cannot_open, engine_of
 
 _log = structlog.get_logger("store")
@@ -56,7 +57,7 @@ class Database:
     def _write(self, change: Callable[[Connection], Value]) -> Value:
         for attempts_left in reversed(range(_ATTEMPTS)):
             try:
-                with self._writing.begin() as connection:
+                with translated(self._engine), self._writing.begin() as connection:
                     return change(connection)
             except DBAPIError as error:
                 if not attempts_left or getattr(error.orig, "sqlstate", None) not in _LOST_TO_OTHERS:

@@ -18,6 +18,9 @@ from router.store.operations import Operation
 _log = structlog.get_logger("store")
 _MOST = 256
 """Operations of one transaction."""
+_CROWD, _GATHERING_S = 4, 0.004
+"""Where at least so many waited for a transaction, the next one lets more gather: a transaction costs more than an
+operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,12 @@ class GroupCommit:
 
     async def run(self) -> None:
         """Write until closed, and then what is left."""
+        crowded = False
         while not self._closed or self._entries:
             await self._news.wait()
-            await asyncio.sleep(0)  # whoever heard of the last commit now says what is next
+            await asyncio.sleep(_GATHERING_S if crowded else 0)  # who heard of the last commit now says what is next
             batch = self._taken()
+            crowded = sum(entry.answer is not None for entry in batch) >= _CROWD
             if not self._entries and not self._closed:
                 self._news.clear()
             kept = await self._commit(batch) if batch else []

@@ -5,6 +5,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
 
+from router.call import WHOLE
 from router.reconciliation import LedgerSum, Tokens
 from router.store.database import Database
 from router.store.schema import CALLS, USAGE_HOURS
@@ -14,7 +15,8 @@ from router.store.storable import storable
 _HOUR_S = 3600
 _LISTED = 1000
 _calls = CALLS.c
-_exact = and_(_calls.outcome == "completed", func.coalesce(_calls.counted, "") == "reported")
+_whole = _calls.outcome.in_(WHOLE)
+_exact = and_(_whole, func.coalesce(_calls.counted, "") == "reported")
 _turned_away = _calls.outcome.in_(("refused", "unreachable"))
 _nothing = and_(_turned_away, _calls.counted.is_(None), _calls.first_token_s.is_(None))
 """The endpoint did not begin."""
@@ -37,7 +39,7 @@ def _since(connection: Connection, deployment: str, start: float) -> LedgerSum:
     begin_snapshot(connection)
     wanted = and_(_calls.deployment == deployment, _calls.started_at >= start)
     sums = select(
-        _sum((_calls.outcome == "completed", 1)),
+        _sum((_whole, 1)),
         _sum((_told, _calls.prompt_tokens)),
         _sum((_told, _calls.completion_tokens)),
         _sum((_told, _calls.prompt_tokens), (~_nothing, _calls.prompt_bound)),

@@ -56,7 +56,7 @@ class Begin:
     def apply(self, books: Books) -> Began | Earlier:
         """Begin, or name the earlier run. Raises `BudgetExhausted`."""
         start, tenant = self.start, books.tenant(self.start.tenant)
-        began = Began(tenant.limited, tenant.redact)
+        began = Began(tenant.limited, tenant.redact, tenant.training)
         if books.run(start.id) is not None:
             return began
         earlier = books.named(start.tenant, start.request_id) if start.request_id else None

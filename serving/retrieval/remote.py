@@ -1,5 +1,6 @@
 """Retrieval from a `rolegate.v1.RetrievalService` at an address."""
 
+import json
 from collections.abc import Sequence
 
 import grpc
@@ -12,6 +13,22 @@ from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, Upstr
 from router.passage import Passage
 
 MAX_RESPONSE_BYTES = 64 << 20
+_RETRIES = {
+    "methodConfig": [
+        {
+            "name": [{"service": "rolegate.v1.RetrievalService"}],
+            "retryPolicy": {
+                "maxAttempts": 3,
+                "initialBackoff": "0.1s",
+                "maxBackoff": "1s",
+                "backoffMultiplier": 3,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ],
+    "retryThrottling": {"maxTokens": 20, "tokenRatio": 0.2},
+}
+"""As gRPC takes them: not while half of the last searches fail."""
 
 ERRORS: dict[grpc.StatusCode, type[UpstreamError]] = {
     grpc.StatusCode.CANCELLED: UpstreamUnavailable,
@@ -42,12 +59,20 @@ class RemoteRetriever:
         self._address = address
         self._timeout_s = timeout_s
         self._channel = grpc.aio.insecure_channel(
-            address, options=[("grpc.max_receive_message_length", MAX_RESPONSE_BYTES)]
+            address,
+            options=[
+                ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
+                ("grpc.service_config", json.dumps(_RETRIES)),
+            ],
         )
         self._stub = RetrievalServiceStub(self._channel)
+        self.index_id: str | None = None
+        """The index that the last search went to; None where the server did not say."""
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
-        """As `Retriever.search`; one attempt. Cancelling it cancels the call."""
+        """As `Retriever.search`; a server that is not available is asked again, twice at most, within the time of one
+        search. Cancelling it cancels the call.
+        """
         if not queries:
             return []
         request = SearchRequest(queries=queries, top_k=top_k)
@@ -60,6 +85,7 @@ class RemoteRetriever:
             raise UpstreamGarbled(
                 f"{len(queries)} queries were sent, results for {len(response.results)} came", endpoint=self._address
             )
+        self.index_id = response.index_id or None
         return [[passage_from_proto(passage) for passage in result.passages][:top_k] for result in response.results]
 
     async def close(self) -> None:

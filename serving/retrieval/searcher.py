@@ -1,51 +1,84 @@
 """Retrieval from an index in this process."""
 
 import asyncio
-from collections import deque
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 
 from router.errors import UpstreamRefused
+from router.lru import LRU
 from router.passage import Passage
 from serving.retrieval.embedder import Embedder
 from serving.retrieval.index import Index
 
-MAX_BATCH = 256
-"""No further caller joins a batch of this many queries."""
+_Found = dict[str, list[Passage]]
+"""By query."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Searched:
+    """An index, and what it was found to hold."""
+
+    index: Index
+    cache: LRU[tuple[str, int], list[Passage]]
+    """By query and `top_k`; used on the event loop only."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     queries: tuple[str, ...]
+    """All different."""
     top_k: int
-    found: Future[list[list[Passage]]] = field(default_factory=Future)
+    found: Future[tuple[_Found, _Searched]] = field(default_factory=Future)
 
 
 class IndexSearcher:
     """A `Retriever` over an `Index`: embeds and searches in one thread of its own, whose callers share batches.
 
     Whatever is asked while a batch is under way forms the next one; who is cancelled before that is left out of it.
+    A query finds the same in any company, up to what an embedder's endpoint may make of it.
     """
 
-    def __init__(self, index: Index, embedder: Embedder) -> None:
-        self._index = index
-        self._embedder = embedder
-        self._waiting: deque[_Waiting] = deque()
+    def __init__(
+        self, index: Index, embedder: Embedder, *, wait_s: float = 0.002, most: int = 64, cache: int = 10_000
+    ) -> None:
+        """`wait_s`: how long, after a batch of several callers, as many queries are waited for again; who asks alone
+        never waits. `most`: no further caller joins a batch of so many queries. `cache`: how many queries' passages are
+        kept until the index is swapped.
+        """
+        self._embedder, self._wait_s, self._most, self._cache = embedder, wait_s, most, cache
+        self._searched = _Searched(index, LRU(cache))
+        self._waiting: SimpleQueue[_Waiting] = SimpleQueue()
+        self._expected, self._ended = 0, 0.0
+        """How many queries the callers of the last batch may ask next, and when that batch ended."""
         self._thread = ThreadPoolExecutor(1, "index-searcher")
 
+    @property
+    def index_id(self) -> str:
+        """What identifies the index that is searched now."""
+        return self._searched.index.manifest.corpus_sha256
+
     async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
-        """As `Retriever.search`; raises what the embedder raises."""
-        if not queries:
-            return []
-        waiting = _Waiting(tuple(queries), top_k)
-        self._waiting.append(waiting)
-        self._thread.submit(self._serve)
-        return await asyncio.wrap_future(waiting.found)
+        """As `Retriever.search`; surplus space makes no difference. Raises what the embedder raises."""
+        asked, cache = [" ".join(query.split()) for query in queries], self._searched.cache
+        found = {query: passages for query in asked if (passages := cache.get((query, top_k))) is not None}
+        if missing := tuple(dict.fromkeys(query for query in asked if query not in found)):
+            waiting = _Waiting(missing, top_k)
+            self._waiting.put(waiting)
+            self._thread.submit(self._serve)
+            fresh, searched = await asyncio.wrap_future(waiting.found)
+            for query, passages in fresh.items():
+                searched.cache.put((query, top_k), passages)
+            found |= fresh
+        else:
+            await asyncio.sleep(0)  # whoever asks again and again lets others in
+        return [list(found[query]) for query in asked]
 
     def swap(self, index: Index) -> None:
         """Search `index` from the next batch on; whatever is under way ends with the one before."""
-        self._index = index
+        self._searched = _Searched(index, LRU(self._cache))
 
     async def close(self) -> None:
         """Finish what was asked and end the thread. Index and embedder stay the caller's."""
@@ -54,20 +87,27 @@ class IndexSearcher:
     def _serve(self) -> None:
         if batch := self._next_batch():
             self._answer(batch)
+            self._expected = min(self._most, sum(len(waiting.queries) for waiting in batch)) if len(batch) > 1 else 0
+            self._ended = time.monotonic()
 
     def _next_batch(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
-        size = 0
-        while self._waiting and size < MAX_BATCH:
-            waiting = self._waiting.popleft()
+        size, until = 0, self._ended + self._wait_s
+        while size < self._most:
+            patience_s = until - time.monotonic() if 0 < size < self._expected else 0.0
+            try:
+                waiting = self._waiting.get(timeout=max(0.0, patience_s))
+            except Empty:
+                break
             if waiting.found.set_running_or_notify_cancel():
                 batch.append(waiting)
                 size += len(waiting.queries)
         return batch
 
     def _answer(self, batch: list[_Waiting]) -> None:
+        searched = self._searched
         try:
-            found = iter(self._find(batch))
+            found = self._find(batch, searched.index)
         except UpstreamRefused as error:
             if len(batch) == 1:
                 batch[0].found.set_exception(error)
@@ -79,9 +119,20 @@ class IndexSearcher:
                 waiting.found.set_exception(error)
         else:
             for waiting in batch:
-                waiting.found.set_result([next(found)[: waiting.top_k] for _ in waiting.queries])
+                own = {query: found[query, waiting.top_k] for query in waiting.queries}
+                waiting.found.set_result((own, searched))
 
-    def _find(self, batch: list[_Waiting]) -> list[list[Passage]]:
-        queries = [query for waiting in batch for query in waiting.queries]
-        vectors = self._embedder.embed(queries, queries=True)
-        return self._index.search(vectors, queries, max(waiting.top_k for waiting in batch))
+    def _find(self, batch: list[_Waiting], index: Index) -> dict[tuple[str, int], list[Passage]]:
+        """The passages by query and `top_k`, each query embedded once."""
+        rows = {query: row for row, query in enumerate(_distinct(batch))}
+        vectors = self._embedder.embed(list(rows), queries=True)
+        found: dict[tuple[str, int], list[Passage]] = {}
+        for top_k in {waiting.top_k for waiting in batch}:
+            queries = _distinct(waiting for waiting in batch if waiting.top_k == top_k)
+            ranked = index.search(vectors[[rows[query] for query in queries]], queries, top_k)
+            found |= {(query, top_k): passages for query, passages in zip(queries, ranked, strict=True)}
+        return found
+
+
+def _distinct(batch: Iterable[_Waiting]) -> list[str]:
+    return list(dict.fromkeys(query for waiting in batch for query in waiting.queries))

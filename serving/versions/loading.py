@@ -7,13 +7,15 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
+import structlog
 
 from router.adapters import Adapters
-from router.errors import BadConfig, BadVersion, UpstreamError
+from router.errors import BadConfig, BadVersion, UpstreamError, UpstreamUnavailable
 from serving.config import Config
 from serving.versions.folder import base_sha256, verified
 from serving.versions.manifest import VersionManifest
 
+_log = structlog.get_logger("versions")
 MOST_LOADED = 7
 """Versions that an engine has at a time."""
 
@@ -29,7 +31,8 @@ class Loading:
         self._base_sha256 = ""
         key = os.environ.get(self._role.api_key_env) if self._role.api_key_env else None
         base_url = engines[self._role.engine] if self._role.engine else self._role.base_url
-        self._adapters = Adapters(session, base_url, key) if base_url else None
+        urls = [base_url, *self._role.replicas] if base_url else []
+        self._replicas = [Adapters(session, url, key) for url in urls]
         self._changing = asyncio.Lock()
         self._loaded: dict[str, None] = {}
         """From the one that was asked for longest ago."""
@@ -52,30 +55,42 @@ class Loading:
         """Check a version and make the engine know it; its manifest, as JSON.
 
         Raises `BadVersion` where its files are not what its manifest says, or do not fit the engine, or the engine has
-        no room for it, and `UpstreamUnavailable`.
+        no room for it, and `UpstreamUnavailable` where no replica can be reached.
         """
-        if self._adapters is None:
+        if not self._replicas:
             raise BadVersion(
                 f"{version}: the executor's model is a provider's, which loads no adapters; set roles.execution.engine."
             )
         folder = self._folder(version)
         manifest = await asyncio.to_thread(self._checked, folder)
         async with self._changing:
-            await self._make_room(self._adapters, version)
-            await self._adapters.load(version, folder)
+            await self._make_room(version)
+            await self._load(version, folder)
             self._loaded.pop(version, None)
             self._loaded[version] = None
         return msgspec.json.encode(manifest).decode()
 
-    async def _make_room(self, adapters: Adapters, version: str) -> None:
-        others = [name for name in self._loaded if name != version]
+    async def _load(self, version: str, folder: Path) -> None:
+        """Into all replicas. One that is away gets it later: it turns the version away once it is back."""
+        loading = (adapters.load(version, folder) for adapters in self._replicas)
+        failures = [end for end in await asyncio.gather(*loading, return_exceptions=True) if isinstance(end, Exception)]
+        away = [failure for failure in failures if isinstance(failure, UpstreamUnavailable)]
+        for failure in failures:
+            if failure not in away or len(away) == len(self._replicas):
+                raise failure
+            _log.warning("version.not_everywhere", version=version, error=str(failure))
+
+    async def _make_room(self, version: str) -> None:
+        # An engine of ours may serve several of our gateways; the adapters in others' engines are not our business.
+        there = await self._replicas[0].names() if self._role.engine else []
+        others = [name for name in dict.fromkeys((*self._loaded, *there)) if name != version]
         in_use = self.in_use()
         while len(others) >= MOST_LOADED:
             idle = next((name for name in others if name not in in_use), None)
             if idle is None:
                 raise BadVersion(f"{version}: the engine has {MOST_LOADED} versions that runs are working with; wait.")
             others.remove(idle)
-            await adapters.unload(idle)
+            await asyncio.gather(*(adapters.unload(idle) for adapters in self._replicas))
             self._loaded.pop(idle, None)
 
     def _folder(self, version: str) -> Path:

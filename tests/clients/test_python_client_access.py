@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 from rolegate.client import AsyncClient, Client, Connection, GatewayError
+from rolegate.client.requests import Terms, answer_request, stream_request
 
 from router.access import Access, new_key
 from router.accounts import Key
@@ -257,3 +258,9 @@ async def test_when_to_come_back() -> None:
             await client.ask("")
     assert (spent.value.code, spent.value.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXHAUSTED")
     assert (spent.value.retry_after_s, empty.value.retry_after_s) == (12.5, None)
+
+
+def test_fresh_work() -> None:
+    """Is asked for only where somebody wants it."""
+    for request in (answer_request, stream_request):
+        assert [request(QUESTION, terms).fresh for terms in (Terms(), Terms(fresh=True))] == [False, True]

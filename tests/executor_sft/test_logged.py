@@ -14,7 +14,7 @@ from executor_sft.rollouts import Question
 from router.archive import RunFilter
 from router.errors import StoreFailed
 from router.feedback import Feedback
-from router.model import Usage
+from router.model import Completion, Usage
 from router.price import Price
 from router.run import Run
 from router.store.archive import SQLArchive
@@ -46,7 +46,7 @@ async def say(database: Database, run_id: str, **said: Any) -> None:
 
 
 async def selected(database: Database, evaluation: Collection[str] = (), **options: Any) -> Selection:
-    selection, _ = await select(SQLArchive(database), WANTED, evaluation, **{"judge": False, **options})
+    selection, _, _ = await select(SQLArchive(database), WANTED, evaluation, **{"judge": False, **options})
     return selection
 
 
@@ -178,7 +178,7 @@ async def test_what_it_would_take(database: Database) -> None:
         call("a", 3, role="answer", model="fixed", usage=Usage(200, 10)),
     ]
     await put(database, asked("a", "A?", calls=calls))
-    _, logged = await select(SQLArchive(database), WANTED, set(), judge=True)
+    _, logged, _ = await select(SQLArchive(database), WANTED, set(), judge=True)
     price = Price(prompt=1.0, completion=10.0)
     prices = {"delegation": price, "teacher": price, "student": None, "answer": price}
     assert estimate(logged, prices) == [
@@ -187,3 +187,16 @@ async def test_what_it_would_take(database: Database) -> None:
         Share("student", 1000, 100, None),
         Share("answer", 400, 20, 0.0006),
     ]
+
+
+async def test_reports_of_other_runs_would_have_to_be_paid_for(database: Database) -> None:
+    """An executor whose work a run had from another one has no calls there; rolled out again, it has."""
+    said = Completion("<search>Heat</search>", "stop", usage=Usage(300, 30))
+    conversation = msgspec.structs.replace(EXECUTIONS[0].conversation, outputs=(said,))
+    own = msgspec.structs.replace(EXECUTIONS[0], conversation=conversation)
+    used = msgspec.structs.replace(own, sub_query="Who made Ronin?", shared_from=("run-1",))
+    await put(database, asked("a", "A?", result=Trajectory("a", "answered", (own, used), (2,)), calls=[]))
+    _, calls, shared = await select(SQLArchive(database), WANTED, set(), judge=True)
+    assert (calls, shared) == ([], [Usage(300, 30)])
+    student = estimate(calls, dict.fromkeys(("delegation", "teacher", "student", "answer")), shared)[2]
+    assert (student.prompt_tokens, student.completion_tokens) == (300, 30)

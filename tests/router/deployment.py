@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from router.admission import Admission
 from router.answerer import Answerer
 from router.archive import RunFilter, RunPage, RunSummary
 from router.call import Call, RoleName
 from router.conductor import Conductor, Then, ignore_run
 from router.context import RunContext
 from router.delegator import Delegator
-from router.errors import NotFound, StoreFailed
+from router.errors import BadRequest, NotFound, StoreFailed
 from router.events import Event
 from router.executor import Executor, ExecutorLimits
 from router.feedback import Feedback
@@ -83,7 +84,14 @@ class Deployment:
         }
         return {name: role(name, model, self.attempts) for name, model in models.items()}
 
-    def search(self, *, max_rounds: int = 4, max_sub_queries: int = 8, require_evidence: bool = True) -> Search:
+    def search(
+        self,
+        *,
+        max_rounds: int = 4,
+        max_sub_queries: int = 8,
+        require_evidence: bool = True,
+        early_dispatch: bool = True,
+    ) -> Search:
         """The search loop."""
         roles = self.roles()
         return Search(
@@ -92,6 +100,7 @@ class Deployment:
             Answerer(roles["answer"]),
             max_rounds=max_rounds,
             require_evidence=require_evidence,
+            early_dispatch=early_dispatch,
         )
 
     def gateway(
@@ -103,6 +112,7 @@ class Deployment:
         scope: Scope | None = None,
         live: LiveRuns | None = None,
         then: Then = ignore_run,
+        admission: Admission | None = None,
     ) -> Gateway:
         """The gateway."""
         roles, store = self.roles(), store or Kept()
@@ -111,7 +121,7 @@ class Deployment:
             search=self.search(),
             executor=Executor(roles["execution"], self.retriever, ExecutorLimits()),
             roles=roles,
-            conductor=Conductor(store, store, live or LiveRuns(), settings, timeout_s),
+            conductor=Conductor(store, store, live or LiveRuns(), settings, timeout_s, admission=admission),
             max_question_chars=max_question_chars,
             scope=scope,
             then=then,
@@ -175,6 +185,8 @@ class Kept(NoJournal):
             for run in reversed(self.runs)
             if wanted.tenant in (None, run.tenant) and wanted.kind in (None, run.kind)
         ]
+        if not page.isdecimal() and page:
+            raise BadRequest("page_token is none of ours.")
         first = int(page or 0)
         more = first + size < len(summaries)
         return RunPage(tuple(summaries[first : first + size]), str(first + size) if more else "")

@@ -166,6 +166,22 @@ async def test_an_engine_that_has_lost_its_versions() -> None:
     assert await worked(several, run_of("run-2")) == NEW
 
 
+def test_an_engine_that_was_started_anew() -> None:
+    """Gets its versions at once, before any run meets with it."""
+
+    async def main(clock: Clock) -> None:
+        record = Record(Traffic(OLD, NEW, "shadow"))
+        several = executors(record)
+        await several.refresh()
+        async with meanwhile(several.follow()):
+            await clock.settle()
+            several.reload()
+            await clock.settle()
+        assert record.loaded == [OLD, NEW] * 2
+
+    with_clock(main)
+
+
 async def test_a_model_that_the_engine_does_not_have() -> None:
     """The active version steps in, for the sub-query as a whole; the trace and the ledger say who worked."""
     several = executors(Record(Traffic(OLD, NEW, "canary", 1.0)), {NEW: ScriptedModel([MISSING])})

@@ -328,6 +328,16 @@ async def test_garbage(model: OpenAIHTTP, openai_server: OpenAIServer, body: byt
         await model.complete(PROMPT)
 
 
+@pytest.mark.parametrize(
+    "behaviour", [replies(b" " * (65 << 20)), streams(*[b": " + b"x" * (1 << 20) + b"\n\n"] * 65, then=hang_on)]
+)
+async def test_a_reply_without_an_end(model: OpenAIHTTP, openai_server: OpenAIServer, behaviour: Behaviour) -> None:
+    """It is left where no model would have written as much."""
+    openai_server.plays(behaviour)
+    with pytest.raises(UpstreamGarbled, match="a reply of more than 64 MiB"):
+        await streamed(model)
+
+
 ERROR = event({"error": {"message": "engine died", "type": "InternalServerError", "code": 500}})
 HEAD = text_event("a")
 

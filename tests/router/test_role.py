@@ -128,15 +128,15 @@ def test_a_retry_after_of_zero_means_now() -> None:
 
 
 def test_without_retry_after_the_pause_is_short_and_bounded() -> None:
-    """The pauses grow, but never beyond eight seconds."""
+    """The pauses grow, each to twice the last one at most."""
 
     async def main(clock: Clock) -> None:
-        model = ScriptedModel([*[down(None)] * 9, "yes"])
-        asking = asyncio.create_task(role("answer", model, 10).ask(ASKED, (), Ledger()))
-        for attempts in range(1, 10):
+        model = ScriptedModel([*[down(None)] * 4, "yes"])
+        asking = asyncio.create_task(role("answer", model, 5).ask(ASKED, (), Ledger()))
+        for attempts in range(1, 5):
             await clock.settle()
             assert attempts <= len(model.prompts)
-            await clock.advance(8.0)
+            await clock.advance(2.0)
         assert (await asking).text == "yes"
 
     with_clock(main)
@@ -191,13 +191,29 @@ async def test_a_stream_is_booked_at_its_end() -> None:
     assert [(call.outcome, call.usage) for call in ledger.calls] == [("completed", Usage(3, 2))]
 
 
-async def test_a_stream_that_fails_names_its_role() -> None:
-    """A stream has one attempt, because some of it may have been passed on."""
-    ledger = Ledger()
+async def test_a_stream_is_tried_again_before_its_first_token() -> None:
+    """Nothing of it has been passed on by then. Where all attempts fail, the error names the role."""
+    ledger, model = Ledger(), ScriptedModel([down(), "yes", down(), down()])
+    assert [delta.text async for delta in role("answer", model, 2).stream(ASKED, (), ledger)] == ["yes", ""]
     with pytest.raises(UpstreamUnavailable, match=r"^answer at e"):
-        async for _ in role("answer", ScriptedModel([down(), "yes"]), 3).stream(ASKED, (), ledger):
+        async for _ in role("answer", model, 2).stream(ASKED, (), ledger):
             pass
-    assert [call.outcome for call in ledger.calls] == ["unavailable"]
+    assert [call.outcome for call in ledger.calls] == ["unavailable", "completed", "unavailable", "unavailable"]
+
+
+async def test_a_stream_that_is_cut_is_not_tried_again(
+    session: aiohttp.ClientSession, openai_server: OpenAIServer
+) -> None:
+    """What came before has been passed on."""
+    openai_server.plays(streams(text_event("a")), says("a b"))
+    ledger, heard = Ledger(), list[str]()
+    with pytest.raises(UpstreamUnavailable, match=r"^answer at .* cut before its end$"):
+        async for delta in role("answer", OpenAIHTTP(session, openai_server.base_url, MODEL), 3).stream(
+            ASKED, (), ledger
+        ):
+            heard.append(delta.text)
+    await ledger.close(10)
+    assert (heard, [call.outcome for call in ledger.calls]) == (["a"], ["unavailable"])
 
 
 async def test_a_stream_that_the_reader_leaves(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:

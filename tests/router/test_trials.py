@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -39,12 +40,13 @@ from router.store.usages import SQLUsages
 from router.store.version_book import SQLVersionBook
 from router.tenant import Tenant
 from router.terms import Terms
+from router.trajectory import Trajectory
 from router.trial import Judgement, Pair, Side
 from router.trials import Trials
 from router.usage_report import UsageQuery
 from router.versions import Versions
 from tests.router.clock import ended
-from tests.router.deployment import PASSAGE, STOP, HeldModel, block, report, role
+from tests.router.deployment import PASSAGE, STOP, HeldModel, block, lasting, report, role
 
 BASE, NEW = "base", "executor-000001"
 QUESTION, SUB_QUERY = "Was the director of Heat born before 1950?", "Who directed Heat?"
@@ -282,7 +284,7 @@ async def test_feedback_on_a_run_that_was_not_tried(tmp_path: Path) -> None:
 
 async def test_what_is_not_tried(tmp_path: Path) -> None:
     """Reports on sub-queries, completions, questions that are out of scope, answers of earlier runs, runs that the
-    client's budget cut short, and runs of a tenant whose texts are not kept."""
+    client's budget cut short, runs of a tenant whose texts are not kept, and runs with another run's reports."""
     models = Models()
     async with deployed(tmp_path, models, working=False) as here:
         await SQLAccounts(here.database).set_tenant(Tenant("private", redact=True))
@@ -296,6 +298,10 @@ async def test_what_is_not_tried(tmp_path: Path) -> None:
         assert cut.result.outcome == "budget_exhausted"  # type: ignore[union-attr]
         first = await here.ask(request_id="mine")
         assert await here.ask(request_id="mine") == first
+        assert isinstance(first.result, Trajectory)
+        shared = [msgspec.structs.replace(each, shared_from=("run-0",)) for each in first.result.executions]
+        used = msgspec.structs.replace(first.result, executions=tuple(shared))
+        here.trials.consider(msgspec.structs.replace(first, id="run-1", result=used))
         async with meanwhile(here.trials.work()):
             await here.next_review()
             await here.next_review()
@@ -338,7 +344,7 @@ class DownOnce(FixedRetriever):
         return found
 
 
-@pytest.mark.parametrize("who", ["delegator", "answerer", "executor", "retriever", "quota"])
+@pytest.mark.parametrize("who", ["delegator", "answerer", "executor", "breaker", "retriever", "quota"])
 async def test_a_trial_that_others_spoil_is_none(tmp_path: Path, who: str) -> None:
     """What a version cannot help speaks neither for nor against it: a few such trials would decide on it."""
     models = Models()
@@ -350,6 +356,9 @@ async def test_a_trial_that_others_spoil_is_none(tmp_path: Path, who: str) -> No
                 setattr(models, who, ScriptedModel(down, who))
             case "executor":
                 models.executors[NEW] = ScriptedModel(down, NEW)
+            case "breaker":
+                for _ in range(3):
+                    here.executors.of(NEW).role(lasting()).endpoint.breaker.open()
             case "retriever":
                 models.retriever = DownOnce({})
             case _:

@@ -6,19 +6,37 @@ import grpc
 import msgspec
 import pytest
 from rolegate.v1 import completion_service_pb2 as pb
+from rolegate.v1 import execution_service_pb2 as execution_pb
 from rolegate.v1 import executor_version_service_pb2 as versions_pb
+from rolegate.v1 import run_service_pb2 as run_pb
 from rolegate.v1 import usage_pb2
+from rolegate.v1 import usage_service_pb2 as usage_service_pb
 from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
+from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 from rolegate.v1.executor_version_service_pb2_grpc import ExecutorVersionServiceStub
+from rolegate.v1.run_service_pb2_grpc import RunServiceStub
+from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
+from router.edge.server import Server
 from router.errors import BadConfig
 from router.executor_version import ExecutorVersion
+from router.retrieval import FixedRetriever
 from router.store.database import Database
 from router.store.version_book import SQLVersionBook
 from router.version_book import Decision
 from serving.composition import running_gateway
-from serving.config import Config, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig, VersionsConfig
-from tests.router.openai_server import MODEL, serving
+from serving.config import (
+    Config,
+    RetrievalConfig,
+    ReuseConfig,
+    RoleConfig,
+    RolesConfig,
+    ServerConfig,
+    VersionsConfig,
+)
+from serving.retrieval.grpc_service import RetrievalServicer
+from tests.router.deployment import PASSAGE, report
+from tests.router.openai_server import MODEL, fails, says, serving
 
 
 def ignored(_step: str) -> None:
@@ -49,6 +67,44 @@ async def test_a_role_s_keys_reach_its_calls(tmp_path: Path) -> None:
     assert (sent["top_k"], sent["chat_template_kwargs"]) == (5, {"enable_thinking": False})
     assert [message["role"] for message in unchanged["messages"]] == ["system", "user"]
     assert not {"top_k", "chat_template_kwargs"} & unchanged.keys()
+
+
+async def test_replicas_and_fallbacks(tmp_path: Path) -> None:
+    """Where one endpoint is dead and its replica overloaded, the backbone answers, at its own length; the ledger's rows
+    name them, and each is reconciled by itself.
+    """
+    (tmp_path / "prompt.txt").write_text("Answer.\n", "utf-8")
+    async with serving() as dead:
+        """Its port is free again."""
+    async with serving() as busy, serving() as backbone:
+        busy.plays(fails(503, "loading", "60"))
+        backbone.plays(says("from the backbone"))
+        role = RoleConfig(model=MODEL, prompt=f"{tmp_path}/prompt.txt", base_url=backbone.base_url)
+        executor = msgspec.structs.replace(
+            role, base_url=dead.base_url, replicas=(busy.base_url,), fallbacks=("delegation",), attempts=2, max_tokens=7
+        )
+        config = Config(
+            roles=RolesConfig(delegation=role, execution=executor, answer=role),
+            retrieval=RetrievalConfig(address="127.0.0.1:9"),
+            server=ServerConfig(store=f"sqlite:///{tmp_path}/runs.db"),
+        )
+        async with (
+            running_gateway(config, "127.0.0.1:0", ignored) as address,
+            grpc.aio.insecure_channel(address) as channel,
+        ):
+            asked = pb.CompleteRequest(
+                role=usage_pb2.ROLE_EXECUTION, messages=[pb.ChatMessage(role="user", content="hi")]
+            )
+            reply = await CompletionServiceStub(channel).Complete(asked, timeout=30)
+            stub = UsageServiceStub(channel)
+            found = await stub.ReconcileUsage(usage_service_pb.ReconcileUsageRequest(), timeout=30)
+            run = await RunServiceStub(channel).GetRun(run_pb.GetRunRequest(run_id=reply.run_id), timeout=30)
+    assert reply.text == "from the backbone"
+    assert [body["max_tokens"] for body in backbone.bodies] == [role.max_tokens]
+    assert [call.purpose for call in run.calls] == ["first", "retry", "fallback"]
+    assert {call.deployment for call in run.calls[:2]} == {dead.base_url, busy.base_url}
+    assert run.calls[2].deployment == backbone.base_url
+    assert {each.deployment for each in found.reconciliations} == {server.base_url for server in (dead, busy, backbone)}
 
 
 def versioned(tmp_path: Path, base_url: str, **versions: object) -> Config:
@@ -107,3 +163,44 @@ async def test_the_model_that_the_config_names_is_on_record(tmp_path: Path) -> N
             request = versions_pb.ListExecutorVersionsRequest()
             (version,) = (await ExecutorVersionServiceStub(channel).ListExecutorVersions(request, timeout=30)).versions
     assert (version.version, version.state) == (MODEL, versions_pb.EXECUTOR_VERSION_STATE_ACTIVE)
+
+
+@pytest.mark.parametrize(
+    ("execution", "reuse", "calls"),
+    [
+        ({}, ReuseConfig(), 4),
+        ({}, ReuseConfig(enabled=False), 6),
+        ({}, ReuseConfig(most=0), 6),
+        ({"temperature": 0.7}, ReuseConfig(), 6),
+        ({"temperature": 0.7, "seed": 1}, ReuseConfig(), 4),
+    ],
+)
+async def test_a_sub_query_asked_again(
+    tmp_path: Path, execution: dict[str, float], reuse: ReuseConfig, calls: int
+) -> None:
+    """Its report is there already, unless that is switched off, or the executor may say something else each time. Of a
+    retrieval server, the index is known from its first answer on.
+    """
+    retrieval = Server(None, RetrievalServicer(FixedRetriever({"Heat": [PASSAGE]}), index_id=lambda: "an index"))
+    port = await retrieval.start("127.0.0.1:0")
+    async with serving() as server:
+        server.plays(*[says(text) for text in ("<search>Heat</search>", report("Mann", "Heat is by Mann.")) * 3])
+        config = versioned(tmp_path, server.base_url)
+        roles = msgspec.structs.replace(
+            config.roles, execution=msgspec.structs.replace(config.roles.execution, **execution)
+        )
+        address = RetrievalConfig(address=f"127.0.0.1:{port}")
+        config = msgspec.structs.replace(config, roles=roles, reuse=reuse, retrieval=address)
+        async with (
+            running_gateway(config, "127.0.0.1:0", ignored) as bound,
+            grpc.aio.insecure_channel(bound) as channel,
+        ):
+            stub = ExecutionServiceStub(channel)
+            _, second, third = [
+                await stub.Execute(execution_pb.ExecuteRequest(sub_query="Who directed Heat?"), timeout=30)
+                for _ in range(3)
+            ]
+    await retrieval.drain(0)
+    assert second.result.answer == third.result.answer == "Mann"
+    assert list(third.result.shared_from) == ([second.run_id] if calls == 4 else [])
+    assert len(server.bodies) == calls

@@ -266,6 +266,40 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         ),
         ("[retrieval]", "[search]\ntop_k = 0\n[retrieval]", "search.top_k: must be at least 1."),
         (
+            "[retrieval]",
+            "[search]\nmax_report_chars = 99\n[retrieval]",
+            "search.max_report_chars: must be at least 100.",
+        ),
+        ("[retrieval]", "[reuse]\nkeep_s = -1\n[retrieval]", "reuse.keep_s: must be 0 to 86400 seconds."),
+        ("[retrieval]", "[reuse]\nmost = -1\n[retrieval]", "reuse.most: must be 0 or more; 0 keeps none."),
+        (
+            "[retrieval]",
+            "[retrieval.batching]\nwait_ms = -1\n[retrieval]",
+            "retrieval.batching.wait_ms: must be 0 to 1000.",
+        ),
+        (
+            "[retrieval]",
+            "[retrieval.batching]\nmost = 0\n[retrieval]",
+            "retrieval.batching.most: must be at least 1, which searches for each query alone.",
+        ),
+        (
+            "[retrieval]",
+            "[retrieval.batching]\ncache = -1\n[retrieval]",
+            "retrieval.batching.cache: must be 0 or more; 0 keeps none.",
+        ),
+        ("[retrieval]", "[admission]\nmax_runs = 0\n[retrieval]", "admission.max_runs: must be at least 1."),
+        (
+            "[retrieval]",
+            "[admission]\nmax_runs_per_tenant = 0\n[retrieval]",
+            "admission.max_runs_per_tenant: must be at least 1.",
+        ),
+        (
+            "[retrieval]",
+            "[admission]\nqueue = -1\n[retrieval]",
+            "admission.queue: must be 0 or more; 0 turns away at once.",
+        ),
+        ("[retrieval]", "[admission]\nqueue_s = 3601\n[retrieval]", "admission.queue_s: must be 0 to 3600 seconds."),
+        (
             'model = "m"',
             "model = ' '",
             "roles.delegation.model: is empty; write the name under which the endpoint serves it.",
@@ -298,6 +332,43 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         ),
         ('model = "m"', 'model = "m"\nmax_tokens = 0', "roles.delegation.max_tokens: must be at least 1."),
         ('model = "m"', 'model = "m"\nattempts = -1', "roles.delegation.attempts: must be at least 1."),
+        ('model = "m"', 'model = "m"\nmax_in_flight = 0', "roles.delegation.max_in_flight: must be at least 1."),
+        ('model = "m"', 'model = "m"\ncall_timeout_s = 0', "roles.delegation.call_timeout_s: must be more than 0."),
+        (
+            'model = "m"',
+            'model = "m"\nhedge_percentile = 100',
+            "roles.delegation.hedge_percentile: must be 50 or more and less than 100, such as 95.",
+        ),
+        (
+            'model = "m"',
+            'model = "m"\nfallbacks = ["delegation"]',
+            "roles.delegation.fallbacks: names the role itself.",
+        ),
+        (
+            "[roles.execution]",
+            '[roles.execution]\nreplicas = ["http://127.0.0.1:1/v1/"]',
+            "roles.execution.replicas: names an address twice.",
+        ),
+        (
+            "[retrieval]",
+            "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\nreplicas = ['http://b/v1']\n[retrieval]",
+            "distillation.teacher.replicas: needs engine or base_url; LiteLLM's models have no replicas here.",
+        ),
+        (
+            "[retrieval]",
+            "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\nfallbacks = ['answer']\n[retrieval]",
+            "distillation.teacher.fallbacks: only the roles of the search have any.",
+        ),
+        (
+            "[roles.execution]",
+            '[roles.execution]\nfallbacks = ["judge"]',
+            "roles.execution.fallbacks[0]: Invalid enum value 'judge'",
+        ),
+        (
+            "[roles.execution]",
+            '[roles.execution]\nreplicas = ["ftp://u:open-sesame@b:1"]',
+            "roles.execution.replicas: 'ftp://b:1' is not an address such as http://127.0.0.1:8000/v1.",
+        ),
         (
             "http://127.0.0.1:1/v1",
             "ftp://me:open-sesame@127.0.0.1:1/v1",

@@ -35,6 +35,8 @@ from router.edge.run_service import RunServicer
 from router.edge.server import Server
 from router.edge.usage_service import UsageServicer
 from router.executor import Executor, ExecutorLimits
+from router.executor_version import Traffic
+from router.executors import Executors
 from router.gateway import Gateway
 from router.identity import SCOPES
 from router.live_runs import LiveRuns
@@ -44,6 +46,7 @@ from router.reconciliation import Reconciler
 from router.run import RoleSetting
 from router.runs import Runs
 from router.scripted_model import ScriptedModel
+from router.shared_executor import SharedExecutor
 from router.store.accounts import SQLAccounts
 from router.store.archive import SQLArchive
 from router.store.database import Database
@@ -54,6 +57,8 @@ from router.store.usages import SQLUsages
 from router.store.version_book import SQLVersionBook
 from router.tenant import Tenant
 from router.versions import Versions
+from serving.composition import new_search
+from serving.config import SearchConfig
 from serving.retrieval.grpc_service import RetrievalServicer
 from tests.router.clock import ended
 from tests.router.deployment import PASSAGE, STOP, Deployment, block, finds
@@ -83,6 +88,11 @@ class NoCounts:
 
     async def read(self, base_url: str) -> Any:
         raise NotImplementedError
+
+
+async def _traffic() -> Traffic:
+    """Nobody reads it."""
+    raise NotImplementedError
 
 
 async def _load(name: str) -> str:
@@ -136,9 +146,11 @@ async def _opened(stack: AsyncExitStack, folder: Path) -> World:
     )
     roles = deployment.roles()
     settings = {name: RoleSetting(role.model.name, "0" * 64) for name, role in roles.items()}
+    one = Executor(roles["execution"], retriever, ExecutorLimits())
+    executor = SharedExecutor(Executors(lambda _version: one, "", _traffic, _load), lambda: "the index")
     gateway = Gateway(
-        search=deployment.search(),
-        executor=Executor(roles["execution"], retriever, ExecutorLimits()),
+        search=new_search(SearchConfig(), roles, executor),
+        executor=executor,
         roles=roles,
         conductor=Conductor(journal, archive, live, settings, 60.0),
     )
@@ -445,6 +457,30 @@ async def test_the_same_sub_query_is_worked_on_for_each(world: World) -> None:
     usage = usage_pb.GetUsageRequest(group_by=[usage_pb.USAGE_DIMENSION_TENANT])
     seen = await UsageServiceStub(world.channel).GetUsage(usage, metadata=world.other.metadata)
     assert [(row.tenant, row.usage.attempts) for row in seen.rows] == [("second", 2)]
+
+
+async def test_what_one_has_found_is_ones_own_to_use_again(world: World) -> None:
+    """The first tenant pays nothing the second time, unless it wants fresh work; another one pays for all of it, and
+    hears of no other run.
+    """
+    spent = []
+    for caller, fresh in ((world.owner, False), (world.owner, False), (world.owner, True), (world.other, False)):
+        request = execution_pb.ExecuteRequest(sub_query="Who directed Ronin?", fresh=fresh)
+        response = await ExecutionServiceStub(world.channel).Execute(request, metadata=caller.metadata)
+        spent.append((sum(row.attempts for row in response.usage), len(response.result.shared_from)))
+    assert spent == [(2, 0), (0, 1), (2, 0), (2, 0)]
+
+
+async def test_nobody_waits_for_another_tenant(world: World) -> None:
+    """A sub-query that the first tenant's run is held up with is searched for at once by the other's."""
+    world.retriever.asked.clear()
+    request = execution_pb.ExecuteRequest(sub_query=WAITING)
+    execution: Any = ExecutionServiceStub(world.channel).Execute(request, metadata=world.other.metadata)
+    await ended(world.retriever.asked.wait())
+    world.retriever.let.set()
+    response = await ended(execution)
+    assert sum(row.attempts for row in response.usage) == 2
+    assert not response.result.shared_from
 
 
 async def test_training_data_is_ones_own(world: World) -> None:

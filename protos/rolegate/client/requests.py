@@ -38,6 +38,8 @@ class Terms(TypedDict, total=False):
     max_total_tokens: int
     """Prompt and completion tokens of all models together."""
     max_cost_usd: float
+    fresh: bool
+    """Have every sub-query worked on anew, instead of using what other runs have found."""
 
 
 class Opinion(TypedDict, total=False):
@@ -91,12 +93,17 @@ class Sums(TypedDict, total=False):
 def answer_request(question: str, terms: Terms) -> AnswerRequest:
     """A question; it has a name in any case, so that it can be asked again and spends nothing twice."""
     request_id = terms.get("request_id") or str(uuid.uuid4())
-    return AnswerRequest(question=question, request_id=request_id, budget=_budget(terms))
+    return AnswerRequest(
+        question=question, request_id=request_id, budget=_budget(terms), fresh=terms.get("fresh", False)
+    )
 
 
 def stream_request(question: str, terms: Terms) -> StreamAnswerRequest:
     """A question whose progress is to be told."""
-    return StreamAnswerRequest(question=question, request_id=terms.get("request_id", ""), budget=_budget(terms))
+    request_id = terms.get("request_id", "")
+    return StreamAnswerRequest(
+        question=question, request_id=request_id, budget=_budget(terms), fresh=terms.get("fresh", False)
+    )
 
 
 def feedback_request(run_id: str, opinion: Opinion) -> SubmitFeedbackRequest:

@@ -33,14 +33,16 @@ ANSWER_OUTCOME_NOT_FOUND: AnswerOutcome
 ANSWER_OUTCOME_BUDGET_EXHAUSTED: AnswerOutcome
 
 class AnswerRequest(_message.Message):
-    __slots__ = ("question", "request_id", "budget")
+    __slots__ = ("question", "request_id", "budget", "fresh")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
     question: str
     request_id: str
     budget: _budget_pb2.Budget
-    def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ...) -> None: ...
+    fresh: bool
+    def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., fresh: _Optional[bool] = ...) -> None: ...
 
 class AnswerResponse(_message.Message):
     __slots__ = ("run_id", "answer", "outcome", "results", "usage", "duration", "citations")
@@ -61,14 +63,16 @@ class AnswerResponse(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., answer: _Optional[str] = ..., outcome: _Optional[_Union[AnswerOutcome, str]] = ..., results: _Optional[_Iterable[_Union[_evidence_pb2.SubQueryResult, _Mapping]]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., citations: _Optional[_Iterable[_Union[_evidence_pb2.Citation, _Mapping]]] = ...) -> None: ...
 
 class StreamAnswerRequest(_message.Message):
-    __slots__ = ("question", "request_id", "budget")
+    __slots__ = ("question", "request_id", "budget", "fresh")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
     question: str
     request_id: str
     budget: _budget_pb2.Budget
-    def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ...) -> None: ...
+    fresh: bool
+    def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., fresh: _Optional[bool] = ...) -> None: ...
 
 class StreamAnswerResponse(_message.Message):
     __slots__ = ("event_number", "round_started", "sub_query_dispatched", "search_done", "reported", "answer_written", "usage_counted", "done", "run_started")

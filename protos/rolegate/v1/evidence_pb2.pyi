@@ -63,15 +63,17 @@ class EvidencePoint(_message.Message):
     def __init__(self, text: _Optional[str] = ..., citations: _Optional[_Iterable[_Union[Citation, _Mapping]]] = ...) -> None: ...
 
 class SubQueryResult(_message.Message):
-    __slots__ = ("sub_query", "answer", "evidence", "outcome", "search_queries")
+    __slots__ = ("sub_query", "answer", "evidence", "outcome", "search_queries", "shared_from")
     SUB_QUERY_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     SEARCH_QUERIES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FROM_FIELD_NUMBER: _ClassVar[int]
     sub_query: str
     answer: str
     evidence: _containers.RepeatedCompositeFieldContainer[EvidencePoint]
     outcome: ExecutionOutcome
     search_queries: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, sub_query: _Optional[str] = ..., answer: _Optional[str] = ..., evidence: _Optional[_Iterable[_Union[EvidencePoint, _Mapping]]] = ..., outcome: _Optional[_Union[ExecutionOutcome, str]] = ..., search_queries: _Optional[_Iterable[str]] = ...) -> None: ...
+    shared_from: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, sub_query: _Optional[str] = ..., answer: _Optional[str] = ..., evidence: _Optional[_Iterable[_Union[EvidencePoint, _Mapping]]] = ..., outcome: _Optional[_Union[ExecutionOutcome, str]] = ..., search_queries: _Optional[_Iterable[str]] = ..., shared_from: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -16,10 +16,12 @@ class SearchRequest(_message.Message):
     def __init__(self, queries: _Optional[_Iterable[str]] = ..., top_k: _Optional[int] = ...) -> None: ...
 
 class SearchResponse(_message.Message):
-    __slots__ = ("results",)
+    __slots__ = ("results", "index_id")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_ID_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[QueryPassages]
-    def __init__(self, results: _Optional[_Iterable[_Union[QueryPassages, _Mapping]]] = ...) -> None: ...
+    index_id: str
+    def __init__(self, results: _Optional[_Iterable[_Union[QueryPassages, _Mapping]]] = ..., index_id: _Optional[str] = ...) -> None: ...
 
 class QueryPassages(_message.Message):
     __slots__ = ("passages",)

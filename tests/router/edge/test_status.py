@@ -17,6 +17,7 @@ from router.errors import (
     BadRequest,
     BadVersion,
     OutOfTime,
+    Overloaded,
     QuotaExhausted,
     RolegateError,
     StoreFailed,
@@ -30,7 +31,10 @@ from router.scripted_model import ScriptedModel
 from tests.router.deployment import Deployment, Kept
 from tests.router.edge.wire import info_of, served
 
-NEEDS: dict[type[RolegateError], dict[str, Any]] = {QuotaExhausted: {"retry_after_s": 1.5}}
+NEEDS: dict[type[RolegateError], dict[str, Any]] = {
+    QuotaExhausted: {"retry_after_s": 1.5},
+    Overloaded: {"retry_after_s": 1.5},
+}
 """What some errors are made with."""
 
 

@@ -56,3 +56,11 @@ def test_importing_loads_nothing_heavy() -> None:
     )
 
     assert done.stdout.strip() == b"[]"
+
+
+def test_a_query_has_the_same_vector_in_any_company(embedder: MiniLM) -> None:
+    """To the last bit, though it is padded to the longest of its batch."""
+    queries = ["Who?", "Who makes honey?", "Which river runs past the museum of the king of the bees?", "red " * 40]
+    together = embedder.embed(queries, queries=True)
+    for query, vector in zip(queries, together, strict=True):
+        assert np.array_equal(embedder.embed([query], queries=True)[0], vector)

@@ -58,10 +58,13 @@ async def test_passages_come_back_unchanged() -> None:
 
 
 async def test_a_real_index_answers(index: Index, embedder: MiniLM) -> None:
-    """The service over an index finds by meaning, also for many callers at once."""
+    """The service over an index finds by meaning, also for many callers at once, and tells which index it is."""
     searcher = IndexSearcher(index, embedder)
-    async with served(RetrievalServicer(searcher)) as address, remote(address) as retriever:
+    servicer = RetrievalServicer(searcher, index_id=lambda: searcher.index_id)
+    async with served(servicer) as address, remote(address) as retriever:
+        assert retriever.index_id is None
         found = await asyncio.gather(*[retriever.search(["the red planet", "honey"], 1) for _ in range(8)])
+        assert retriever.index_id == index.manifest.corpus_sha256
     await searcher.close()
 
     assert [[passages[0].id for passages in results] for results in found] == [["mars", "bee"]] * 8
@@ -158,6 +161,31 @@ async def test_a_slow_server_is_unavailable() -> None:
     async with served(RetrievalServicer(StuckRetriever())) as address, remote(address, timeout_s=0.2) as retriever:
         with pytest.raises(UpstreamUnavailable, match="DEADLINE_EXCEEDED"):
             await retriever.search(["known"], 3)
+
+
+class FailingRetriever:
+    """Is not available so many times, and then answers."""
+
+    def __init__(self, times: int) -> None:
+        self.left, self.asked = times, 0
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        self.asked += 1
+        self.left -= 1
+        if self.left >= 0:
+            raise UpstreamUnavailable("the index is being read", endpoint="here")
+        return [[] for _ in queries]
+
+
+async def test_a_server_that_is_not_available_is_asked_again() -> None:
+    """A moment's failure is not seen; one that goes on is, after three attempts."""
+    passing, lasting = FailingRetriever(2), FailingRetriever(99)
+    async with served(RetrievalServicer(passing)) as address, remote(address) as retriever:
+        assert await retriever.search(["known"], 3) == [[]]
+    async with served(RetrievalServicer(lasting)) as address, remote(address) as retriever:
+        with pytest.raises(UpstreamUnavailable, match="UNAVAILABLE"):
+            await retriever.search(["known"], 3)
+    assert (passing.asked, lasting.asked) == (3, 3)
 
 
 def test_every_status_has_its_error() -> None:

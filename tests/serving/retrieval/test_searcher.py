@@ -1,13 +1,19 @@
 import asyncio
+import random
 import threading
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from router.errors import UpstreamRefused, UpstreamUnavailable
+from serving.retrieval.build import build_index
 from serving.retrieval.embedder import MiniLM, Vectors
 from serving.retrieval.index import Index
 from serving.retrieval.searcher import IndexSearcher
+from tests.serving.retrieval.conftest import WriteCorpus
+
+WORDS = "whale bee planet river king museum novel honey cat red city bridge born film station wrote".split()
 
 
 class GatedEmbedder:
@@ -42,6 +48,20 @@ class GatedEmbedder:
 @pytest.fixture
 def gated(embedder: MiniLM) -> GatedEmbedder:
     return GatedEmbedder(embedder)
+
+
+@pytest.fixture
+def crowd(write_corpus: WriteCorpus, tmp_path: Path, embedder: MiniLM) -> Index:
+    """An index of 120 passages, many of them alike."""
+    rows = [{"id": str(row), "title": WORDS[row % 10], "text": sentence(row, 4 + row % 20)} for row in range(120)]
+    build_index([write_corpus(rows)], tmp_path / "crowd", embedder)
+    return Index.open(tmp_path / "crowd", embedder)
+
+
+def sentence(seed: int, length: int) -> str:
+    """So many words; the same ones every time."""
+    rng = random.Random(seed)
+    return " ".join(rng.choice(WORDS) for _ in range(length))
 
 
 @pytest.fixture
@@ -134,3 +154,74 @@ async def test_no_queries_find_nothing(searcher: IndexSearcher, gated: GatedEmbe
     """An empty batch does not reach the embedder."""
     assert await searcher.search([], 3) == []
     assert gated.batches == []
+
+
+async def test_a_query_finds_the_same_in_any_company(crowd: Index, embedder: MiniLM) -> None:
+    """The same passages in the same order with the same scores, whatever else is in its batch."""
+    queries = [sentence(1000 + number, 1 + number % 25) for number in range(48)]
+    searcher = IndexSearcher(crowd, embedder, cache=0)
+    together = await searcher.search(queries, 5)
+    for query, passages in zip(queries, together, strict=True):
+        assert (await searcher.search([query], 5)) == [passages]
+    await searcher.close()
+
+
+async def test_each_caller_gets_as_many_as_it_wants(crowd: Index, gated: GatedEmbedder) -> None:
+    """As if nobody else had asked for more, or for fewer."""
+    searcher = IndexSearcher(crowd, gated, cache=0)
+    first = await busy(searcher, gated)
+    few, many = [asyncio.create_task(found(searcher, ["a whale"], top_k)) for top_k in (1, 40)]
+    await started(few, many)
+    gated.gate.set()
+    await first
+    assert [await few, await many] == [await found(searcher, ["a whale"], top_k) for top_k in (1, 40)]
+    assert gated.batches[1] == ["a whale"]
+    await searcher.close()
+
+
+async def test_what_was_asked_before_is_not_embedded_again(searcher: IndexSearcher, gated: GatedEmbedder) -> None:
+    """However it is spaced; until the index is swapped."""
+    gated.gate.set()
+    first = await searcher.search(["Who makes honey?", "Which pet hunts mice?"], 1)
+    assert await searcher.search(["  Which pet\nhunts mice? ", "Who makes honey?"], 1) == first[::-1]
+    assert len(gated.batches) == 1
+    await searcher.search(["Who makes honey?"], 2)
+    assert len(gated.batches) == 2
+
+
+async def test_a_swapped_index_is_asked_anew(searcher: IndexSearcher, gated: GatedEmbedder, crowd: Index) -> None:
+    """Also by whoever asked the one before while it was swapped."""
+    first = await busy(searcher, gated)
+    before = searcher.index_id
+    searcher.swap(crowd)
+    gated.gate.set()
+    assert await first == [["mars"]]
+    assert await found(searcher, ["the red planet"], 1) != [["mars"]]
+    assert searcher.index_id != before
+
+
+async def test_no_more_than_so_many_share_a_batch(index: Index, gated: GatedEmbedder) -> None:
+    """The others form the next one."""
+    searcher = IndexSearcher(index, gated, most=2, wait_s=0.0)
+    first = await busy(searcher, gated)
+    others = [asyncio.create_task(found(searcher, [word], 1)) for word in WORDS[:5]]
+    await started(*others)
+    gated.gate.set()
+    await asyncio.gather(first, *others)
+    assert [len(batch) for batch in gated.batches] == [1, 2, 2, 1]
+    await searcher.close()
+
+
+async def test_after_a_shared_batch_its_callers_are_waited_for(index: Index, gated: GatedEmbedder) -> None:
+    """As many queries as it had; who asks after a batch of one is served at once."""
+    searcher = IndexSearcher(index, gated, wait_s=600.0)
+    first = await busy(searcher, gated)
+    pair = [asyncio.create_task(found(searcher, [word], 1)) for word in WORDS[:2]]
+    await started(*pair)
+    gated.gate.set()
+    await asyncio.gather(first, *pair)
+    early = asyncio.create_task(found(searcher, ["early"], 1))
+    await started(early)
+    await asyncio.gather(early, found(searcher, ["late"], 1))
+    assert gated.batches[2:] == [["early", "late"]]
+    await searcher.close()

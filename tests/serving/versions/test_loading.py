@@ -9,7 +9,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from router.errors import BadConfig, BadVersion
+from router.errors import BadConfig, BadVersion, UpstreamUnavailable
 from serving.config import Config, EngineConfig, RetrievalConfig, RoleConfig, RolesConfig, VersionsConfig
 from serving.versions.folder import base_sha256, write_version
 from serving.versions.loading import MOST_LOADED, Loading
@@ -103,6 +103,24 @@ async def test_an_engine_of_others_loads_too(
     assert set(server.keys) == {"Bearer secret"}
 
 
+async def test_every_replica_loads_it(
+    tmp_path: Path, model: Path, server: AdapterServer, session: aiohttp.ClientSession
+) -> None:
+    """One that is away does without for now; only where none can be reached is that an error."""
+    published(tmp_path, model, base_sha256="0" * 64)
+    async with adapter_server() as other:
+        role = msgspec.structs.replace(ROLE, base_url=server.base_url, replicas=(other.base_url, "http://127.0.0.1:9"))
+        loading = Loading(config(tmp_path, role), {}, session)
+        await loading.load("executor-000001")
+        assert list(server.adapters) == list(other.adapters) == ["executor-000001"]
+        server.adapters.clear()
+        await loading.load("executor-000001")
+        assert list(server.adapters) == ["executor-000001"]
+    away = msgspec.structs.replace(ROLE, base_url="http://127.0.0.1:9")
+    with pytest.raises(UpstreamUnavailable):
+        await Loading(config(tmp_path, away), {}, session).load("executor-000001")
+
+
 @pytest.mark.parametrize(
     "case",
     [
@@ -154,6 +172,18 @@ async def test_the_engine_forgets_what_is_not_in_use(
     assert set(server.adapters) == {*names} - {names[2]}
     await loading.load(names[2])
     assert set(server.adapters) == {*names} - {names[3]}
+
+
+async def test_what_another_gateway_has_loaded_counts(
+    on_engine: Opened, server: AdapterServer, tmp_path: Path, model: Path
+) -> None:
+    """The engine's places are for all; what is not known here to be in use goes first of all that is."""
+    one, other = on_engine(), on_engine()
+    names = [published(tmp_path, model).name for _ in range(MOST_LOADED + 2)]
+    for number, name in enumerate(names):
+        await (one, other)[number % 2].load(name)
+        assert len(server.adapters) <= MOST_LOADED
+    assert names[-1] in server.adapters
 
 
 async def test_an_engine_whose_versions_are_all_in_use(

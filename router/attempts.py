@@ -1,0 +1,203 @@
+"""The attempts of one call: where each goes, how long it may take, and its row in the ledger."""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from router.amount import NOTHING, Amount
+from router.call import Purpose
+from router.errors import BudgetExhausted, UpstreamError
+from router.hedge import hedged
+from router.ledger import Attempt, Caller, Ledger
+from router.model import Completion, Delta, Model, Prompt
+from router.patience import Patience
+from router.replicas import Replica, chosen, eject_outliers
+from router.retries import with_retries
+from router.role_traffic import RoleTraffic
+
+_BYTES_PER_TOKEN = 4
+"""In most text; good enough to compare replicas."""
+_PROBE_S = 5.0
+"""How long the first token of a probe may take, where there are other replicas."""
+Listen = Callable[[], Callable[[str], None]]
+"""For each attempt anew, what gets each piece of its text."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A stream that has come to its first token."""
+
+    attempt: Attempt
+    head: list[Delta]
+    """What has come by now; `attempt` knows of it."""
+    rest: AsyncIterator[Delta]
+    leaving: AsyncExitStack
+    """Ends the attempt."""
+
+
+@dataclass(slots=True)
+class Attempts:
+    """Makes them, for one prompt."""
+
+    prompt: Prompt
+    ledger: Ledger
+    caller: Caller
+    """With the deployment of the first replica."""
+    purpose: Purpose
+    """Of the first attempt."""
+    replicas: tuple[Replica, ...]
+    patience: Patience
+    traffic: RoleTraffic
+    worst: Callable[[int], Amount]
+    """What an attempt may cost at most, by the tokens of its prompt."""
+    until: float
+    """When the call is due, in the event loop's time."""
+    listen: Listen | None = None
+    """Who hears the text of a streamed attempt."""
+    streams: bool = True
+    most: int = 3
+    """Attempts, hedges not counted."""
+
+    _made: int = field(default=0, init=False)
+    _failed: set[str] = field(default_factory=set, init=False)
+    """Deployments that did not do their part."""
+    _trying: set[str] = field(default_factory=set, init=False)
+    _first: Completion | None = field(default=None, init=False)
+    """The first output that was whole."""
+
+    async def completion(self) -> Completion:
+        """The whole output, from whichever attempt comes to it. Raises `UpstreamError` and `BudgetExhausted`."""
+        return await self._retried(self._hedged)
+
+    async def begin(self) -> Begun:
+        """A stream, from whichever attempt comes to a first token. Raises as `completion`."""
+        return await self._retried(self._begun)
+
+    async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        def elsewhere() -> bool:
+            there = (one for one in self.replicas if one.deployment not in self._failed)
+            return any(not one.endpoint.breaker.wait_s for one in there)
+
+        retries = self.traffic.retries
+        return await with_retries(attempt, attempts=self.most, budget=retries, until=self.until, elsewhere=elsewhere)
+
+    async def _hedged(self) -> Completion:
+        begun, after_s = time.monotonic(), None if self.listen else self.traffic.hedge_after_s
+        first = self._whole()
+        completion = await (first if after_s is None else hedged(first, self._hedge, after_s))
+        self.traffic.durations.add(time.monotonic() - begun)
+        return completion
+
+    def _hedge(self) -> Coroutine[Any, Any, Completion] | None:
+        return self._whole("hedge") if self.traffic.may_hedge() else None
+
+    async def _whole(self, purpose: Purpose | None = None) -> Completion:
+        async with self._attempt(purpose) as (attempt, model, prompt, patience):
+            if self.streams:
+                completion = await patience.gather(model, prompt, _heard(attempt, self.listen))
+            else:
+                completion = await patience.complete(model, prompt)
+                attempt.usage = completion.usage
+            attempt.unwanted = self._first is not None  # a hedge and what it stands beside may end at once
+            self._first = self._first or completion
+            return self._first
+
+    async def _begun(self) -> Begun:
+        async with AsyncExitStack() as stack:
+            attempt, model, prompt, patience = await stack.enter_async_context(self._attempt())
+            deltas = await stack.enter_async_context(patience.stream(model, prompt))
+            head: list[Delta] = []
+            async for delta in deltas:
+                attempt.take(delta)
+                head.append(delta)
+                if attempt.first_token_s is not None:
+                    break
+            return Begun(attempt, head, deltas, stack.pop_all())
+
+    @asynccontextmanager
+    async def _attempt(self, purpose: Purpose | None = None) -> AsyncIterator[tuple[Attempt, Model, Prompt, Patience]]:
+        """An attempt with its row, the model that it asks, the prompt under its name, and how long it may take."""
+        await self.traffic.enter()
+        try:
+            replica = await self._chosen()
+            patience = self._patience(replica)
+            attempt: Attempt | None = None
+            tokens = self._tokens + self.prompt.sampling.max_tokens
+            self._trying.add(replica.deployment)
+            try:
+                with replica.endpoint.calling(tokens, lambda: _silent(attempt, patience)):
+                    async with AsyncExitStack() as stack:
+                        attempt = await self._booked(replica, purpose, stack)
+                        prompt = msgspec.structs.replace(self.prompt, request_id=attempt.request_id)
+                        yield attempt, replica.model, prompt, patience
+            except UpstreamError:
+                self._failed.add(replica.deployment)
+                if len(self.replicas) > 1:
+                    eject_outliers(self.replicas)
+                raise
+            finally:
+                self._trying.discard(replica.deployment)
+        finally:
+            self.traffic.leave()
+
+    async def _booked(self, replica: Replica, purpose: Purpose | None, stack: AsyncExitStack) -> Attempt:
+        """The attempt's row. Its worst case is that of the prompt's bytes or, where that is too much, of its tokens."""
+        why = purpose or ("retry" if self._made else self.purpose)
+        self._made += 1
+        number, caller = self._made, self.caller
+        if caller.deployment != replica.deployment:
+            caller = replace(caller, deployment=replica.deployment)
+
+        async def enter(worst: Amount, *, patient: bool) -> Attempt:
+            booked = self.ledger.attempt(caller, why, number, worst, patient=patient)
+            return await stack.enter_async_context(booked)
+
+        bound = self.caller.prompt_bound
+        try:
+            attempt = await enter(self.worst(bound) if self.ledger.limited else NOTHING, patient=False)
+        except BudgetExhausted:
+            usage = await replica.model.count(self.prompt, "")
+            attempt = await enter(self.worst(bound if usage is None else usage.prompt_tokens), patient=True)
+        attempt.count = partial(replica.model.count, self.prompt)
+        return attempt
+
+    async def _chosen(self) -> Replica:
+        # All executors of a run share a replica's cache; other conversations are told apart by how they begin.
+        stay = self.caller.role == "execution"
+        key = self.ledger.run_id if stay else "\0".join(message.content for message in self.prompt.messages[:2])
+        avoid = self._failed | self._trying
+        return await chosen(self.replicas, key, self._tokens, stay=stay, avoid=avoid, until=self.until)
+
+    def _patience(self, replica: Replica) -> Patience:
+        if len(self.replicas) == 1 or replica.endpoint.breaker.state == "closed":
+            return self.patience
+        return replace(self.patience, first_token_s=min(self.patience.first_token_s, _PROBE_S))
+
+    @property
+    def _tokens(self) -> int:
+        return self.caller.prompt_bound // _BYTES_PER_TOKEN
+
+
+def _silent(attempt: Attempt | None, patience: Patience) -> bool:
+    """Whether nothing has come for half of the time in which something should have."""
+    if attempt is None or attempt.first_token_s is not None:
+        return False
+    return attempt.duration_s >= patience.first_token_s / 2
+
+
+def _heard(attempt: Attempt, listen: Listen | None) -> Callable[[Delta], None]:
+    if listen is None:
+        return attempt.take
+    hear = listen()
+
+    def take(delta: Delta) -> None:
+        attempt.take(delta)
+        hear(delta.text)
+
+    return take

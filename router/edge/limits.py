@@ -1,0 +1,48 @@
+"""What one client may do to a server."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of gRPC and of HTTP."""
+
+    message_bytes: int = 4 << 20
+    """Of a gRPC request."""
+    streams: int = 1000
+    """Calls under way on one gRPC connection."""
+    pending: int = 10_000
+    """Calls that have come and that the event loop has not got to yet, on all gRPC connections."""
+    connections: int = 4096
+    """At a time; further ones are closed."""
+    opening_s: float = 20.0
+    """Until a connection has brought its TLS and HTTP/2 opening, or an HTTP request its head or its body."""
+    ping_s: float = 10.0
+    """Between keepalive pings at least; clients that go on sending more are cut off."""
+    silent_s: float = 60.0
+    """After which a client that says nothing is pinged; one that does not answer is gone."""
+    age_s: float = 3600.0
+    """After which a gRPC connection takes no new calls, so that clients spread over gateways that were added."""
+    reading_s: float = 60.0
+    """How long the reader of a stream may take for one message."""
+
+    @property
+    def grpc_options(self) -> dict[str, int]:
+        """As gRPC takes them."""
+        return {
+            "grpc.max_receive_message_length": self.message_bytes,
+            "grpc.max_concurrent_streams": self.streams,
+            "grpc.max_allowed_incoming_connections": self.connections,
+            # Above these, gRPC cuts off calls that have just come, at random and without a word to anybody.
+            "grpc.server.max_pending_requests": self.pending,
+            "grpc.server.max_pending_requests_hard_limit": self.pending,
+            "grpc.server_handshake_timeout_ms": _ms(self.opening_s),
+            "grpc.http2.min_ping_interval_without_data_ms": _ms(self.ping_s),
+            "grpc.keepalive_permit_without_calls": 1,
+            "grpc.keepalive_time_ms": _ms(self.silent_s),
+            "grpc.max_connection_age_ms": _ms(self.age_s),
+        }
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)

@@ -1,0 +1,63 @@
+"""Whoever watches what happens, without having a say in it."""
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from router.run import Run
+
+
+class Observer(Protocol):
+    """Hears of requests, runs and searches, in the task that works on them. It must be quick, and raise nothing."""
+
+    def request_began(self, method: str, metadata: Mapping[str, str]) -> None:
+        """A request of `method`, such as `/rolegate.v1.AnswerService/Answer`. `metadata`: what came with it."""
+
+    def request_ended(self, method: str, code: str, duration_s: float) -> None:
+        """It was answered. `code`: as gRPC or HTTP names it, such as `OK` or `404`."""
+
+    def run_began(self) -> None:
+        """A run is on record, and is worked on from here on."""
+
+    def run_ended(self, run: Run, *, private: bool) -> None:
+        """It has ended, with all its calls. `private`: whether its texts must not be kept."""
+
+    def searched(self, query: str, began_at: float, duration_s: float, error: str | None) -> None:
+        """A query was searched for. `began_at`: Unix time, seconds. `error`: the error's class; None where it went
+        well.
+        """
+
+
+class Observers:
+    """Several as one; none are the one for a gateway that nobody watches."""
+
+    def __init__(self, each: Iterable[Observer] = ()) -> None:
+        self._each = tuple(each)
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._each)
+
+    def request_began(self, method: str, metadata: Mapping[str, str]) -> None:
+        """As `Observer.request_began`."""
+        for observer in self._each:
+            observer.request_began(method, metadata)
+
+    def request_ended(self, method: str, code: str, duration_s: float) -> None:
+        """As `Observer.request_ended`."""
+        for observer in self._each:
+            observer.request_ended(method, code, duration_s)
+
+    def run_began(self) -> None:
+        """As `Observer.run_began`."""
+        for observer in self._each:
+            observer.run_began()
+
+    def run_ended(self, run: Run, *, private: bool) -> None:
+        """As `Observer.run_ended`."""
+        for observer in self._each:
+            observer.run_ended(run, private=private)
+
+    def searched(self, query: str, began_at: float, duration_s: float, error: str | None) -> None:
+        """As `Observer.searched`."""
+        for observer in self._each:
+            observer.searched(query, began_at, duration_s, error)

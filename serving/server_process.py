@@ -1,0 +1,87 @@
+"""An HTTP server as a child process: started, awaited, looked at, stopped; any number of times, on one port."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import aiohttp
+
+from router.errors import BadConfig
+
+_READY_WITHIN_S = 600.0
+_LOOKS_EVERY_S = 0.2
+_DIE = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
+_DYING_WITH_PARENT = (sys.executable, "-I", "-S", "-c", _DIE) if sys.platform == "linux" else ()
+"""Has Linux end a process when its parent dies, however it dies (PR_SET_PDEATHSIG). Asked for in Popen's `preexec_fn`,
+between fork and exec, it would now and then abort where gRPC's threads are at work.
+"""
+
+
+class ServerProcess:
+    """One that answers `GET /health` with 200 once it serves. Its output is added to a file."""
+
+    def __init__(self, name: str, command: Sequence[str], port: int, log: Path, environment: Mapping[str, str]) -> None:
+        """`name`: what it is, for messages. `environment`: beside this process's own, which wins."""
+        self.name, self.log = name, log
+        self._command, self._environment, self._url = command, environment, f"http://127.0.0.1:{port}/health"
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start it, and wait until it serves. Raises `BadConfig`, with the end of its output, where it does not."""
+        with self.log.open("ab") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                *_DYING_WITH_PARENT,
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**self._environment, **os.environ},
+                start_new_session=True,
+            )
+        how = f"was not ready within {_READY_WITHIN_S:.0f} s"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_READY_WITHIN_S):
+                while self._process.returncode is None:
+                    if await self.answers(_READY_WITHIN_S):
+                        return
+                    await asyncio.sleep(_LOOKS_EVERY_S)
+            how = self.end
+        last = "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-5:])
+        raise BadConfig(f"{self.name} {how}; the end of {self.log}:\n{last}")
+
+    async def ended(self) -> None:
+        """Wait until it is no more."""
+        assert self._process is not None
+        await self._process.wait()
+
+    @property
+    def end(self) -> str:
+        """How it ended, for people."""
+        return f"ended with code {self._process.returncode if self._process else None}"
+
+    async def answers(self, within_s: float) -> bool:
+        """Whether it says within so many seconds that it is well."""
+        timeout = aiohttp.ClientTimeout(total=within_s)
+        with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+            async with aiohttp.ClientSession() as session, session.get(self._url, timeout=timeout) as response:
+                return response.status == 200
+        return False
+
+    async def stop(self, within_s: float = 10.0) -> None:
+        """End it and all that it started: ask first, and make sure after `within_s` seconds."""
+        if (process := self._process) is None:
+            return
+        try:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(within_s):
+                    await process.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()

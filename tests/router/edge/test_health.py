@@ -1,0 +1,138 @@
+"""Health: each service says whether what it needs is there, and watchers hear of it when that changes."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
+
+from router.breaker import Breaker
+from router.edge.http_server import HTTPServer
+from router.edge.openai_door import openai_app
+from router.edge.run_service import RunServicer
+from router.edge.server import Server
+from router.live_runs import LiveRuns
+from router.meanwhile import meanwhile
+from router.readiness import Need, Readiness
+from router.role_watch import watch_roles
+from router.runs import Runs
+from tests.router.clock import Clock, ended, with_clock
+from tests.router.deployment import Deployment, Kept
+from tests.router.edge.wire import connected, next_of
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def server_of(readiness: Readiness) -> Server:
+    """A gateway, and the runs of a store."""
+    store = Kept()
+    return Server(Deployment().gateway(store), None, RunServicer(Runs(store, LiveRuns())), readiness=readiness)
+
+
+def health_of(channel: grpc.aio.Channel) -> Any:
+    """The stub, whose package has no types for it."""
+    return HealthStub(channel)
+
+
+@pytest.mark.parametrize(
+    ("need", "not_serving"),
+    [
+        ("delegation", {"", "Answer", "Completion"}),
+        ("answer", {"", "Answer", "Completion"}),
+        ("execution", {"", "Answer", "Completion", "Execution"}),
+        ("retrieval", {"", "Answer", "Execution"}),
+    ],
+)
+async def test_services_say_what_they_need(need: Need, not_serving: set[str]) -> None:
+    """What has gone down concerns some of them, what is stored none; when it is back, all serve again."""
+    readiness = Readiness()
+    server = server_of(readiness)
+    async with connected(await server.start("127.0.0.1:0")) as channel:
+        watches = {}
+        for name in ("", "Answer", "Completion", "Execution", "Run"):
+            service = f"rolegate.v1.{name}Service" if name else ""
+            watches[name] = health_of(channel).Watch(health_pb2.HealthCheckRequest(service=service))
+            assert (await next_of(watches[name])).status == SERVING
+        readiness.say("engines.small", [need], "ended with code -9")
+        for name in not_serving:
+            assert (await next_of(watches[name])).status == NOT_SERVING
+        runs = await health_of(channel).Check(health_pb2.HealthCheckRequest(service="rolegate.v1.RunService"))
+        assert runs.status == SERVING
+        readiness.say("engines.small", [need], None)
+        for name in not_serving:
+            assert (await next_of(watches[name])).status == SERVING
+        for watch in watches.values():
+            watch.cancel()
+    await server.drain(0)
+
+
+async def test_a_drain_is_not_undone() -> None:
+    """What comes back meanwhile does not make a server that ends look as if it served."""
+    readiness = Readiness()
+    readiness.say("engines.small", ["answer"], "ended with code -9")
+    server = server_of(readiness)
+    async with connected(await server.start("127.0.0.1:0")) as channel:
+        watch = health_of(channel).Watch(health_pb2.HealthCheckRequest(service="rolegate.v1.RunService"))
+        assert (await next_of(watch)).status == SERVING
+        draining = asyncio.create_task(server.drain(30))
+        assert (await next_of(watch)).status == NOT_SERVING
+        readiness.say("engines.small", ["answer"], None)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await watch.read()
+        await ended(draining)
+
+
+async def test_the_door_says_so_too() -> None:
+    """Without a word of what is wrong: nobody needs a key to ask."""
+    readiness = Readiness()
+    door = HTTPServer(openai_app(Deployment().gateway(), readiness=readiness), 0.0)
+    async with aiohttp.ClientSession(f"http://{await door.start('127.0.0.1:0', 'http')}") as session:
+        for why, status, said in (("ended with code -9", 503, "unavailable"), (None, 200, "ok")):
+            readiness.say("engines.small", ["retrieval"], why)
+            async with session.get("/health") as response:
+                assert (response.status, await response.json()) == (status, {"status": said})
+    await door.drain()
+
+
+def test_a_role_is_down_while_no_endpoint_takes_its_calls() -> None:
+    """By their breakers, and only until one may be tried again: without health there would be no calls to try it."""
+
+    async def main(clock: Clock) -> None:
+        roles, readiness = Deployment().roles(), Readiness()
+        breaker: Breaker = roles["answer"].replicas[0].endpoint.breaker
+        async with meanwhile(watch_roles(roles, readiness)):
+            await clock.settle()
+            assert readiness.down(["delegation", "execution", "answer"]) is None
+            breaker.open()
+            await clock.advance(0.6)
+            assert readiness.down(["answer"]) == "roles.answer: all its endpoints fail"
+            assert readiness.down(["delegation", "execution"]) is None
+            await clock.advance(0.6)
+            assert readiness.down(["answer"]) is None
+
+    with_clock(main)
+
+
+async def test_several_may_be_wrong_at_a_time() -> None:
+    """All must be well again; and what is said twice is news once."""
+    readiness, news = Readiness(), 0
+    readiness.say("engines.small", ["execution", "answer"], "ended with code -9")
+    readiness.say("roles.answer", ["answer"], "all its endpoints fail")
+
+    async def count() -> None:
+        nonlocal news
+        async for _ in readiness.changes():
+            news += 1
+
+    async with meanwhile(count()):
+        for why in ("ended with code -9", None, None):
+            readiness.say("engines.small", ["execution", "answer"], why)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+    assert (readiness.down(["execution"]), readiness.down(["answer"])) == (None, "roles.answer: all its endpoints fail")
+    assert news == 2

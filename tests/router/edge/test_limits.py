@@ -1,0 +1,253 @@
+"""What one client may do to a server, by gRPC and by HTTP."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from rolegate.v1 import answer_service_pb2 as answer_pb
+from rolegate.v1 import completion_service_pb2 as pb
+from rolegate.v1 import run_service_pb2 as run_pb
+from rolegate.v1 import usage_pb2
+from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
+from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
+from rolegate.v1.run_service_pb2_grpc import RunServiceStub
+
+from router.admission import Admission, AdmissionLimits
+from router.edge.completion_service import merged
+from router.edge.http_server import HTTPServer
+from router.edge.limits import Limits
+from router.edge.openai_door import openai_app
+from router.edge.run_service import RunServicer
+from router.edge.running import Running
+from router.edge.server import Server
+from router.gateway import Gateway
+from router.live_runs import LiveRuns
+from router.model import Completion, Delta, Prompt, Usage
+from router.runs import Runs
+from router.scripted_model import ScriptedModel
+from tests.router.clock import ended
+from tests.router.deployment import STOP, Deployment, HeldModel, Kept
+from tests.router.edge.wire import connected, info_of, next_of, served
+
+HI = [pb.ChatMessage(role="user", content="hi")]
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
+"""What opens an HTTP/2 connection: its first line, and settings that are empty."""
+
+
+@asynccontextmanager
+async def door(gateway: Gateway, limits: Limits) -> AsyncIterator[str]:
+    """Where the door to a gateway is."""
+    server = HTTPServer(openai_app(gateway, limits=limits), 0.0, limits=limits)
+    try:
+        yield await server.start("127.0.0.1:0", "http")
+    finally:
+        await server.drain()
+
+
+@asynccontextmanager
+async def raw(address: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection of bytes."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def is_closed(reader: asyncio.StreamReader) -> bool:
+    """Wait until the other side closes; whether it said nothing before."""
+    try:
+        return await ended(reader.read()) == b""
+    except ConnectionError:
+        return True
+
+
+@pytest.mark.parametrize("kind", ["grpc", "http"])
+async def test_whoever_is_turned_away_is_told_when_to_come_back(kind: str) -> None:
+    """In gRPC's words and in HTTP's; what operators ask is answered meanwhile, and so is health."""
+    store, live, model = Kept(), LiveRuns(), HeldModel(ScriptedModel([STOP]))
+    admission = Admission(AdmissionLimits(max_runs=1, queue=0, queue_s=7.0))
+    gateway = Deployment(model).gateway(store, live=live, admission=admission)
+    server = Server(gateway, None, RunServicer(Runs(store, live)))
+    async with served(server) as channel, door(gateway, Limits()) as address:
+        running = AnswerServiceStub(channel).Answer(answer_pb.AnswerRequest(question="why?"))
+        await ended(model.called.wait())
+        if kind == "grpc":
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await AnswerServiceStub(channel).Answer(answer_pb.AnswerRequest(question="and this?"))
+            assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert info_of(caught.value).reason == "OVERLOADED"
+            assert info_of(caught.value).metadata["retry_after_s"] == "7.000"
+        else:
+            body = {"model": "rolegate", "messages": [{"role": "user", "content": "and this?"}]}
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(f"http://{address}/v1/chat/completions", json=body) as response,
+            ):
+                assert (response.status, response.headers["Retry-After"]) == (429, "7")
+                assert (await response.json())["error"]["code"] == "OVERLOADED"
+        (started,) = store.starts
+        assert (await RunServiceStub(channel).GetRun(run_pb.GetRunRequest(run_id=started))).run.run_id == started
+        health: Any = HealthStub(channel)
+        assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+        model.let.set()
+        await ended(running)
+
+
+class Pouring:
+    """A model that writes large pieces without an end."""
+
+    name, endpoint = "pouring", "pouring://"
+
+    async def complete(self, prompt: Prompt) -> Completion:
+        raise NotImplementedError
+
+    async def count(self, prompt: Prompt, text: str) -> Usage | None:
+        return None
+
+    @asynccontextmanager
+    async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
+        async def pieces() -> AsyncIterator[Delta]:
+            while True:
+                await asyncio.sleep(0.001)
+                yield Delta("x" * 100_000)
+
+        yield pieces()
+
+
+async def test_a_reader_of_grpc_that_takes_nothing() -> None:
+    """Its stream ends, and the run with it; should it read at last, it hears why."""
+    store = Kept()
+    server = Server(Deployment(answerer=Pouring()).gateway(store), None, limits=Limits(reading_s=0.2))
+    async with connected(await server.start("127.0.0.1:0")) as channel:
+        request = pb.StreamCompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI)
+        call = CompletionServiceStub(channel).StreamComplete(request)
+        assert (await store.next()).status == "cancelled"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            while await next_of(call):
+                pass
+    assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.ABORTED, "SLOW_READER")
+    await ended(server.drain(30))
+
+
+async def test_a_reader_of_http_that_takes_nothing() -> None:
+    """Its connection is closed before it has everything; the answer is stored."""
+    store = Kept()
+    long = "x" * 16_000_000  # more than sockets hold
+    model = ScriptedModel(lambda _prompt: f"<answer>{long}</answer>")
+    limits = Limits(reading_s=0.2)
+    server = HTTPServer(openai_app(Deployment(answerer=model).gateway(store), limits=limits), 30.0)
+    async with raw(await server.start("127.0.0.1:0", "http")) as (reader, writer):
+        body = b'{"model": "rolegate", "stream": true, "messages": [{"role": "user", "content": "why?"}]}'
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+        assert (await store.next()).status == "finished"
+        await ended(server.drain())
+        with suppress(ConnectionError):
+            assert len(await ended(reader.read())) < len(long)
+
+
+async def test_what_a_slow_reader_misses_is_merged() -> None:
+    """Many small pieces wait for it as few, and nothing is lost."""
+
+    async def work(tell: Callable[[Delta], None]) -> int:
+        for number in range(100_000):
+            tell(Delta(str(number % 10)))
+        return 7
+
+    async with Running[Delta, int](work, merged) as running:
+        assert await running.result() == 7
+        texts = [delta.text async for delta in running]
+    assert "".join(texts) == "0123456789" * 10_000
+    assert len(texts) < 300
+    assert max(map(len, texts)) <= 65536
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /health HTTP/1.1\r\nHo", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /"])
+async def test_a_request_that_does_not_come(said: bytes) -> None:
+    """Nobody holds a connection with a head that never ends; nor with a second one."""
+    async with door(Deployment().gateway(), Limits(opening_s=0.3)) as address, raw(address) as (reader, writer):
+        writer.write(said)
+        assert (await is_closed(reader)) is not said.endswith(b"GET /")
+
+
+async def test_a_body_that_does_not_come() -> None:
+    """The client is told so, and left."""
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\nContent-Type: application/json"
+    async with door(Deployment().gateway(), Limits(opening_s=0.3)) as address, raw(address) as (reader, writer):
+        writer.write(head + b"\r\n\r\n{")
+        assert (await ended(reader.readline())).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("kind", ["grpc", "http"])
+async def test_connections_are_counted(kind: str) -> None:
+    """One more than may be is closed at once; when one has gone, the next is served."""
+    limits = Limits(connections=2)
+    async with AsyncExitStack() as stack:
+        if kind == "http":
+            address = await stack.enter_async_context(door(Deployment().gateway(), limits))
+            hello, answer = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 200"
+        else:
+            server = Server(Deployment().gateway(), None, limits=limits)
+            address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
+            stack.push_async_callback(server.drain, 0)
+            hello, answer = PREFACE, b"\0\0"
+        async with raw(address) as (first, writer), raw(address) as (second, other):
+            for reader, opened in ((first, writer), (second, other)):
+                opened.write(hello)
+                assert (await ended(reader.readexactly(len(answer)))).startswith(answer)
+            async with raw(address) as (third, _):
+                assert await is_closed(third)
+        while True:  # until it is noticed that the others have gone
+            async with raw(address) as (reader, opened):
+                opened.write(hello)
+                with suppress(ConnectionError, asyncio.IncompleteReadError):
+                    assert (await ended(reader.readexactly(len(answer)))).startswith(answer)
+                    break
+
+
+async def test_a_grpc_connection_that_says_nothing() -> None:
+    """It is closed."""
+    server = Server(Deployment().gateway(), None, limits=Limits(opening_s=0.3))
+    async with raw(f"127.0.0.1:{await server.start('127.0.0.1:0')}") as (reader, _):
+        await is_closed(reader)
+    await server.drain(0)
+
+
+async def test_a_client_that_pings_without_a_pause() -> None:
+    """Its connection is closed, with HTTP/2's word for it."""
+    server = Server(Deployment().gateway(), None)
+    async with raw(f"127.0.0.1:{await server.start('127.0.0.1:0')}") as (reader, writer):
+        writer.write(PREFACE + 20 * (b"\0\0\x08\x06\0\0\0\0\0" + b"12345678"))
+        assert b"too_many_pings" in await ended(reader.read())
+    await server.drain(0)
+
+
+async def test_a_message_that_is_too_large() -> None:
+    """It is refused before it is read."""
+    async with served(Deployment().gateway()) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await AnswerServiceStub(channel).Answer(answer_pb.AnswerRequest(question="x" * (5 << 20)))
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_crowd_at_once() -> None:
+    """Of calls that come faster than the event loop gets to them, each is answered."""
+    server = Server(Deployment().gateway(), None)
+    address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with (
+        grpc.aio.insecure_channel(address, options) as one,
+        grpc.aio.insecure_channel(address, options) as another,  # no connection may have so many calls under way
+    ):
+        stubs = AnswerServiceStub(one), AnswerServiceStub(another)
+        calls = [stub.Answer(answer_pb.AnswerRequest(), timeout=60) for stub in stubs for _ in range(900)]
+        assert {await call.code() for call in calls} == {grpc.StatusCode.INVALID_ARGUMENT}
+    await server.drain(0)

@@ -1,0 +1,52 @@
+"""A model whose stream comes piece by piece, as a test lets it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from router.errors import UpstreamError
+from router.model import Completion, Delta, Prompt, Usage
+from router.stop_cut import StopCut
+
+Piece = str | UpstreamError | Callable[[], Awaitable[object]]
+
+
+class PacedModel:
+    """Writes its outputs in order. Of their pieces texts are written, errors are raised, and all else is waited for."""
+
+    def __init__(self, *outputs: Sequence[Piece], name: str = "paced") -> None:
+        self.name, self.endpoint = name, f"paced://{name}"
+        self._outputs = iter(outputs)
+        self.prompts: list[Prompt] = []
+        """Every prompt that was sent, in order."""
+
+    async def complete(self, prompt: Prompt) -> Completion:
+        """It only streams."""
+        raise AssertionError("this model is to be streamed")
+
+    async def count(self, prompt: Prompt, text: str) -> Usage:
+        """Its tokens are words."""
+        return Usage(sum(len(message.content.split()) for message in prompt.messages), len(text.split()))
+
+    @asynccontextmanager
+    async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
+        """The next output, up to where a stop string ends it."""
+        self.prompts.append(prompt)
+        yield self._deltas(next(self._outputs), prompt)
+
+    async def _deltas(self, pieces: Sequence[Piece], prompt: Prompt) -> AsyncIterator[Delta]:
+        cut, written = StopCut(prompt.stop), ""
+        for piece in pieces:
+            if isinstance(piece, UpstreamError):
+                raise piece
+            if callable(piece):
+                await piece()
+                continue
+            await asyncio.sleep(0)
+            text = cut.feed(piece)
+            written += text
+            yield Delta(text)
+            if cut.met:
+                break
+        text, reason = cut.end("stop", None)
+        yield Delta(text, finish_reason=reason, usage=await self.count(prompt, written))

@@ -1,0 +1,328 @@
+"""Sub-queries that begin before the delegator's turn ends."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.allowance import Allowance
+from router.answerer import Answerer
+from router.budget import Budget
+from router.call import Call
+from router.context import RunContext, Sharing
+from router.delegator import Delegator
+from router.errors import BudgetExhausted, UpstreamUnavailable
+from router.events import Event, Reported, RoundStarted, SearchDone, SubQueryDispatched
+from router.executor import Executor, ExecutorLimits
+from router.ledger import Ledger
+from router.model import Prompt
+from router.passage import Passage
+from router.scripted_model import ScriptedModel
+from router.search import Search
+from router.trajectory import Trajectory
+from tests.router.clock import Clock, with_clock
+from tests.router.deployment import PASSAGE, STOP, Deployment, block, finds, lasting, report, role
+from tests.router.outputs import OUTPUTS
+from tests.router.paced_model import PacedModel, Piece
+from tests.router.test_shared_executor import shared
+
+QUESTION = "Was the director of Heat born before 1950?"
+LIMITS = ExecutorLimits()
+DOWN = UpstreamUnavailable("the stream was cut", endpoint="e")
+
+
+class Watched:
+    """A retriever that tells who has searched, and can be held up."""
+
+    def __init__(self, *held: str) -> None:
+        self.searched: dict[str, asyncio.Event] = {}
+        self.cancelled: set[str] = set()
+        self._held = held
+
+    def of(self, query: str) -> asyncio.Event:
+        return self.searched.setdefault(query, asyncio.Event())
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        for query in queries:
+            self.of(query).set()
+            try:
+                if query in self._held:
+                    await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.cancelled.add(query)
+                raise
+        return [[PASSAGE][:top_k] for _ in queries]
+
+
+def paced(retriever: Watched, *outputs: Sequence[Piece], attempts: int = 1, early: bool = True) -> Search:
+    """A search whose delegator writes as it is let."""
+    deployment = Deployment(PacedModel(*outputs), retriever=retriever, attempts=attempts)
+    return deployment.search(early_dispatch=early)
+
+
+def spent(context: RunContext, outcome: str) -> list[Call]:
+    """The executor's calls that ended so."""
+    return [call for call in context.ledger.calls if call.role == "execution" and call.outcome == outcome]
+
+
+async def test_a_sub_query_begins_at_its_closing_quote() -> None:
+    """The second one is written only once the first has searched, and the block is closed once the second has."""
+    retriever = Watched()
+    a, b = retriever.of("a?").wait, retriever.of("b?").wait
+    written: list[Piece] = ['<search>["a?"', a, ', "b?"', b, "]</search>"]
+    async with asyncio.timeout(10):
+        found = await paced(retriever, written, [STOP]).run(QUESTION, lasting())
+    assert [execution.sub_query for execution in found.executions] == ["a?", "b?"]
+    assert found.answer == "Michael Mann"
+
+
+async def test_nothing_is_heard_of_it_before_the_block_is_read() -> None:
+    """Events come once it is certain what was dispatched, in the order of the protocol."""
+    retriever, events = Watched(), list[Event]()
+    context, heard = lasting(events=events), list[Event]()
+
+    async def listen() -> None:
+        await retriever.of("a?").wait()
+        heard.extend(events)
+
+    found = await paced(retriever, ['<search>["a?"', listen, ', "b?"]</search>'], [STOP]).run(QUESTION, context)
+    assert heard == [RoundStarted(1)]
+    assert events[1:3] == [SubQueryDispatched(0, 1, "a?"), SubQueryDispatched(1, 1, "b?")]
+    for index, sub_query in enumerate(("a?", "b?")):
+        of = [event for event in events if isinstance(event, SearchDone | Reported) and event.index == index]
+        assert of == [SearchDone(index, sub_query, ("Heat",)), Reported(index, found.executions[index])]
+    assert {call.outcome for call in context.ledger.calls} == {"completed"}
+
+
+def insists(prompt: Prompt) -> str:
+    """An executor that wants three searches."""
+    turn = len(prompt.messages) // 2
+    return f"<search>{prompt.messages[1].content} {turn}</search>" if turn < 4 else report("it", "It is so.")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a run may do, and how its executors work."""
+
+    size: int = 3
+    """Characters of a piece of the delegator's."""
+    tokens: int | None = None
+    quota: bool = False
+    sharing: bool = False
+    limits: ExecutorLimits = LIMITS
+    executor: Callable[[Prompt], str] = finds
+
+
+async def compared(*outputs: str, terms: Terms = Terms()) -> Sequence[Call]:
+    """With and without, the same comes of it; and without, nothing is wasted. The executors' calls with it."""
+    results: list[tuple[Trajectory, list[list[Event]], list[str]]] = []
+    executed: list[Call] = []
+    for early in (True, False):
+        events: list[Event] = []
+        ledger = Ledger(allowance=Allowance(Budget(terms.tokens)), limited=terms.quota)
+        sharing: Sharing = "tenant" if terms.sharing else "nobody"
+        context = RunContext.lasting(60.0, events.append, ledger, sharing=sharing)
+        pieces = [[text[at : at + terms.size] for at in range(0, len(text), terms.size)] for text in outputs]
+        roles = Deployment(PacedModel(*pieces)).roles()
+        model, retriever = ScriptedModel(terms.executor), Watched()
+        alone = Executor(role("execution", model), retriever, terms.limits)
+        search = Search(
+            Delegator(roles["delegation"]),
+            shared(model, retriever) if terms.sharing else alone,
+            Answerer(roles["answer"]),
+            early_dispatch=early,
+        )
+        found = await search.run(QUESTION, context)
+        told: list[list[Event]] = [[event for event in events if not isinstance(event, SearchDone | Reported)]]
+        for index in range(len(found.executions)):
+            told += [[one for one in events if isinstance(one, SearchDone | Reported) and one.index == index]]
+        assert len(events) == sum(map(len, told))
+        rows = [
+            msgspec.structs.replace(call, number=0, started_at=0.0, first_token_s=None, duration_s=0.0)
+            for call in ledger.calls
+            if not early or call.outcome == "completed"
+        ]
+        results.append((found, told, sorted(map(repr, rows))))
+        executed = executed or spent(context, "discarded") + spent(context, "completed")
+    assert results[0] == results[1]
+    return executed
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        block("a?", "b?", "c?", "d?"),
+        block(*(f"question {number}?" for number in range(12))),
+        '<search>["a?", "A", "b?"]</search>',
+        '<think><search>["x?"]</search></think><search>["a?"]</search>',
+        '<search>["a?"]</search></think>' + block("b?"),
+        '<search>["a?", "b?"<think>no</think>]</search>',
+        '<search>["Who said "Why?" in it?", "b?"]</search>',
+        '<search>["a?"<search_results><result>x</result>',
+        "<search>1. a?\n2. b?\n</search>",
+    ],
+)
+async def test_the_same_comes_of_it(first: str) -> None:
+    """Answer, trajectory, events and calls, however the block is written, and wherever it goes wrong."""
+    for size in (1, 5, 1000):
+        for sharing in (False, True):
+            await compared(first, STOP, STOP, terms=Terms(size, sharing=sharing))
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        Terms(quota=True),
+        *(Terms(tokens=tokens) for tokens in (400, 600, 800, 1200)),
+        *(Terms(limits=ExecutorLimits(turns, turns - 1), executor=insists) for turns in (2, 3, 4)),
+        Terms(sharing=True),
+    ],
+    ids=str,
+)
+async def test_the_same_comes_of_it_on_any_terms(terms: Terms) -> None:
+    """Rounds that ask again what another one has found, and outputs that have to be corrected in between."""
+    await compared(block("a?", "b?"), "let me see", block("b?", "c?", "d?"), "no", block("A", "e?"), STOP, terms=terms)
+
+
+@pytest.mark.parametrize("sharing", [False, True])
+async def test_what_was_begun_for_nothing_is_begun_anew(sharing: bool) -> None:
+    """Also where its report is there for others: the trace is that of a run in which nothing was begun early."""
+    taken_back = f'<search>["a?", "b?"{" " * 200}</think>no'
+    executed = await compared(taken_back, block("b?", "a?"), block("a?"), STOP, terms=Terms(sharing=sharing))
+    assert sum(call.outcome == "discarded" for call in executed) == 4
+    assert sum(call.outcome == "completed" for call in executed) == (4 if sharing else 6)
+
+
+@settings(deadline=None, max_examples=30)
+@given(OUTPUTS, OUTPUTS, st.integers(1, 9), st.booleans())
+async def test_the_same_comes_of_any_text(one: str, other: str, size: int, sharing: bool) -> None:
+    terms = Terms(size, sharing=sharing)
+    await compared(f'<search>["a?", "b?"{one}', other, STOP, STOP, STOP, STOP, STOP, STOP, terms=terms)
+
+
+async def test_what_is_not_dispatched_is_cancelled_and_wasted() -> None:
+    """A thought that ends too late takes the block back: of what had begun one is at work, and one has ended."""
+    retriever, context = Watched("a?"), lasting()
+    reported = asyncio.Event()
+
+    def works(prompt: Prompt) -> str:
+        if prompt.messages[1].content == "b?" and len(prompt.messages) == 4:
+            reported.set()
+        return finds(prompt)
+
+    both = [retriever.of("a?").wait, retriever.of("b?").wait, reported.wait]
+    delegator = PacedModel(['<search>["a?", "b?"', *both, *[""] * 50, "</think>no"], [block("c?")], [STOP])
+    search = Deployment(delegator, ScriptedModel(works), retriever=retriever).search()
+    async with asyncio.timeout(10):
+        found = await search.run(QUESTION, context)
+    assert retriever.cancelled == {"a?"}
+    assert [execution.sub_query for execution in found.executions] == ["c?"]
+    wasted = spent(context, "discarded")
+    assert sorted(call.sub_query or 0 for call in wasted) == [0, 1, 1]
+    assert all(call.usage and call.wasted_tokens == call.usage.total_tokens for call in wasted)
+    assert not any(call.usage and call.usage.lower_bound for call in wasted)
+    assert len(spent(context, "completed")) == 2
+
+
+@pytest.mark.parametrize(("again", "calls", "wasted"), [(["a?", "b?"], 4, 0), (["c?"], 3, 1)])
+async def test_a_call_that_is_made_anew(again: list[str], calls: int, wasted: int) -> None:
+    """Where the stream breaks off, what had begun is used if it is asked for again, and else cancelled."""
+    retriever = Watched(*([] if "a?" in again else ["a?"]))
+    context = lasting()
+    broken: list[Piece] = ['<search>["a?"', retriever.of("a?").wait, DOWN]
+    search = paced(retriever, broken, [block(*again)], [STOP], attempts=2)
+    async with asyncio.timeout(10):
+        found = await search.run(QUESTION, context)
+    assert [execution.sub_query for execution in found.executions] == again
+    executed = [call for call in context.ledger.calls if call.role == "execution"]
+    assert (len(executed), len(spent(context, "discarded"))) == (calls, wasted)
+    assert retriever.cancelled == ({"a?"} if wasted else set())
+
+
+async def test_a_delegator_that_fails() -> None:
+    """Its failed call of the delegator cancels what had begun, and is raised."""
+    retriever, context = Watched("a?"), lasting()
+    search = paced(retriever, ['<search>["a?"', retriever.of("a?").wait, DOWN])
+    with pytest.raises(UpstreamUnavailable, match="delegation"):
+        await search.run(QUESTION, context)
+    assert retriever.cancelled == {"a?"}
+    await context.ledger.close(1)
+    assert sorted(call.outcome for call in context.ledger.calls) == ["discarded", "unavailable"]
+
+
+async def test_cancelling_the_run_cancels_what_had_begun() -> None:
+    """Nothing is left at work, and everything is booked."""
+    retriever, context = Watched("a?"), lasting()
+    search = paced(retriever, ['<search>["a?"', asyncio.Event().wait])
+    running = asyncio.create_task(search.run(QUESTION, context))
+    async with asyncio.timeout(10):
+        await retriever.of("a?").wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    await context.ledger.close(1)
+    assert retriever.cancelled == {"a?"}
+    assert sorted(call.outcome for call in context.ledger.calls) == ["cancelled", "discarded"]
+
+
+def test_time_that_runs_out_cancels_what_had_begun() -> None:
+    """A block that was not finished is not dispatched: its sub-queries are no part of the answer."""
+
+    async def main(clock: Clock) -> None:
+        retriever = Watched()
+        written: list[Piece] = ['<search>["a?"', retriever.of("a?").wait, asyncio.Event().wait]
+        running = asyncio.create_task(paced(retriever, [block("z?")], written).run(QUESTION, lasting(10.0)))
+        await clock.advance(8.1)
+        found = await running
+        assert retriever.of("a?").is_set()
+        assert (found.outcome, [execution.sub_query for execution in found.executions]) == ("time_exhausted", ["z?"])
+
+    with_clock(main)
+
+
+async def test_a_run_with_a_budget_begins_nothing_early() -> None:
+    """What it may spend is not spent on guesses."""
+    retriever = Watched()
+    seen: list[bool] = []
+
+    async def look() -> None:
+        for _ in range(50):
+            await asyncio.sleep(0)
+        seen.append(retriever.of("a?").is_set())
+
+    ledger = Ledger(allowance=Allowance(Budget(100_000)))
+    context = RunContext.lasting(60.0, lambda _event: None, ledger)
+    found = await paced(retriever, ['<search>["a?"', look, "]</search>"], [STOP]).run(QUESTION, context)
+    assert (seen, found.answer) == ([False], "Michael Mann")
+
+
+class Contended(Ledger):
+    """A tenant's quota that has no room for executors until the delegator's first call is settled."""
+
+    async def _open(self, caller: object, *rest: object) -> object:  # type: ignore[override]
+        if caller.role == "execution" and not self.calls:  # type: ignore[attr-defined]
+            raise BudgetExhausted("the quota is reserved")
+        return await super()._open(caller, *rest)  # type: ignore[arg-type]
+
+
+async def test_what_a_quota_refused_early_is_tried_again() -> None:
+    """What the delegator's own reservation stood in the way of is done once that is settled."""
+    events: list[Event] = []
+    context = RunContext.lasting(60.0, events.append, Contended(limited=True))
+    written: list[Piece] = ['<search>["a?"', *[""] * 50, "]</search>"]
+    found = await paced(Watched(), written, [STOP]).run(QUESTION, context)
+    assert [execution.outcome for execution in found.executions] == ["reported"]
+    assert [type(event) for event in events[1:4]] == [SubQueryDispatched, SearchDone, Reported]
+
+
+async def test_a_model_that_is_not_streamed() -> None:
+    """It is read at its end, as ever."""
+    roles = Deployment(ScriptedModel([block("a?"), STOP])).roles()
+    executor = Executor(roles["execution"], Watched(), ExecutorLimits())
+    delegator = Delegator(replace(roles["delegation"], streams=False))
+    found = await Search(delegator, executor, Answerer(roles["answer"])).run(QUESTION, lasting())
+    assert [execution.sub_query for execution in found.executions] == ["a?"]

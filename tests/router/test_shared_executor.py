@@ -1,0 +1,376 @@
+"""One executor run for all who ask the same; who waits pays nothing, and nobody loses by another one's end."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from router.allowance import Allowance
+from router.budget import Budget
+from router.conductor import Conductor
+from router.context import RunContext, Sharing
+from router.errors import UpstreamUnavailable
+from router.events import Event, SearchDone
+from router.execution import Execution
+from router.executor import Executor, ExecutorLimits
+from router.executor_version import Traffic
+from router.executors import Executors
+from router.gateway import Gateway
+from router.identity import SCOPES, Identity
+from router.journal import Began, Earlier, RunStart
+from router.ledger import Ledger
+from router.live_runs import LiveRuns
+from router.model import Model
+from router.passage import Passage
+from router.retrieval import FixedRetriever, Retriever
+from router.scripted_model import Answer, ScriptedModel
+from router.shared_executor import ANOTHER_TENANT, Reuse, SharedExecutor
+from router.terms import Terms
+from tests.router.clock import Clock, ended, with_clock
+from tests.router.deployment import PASSAGE, Deployment, HeldModel, Kept, finds, report, role
+
+SUB_QUERY = "Who directed Heat?"
+RETRIEVER = FixedRetriever({SUB_QUERY: [PASSAGE]})
+
+
+class Indexed:
+    """An index whose name a test may change."""
+
+    name: str | None = "index-1"
+
+    def __call__(self) -> str | None:
+        return self.name
+
+
+async def _traffic() -> Traffic:
+    raise NotImplementedError
+
+
+async def _load(version: str) -> None:
+    raise NotImplementedError(version)
+
+
+def executors(model: Model, retriever: Retriever = RETRIEVER) -> Executors:
+    """Versions that are all the same model."""
+
+    def make(version: str) -> Executor:
+        named = replace(role("execution", model), executor_version=version)
+        return Executor(named, retriever, ExecutorLimits())
+
+    return Executors(make, "small", _traffic, _load)
+
+
+def shared(
+    model: Model, retriever: Retriever = RETRIEVER, reuse: Reuse | None = None, index: Indexed | None = None
+) -> SharedExecutor:
+    """An executor whose runs are shared."""
+    return SharedExecutor(executors(model, retriever), index or Indexed(), reuse or Reuse())
+
+
+def asking(
+    run_id: str,
+    tenant: str = "acme",
+    *,
+    sharing: Sharing = "everybody",
+    time_s: float = 60.0,
+    events: list[Event] | None = None,
+    tokens: int | None = None,
+) -> RunContext:
+    """A run of a tenant, which begins now."""
+    told: list[Event] = [] if events is None else events
+    ledger = Ledger(run_id, tenant, allowance=Allowance(Budget(tokens)))
+    return RunContext.lasting(time_s, told.append, ledger, answering_share=0.0, sharing=sharing)
+
+
+async def held(model: HeldModel, executor: SharedExecutor, context: RunContext) -> asyncio.Task[Execution]:
+    """A run that waits for its model."""
+    task = asyncio.ensure_future(executor.run(SUB_QUERY, 0, context))
+    await ended(model.called.wait())
+    return task
+
+
+async def waiting(executor: SharedExecutor, *contexts: RunContext) -> list[asyncio.Task[Execution]]:
+    """Runs that wait for another one."""
+    tasks = [asyncio.ensure_future(executor.run(SUB_QUERY, 3, context)) for context in contexts]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return tasks
+
+
+async def test_one_run_for_all_who_ask_at_the_same_time() -> None:
+    """The others get its report and its trace, which name it; they make no call."""
+    model = HeldModel(ScriptedModel(finds))
+    executor, events = shared(model), list[Event]()
+    leader, contexts = asking("run-1"), [asking("run-2", events=events), asking("run-3")]
+    first = await held(model, executor, leader)
+    others = await waiting(executor, *contexts)
+    model.let.set()
+    own = await ended(first)
+    assert (own.outcome, own.shared_from, len(leader.ledger.calls)) == ("reported", (), 2)
+    for other in others:
+        assert await ended(other) == msgspec.structs.replace(own, shared_from=("run-1",))
+    assert [context.ledger.calls for context in contexts] == [(), ()]
+    assert events == [SearchDone(3, SUB_QUERY, ("Heat",))]
+    assert (executor.misses, executor.shared, executor.hits) == (1, 2, 0)
+
+
+def test_a_report_is_kept_for_a_while() -> None:
+    """However the sub-query is spelt, and for the configured time."""
+
+    async def main(clock: Clock) -> None:
+        executor = shared(ScriptedModel(finds), reuse=Reuse(keep_s=10.0))
+        await executor.run(SUB_QUERY, 0, asking("run-1"))
+        await clock.advance(10.0)
+        again = await executor.run("  who directed\n heat", 0, asking("run-2"))
+        assert (again.sub_query, again.shared_from) == ("  who directed\n heat", ("run-1",))
+        await clock.advance(0.1)
+        assert (await executor.run(SUB_QUERY, 0, asking("run-3"))).shared_from == ()
+        assert (executor.misses, executor.shared, executor.hits) == (2, 0, 1)
+
+    with_clock(main)
+
+
+async def test_no_more_reports_are_kept_than_configured() -> None:
+    """The one that was not asked for longest is forgotten."""
+    executor = shared(ScriptedModel(finds), reuse=Reuse(most=2))
+    for sub_query in ("a?", "b?", "a?", "c?", "a?", "b?"):
+        await executor.run(sub_query, 0, asking("run"))
+    assert (executor.misses, executor.hits) == (4, 2)
+
+
+async def test_another_index_has_reports_of_its_own() -> None:
+    """A report is not given after the index is swapped, nor kept if that happened while it was written."""
+    index, model = Indexed(), HeldModel(ScriptedModel(finds), free=2)
+    executor = shared(model, index=index)
+    await executor.run(SUB_QUERY, 0, asking("run-1"))
+    index.name = "index-2"
+    second = await held(model, executor, asking("run-2"))
+    index.name = "index-3"
+    model.let.set()
+    assert (await ended(second)).shared_from == ()
+    assert (await executor.run(SUB_QUERY, 0, asking("run-3"))).shared_from == ()
+    index.name = "index-2"
+    assert (await executor.run(SUB_QUERY, 0, asking("run-4"))).shared_from == ()
+
+
+async def test_where_the_index_is_not_known_nothing_is_kept() -> None:
+    """Runs at the same time share all the same."""
+    index, model = Indexed(), HeldModel(ScriptedModel(finds))
+    index.name = None
+    executor = shared(model, index=index)
+    first = await held(model, executor, asking("run-1"))
+    (second,) = await waiting(executor, asking("run-2"))
+    model.let.set()
+    await ended(first)
+    assert (await ended(second)).shared_from == ("run-1",)
+    assert (await executor.run(SUB_QUERY, 0, asking("run-3"))).shared_from == ()
+
+
+async def test_versions_do_not_share() -> None:
+    """What a canary reports is no report of the active version's."""
+    versions = executors(ScriptedModel(finds))
+    executor = SharedExecutor(versions, Indexed())
+    await executor.run(SUB_QUERY, 0, asking("run-1"))
+    versions.traffic = Traffic("active-2")
+    second = await executor.run(SUB_QUERY, 0, asking("run-2"))
+    assert (second.executor, second.shared_from) == ("active-2", ())
+
+
+@pytest.mark.parametrize(
+    ("across", "sharing", "source"),
+    [
+        (False, "everybody", ()),
+        (True, "everybody", (ANOTHER_TENANT,)),
+        (True, "tenant", ()),
+    ],
+)
+async def test_tenants_share_only_if_they_may(across: bool, sharing: Sharing, source: tuple[str, ...]) -> None:
+    """Never by default; where it is allowed, without telling each other's runs; not with those who share within."""
+    executor = shared(ScriptedModel(finds), reuse=Reuse(across_tenants=across))
+    await executor.run(SUB_QUERY, 0, asking("run-1"))
+    other = await executor.run(SUB_QUERY, 0, asking("run-2", "other", sharing=sharing))
+    assert (other.outcome, other.shared_from) == ("reported", source)
+
+
+async def test_tenants_do_not_wait_for_each_other() -> None:
+    """Another tenant's run that is under way delays nothing."""
+    model = HeldModel(ScriptedModel(finds))
+    executor = shared(model)
+    first = await held(model, executor, asking("run-1"))
+    model.called.clear()
+    second = await held(model, executor, asking("run-2", "other"))
+    model.let.set()
+    assert [(await ended(task)).shared_from for task in (first, second)] == [(), ()]
+
+
+async def test_whoever_shares_with_nobody() -> None:
+    """Gets no report of another run's, and gives none."""
+    executor = shared(ScriptedModel(finds))
+    await executor.run(SUB_QUERY, 0, asking("run-1"))
+    alone = asking("run-2", sharing="nobody")
+    assert (await executor.run(SUB_QUERY, 0, alone)).shared_from == ()
+    assert len(alone.ledger.calls) == 2
+    assert (await executor.run(SUB_QUERY, 0, asking("run-3"))).shared_from == ("run-1",)
+
+
+async def test_a_leader_that_leaves_hands_over() -> None:
+    """One who waits goes on from the last turn, and pays for what comes after it; the trace names both."""
+    model = HeldModel(ScriptedModel(finds), free=1)
+    executor, events = shared(model), list[Event]()
+    leader, next_one, last = asking("run-1"), asking("run-2", events=events), asking("run-3")
+    first = await held(model, executor, leader)
+    second, third = await waiting(executor, next_one, last)
+    first.cancel()
+    model.let.set()
+    taken = await ended(second)
+    assert (taken.outcome, taken.shared_from) == ("reported", ("run-1",))
+    assert (len(taken.conversation.outputs), len(taken.searches)) == (2, 1)
+    assert events == [SearchDone(3, SUB_QUERY, ("Heat",))]
+    assert (await ended(third)).shared_from == ("run-1", "run-2")
+    await leader.ledger.close(1.0)
+    assert [call.outcome for call in leader.ledger.calls] == ["completed", "cancelled"]
+    assert [call.outcome for call in next_one.ledger.calls] == ["completed"]
+    assert last.ledger.calls == ()
+
+
+async def test_a_search_that_was_cut_is_done_by_the_next_one() -> None:
+    """Without asking the model for it again."""
+
+    class Held:
+        """Keeps whoever asks waiting, until it is let."""
+
+        def __init__(self) -> None:
+            self.asked, self.let = asyncio.Event(), asyncio.Event()
+
+        async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+            self.asked.set()
+            await self.let.wait()
+            return [[PASSAGE] for _ in queries]
+
+    retriever, model = Held(), ScriptedModel(finds)
+    executor, context = shared(model, retriever), asking("run-2")
+    first = asyncio.ensure_future(executor.run(SUB_QUERY, 0, asking("run-1")))
+    await ended(retriever.asked.wait())
+    (second,) = await waiting(executor, context)
+    first.cancel()
+    retriever.let.set()
+    taken = await ended(second)
+    assert (taken.outcome, taken.shared_from, len(taken.searches)) == ("reported", ("run-1",), 1)
+    assert (len(model.prompts), len(context.ledger.calls)) == (2, 1)
+
+
+@pytest.mark.parametrize("cut", ["time", "budget"])
+def test_one_run_s_terms_are_not_another_s(cut: str) -> None:
+    """Where the leader's time or budget runs out, one that waits goes on."""
+
+    async def main(clock: Clock) -> None:
+        model = HeldModel(ScriptedModel(finds), free=0 if cut == "time" else 1)
+        executor = shared(model)
+        leader = asking("run-1", time_s=5.0) if cut == "time" else asking("run-1", tokens=80)
+        first = asyncio.ensure_future(executor.run(SUB_QUERY, 0, leader))
+        second = asyncio.ensure_future(executor.run(SUB_QUERY, 0, asking("run-2")))
+        await clock.advance(6.0)
+        model.let.set()
+        await clock.settle()
+        assert (await first).outcome == ("timed_out" if cut == "time" else "budget_exhausted")
+        assert (await second).outcome == "reported"
+
+    with_clock(main)
+
+
+def test_who_waits_keeps_its_own_deadline() -> None:
+    """It ends in time, without a report; the leader goes on."""
+
+    async def main(clock: Clock) -> None:
+        model = HeldModel(ScriptedModel(finds))
+        executor = shared(model)
+        first = asyncio.ensure_future(executor.run(SUB_QUERY, 0, asking("run-1")))
+        second = asyncio.ensure_future(executor.run(SUB_QUERY, 0, asking("run-2", time_s=5.0)))
+        await clock.advance(5.0)
+        assert second.done()
+        assert (await second).outcome == "timed_out"
+        model.let.set()
+        assert (await first).outcome == "reported"
+
+    with_clock(main)
+
+
+async def test_who_waits_may_leave() -> None:
+    """Neither the leader nor the others notice."""
+    model = HeldModel(ScriptedModel(finds))
+    executor = shared(model)
+    first = await held(model, executor, asking("run-1"))
+    second, third = await waiting(executor, asking("run-2"), asking("run-3"))
+    second.cancel()
+    model.let.set()
+    assert (await ended(first)).outcome == (await ended(third)).outcome == "reported"
+
+
+async def test_failures_are_not_shared() -> None:
+    """Those who waited for one work alone, and nothing of it is kept."""
+    broken = UpstreamUnavailable("gone", endpoint="e")
+    said: list[Answer] = [broken, f"<search>{SUB_QUERY}</search>", report("Mann", "Heat is a film by Michael Mann.")]
+    model = HeldModel(ScriptedModel(said))
+    executor, context = shared(model), asking("run-2")
+    model.let.set()
+    first, second = asyncio.ensure_future(executor.run(SUB_QUERY, 0, asking("run-1"))), None
+    (second,) = await waiting(executor, context)
+    assert (await ended(first)).outcome == "model_failed"
+    taken = await ended(second)
+    assert (taken.outcome, taken.shared_from, len(context.ledger.calls)) == ("reported", (), 2)
+    assert executor.misses == 2
+
+
+async def test_nothing_is_left_behind() -> None:
+    """After all have ended, and after all have left."""
+    model = HeldModel(ScriptedModel(finds))
+    executor = shared(model, reuse=Reuse(most=0))
+    first = await held(model, executor, asking("run-1"))
+    (second,) = await waiting(executor, asking("run-2"))
+    second.cancel()
+    first.cancel()
+    await asyncio.wait([first, second])
+    model.let.set()
+    assert (await executor.run(SUB_QUERY, 0, asking("run-3"))).shared_from == ()
+    assert (await executor.run(SUB_QUERY, 0, asking("run-4"))).shared_from == ()
+
+
+class Tenants(Kept):
+    """All have the same settings."""
+
+    def __init__(self, began: Began) -> None:
+        super().__init__()
+        self._began = began
+
+    async def begin(self, start: RunStart) -> Began | Earlier:
+        """On record, unless it was asked before."""
+        found = await super().begin(start)
+        return self._began if isinstance(found, Began) else found
+
+
+@pytest.mark.parametrize(
+    ("began", "fresh", "calls"),
+    [
+        (Began(), False, 0),
+        (Began(), True, 2),
+        (Began(redact=True), False, 2),
+        (Began(training=False), False, 2),
+    ],
+)
+async def test_requests_share_as_far_as_they_may(began: Began, fresh: bool, calls: int) -> None:
+    """Not those that ask for fresh work, nor those of tenants whose texts are not kept; whoever trains nobody shares
+    with no other tenant.
+    """
+    store, deployment = Tenants(began), Deployment()
+    executor = shared(deployment.executor, reuse=Reuse(across_tenants=True))
+    gateway = Gateway(
+        search=deployment.search(),
+        executor=executor,
+        roles=deployment.roles(),
+        conductor=Conductor(store, store, LiveRuns(), {}, 60.0),
+    )
+    for tenant in ("first", "second"):
+        await gateway.execute(SUB_QUERY, Terms(Identity(tenant, SCOPES), fresh=fresh))
+    assert [len(run.calls) for run in store.runs] == [2, calls]

@@ -1,0 +1,162 @@
+"""Turns that are held to their form: what is asked of which endpoint, and what the patterns allow."""
+
+import asyncio
+import json
+import re
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from router.errors import UpstreamRefused
+from router.execution_pattern import turn_pattern
+from router.execution_turn import Malformed, ReportTurn, Search, parse_turn
+from router.executor import STOP
+from router.model import Message, Prompt, Sampling, gather
+from router.openai_http import OpenAIHTTP
+from tests.router.openai_server import DONE, MODEL, OpenAIServer, event, fails, says, streams
+
+SEARCH = "<search>Who directed Heat?</search>"
+PATTERN = turn_pattern(searched=False, may_search=True)
+PROMPT = Prompt((Message("user", "hi"),), Sampling(), STOP, pattern=PATTERN)
+
+
+async def asked(model: OpenAIHTTP, *, streamed: bool, prompt: Prompt = PROMPT) -> str:
+    """What the model says."""
+    if not streamed:
+        return (await model.complete(prompt)).text
+    async with model.stream(prompt) as deltas:
+        return (await gather(deltas, lambda _delta: None)).text
+
+
+def held(server: OpenAIServer) -> list[bool]:
+    """Which requests asked for a pattern."""
+    for body in server.bodies:
+        assert body.get("structured_outputs") in (None, {"regex": PATTERN})
+    return ["structured_outputs" in body for body in server.bodies]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_model_that_does_not_think(
+    session: aiohttp.ClientSession, openai_server: OpenAIServer, streamed: bool
+) -> None:
+    """It is held to the pattern at once; a prompt without one is sent without one."""
+    model = OpenAIHTTP(session, openai_server.base_url, MODEL, thinking=False)
+    openai_server.plays(says(SEARCH))
+    await asked(model, streamed=streamed)
+    await asked(model, streamed=streamed, prompt=Prompt((Message("user", "hi"),), Sampling()))
+    assert held(openai_server) == [True, False]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("said", "reasoning", "expected"),
+    [
+        (SEARCH, None, [False, True, True]),
+        (SEARCH, {"reasoning": "hm"}, [False, True, True]),
+        (f"hm</think>{SEARCH}", None, [False, False, False]),
+        (f"<think>hm</think>{SEARCH}", None, [False, False, False]),
+        (f"Sure! {SEARCH}", None, [False, False, False]),
+    ],
+)
+async def test_a_model_that_may_think(
+    session: aiohttp.ClientSession,
+    openai_server: OpenAIServer,
+    *,
+    streamed: bool,
+    said: str,
+    reasoning: dict[str, str] | None,
+    expected: list[bool],
+) -> None:
+    """It is held to the pattern once it has shown that it does not think in its text."""
+    model = OpenAIHTTP(session, openai_server.base_url, MODEL)
+    openai_server.plays(says(said, reasoning=reasoning))
+    for _ in expected:
+        await asked(model, streamed=streamed)
+    assert held(openai_server) == expected
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (400, "Unrecognized request argument supplied: structured_outputs"),
+        (422, json.dumps([{"type": "extra_forbidden", "loc": ["body", "structured_outputs"]}])),
+        (400, "Failed to transform regex into a grammar: unsupported"),
+    ],
+)
+async def test_an_endpoint_that_has_no_patterns(
+    session: aiohttp.ClientSession, openai_server: OpenAIServer, status: int, said: str, *, streamed: bool
+) -> None:
+    """It is asked without them, now and later."""
+    model = OpenAIHTTP(session, openai_server.base_url, MODEL, thinking=False)
+    openai_server.plays(fails(status, said), says(SEARCH))
+    for _ in range(2):
+        assert await asked(model, streamed=streamed) == SEARCH
+    assert held(openai_server) == [True, False, False]
+
+
+async def test_streams_that_are_refused_once_they_are_open(
+    session: aiohttp.ClientSession, openai_server: OpenAIServer
+) -> None:
+    """As vLLM refuses a pattern that it cannot follow; also where several were under way."""
+    model = OpenAIHTTP(session, openai_server.base_url, MODEL, thinking=False)
+    refused = event({"error": {"message": "Grammar error: invalid regex", "type": "BadRequestError", "code": 400}})
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        held = "structured_outputs" in await request.json()
+        return await (streams(refused, DONE) if held else says(SEARCH))(request)
+
+    openai_server.plays(answer)
+    assert await asyncio.gather(*(asked(model, streamed=True) for _ in range(3))) == [SEARCH] * 3
+    assert await asked(model, streamed=True) == SEARCH
+    assert sorted(held(openai_server)) == [False] * 4 + [True] * 3
+
+
+async def test_what_is_refused_for_another_reason(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+    """It is raised, and asked for once."""
+    model = OpenAIHTTP(session, openai_server.base_url, MODEL, thinking=False)
+    openai_server.plays(streams(event({"error": {"message": "no", "code": 400}}), DONE))
+    with pytest.raises(UpstreamRefused):
+        await asked(model, streamed=True)
+    assert held(openai_server) == [True]
+
+
+@pytest.mark.parametrize(
+    ("searched", "may_search", "allowed"),
+    [(False, True, {"search"}), (True, True, {"search", "report"}), (True, False, {"report"})],
+)
+def test_what_turns_may_be(searched: bool, may_search: bool, allowed: set[str]) -> None:
+    """First a search, at last a report, in between either; in every form that the shipped models write."""
+    pattern = turn_pattern(searched=searched, may_search=may_search)
+    turns = {
+        "search": ["<search>Heat</search>", "<search> Who directed Heat?</search>", "<search>谁?</search>"],
+        "report": [
+            "<answer>Mann</answer><evidence>Heat is by Mann.</evidence>",
+            "<answer> Mann</answer>\n<evidence>\nHeat is by Mann.\nSo it is.</evidence>",
+        ],
+    }
+    for kind, texts in turns.items():
+        for text in texts:
+            assert bool(re.fullmatch(pattern, text)) == (kind in allowed)
+            assert isinstance(parse_turn(text), Search if kind == "search" else ReportTurn)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Sure! <search>Heat</search>",
+        "<search></search>",
+        "<search>  </search>",
+        "<search><answer>x</search>",
+        "<answer>Mann</answer>",
+        "<answer>Mann</answer><evidence> </evidence>",
+        "<evidence>x</evidence><answer>Mann</answer>",
+        "",
+    ],
+)
+def test_what_is_malformed_cannot_be(text: str) -> None:
+    """No pattern lets it through."""
+    assert isinstance(parse_turn(text), Malformed | Search)
+    for searched, may_search in ((False, True), (True, True), (True, False)):
+        assert not re.fullmatch(turn_pattern(searched=searched, may_search=may_search), text)

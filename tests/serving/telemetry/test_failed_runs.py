@@ -1,0 +1,145 @@
+"""Traces of runs in which things go wrong."""
+
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from router.amount import NOTHING
+from router.call import Call, Outcome, Purpose, RoleName
+from router.execution import Conversation, Execution
+from router.report import NO_EVIDENCE
+from router.run import Run
+from router.trajectory import Trajectory
+from serving.telemetry.traces import Traces
+
+ADDRESSES = {"engines.backbone": "http://127.0.0.1:8000/v1", "litellm:deepseek": None}
+SUB_QUERY = "Who directed Heat?"
+
+
+def call(number: int, role: RoleName, outcome: Outcome = "completed", purpose: Purpose = "first") -> Call:
+    """One that took a second, `number` seconds after the run's beginning."""
+    return Call(
+        run_id="run-1",
+        tenant="default",
+        number=number,
+        role=role,
+        model=f"{role}-model",
+        deployment="litellm:deepseek" if role == "execution" else "engines.backbone",
+        executor_version=None,
+        purpose=purpose,
+        attempt=1,
+        sub_query=0 if role == "execution" else None,
+        max_tokens=64,
+        reserved=NOTHING,
+        started_at=1000.0 + number,
+        outcome=outcome,
+        usage=None,
+        nano_usd=None,
+        first_token_s=None,
+        duration_s=1.0,
+    )
+
+
+def run(*calls: Call, error: str = "") -> Run:
+    """A run of these calls, whose one sub-query came to nothing."""
+    execution = Execution(SUB_QUERY, NO_EVIDENCE, "retrieval_failed", (), Conversation(()))
+    return Run(
+        id="run-1",
+        kind="answer",
+        request="When was the director of Heat born?",
+        status="failed" if error else "finished",
+        error=error,
+        result=Trajectory("", "not_found", (execution,)),
+        settings={},
+        calls=calls,
+        started_at=1000.0,
+        duration_s=10.0,
+    )
+
+
+def told(ended: Run, *, private: bool = False, searches: Sequence[str | None] = ()) -> tuple[ReadableSpan, ...]:
+    """The spans of a run. `searches`: the errors of its searches, each a second after the other."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    traces = Traces(provider, ADDRESSES, contents=True)
+    traces.run_began()
+    for second, error in enumerate(searches):
+        traces.searched("the film Heat", 1005.0 + second, 0.5, error)
+    traces.run_ended(ended, private=private)
+    return exporter.get_finished_spans()
+
+
+def errors(spans: Sequence[ReadableSpan]) -> list[tuple[str, object]]:
+    """Names and errors of those that failed."""
+    failed = [span for span in spans if span.attributes and "error.type" in span.attributes]
+    assert all(span.status.status_code.name == "ERROR" for span in failed)
+    return sorted((span.name, (span.attributes or {})["error.type"]) for span in failed)
+
+
+def test_retries_belong_to_their_decision() -> None:
+    """What is tried again or corrected is one plan with several chats; a plan fails where its last chat does."""
+    spans = told(
+        run(
+            call(0, "delegation", "unavailable"),
+            call(1, "delegation", purpose="retry"),
+            call(2, "delegation", purpose="correction"),
+            call(3, "delegation", "refused"),
+        )
+    )
+    plans = [span for span in spans if span.name == "plan delegator"]
+    assert [(span.start_time, span.end_time) for span in plans] == [
+        (1_000_000_000_000, 1_003_000_000_000),
+        (1_003_000_000_000, 1_004_000_000_000),
+    ]
+    assert errors(spans) == [
+        ("chat delegation-model", "refused"),
+        ("chat delegation-model", "unavailable"),
+        ("plan delegator", "refused"),
+    ]
+
+
+def test_a_failed_run() -> None:
+    """The workflow has the error's class and not its text; an agent without a report has the reason."""
+    spans = told(
+        run(call(0, "execution"), error="UpstreamRefused: http://10.0.0.7 says no"), searches=["UpstreamGarbled"]
+    )
+    assert errors(spans) == [
+        ("invoke_agent executor", "retrieval_failed"),
+        ("invoke_workflow rolegate", "UpstreamRefused"),
+        ("retrieval rolegate", "UpstreamGarbled"),
+    ]
+    assert not [span for span in spans if "10.0.0.7" in span.to_json()]
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_texts_that_must_not_be_kept(private: bool) -> None:
+    """They are in no span, whatever is configured."""
+    spans = told(run(call(0, "execution")), private=private, searches=[None])
+    whole = "".join(span.to_json() for span in spans)
+    assert [text in whole for text in ("director of Heat", SUB_QUERY, "the film Heat")] == [not private] * 3
+
+
+def test_where_models_are() -> None:
+    """Engines of ours are vLLM at their address; LiteLLM's models are their provider's, at an unknown one."""
+    spans = told(run(call(0, "delegation"), call(1, "execution")))
+    named = {span.name: dict(span.attributes or {}) for span in spans}
+    engine, hosted = named["chat delegation-model"], named["chat execution-model"]
+    assert (engine["gen_ai.provider.name"], engine["server.address"], engine["server.port"]) == (
+        "vllm",
+        "127.0.0.1",
+        8000,
+    )
+    assert (hosted["gen_ai.provider.name"], "server.address" in hosted) == ("deepseek", False)
+    assert "gen_ai.usage.input_tokens" not in engine
+
+
+def test_other_runs_are_no_workflows() -> None:
+    """A completion is its chats, and an execution its agent."""
+    execution = replace(run(call(0, "execution")), kind="execute")
+    assert [span.name for span in told(execution)] == ["chat execution-model", "invoke_agent executor"]
+    completion = replace(run(call(0, "answer")), kind="complete", result=Conversation(()))
+    assert [span.name for span in told(completion)] == ["chat answer-model"]

@@ -1,0 +1,104 @@
+"""What Prometheus is told, by a gateway that answers."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from rolegate.client import GatewayError
+
+from serving.config import TelemetryConfig
+from tests.serving.telemetry.watched_gateway import QUESTION, watched_gateway
+
+Samples = dict[str, dict[frozenset[tuple[str, str]], float]]
+
+
+async def scraped(url: str) -> Samples:
+    """Values by name and labels."""
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        assert response.status == 200
+        families = text_string_to_metric_families(await response.text())
+    found: Samples = {}
+    for family in families:
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
+    return found
+
+
+def of(samples: Samples, name: str, **labels: str) -> float:
+    """One value."""
+    return samples[name][frozenset(labels.items())]
+
+
+async def test_what_is_counted(tmp_path: Path) -> None:
+    """Requests by code, runs, calls and tokens by role, searches and reports are those of what was asked."""
+    async with watched_gateway(tmp_path, TelemetryConfig(metrics="127.0.0.1:0")) as gateway:
+        answers = [await gateway.client.ask(QUESTION) for _ in range(2)]
+        with pytest.raises(GatewayError):
+            await gateway.client.ask(" ")
+        samples = await scraped(gateway.listens("metrics"))
+    rpc = "/rolegate.v1.AnswerService/Answer"
+    assert of(samples, "rolegate_requests_total", rpc=rpc, code="OK") == 2
+    assert of(samples, "rolegate_requests_total", rpc=rpc, code="INVALID_ARGUMENT") == 1
+    assert of(samples, "rolegate_requests_in_flight", rpc=rpc) == 0
+    assert of(samples, "rolegate_request_seconds_count", rpc=rpc) == 3
+    assert of(samples, "rolegate_runs_total", kind="answer", status="finished", outcome="answered") == 2
+    assert of(samples, "rolegate_runs_in_flight") == 0
+    calls = {"model": "delegator", "purpose": "first", "outcome": "completed"}
+    assert of(samples, "rolegate_calls_total", role="delegation", **calls) == 6
+    assert of(samples, "rolegate_call_seconds_count", role="execution") == 8
+    booked: Mapping[str, int] = {
+        "prompt": sum(usage.prompt_tokens for answer in answers for usage in answer.usage),
+        "completion": sum(usage.completion_tokens for answer in answers for usage in answer.usage),
+    }
+    for kind, tokens in booked.items():
+        roles = ("delegation", "execution", "answer")
+        assert sum(of(samples, "rolegate_tokens_total", role=role, kind=kind) for role in roles) == tokens > 0
+    assert of(samples, "rolegate_searches_total", error="") == of(samples, "rolegate_search_seconds_count") == 4
+    assert of(samples, "rolegate_sub_queries_total", report="worked") == 4
+    assert of(samples, "rolegate_breaker_state", deployment=gateway.models, state="closed") == 1
+
+
+async def test_the_event_loop_s_lag(tmp_path: Path) -> None:
+    """It is looked at all the time, whether or not anybody asks anything."""
+    async with watched_gateway(tmp_path, TelemetryConfig(metrics="127.0.0.1:0")) as gateway:
+        samples = await scraped(gateway.listens("metrics"))
+        while not of(samples, "rolegate_event_loop_lag_seconds_count"):
+            samples = await scraped(gateway.listens("metrics"))
+    assert "rolegate_process_resident_memory_bytes" in samples
+
+
+async def test_http_requests(tmp_path: Path) -> None:
+    """The OpenAI-compatible door's requests are counted by path and status."""
+    telemetry = TelemetryConfig(metrics="127.0.0.1:0")
+    async with watched_gateway(tmp_path, telemetry, "127.0.0.1:0") as gateway, aiohttp.ClientSession() as session:
+        door, metrics = gateway.listens("door"), gateway.listens("metrics")
+        for path in ("models", "models/gpt", "nowhere"):
+            async with session.get(f"{door}/{path}"):
+                pass
+        samples = await scraped(metrics)
+    counted = samples["rolegate_requests_total"]
+    assert counted == {
+        frozenset({("rpc", "/v1/models"), ("code", "200")}): 1,
+        frozenset({("rpc", "/v1/models/{name}"), ("code", "404")}): 1,
+        frozenset({("rpc", ""), ("code", "404")}): 1,
+    }
+
+
+def test_workers_have_ports_of_their_own() -> None:
+    """Each takes the next one, unless any will do."""
+    config = TelemetryConfig(metrics="127.0.0.1:9464")
+    assert [config.of_worker(index).metrics for index in (1, 2)] == ["127.0.0.1:9464", "127.0.0.1:9465"]
+    assert TelemetryConfig(metrics="127.0.0.1:0").of_worker(2).metrics == "127.0.0.1:0"
+    assert TelemetryConfig().of_worker(2).metrics is None
+
+
+def test_nothing_is_loaded_unless_configured() -> None:
+    """A gateway that nobody watches loads neither library."""
+    program = "import json, sys, router, serving.composition; print(json.dumps(list(sys.modules)))"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout
+    assert not {"prometheus_client", "opentelemetry"} & set(json.loads(loaded))

@@ -1,0 +1,44 @@
+"""A gateway that is watched, over models and retrieval that answer at once."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+from rolegate.client import AsyncClient
+
+from benchmarks.canned_config import canned_config
+from benchmarks.canned_upstream import CannedModels, canned_upstream
+from serving.composition import running_gateway
+from serving.config import TelemetryConfig
+from serving.config_file import load_config
+
+QUESTION = "When was the director of Heat born?"
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedGateway:
+    """Its address, a client, the models' base URL, and what it told at the start."""
+
+    address: str
+    client: AsyncClient
+    models: str
+    told: list[str]
+
+    def listens(self, what: str) -> str:
+        """Where the metrics are, or the door."""
+        return next(step.rpartition(" ")[2] for step in self.told if what in step)
+
+
+@asynccontextmanager
+async def watched_gateway(
+    folder: Path, telemetry: TelemetryConfig, http: str | None = None
+) -> AsyncIterator[WatchedGateway]:
+    """It runs while the context is open."""
+    told: list[str] = []
+    async with canned_upstream(CannedModels()) as (models, retrieval):
+        file = canned_config(folder, models, retrieval, f"sqlite:///{folder}/runs.db", reuse=True)
+        config = replace(load_config(file), telemetry=telemetry)
+        async with running_gateway(config, "127.0.0.1:0", told.append, http) as address, AsyncClient(address) as client:
+            yield WatchedGateway(address, client, models, told)

@@ -1,0 +1,74 @@
+"""`rolegate serve`, one process or several: how it begins, and how it ends."""
+
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from rolegate.v1.answer_service_pb2 import AnswerRequest
+from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
+
+from serving.cli.main import main
+from tests.serving.test_cli import config_file, service
+
+
+@pytest.fixture
+def upstream() -> Iterator[socket.socket]:
+    """A server that takes connections and never says anything."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+        yield server
+
+
+def config_at(upstream: socket.socket, folder: Path) -> list[str]:
+    """Options with everything at this one."""
+    host, port = upstream.getsockname()
+    file = config_file(folder, f"http://{host}:{port}/v1", f'address = "{host}:{port}"')
+    return ["--config", str(file), "--address", "127.0.0.1:0"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_second_signal_ends_at_once(workers: int, tmp_path: Path, upstream: socket.socket) -> None:
+    """The first one lets what is running finish, for half a minute; health says so meanwhile."""
+    chosen = config_at(upstream, tmp_path)
+    with service("serve", *chosen, "--workers", str(workers), cwd=tmp_path) as server:
+        with grpc.insecure_channel(server.ready()) as channel:
+            stub: Any = HealthStub(channel)
+            watch = stub.Watch(health_pb2.HealthCheckRequest())
+            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+            answer = AnswerServiceStub(channel).Answer.future(AnswerRequest(question="why?"))
+            connection, _ = upstream.accept()  # the gateway asks its delegator
+            server.process.send_signal(signal.SIGTERM)
+            assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            server.process.send_signal(signal.SIGTERM)
+            assert answer.exception(timeout=20) is not None
+            connection.close()
+        log = server.rest()
+    assert server.process.returncode == 0
+    assert "serve.stopped" in log
+    assert "Traceback" not in log
+
+
+def test_several_start_as_one(tmp_path: Path, upstream: socket.socket) -> None:
+    """They are ready once, at one address, and what they have to say is said once."""
+    chosen = [*config_at(upstream, tmp_path), "--http", "127.0.0.1:0"]
+    with service("serve", *chosen, "--workers", "2", cwd=tmp_path) as server:
+        server.ready()
+        server.process.send_signal(signal.SIGINT)
+        log = server.rest()
+    assert server.process.returncode == 0
+    for said in (r"serve\.ready", "OpenAI-compatible door", r"serve\.stopped"):
+        assert len(re.findall(said, log)) == 1, log
+
+
+@pytest.mark.parametrize("workers", ["0", "65", "many"])
+def test_a_number_of_workers_that_is_none(workers: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--workers", workers])
+    assert "--workers" in capsys.readouterr().err

@@ -1,0 +1,138 @@
+"""A server that dies or hangs is started again, and whoever depends on it hears of it."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from router.meanwhile import meanwhile
+from serving.backoff import Backoff
+from serving.server_process import ServerProcess
+from serving.supervision import Watch, keep_running
+
+WATCH = Watch(every_s=0.05, within_s=0.5, misses=1000, backoff=lambda: Backoff(first_s=0.05, longest_s=0.1))
+SCRIPT = Path(__file__).parent / "plain_server.py"
+
+
+class Watched:
+    """A server, and what is heard of it."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        command = [sys.executable, "-S", str(SCRIPT), port, str(folder)]
+        self.process = ServerProcess("engines.small", command, int(port), folder / "log", {})
+        self.heard: asyncio.Queue[str | None] = asyncio.Queue()
+        self._folder = folder
+
+    @property
+    def pid(self) -> int:
+        """The number of the process that runs now."""
+        return int((self._folder / "pid").read_text())
+
+    async def next(self) -> str | None:
+        """What is heard next."""
+        async with asyncio.timeout(30):
+            return await self.heard.get()
+
+
+@asynccontextmanager
+async def watched(folder: Path, watch: Watch = WATCH) -> AsyncIterator[Watched]:
+    """A server that runs and is kept running."""
+    server = Watched(folder)
+    try:
+        await server.process.start()
+        async with meanwhile(keep_running(server.process, server.heard.put_nowait, watch)):
+            yield server
+    finally:
+        await server.process.stop()
+
+
+async def test_one_that_dies_is_started_again(tmp_path: Path) -> None:
+    """At the same address, however often; what has happened is told each time."""
+    async with watched(tmp_path) as server:
+        seen = set()
+        for _ in range(2):
+            seen.add(server.pid)
+            os.kill(server.pid, signal.SIGKILL)
+            assert await server.next() == "ended with code -9"
+            assert await server.next() is None
+            assert await server.process.answers(5.0)
+        assert server.pid not in seen
+
+
+async def test_one_that_hangs_is_started_again(tmp_path: Path) -> None:
+    """It is there, and does not answer: that is as good as dead."""
+    async with watched(tmp_path, replace(WATCH, misses=2)) as server:
+        hanging = server.pid
+        os.kill(hanging, signal.SIGSTOP)
+        assert await server.next() == "does not answer its health check"
+        assert await server.next() is None
+        assert server.pid != hanging
+
+
+async def test_one_that_cannot_be_started_again(tmp_path: Path) -> None:
+    """It is tried again and again, with the end of its output told, until it can."""
+    async with watched(tmp_path) as server:
+        (tmp_path / "broken").touch()
+        os.kill(server.pid, signal.SIGKILL)
+        assert await server.next() == "ended with code -9"
+        for _ in range(2):
+            why = await server.next()
+            assert why is not None
+            assert why.startswith("engines.small ended with code 3; the end of ")
+            assert why.endswith("cannot read the model")
+        (tmp_path / "broken").unlink()
+        while await server.next() is not None:
+            pass
+        assert await server.process.answers(5.0)
+
+
+async def test_what_is_stopped_stays_stopped(tmp_path: Path) -> None:
+    """Nothing is started again once nobody keeps it running."""
+    async with watched(tmp_path) as server:
+        pass
+    assert server.heard.empty()
+    assert not await server.process.answers(5.0)
+
+
+def test_pauses_grow_until_all_was_well_for_a_while() -> None:
+    """Each is twice the one before, up to the longest; after a good time they begin anew."""
+    now = 0.0
+    backoff = Backoff(1.0, 5.0, good_after_s=60.0, clock=lambda: now)
+    pauses = []
+    for passed in (0, 1, 3, 63, 70, 65, 10):
+        now += passed
+        pauses.append(backoff.next())
+    assert pauses == [1.0, 2.0, 4.0, 5.0, 1.0, 1.0, 2.0]
+
+
+async def test_it_dies_with_whoever_started_it(tmp_path: Path) -> None:
+    """Also where that one is killed."""
+    start = (
+        "import asyncio, sys; from pathlib import Path; from tests.serving.test_supervision import Watched\n"
+        "async def main():\n"
+        "    await Watched(Path(sys.argv[1])).process.start()\n"
+        "    print('ready', flush=True)\n"
+        "    await asyncio.Event().wait()\n"
+        "asyncio.run(main())"
+    )
+    root = Path(__file__).parents[2]
+    starter = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", start, str(tmp_path)), stdout=asyncio.subprocess.PIPE, cwd=root
+    )
+    assert starter.stdout is not None
+    assert await starter.stdout.readline() == b"ready\n"
+    server = psutil.Process(int((tmp_path / "pid").read_text()))
+    assert server.is_running()
+    starter.kill()
+    await starter.wait()
+    await asyncio.to_thread(server.wait, 30)
