@@ -11,14 +11,20 @@ _BENCHMARKS = {
     "mini": "a held-out mini world through real vLLM and retrieval: exact match, and which role loses what",
     "index": "how fast an index is built, in how much memory, and again after a change",
     "documents": "whether questions about your own documents find the passage that answers them",
+    "chaos": "whether every question ends in time, answered or not, and is booked, while everything around it fails",
     "durability": "what it costs that an answer is on disk before it is acknowledged",
     "budgets": "whether a quota holds against many requests at once, in one process and in four",
     "crashes": "what killing the gateway at random moments loses",
+    "early-dispatch": "what it brings to begin with sub-queries while the delegator still writes its block",
     "reconciliation": "whether the ledger agrees with real vLLM engines, with faults in between",
+    "executor": "the executor's throughput through the gateway beside the engine's own, and what held output brings",
     "executors": "the naive, the distilled and the teaching executor on held-out mini worlds",
     "filtering": "what an executor learns with the filter, without it, and from gold trajectories",
+    "fuzz": "a million inputs for every reader of what models, engines and clients write",
     "loop": "from logged traffic to a better executor in service, and a spoiled one out of it",
+    "overhead": "what the gateway itself costs in CPU, time and memory, beside LiteLLM",
     "retrieval": "hit@k of dense, lexical and fused retrieval over a corpus with gold evidence",
+    "retrieval-load": "searches a second for many callers, in batches and one by one, and whether they find the same",
     "usage": "how long sums over ten million calls take, and whether they are exact",
 }
 
@@ -31,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, summary in _BENCHMARKS.items():
         commands.add_parser(name, help=summary, add_help=False)
     chosen, rest = parser.parse_known_args(given[:1])
-    benchmark = importlib.import_module(f"benchmarks.{chosen.benchmark}")
+    benchmark = importlib.import_module(f"benchmarks.{chosen.benchmark.replace('-', '_')}")
     try:
         return int(benchmark.main([*rest, *given[1:]]) or 0)
     except RolegateError as error:

@@ -14,6 +14,11 @@ class Child:
     def __init__(self, process: asyncio.subprocess.Process, told: list[str]) -> None:
         self._process, self.told = process, told
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
     def kill(self) -> None:
         """Kill it at once (SIGKILL)."""
         self._process.kill()

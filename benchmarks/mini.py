@@ -24,6 +24,7 @@ from executor_sft.miniworld.config import over
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
 from serving.composition import running_gateway
+from serving.config import ReuseConfig
 from serving.config_file import load_config, preset
 from serving.logs import errors_only
 from serving.retrieval.atomic_file import write_atomically
@@ -62,6 +63,7 @@ async def _run(given: argparse.Namespace) -> MiniReport:
     with tempfile.TemporaryDirectory() as folder:
         questions = export(World(given.seed, "test"), Path(folder), given.questions)
         config = over(load_config(given.config or preset("mini")), Path(folder))
+        config = msgspec.structs.replace(config, reuse=ReuseConfig(enabled=False))
         async with (
             running_gateway(config, "127.0.0.1:0", lambda text: console.print(text, style="dim")) as address,
             grpc.aio.insecure_channel(address) as channel,

@@ -12,7 +12,7 @@ from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
 from router.edge.server import Server
 from serving.composition import slow_parts
-from serving.config import Config, DistillationConfig, RoleConfig, RolesConfig
+from serving.config import Config, DistillationConfig, ReuseConfig, RoleConfig, RolesConfig
 from serving.config_file import load_config, preset
 from serving.engine import Tell
 from serving.retrieval.grpc_service import RetrievalServicer
@@ -37,8 +37,9 @@ class MiniDeployment(msgspec.Struct, frozen=True):
         *,
         versions: Path | None = None,
     ) -> Config:
-        """The config of a gateway in front of it, also written to `file`. `base_urls`: instead of the engines'.
-        `versions`: where versions are published; then the untuned model is the active one at first.
+        """The config of a gateway in front of it, which works on every question anew; also written to `file`.
+        `base_urls`: instead of the engines'. `versions`: where versions are published; then the untuned model is the
+        active one at first.
         """
         urls = {**self.engines, **(base_urls or {})}
 
@@ -52,6 +53,7 @@ class MiniDeployment(msgspec.Struct, frozen=True):
             self.of,
             roles=RolesConfig(delegation=at(roles.delegation), execution=at(roles.execution), answer=at(roles.answer)),
             engines={},
+            reuse=ReuseConfig(enabled=False),
             retrieval=retrieval,
             server=msgspec.structs.replace(self.of.server, store=store, http=None),
             distillation=DistillationConfig(teacher=at(teacher) if teacher and teacher.engine in urls else None),
