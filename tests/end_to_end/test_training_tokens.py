@@ -3,12 +3,13 @@
 from collections.abc import AsyncIterator, Sequence
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 
 import aiohttp
 import msgspec
 import pytest
 import pytest_asyncio
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from executor_sft.dataset import rows_of
 from executor_sft.kept import Kept
@@ -76,23 +77,6 @@ def sub_queries(library: Library) -> list[SubQuery]:
     return list(islice((sub_query for _ in range(99) for sub_query in examiner.draw().sub_queries), 20))
 
 
-@pytest_asyncio.fixture(loop_scope="package")
-async def heard() -> AsyncIterator[tuple[aiohttp.ClientSession, list[Reply]]]:
-    """A session, and the replies of completions that go through it."""
-    replies: list[Reply] = []
-    trace = aiohttp.TraceConfig()
-
-    async def keep(
-        _session: aiohttp.ClientSession, _context: SimpleNamespace, received: aiohttp.TraceResponseChunkReceivedParams
-    ) -> None:
-        if received.url.path.endswith("/chat/completions"):
-            replies.append(msgspec.json.decode(received.chunk, type=Reply))
-
-    trace.on_response_chunk_received.append(keep)
-    async with aiohttp.ClientSession(trace_configs=[trace]) as session:
-        yield session, replies
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def engine_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     """An engine of its own: what is asked of the demo's without its gateway, its ledger would miss."""
@@ -101,6 +85,29 @@ async def engine_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
     )
     async with served as url:
         yield url
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def heard(engine_url: str, session: aiohttp.ClientSession) -> AsyncIterator[tuple[str, list[Reply]]]:
+    """Where the engine is asked through a relay, and the replies that went through it."""
+    replies: list[Reply] = []
+
+    async def relay(request: web.Request) -> web.Response:
+        async with session.post(f"{engine_url}/chat/completions", json=await request.json()) as answered:
+            body = await answered.read()
+        replies.append(msgspec.json.decode(body, type=Reply))
+        return web.Response(body=body, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", relay)
+    async with TestServer(app) as server:
+        yield str(server.make_url("/v1")), replies
 
 
 async def executed(model: Model, library: Library, sub_query: str, max_turns: int = 3) -> Execution:
@@ -117,14 +124,11 @@ def rows(execution: Execution) -> list[Row]:
 
 
 async def test_rows_are_what_the_engine_read_and_wrote(
-    engine_url: str,
-    library: Library,
-    sub_queries: list[SubQuery],
-    heard: tuple[aiohttp.ClientSession, list[Reply]],
+    library: Library, sub_queries: list[SubQuery], session: aiohttp.ClientSession, heard: tuple[str, list[Reply]]
 ) -> None:
     """Of real runs: every prompt, and every turn but for its end where a stop string came before it."""
-    session, replies = heard
-    model = OpenAIHTTP(session, engine_url, MODEL, extra_body={"return_token_ids": True})
+    url, replies = heard
+    model = OpenAIHTTP(session, url, MODEL, extra_body={"return_token_ids": True})
     compared = 0
     for sub_query in sub_queries:
         replies.clear()
@@ -140,10 +144,7 @@ async def test_rows_are_what_the_engine_read_and_wrote(
 
 
 async def test_prompts_of_any_trajectory_are_the_engines(
-    engine_url: str,
-    library: Library,
-    sub_queries: list[SubQuery],
-    heard: tuple[aiohttp.ClientSession, list[Reply]],
+    engine_url: str, library: Library, sub_queries: list[SubQuery], session: aiohttp.ClientSession
 ) -> None:
     """Those of a teacher too, with two searches, a correction, and text that could be mistaken for the protocol."""
     url = engine_url.removesuffix("/v1") + "/tokenize"
@@ -159,5 +160,5 @@ async def test_prompts_of_any_trajectory_are_the_engines(
         for row in made:
             messages = msgspec.to_builtins(shown[: before[row.turn]])
             asked = {"model": MODEL, "messages": messages, "add_generation_prompt": True}
-            async with heard[0].post(url, json=asked) as reply:
+            async with session.post(url, json=asked) as reply:
                 assert row.prompt_ids == msgspec.json.decode(await reply.read(), type=Tokens).tokens
