@@ -1,4 +1,5 @@
-"""The demo as `rolegate ask` runs it, once for all tests of this folder: real engines, a real index, one gateway."""
+"""The demo as `rolegate ask` runs it, once for all tests of this folder: real engines, a real index, one gateway; and
+an engine beside it."""
 
 import re
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ import pytest_asyncio
 from serving.composition import running_gateway
 from serving.config import Config, ReuseConfig
 from serving.config_file import load_config, preset
+from serving.engine import engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +49,11 @@ async def demo(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Demo]:
         grpc.aio.insecure_channel(address) as channel,
     ):
         yield Demo(config, folder / "runs.db", address, channel, tuple(steps))
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def engine_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """An executor's engine beside the demo: what is asked of the demo's without its gateway, its ledger would miss."""
+    config, logs = load_config(preset("mini")).engines["executor"], tmp_path_factory.mktemp("engine")
+    async with engine("executor", config, ["mini-executor"], lambda _step: None, logs=logs) as url:
+        yield url

@@ -11,16 +11,15 @@ from router.execution_turn import Malformed, parse_turn
 from router.executor import STOP
 from router.model import Completion, Message, Prompt, Sampling, gather
 from router.openai_http import OpenAIHTTP
-from tests.end_to_end.conftest import Demo
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 ASKED = (Message("system", "You search."), Message("user", "Say hello."))
 
 
-async def written(demo: Demo, pattern: str | None) -> list[Completion]:
+async def written(engine_url: str, pattern: str | None) -> list[Completion]:
     """Twelve turns that the executor's model writes almost at random, every other one streamed."""
     async with aiohttp.ClientSession() as session:
-        model = OpenAIHTTP(session, demo.engines["engines.executor"], "mini-executor", thinking=False)
+        model = OpenAIHTTP(session, engine_url, "mini-executor", thinking=False)
 
         async def turn(seed: int) -> Completion:
             prompt = Prompt(ASKED, Sampling(60, temperature=1.8, seed=seed), STOP, pattern=pattern)
@@ -37,7 +36,7 @@ def malformed(outputs: list[Completion]) -> int:
     return sum(isinstance(parse_turn(one.text), Malformed) for one in outputs if one.finish_reason != "length")
 
 
-async def test_what_is_held_is_never_malformed(demo: Demo) -> None:
+async def test_what_is_held_is_never_malformed(engine_url: str) -> None:
     """Whatever the model would rather write; what was cut at its length began as it should, too."""
     for searched, may_search, tags in (
         (False, True, ("search",)),
@@ -45,14 +44,14 @@ async def test_what_is_held_is_never_malformed(demo: Demo) -> None:
         (True, False, ("answer",)),
     ):
         pattern = turn_pattern(searched=searched, may_search=may_search)
-        outputs = await written(demo, pattern)
+        outputs = await written(engine_url, pattern)
         assert malformed(outputs) == 0
         for one in outputs:
             assert one.finish_reason == "length" or re.fullmatch(pattern, one.text)
             assert one.text.startswith(tuple(f"<{tag}>" for tag in tags))
-    assert malformed(await written(demo, None)) > 0
+    assert malformed(await written(engine_url, None)) > 0
 
 
-async def test_a_pattern_that_the_engine_refuses(demo: Demo) -> None:
+async def test_a_pattern_that_the_engine_refuses(engine_url: str) -> None:
     """The model then writes freely."""
-    assert malformed(await written(demo, r"(?=<search>)(\w)\1")) > 0
+    assert malformed(await written(engine_url, r"(?=<search>)(\w)\1")) > 0

@@ -26,7 +26,6 @@ from router.passage import Passage
 from router.role import Role
 from router.scripted_model import ScriptedModel
 from serving.config_file import load_config, preset
-from serving.engine import engine
 from tests.router.deployment import lasting, report
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -75,16 +74,6 @@ def sub_queries(library: Library) -> list[SubQuery]:
     """Of the demo's world."""
     examiner = Examiner(World(7, "test"), library)
     return list(islice((sub_query for _ in range(99) for sub_query in examiner.draw().sub_queries), 20))
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="package")
-async def engine_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    """An engine of its own: what is asked of the demo's without its gateway, its ledger would miss."""
-    served = engine(
-        "executor", MINI.engines["executor"], [MODEL], lambda _step: None, logs=tmp_path_factory.mktemp("l")
-    )
-    async with served as url:
-        yield url
 
 
 @pytest_asyncio.fixture(loop_scope="package")
