@@ -104,7 +104,8 @@ async def test_the_ledger_equals_the_engine(served: Engine, database: Database) 
         assert [usage.lower_bound for usage in known] == [True] * 3
         assert all(usage.prompt_tokens == exact(ledger) for usage in known)
         both = await compared(served, database)
-        assert (both.verdict, both.completed_calls) == ("within_bounds", 10)
+        assert both.verdict in ("equal", "within_bounds")  # equal where nothing came after the last report of usage
+        assert both.completed_calls == 10
         assert sorted(both.uncertain_calls) == [f"run-cut-{number}" for number in range(4)]
         log = served.log()
         for call in (*ledger.calls, *(call for call in cut.calls if call.usage)):
