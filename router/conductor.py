@@ -86,12 +86,12 @@ class Conductor:
         tenant = terms.identity.books_on
         if asked.kind == "shadow":  # it gives way to clients, and takes no place of theirs
             await self._admission.spare()
-            return await self._conduct(asked, terms, emit, work, then, deadline=self._deadline(terms))
-        deadline = self._deadline(terms)
-        async with _in_time(deadline):
+            return await self._conduct(asked, terms, emit, work, then, times=self._times(terms))
+        times = self._times(terms)
+        async with _in_time(times.deadline):
             await self._admission.enter(tenant)
         try:
-            return await self._conduct(asked, terms, emit, work, then, deadline=deadline)
+            return await self._conduct(asked, terms, emit, work, then, times=times)
         finally:
             self._admission.leave(tenant)
 
@@ -99,11 +99,12 @@ class Conductor:
         """Wait until every run that has begun has ended and is stored."""
         await self._live.ended()
 
-    def _deadline(self, terms: Terms) -> float:
+    def _times(self, terms: Terms) -> "_Times":
         allowed = self._timeout_s if terms.time_s is None else min(terms.time_s, self._timeout_s)
-        return asyncio.get_running_loop().time() + allowed - min(_LONGEST_STORING_S, allowed * _STORING_SHARE)
+        end = asyncio.get_running_loop().time() + allowed
+        return _Times(end - min(_LONGEST_STORING_S, allowed * _STORING_SHARE), end)
 
-    async def _conduct(self, asked: Asked, terms: Terms, emit: Emit, work: Work, then: Then, *, deadline: float) -> Run:
+    async def _conduct(self, asked: Asked, terms: Terms, emit: Emit, work: Work, then: Then, *, times: "_Times") -> Run:
         start = RunStart(
             id=f"run-{secrets.token_hex(8)}",
             kind=asked.kind,
@@ -114,7 +115,7 @@ class Conductor:
             fingerprint=asked.fingerprint if terms.request_id else "",
             started_at=time.time(),
         )
-        async with _in_time(deadline):
+        async with _in_time(times.deadline):
             began = await self._begin(start)
         if isinstance(began, Run):
             for event in began.events:
@@ -136,7 +137,7 @@ class Conductor:
 
             self._observer.run_began()
             tell(RunStarted(start.id))
-            time_s = deadline - asyncio.get_running_loop().time()
+            time_s = times.deadline - asyncio.get_running_loop().time()
             context = RunContext.lasting(
                 time_s,
                 tell,
@@ -144,7 +145,7 @@ class Conductor:
                 answering_share=asked.answering_share,
                 sharing=_sharing(asked, terms, began),
             )
-            run = await self._run(start, context, live, work, private=began.redact)
+            run = await self._run(start, context, live, work, private=began.redact, until=times.end)
         for event in _last_events(run.result):
             emit(event)
         if not began.redact:
@@ -176,8 +177,10 @@ class Conductor:
                 )
             return run
 
-    async def _run(self, start: RunStart, context: RunContext, live: LiveRun, work: Work, *, private: bool) -> Run:
-        """Do the work under its deadline and store the run, however it ends."""
+    async def _run(
+        self, start: RunStart, context: RunContext, live: LiveRun, work: Work, *, private: bool, until: float
+    ) -> Run:
+        """Do the work under its deadline and store the run, however it ends; the store is waited for `until` then."""
         begun = time.monotonic()
         failure: BaseException | None = None
         result: Result | None = None
@@ -193,7 +196,9 @@ class Conductor:
             status, failure = "failed", error
         ending = self._end(start, context, live, _Ended(status, result, failure, begun, private))
         try:
-            run = await live.to_the_end(ending)
+            run = await live.to_the_end(ending, until)
+        except TimeoutError:
+            raise failure or OutOfTime(f"Time ran out while run {start.id} was stored; look there later.") from None
         except StoreFailed:
             if isinstance(failure, asyncio.CancelledError):  # nobody is left to hear of it
                 raise failure from None
@@ -235,6 +240,16 @@ class Conductor:
             duration_s=round(run.duration_s, 3),
         )
         return run
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Of a request, in the event loop's time."""
+
+    deadline: float
+    """When the work has to be done."""
+    end: float
+    """When whoever asked has to hear of it."""
 
 
 @dataclass(frozen=True, slots=True)

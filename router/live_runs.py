@@ -1,13 +1,17 @@
 """The runs that are under way in this process."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
+
+import structlog
 
 from router.errors import RunCancelled
 from router.events import Event
 from router.run import Run, RunKind
+
+_log = structlog.get_logger("gateway")
 
 Value = TypeVar("Value")
 
@@ -22,6 +26,7 @@ class LiveRun:
         self.ended: asyncio.Future[Run | None] = asyncio.get_running_loop().create_future()
         """The stored run; None where it could not be stored."""
         self._task, self._cancelled = task, False
+        self._ending: asyncio.Future[Any] | None = None
         self._news = asyncio.Event()
 
     def tell(self, event: Event) -> None:
@@ -48,17 +53,36 @@ class LiveRun:
         self._task.uncancel()
         return RunCancelled(f"Run {self.run_id} was cancelled.")
 
-    async def to_the_end(self, ending: Coroutine[Any, Any, Value]) -> Value:
-        """What `ending` comes to, however often the task is cancelled meanwhile."""
-        future, cancelled = asyncio.ensure_future(ending), None
-        while not future.done():
+    async def to_the_end(self, ending: Coroutine[Any, Any, Value], until: float) -> Value:
+        """What `ending` comes to, however often the task is cancelled meanwhile. Raises `TimeoutError` at `until`, in
+        the event loop's time; `ending` goes on, and only then is the run over.
+        """
+        self._ending = future = asyncio.ensure_future(ending)
+        loop, cancelled = asyncio.get_running_loop(), None
+        while not future.done() and (left_s := until - loop.time()) > 0:
             try:
-                await asyncio.wait([future])  # unlike awaiting the future, this never cancels it
+                await asyncio.wait([future], timeout=left_s)  # unlike awaiting the future, this never cancels it
             except asyncio.CancelledError as error:
                 cancelled = error
         if cancelled is not None and self.why(cancelled) is cancelled:
             raise cancelled
+        if not future.done():
+            raise TimeoutError
         return future.result()
+
+    def when_over(self, then: Callable[[], None]) -> None:
+        """Call `then` now, or else once its end, which nobody waits for any more, is stored or cannot be."""
+
+        def ended(ending: asyncio.Future[Any]) -> None:
+            error = None if ending.cancelled() else ending.exception()
+            if error is not None:
+                _log.error("run.not_stored", run_id=self.run_id, error=f"{type(error).__name__}: {error}")
+            then()
+
+        if self._ending is None or self._ending.done():
+            then()
+        else:
+            self._ending.add_done_callback(ended)
 
     async def watch(self, after: int) -> AsyncIterator[tuple[int, Event]]:
         """Events with their numbers, from `after` + 1 on, until it is over."""
@@ -91,8 +115,11 @@ class LiveRuns:
         try:
             yield live
         finally:
-            live.end(None)
-            del self._runs[run_id]
+            live.when_over(lambda: self._gone(live))
+
+    def _gone(self, live: LiveRun) -> None:
+        live.end(None)
+        del self._runs[live.run_id]
 
     def find(self, run_id: str) -> LiveRun | None:
         """A run that is under way here."""

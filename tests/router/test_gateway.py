@@ -214,9 +214,53 @@ def test_the_deadline(asked_s: float | None, limit_s: float) -> None:
 async def test_a_deadline_that_has_passed() -> None:
     """No time at all is out of time, not a crash."""
     store = Kept()
+    gateway = Deployment().gateway(store)
     with pytest.raises(OutOfTime):
-        await ended(Deployment().gateway(store).answer(QUESTION, Terms(time_s=0.0), ignored))
+        await ended(gateway.answer(QUESTION, Terms(time_s=0.0), ignored))
+    await ended(gateway.settled())
     assert [run.status for run in store.runs] == ["failed"]
+
+
+def test_a_store_that_takes_too_long() -> None:
+    """Whoever asked hears of it in time, though the run is still being stored; it is under way until it is."""
+
+    async def main(clock: Clock) -> None:
+        store, live = Kept(), LiveRuns()
+        store.let.clear()
+        gateway = Deployment().gateway(store, live=live)
+        answering = asyncio.create_task(gateway.answer(QUESTION, Terms(time_s=10.0), ignored))
+        await clock.advance(9.9)
+        assert not answering.done()
+        await clock.advance(0.1)
+        with pytest.raises(OutOfTime, match=r"while run run-[0-9a-f]+ was stored; look there later"):
+            answering.result()
+        (run_id,) = store.starts
+        assert live.find(run_id) is not None
+        store.let.set()
+        await gateway.settled()
+        await clock.settle()
+        assert live.find(run_id) is None
+        assert [(run.id, run.status) for run in store.runs] == [(run_id, "finished")]
+
+    with_clock(main)
+
+
+def test_a_store_that_fails_too_late(capsys: pytest.CaptureFixture[str]) -> None:
+    """What nobody waits for any more is told to the operator."""
+
+    async def main(clock: Clock) -> None:
+        store = Kept()
+        store.full = True
+        store.let.clear()
+        gateway = Deployment().gateway(store)
+        answering = asyncio.create_task(gateway.answer(QUESTION, Terms(time_s=10.0), ignored))
+        await clock.advance(10.0)
+        assert isinstance(answering.exception(), OutOfTime)
+        store.let.set()
+        await gateway.settled()
+        assert "run.not_stored" in capsys.readouterr().out
+
+    with_clock(main)
 
 
 async def test_execute() -> None:
