@@ -28,7 +28,7 @@ from router.edge.convert_version import state_from_proto
 from router.errors import BadRequest
 from router.execution_turn import ReportTurn, Search, parse_turn
 from router.identity import LOCAL
-from router.openai_reply import ChatReply
+from router.openai_reply import read_reply
 from router.question_list import read_questions
 from router.scope import Scope
 from router.sse import EventReader, EventTooLong
@@ -36,7 +36,6 @@ from router.streamed_reply import StreamedReply
 
 _SCOPE = Scope.parse("who wrote the of is city\nborn in what\n\nThe Salt Road\nIlse Varnholt\nSt. Ives-le-Bas\n")
 _CALL: Any = SimpleNamespace(time_remaining=lambda: None)
-_reply = msgspec.json.Decoder(ChatReply)
 
 
 def decision(data: bytes) -> None:
@@ -94,7 +93,7 @@ def stream(data: bytes) -> None:
     reply = StreamedReply(("</search>",))
     for event in EventReader().feed(data):
         with suppress(msgspec.DecodeError, UnicodeDecodeError):
-            reply.take(_reply.decode(event))
+            reply.take(read_reply(event))
     reply.end()
 
 

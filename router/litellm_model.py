@@ -12,7 +12,7 @@ import msgspec
 
 from router.errors import BadConfig
 from router.model import Completion, Delta, Prompt, Usage
-from router.openai_reply import ChatReply, UsageReply, completion
+from router.openai_reply import ChatReply, UsageReply, completion, convert_reply
 from router.openai_request import REQUEST_ID, StreamOptions, chat_body
 from router.secret import without_userinfo
 from router.streamed_reply import StreamedReply
@@ -103,7 +103,7 @@ class LiteLLMModel:
 
     def _read(self, raw: Any) -> ChatReply:
         try:
-            return msgspec.convert(raw, ChatReply, from_attributes=True)
+            return convert_reply(raw)
         except msgspec.ValidationError as error:
             raise self._upstream.garbled(str(error)) from error
 

@@ -12,7 +12,7 @@ from aiohttp.http import HttpProcessingError
 
 from router.errors import UpstreamError, UpstreamRefused, UpstreamUnavailable
 from router.model import Completion, Delta, Prompt, Usage, joined
-from router.openai_reply import ChatReply, ErrorReply, FailureReply, completion
+from router.openai_reply import ChatReply, ErrorReply, FailureReply, completion, read_reply
 from router.openai_request import REQUEST_ID, StreamOptions, chat_body
 from router.secret import without_userinfo
 from router.sse import EventReader, EventTooLong
@@ -28,7 +28,6 @@ _MOST_BYTES = 64 << 20
 _OPTION = re.compile("stream_options|include_usage|continuous_usage_stats")
 _STRUCTURE = re.compile("structured.outputs?|grammar|regex", re.IGNORECASE)
 _THINKS = "think>"
-_reply = msgspec.json.Decoder(ChatReply)
 _failure = msgspec.json.Decoder(FailureReply)
 
 
@@ -241,7 +240,7 @@ class OpenAIHTTP:
 
     def _decoded(self, body: bytes) -> ChatReply:
         try:
-            reply = _reply.decode(body)
+            reply = read_reply(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._upstream.garbled(f"{error} in {body[:100]!r}") from error
         if isinstance(reply.error, ErrorReply):

@@ -145,6 +145,36 @@ class ChatReply(msgspec.Struct, frozen=True):
         return None
 
 
+class _Uncounted(msgspec.Struct, frozen=True):
+    """A `ChatReply`, whatever is said of usage."""
+
+    choices: tuple[Choice, ...] | None = None
+    error: ErrorReply | str | None = None
+
+
+_reply, _uncounted = msgspec.json.Decoder(ChatReply), msgspec.json.Decoder(_Uncounted)
+
+
+def read_reply(body: bytes) -> ChatReply:
+    """The reply, or chunk, that `body` holds; a usage that no engine can have counted is none. Raises
+    `msgspec.DecodeError` and `UnicodeDecodeError`.
+    """
+    try:
+        return _reply.decode(body)
+    except msgspec.ValidationError:
+        reply = _uncounted.decode(body)
+        return ChatReply(reply.choices, None, reply.error)
+
+
+def convert_reply(raw: object) -> ChatReply:
+    """The same of an object with such attributes. Raises `msgspec.ValidationError`."""
+    try:
+        return msgspec.convert(raw, ChatReply, from_attributes=True)
+    except msgspec.ValidationError:
+        reply = msgspec.convert(raw, _Uncounted, from_attributes=True)
+        return ChatReply(reply.choices, None, reply.error)
+
+
 class FailureReply(msgspec.Struct, frozen=True):
     """The body of a reply with an error status: OpenAI's shape, that of older vLLMs, or FastAPI's."""
 
