@@ -1,5 +1,6 @@
 """`rolegate sft mini-model`: train the mini models: the backbone; the executor, and the student that it becomes
-(`--start`), which is the demo's executor untuned; and the teacher, an executor that searches twice.
+(`--start`), which is the demo's executor untuned; the teacher, an executor that searches twice; and the generalists of
+the study, which speak every role, in three sizes.
 """
 
 import argparse
@@ -11,16 +12,18 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from executor_sft.minimodel.architecture import BACKBONE, EXECUTOR, new_model
+from executor_sft.minimodel.architecture import BACKBONE, EXECUTOR, LADDER, Shape, new_model
 from executor_sft.minimodel.mini_prompts import mini_prompts
-from executor_sft.minimodel.stream import batches, conversations
+from executor_sft.minimodel.stream import ROW_TOKENS, batches, conversations
 from executor_sft.minimodel.tokenizer import load_tokenizer, train_tokenizer
 from executor_sft.minimodel.training import Schedule, save, train
 from executor_sft.miniworld.dialogues import Dialogue, RolePrompts
 
 SHAPES = {"backbone": BACKBONE, "executor": EXECUTOR, "student": EXECUTOR, "teacher": EXECUTOR}
-STEPS = {"backbone": 3200, "executor": 4300, "student": 4100, "teacher": 6300}
-FIRST_WORLD = {"backbone": 1_000, "executor": 2_000, "student": 4_000, "teacher": 3_000}
+STEPS = {"backbone": 3200, "executor": 4300, "student": 4100, "teacher": 6300, "generalist": 6000}
+FIRST_WORLD = {"backbone": 1_000, "executor": 2_000, "student": 4_000, "teacher": 3_000, "generalist": 5_000}
+_LONG_ROW_TOKENS = 1024
+"""For single agents, whose conversations hold what all their searches found."""
 
 
 def mini_tokenizer(system: RolePrompts) -> PreTrainedTokenizerFast:
@@ -35,7 +38,8 @@ def mini_tokenizer(system: RolePrompts) -> PreTrainedTokenizerFast:
 def main(given: Sequence[str] | None = None) -> int:
     """Train one role's model and save it; the exit status."""
     parser = argparse.ArgumentParser(prog="rolegate sft mini-model", description=__doc__)
-    parser.add_argument("role", choices=list(SHAPES), help="which model to train")
+    parser.add_argument("role", choices=list(STEPS), help="which model to train")
+    parser.add_argument("--size", choices=list(LADDER), default="large", help="of a generalist (default: large)")
     parser.add_argument("--out", type=Path, required=True, help="where the finished model goes")
     parser.add_argument(
         "--work", type=Path, required=True, help="where checkpoints and the loss log go; reuse it to resume"
@@ -62,13 +66,18 @@ def main(given: Sequence[str] | None = None) -> int:
     model = (
         Qwen3ForCausalLM.from_pretrained(arguments.start, dtype=torch.float32)
         if arguments.start
-        else new_model(SHAPES[arguments.role], tokenizer)
+        else new_model(_shape(arguments.role, arguments.size), tokenizer)
     )
-    source = batches(_conversations(arguments.role, system, FIRST_WORLD[arguments.role] * arguments.seed), tokenizer)
+    lessons = _conversations(arguments.role, system, FIRST_WORLD[arguments.role] * arguments.seed)
+    source = batches(lessons, tokenizer, _LONG_ROW_TOKENS if arguments.role == "generalist" else ROW_TOKENS)
     schedule = Schedule(arguments.steps or STEPS[arguments.role], arguments.rate, tuple(arguments.context_weight))
     train(model, source, schedule, arguments.work)
     save(model, tokenizer, arguments.out)
     return 0
+
+
+def _shape(role: str, size: str) -> Shape:
+    return LADDER[size] if role == "generalist" else SHAPES[role]
 
 
 def _conversations(role: str, system: RolePrompts, first_world: int) -> Iterator[Dialogue]:
@@ -76,7 +85,7 @@ def _conversations(role: str, system: RolePrompts, first_world: int) -> Iterator
     match role:
         case "teacher":
             return conversations("executor", system, first_world, two_searches=True, passages=3)
-        case "backbone" | "executor" | "student":
+        case "backbone" | "executor" | "student" | "generalist":
             return conversations(role, system, first_world)
     raise AssertionError(role)
 

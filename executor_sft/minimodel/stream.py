@@ -10,14 +10,14 @@ from typing import Literal
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from executor_sft.miniworld import student
+from executor_sft.miniworld import generalist, student
 from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePrompts
 from executor_sft.miniworld.world import World
 
-Role = Literal["backbone", "executor", "student"]
+Role = Literal["backbone", "executor", "student", "generalist"]
 CONVERSATIONS_PER_WORLD = 800
 WORLDS_PER_STAGE = 25
-ROW_TOKENS, ROWS = 512, 8
+ROW_TOKENS, BATCH_TOKENS = 512, 4096
 _WAITING = 64
 Encoded = tuple[list[int], list[bool]]
 """Token ids of a conversation, and which of them the model writes."""
@@ -25,7 +25,7 @@ Encoded = tuple[list[int], list[bool]]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`ROWS` rows of `ROW_TOKENS` tokens; several conversations stand in a row and do not see each other."""
+    """Rows of equal length; several conversations stand in a row and do not see each other."""
 
     tokens: torch.Tensor
     """(rows, row_tokens) int64"""
@@ -39,7 +39,8 @@ class Batch:
     def attention(self) -> torch.Tensor:
         """(rows, 1, row_tokens, row_tokens) bool: causal, within one conversation."""
         same = self.conversation[:, :, None] == self.conversation[:, None, :]
-        causal = torch.ones(ROW_TOKENS, ROW_TOKENS, dtype=torch.bool).tril()
+        length = self.tokens.shape[1]
+        causal = torch.ones(length, length, dtype=torch.bool).tril()
         return (same & causal)[:, None]
 
 
@@ -63,46 +64,54 @@ def conversations(
     can copy already."""
     for number in itertools.count():
         writer = DialogueWriter(World(first_world + number, "train"), system)
+        shown = passages or min(3, 1 + number // WORLDS_PER_STAGE)
         match role:
             case "backbone":
                 source = writer.backbone()
             case "student":
                 source = student.lessons(writer, system, random.Random(f"{first_world + number}/student"))
             case "executor":
-                source = writer.executor(two_searches, passages or min(3, 1 + number // WORLDS_PER_STAGE))
+                source = writer.executor(two_searches, shown)
+            case "generalist":
+                source = generalist.lessons(writer, random.Random(f"{first_world + number}/generalist"), shown)
         yield from itertools.islice(source, CONVERSATIONS_PER_WORLD)
 
 
-def batches(source: Iterator[Dialogue], tokenizer: PreTrainedTokenizerFast) -> Iterator[Batch]:
-    """Pack `source` into full rows: each takes the longest waiting conversation that still fits, until none does."""
+def batches(
+    source: Iterator[Dialogue], tokenizer: PreTrainedTokenizerFast, row_tokens: int = ROW_TOKENS
+) -> Iterator[Batch]:
+    """Pack `source` into full rows, `BATCH_TOKENS` in all: each takes the longest waiting conversation that still fits,
+    until none does. Those that are longer than a row are left out.
+    """
     waiting: list[Encoded] = []
     rows: list[list[Encoded]] = []
     while True:
         while len(waiting) < _WAITING:
             encoded = encode(next(source), tokenizer)
-            if len(encoded[0]) <= ROW_TOKENS:
+            if len(encoded[0]) <= row_tokens:
                 bisect.insort(waiting, encoded, key=lambda member: len(member[0]))
-        rows.append(_fill(waiting))
-        if len(rows) == ROWS:
-            yield _pack(rows)
+        rows.append(_fill(waiting, row_tokens))
+        if len(rows) == BATCH_TOKENS // row_tokens:
+            yield _pack(rows, row_tokens)
             rows = []
 
 
-def _fill(waiting: list[Encoded]) -> list[Encoded]:
+def _fill(waiting: list[Encoded], row_tokens: int) -> list[Encoded]:
     """Take one row's conversations out of `waiting`, sorted by length; the first is any, so that all get used."""
     row = [waiting.pop(len(waiting) // 2)]
-    room = ROW_TOKENS - len(row[0][0])
+    room = row_tokens - len(row[0][0])
     while at := bisect.bisect_right(waiting, room, key=lambda member: len(member[0])):
         row.append(waiting.pop(at - 1))
         room -= len(row[-1][0])
     return row
 
 
-def _pack(rows: list[list[Encoded]]) -> Batch:
-    tokens = torch.zeros(ROWS, ROW_TOKENS, dtype=torch.long)
-    written = torch.zeros(ROWS, ROW_TOKENS, dtype=torch.bool)
-    positions = torch.zeros(ROWS, ROW_TOKENS, dtype=torch.long)
-    conversation = torch.zeros(ROWS, ROW_TOKENS, dtype=torch.long)
+def _pack(rows: list[list[Encoded]], row_tokens: int) -> Batch:
+    shape = len(rows), row_tokens
+    tokens = torch.zeros(shape, dtype=torch.long)
+    written = torch.zeros(shape, dtype=torch.bool)
+    positions = torch.zeros(shape, dtype=torch.long)
+    conversation = torch.zeros(shape, dtype=torch.long)
     for row, members in enumerate(rows):
         start = 0
         for number, (ids, marks) in enumerate(members, 1):
