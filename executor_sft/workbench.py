@@ -20,15 +20,18 @@ from router.executor import Executor, ExecutorLimits
 from router.judge import Judge
 from router.ledger import Ledger
 from router.litellm_model import close_clients
-from router.retrieval import Retriever
+from router.retrieval import IndexRetriever
 from router.role import Role
 from router.search import Search
+from router.topology import Topology
+from router.trajectory import TopologyName
 from router.upstream_session import upstream_session
-from serving.composition import executor_limits, new_role, new_search, slow_parts
+from serving.composition import new_role, slow_parts
 from serving.config import Config, RoleConfig
 from serving.engine import Tell
 from serving.readiness import missing
 from serving.retrieval.open_retriever import open_retriever
+from serving.topologies import ROLE_OF, executor_limits, new_search, new_topology, role_configs
 from serving.versions.loading import MOST_LOADED
 
 
@@ -37,7 +40,7 @@ class Workbench:
     """Makes roles, executors and searches of a config, for any number of runs at once."""
 
     config: Config
-    retriever: Retriever
+    retriever: IndexRetriever
     session: aiohttp.ClientSession
     engines: Mapping[str, str]
     """Base URLs by the engine's name."""
@@ -84,12 +87,29 @@ class Workbench:
 
     def search(self, executor: Executor) -> Search:
         """A search with the config's backbone and answerer."""
+        return new_search(self.config.search, self._others, executor)
+
+    def topology(self, name: TopologyName, executor: Executor | None = None) -> Topology:
+        """A way to answer, with its roles. `executor`: of `factorized`; None for the config's model. Raises `BadConfig`
+        for one that is not set up.
+        """
+        if name == "factorized":
+            executor = executor or self.executor(self.role("execution", self.config.roles.execution))
+            return Topology(self.search(executor), {**self._others, "execution": executor.role(self.context())})
+        described = role_configs(self.config)
+        if name not in described:
+            raise BadConfig(f"topology {name}: is not set up; add [topologies.{name}] to the config.")
+        own = self.role(ROLE_OF[name], described[name])
+        return new_topology(name, self.config, self._others, own, self.retriever)
+
+    @property
+    def _others(self) -> dict[RoleName, Role]:
+        """The backbone and the answerer."""
         roles = self.config.roles
-        others: dict[RoleName, Role] = {
+        return {
             "delegation": self.role("delegation", roles.delegation),
             "answer": self.role("answer", roles.answer),
         }
-        return new_search(self.config.search, others, executor)
 
     def context(self) -> RunContext:
         """For one run that begins now: it may take as long as the config allows, and nothing of it is stored."""
@@ -105,16 +125,18 @@ async def workbench(
     remember: Path | None = None,
     adapters: Mapping[str, Path] = {},
     teacher: bool = False,
+    beside: Mapping[str, RoleConfig] = {},
 ) -> AsyncIterator[Workbench]:
     """Start what the config names, and stop it again; `tell` hears of it.
 
     `remember`: a file in which every completed model call is kept, so that none is made twice, now or later.
     `adapters`: folders by name, loaded into the executor's engine meanwhile. `teacher`: whether the teacher is needed.
+    `beside`: further roles that are, by the names under which they are told.
     Raises `BadConfig`, `BadIndex`, `BadVersion` and `UpstreamUnavailable`.
     """
     distillation = config.distillation
     further = {"judge": distillation.judge, "teacher": distillation.teacher if teacher else None}
-    also = {f"distillation.{name}": role for name, role in further.items() if role}
+    also = {f"distillation.{name}": role for name, role in further.items() if role} | dict(beside)
     for problem in missing(config, also):
         raise BadConfig(problem)
     if len(adapters) > MOST_LOADED:

@@ -6,6 +6,7 @@ import msgspec
 
 from router.passage import Passage
 from router.scope import words
+from router.scoring import normal_answer
 from router.sentences import sentences
 
 _CITED_SHARE = 0.75
@@ -34,6 +35,20 @@ def cite(point: str, passages: Iterable[Passage]) -> list[Citation]:
     if best < _CITED_SHARE:
         return []
     return [_citation(wanted, passage) for key, passage in shown.items() if shares[key] == best]
+
+
+def cite_answer(answer: str, passages: Iterable[Passage]) -> list[Citation]:
+    """The first sentence of each passage that holds `answer` as the official scripts compare answers; in the order of
+    the passages, each passage once.
+    """
+    wanted = f" {normal_answer(answer)} "
+    found = []
+    for passage in {passage.id: passage for passage in passages}.values() if wanted.strip() else ():
+        held = next((said for said in sentences(passage.text) if wanted in f" {normal_answer(said)} "), None)
+        if held is not None:
+            quote = " ".join(held.split())
+            found.append(Citation(passage.id, passage.title, passage.document, passage.page, quote))
+    return found
 
 
 def _citation(wanted: set[str], passage: Passage) -> Citation:

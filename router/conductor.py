@@ -51,6 +51,8 @@ class Asked:
     """For people to read."""
     content: object
     """All that makes a request what it is; two that are equal ask the same."""
+    settings: dict[RoleName, RoleSetting] | None = None
+    """What the roles are that work on it; None for the usual ones."""
     answering_share: float = ANSWERING_SHARE
 
     @property
@@ -145,7 +147,9 @@ class Conductor:
                 answering_share=asked.answering_share,
                 sharing=_sharing(asked, terms, began),
             )
-            run = await self._run(start, context, live, work, private=began.redact, until=times.end)
+            run = await self._run(
+                start, context, live, work, _Kept(began.redact, asked.settings or self._settings), until=times.end
+            )
         for event in _last_events(run.result):
             emit(event)
         if not began.redact:
@@ -178,7 +182,7 @@ class Conductor:
             return run
 
     async def _run(
-        self, start: RunStart, context: RunContext, live: LiveRun, work: Work, *, private: bool, until: float
+        self, start: RunStart, context: RunContext, live: LiveRun, work: Work, kept: "_Kept", *, until: float
     ) -> Run:
         """Do the work under its deadline and store the run, however it ends; the store is waited for `until` then."""
         begun = time.monotonic()
@@ -194,7 +198,7 @@ class Conductor:
             status, failure = "cancelled", live.why(cancelled)
         except Exception as error:
             status, failure = "failed", error
-        ending = self._end(start, context, live, _Ended(status, result, failure, begun, private))
+        ending = self._end(start, context, live, _Ended(status, result, failure, begun, kept))
         try:
             run = await live.to_the_end(ending, until)
         except TimeoutError:
@@ -218,7 +222,7 @@ class Conductor:
             status=ended.status,
             error=ended.error,
             result=result,
-            settings=self._settings,
+            settings=ended.kept.settings,
             calls=context.ledger.calls,
             started_at=start.started_at,
             duration_s=time.monotonic() - ended.begun,
@@ -229,7 +233,7 @@ class Conductor:
         try:
             await self._journal.finish(run)
         finally:
-            self._observer.run_ended(run, private=ended.private)
+            self._observer.run_ended(run, private=ended.kept.private)
         live.end(run)
         _log.info(
             "run.stored",
@@ -253,6 +257,15 @@ class _Times:
 
 
 @dataclass(frozen=True, slots=True)
+class _Kept:
+    """What is to be known of a run whatever comes of it."""
+
+    private: bool
+    """Whether its texts are left out."""
+    settings: dict[RoleName, RoleSetting]
+
+
+@dataclass(frozen=True, slots=True)
 class _Ended:
     """How the work ended."""
 
@@ -260,7 +273,7 @@ class _Ended:
     result: Result | None
     failure: BaseException | None
     begun: float
-    private: bool
+    kept: "_Kept"
 
     @property
     def error(self) -> str:

@@ -30,9 +30,10 @@ class SubQueryDispatched(msgspec.Struct, frozen=True, tag=True):
 
 
 class SearchDone(msgspec.Struct, frozen=True, tag=True):
-    """An executor's search returned."""
+    """A search returned."""
 
     index: int
+    """That of the sub-query; -1 where the main agent itself searched."""
     query: str
     titles: tuple[str, ...]
     """Best first."""

@@ -8,7 +8,7 @@ import msgspec
 from router.call import RoleName
 from router.conductor import Asked, Conductor, Then, ignore_run
 from router.context import RunContext
-from router.errors import BadRequest
+from router.errors import BadConfig, BadRequest
 from router.events import Emit
 from router.execution import Conversation, Execution
 from router.executor import Executes
@@ -18,7 +18,8 @@ from router.run import Run
 from router.scope import Scope
 from router.search import Search
 from router.terms import Terms
-from router.trajectory import Trajectory
+from router.topology import Topology
+from router.trajectory import TopologyName, Trajectory
 
 _REPORTING_SHARE = 0.05
 """How much of an execution's time is kept, so that one that takes too long can say so."""
@@ -54,25 +55,32 @@ class Gateway:
         max_question_chars: int = 4000,
         scope: Scope | None = None,
         then: Then = ignore_run,
+        topologies: Mapping[TopologyName, Topology] = {},
     ) -> None:
         """`scope`: what questions may be about; None for models that know the language. `then` hears of every question
-        that was answered, unless its texts must not be kept.
+        that was answered, unless its texts must not be kept. `topologies`: further ways to answer than `search`.
         """
         self._search, self._executor, self._roles = search, executor, roles
         self._conductor, self._max_question_chars = conductor, max_question_chars
-        self._scope, self._then = scope, then
+        self._scope, self._then, self._topologies = scope, then, topologies
 
-    async def answer(self, question: str, terms: Terms, emit: Emit) -> Run:
-        """Answer a question. The run's result is a `Trajectory`."""
+    async def answer(self, question: str, terms: Terms, emit: Emit, topology: TopologyName = "factorized") -> Run:
+        """Answer a question. The run's result is a `Trajectory`. Raises `BadConfig` for a topology that is not set
+        up, and what `Conductor.conduct` raises.
+        """
         question = self._readable("question", question)
-        self._check_prices(terms)
+        chosen = None if topology == "factorized" else self._topology(topology)
+        self._check_prices(terms, chosen)
 
         async def work(context: RunContext) -> Trajectory:
             if self._scope and (outside := self._scope.outside(question)):
-                return Trajectory(_out_of_scope(outside), "out_of_scope")
-            return await self._search.run(question, context)
+                return Trajectory(_out_of_scope(outside), "out_of_scope", topology=topology)
+            return await (chosen.loop if chosen else self._search).run(question, context)
 
-        return await self._conductor.conduct(Asked("answer", question, question), terms, emit, work, self._then)
+        asked = Asked("answer", question, question)
+        if chosen:
+            asked = Asked("answer", question, (question, topology), settings=chosen.settings)
+        return await self._conductor.conduct(asked, terms, emit, work, self._then)
 
     async def execute(self, sub_query: str, terms: Terms) -> Run:
         """Work on one sub-query. The run's result is an `Execution`."""
@@ -113,9 +121,15 @@ class Gateway:
         """Wait until every run that has begun has ended and is stored."""
         await self._conductor.settled()
 
-    def _check_prices(self, terms: Terms) -> None:
+    def _topology(self, name: TopologyName) -> Topology:
+        if name not in self._topologies:
+            raise BadConfig(f"topology {name}: is not set up here; add [topologies.{name}] to the gateway's config.")
+        return self._topologies[name]
+
+    def _check_prices(self, terms: Terms, topology: Topology | None = None) -> None:
         """A limit in money needs prices. Raises `BadRequest`."""
-        unpriced = [role.model.name for role in self._roles.values() if role.price is None]
+        roles = topology.roles if topology else self._roles
+        unpriced = [role.model.name for role in roles.values() if role.price is None]
         if terms.budget.max_nano_usd is not None and unpriced:
             raise BadRequest(
                 f'budget.max_cost_nano_usd: what {unpriced[0]} costs is not known; set [prices."{unpriced[0]}"] in the '

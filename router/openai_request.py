@@ -47,6 +47,9 @@ class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     top_p: float
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """vLLM's: the last message is the assistant's, and is gone on with."""
     stream: bool = False
     stream_options: StreamOptions | None = None
     chat_template_kwargs: TemplateKwargs | None = None
@@ -63,11 +66,12 @@ def chat_body(
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The request for `prompt`, ready for JSON. `options`: what a stream tells beside its text. `thinking`: the
-    template's `enable_thinking`; None leaves it alone.
+    template's `enable_thinking`; None leaves it alone. A last message of the assistant's is continued.
 
     `extra`: further fields. They win over those here, but for model, messages and stream; tables are merged.
     """
     sampling = prompt.sampling
+    continues = bool(prompt.messages) and prompt.messages[-1].role == "assistant"
     request = ChatRequest(
         model=model,
         messages=prompt.messages,
@@ -76,6 +80,8 @@ def chat_body(
         top_p=sampling.top_p,
         seed=sampling.seed,
         stop=prompt.stop,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
         stream=stream,
         stream_options=options,
         chat_template_kwargs=None if thinking is None else TemplateKwargs(thinking),

@@ -10,6 +10,7 @@ from router.report import Report
 
 NO_OUTPUT = "(no output)"
 LAST_SEARCH = "No searches are left. Write the report now."
+LAST_ANSWER = "No searches are left. Write the answer now."
 CORRECT_DELEGATION = (
     "That was neither a <search> block nor a stop. Write one <search> block that holds one question or a JSON list of "
     "questions, or write <stop/>Enough evidence<stop>."
@@ -19,6 +20,15 @@ CORRECT_REPORT = (
     "Write either one <search>query</search> block, or a report: <answer>…</answer> and then <evidence>…</evidence> "
     "with one to three short points."
 )
+CORRECT_AGENT = (
+    "Write either one <search>query</search> block and nothing else, or the answer of the question as "
+    "<answer>…</answer>."
+)
+CORRECT_SEARCHER = (
+    "\nThat was not a valid action. To search, I put the query between <search> and </search>. To give the final "
+    "answer, I put it between <answer> and </answer>. Let me try again.\n"
+)
+LAST_SEARCHER = "\nThere are no searches left. I put the final answer between <answer> and </answer> now.\n"
 
 
 def documents(passages: Sequence[Passage], last: bool) -> str:
@@ -28,6 +38,35 @@ def documents(passages: Sequence[Passage], last: bool) -> str:
         for index, passage in enumerate(passages)
     )
     return f"<documents>{shown}</documents>" + (f"\n{LAST_SEARCH}" if last else "")
+
+
+def agent_documents(passages: Sequence[Passage], last: bool) -> str:
+    """A single agent's view of one search; `last` asks for the answer outright."""
+    return documents(passages, last=False) + (f"\n{LAST_ANSWER}" if last else "")
+
+
+def information(passages: Sequence[Passage], _last: bool) -> str:
+    """A Search-R1 model's view of one search, as it was trained on it: titles in quotes, numbered from 1 (Search-R1,
+    arXiv 2503.09516). That no search is left is told to none of them.
+    """
+    shown = "".join(
+        f'Doc {number}(Title: "{escape(passage.title)}") {escape(passage.text)}\n'
+        for number, passage in enumerate(passages, 1)
+    )
+    return f"\n\n<information>{shown.strip()}</information>\n\n"
+
+
+def searcher_request(instructions: str, sub_query: str) -> str:
+    """What a Search-R1 model is asked: one user's turn, its instructions first, with a question mark at its end."""
+    return f"{instructions} Question: {escape(sub_query.rstrip(' ?'))}?\n"
+
+
+def continued(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The same conversation for models that write everything in one turn, into which results are put: all that follows
+    the user's first message is one message of the assistant's, which is to be continued.
+    """
+    rest = "".join(message.content for message in messages[1:])
+    return (messages[0], Message("assistant", rest)) if rest else (messages[0],)
 
 
 def search_results(pairs: Sequence[tuple[str, Report]], not_dispatched: Sequence[str] = ()) -> str:

@@ -14,7 +14,7 @@ from router.trajectory import Trajectory
 _WHOLE = (Call, Usage, RoleSetting, RunStarted)
 _KEPT: dict[type[msgspec.Struct], frozenset[str]] = {
     Run: frozenset(("id", "kind", "status", "tenant", "request_id", "settings")),
-    Trajectory: frozenset(("outcome",)),
+    Trajectory: frozenset(("outcome", "topology")),
     Execution: frozenset(("outcome", "executor", "shared_from")),
     Message: frozenset(("role",)),
     Completion: frozenset(("finish_reason",)),

@@ -15,10 +15,9 @@ from router.events import RoundStarted
 from router.execution import Execution
 from router.executor import Executes
 from router.report import NO_EVIDENCE
-from router.trajectory import AnswerOutcome, Trajectory
+from router.trajectory import NOT_FOUND, AnswerOutcome, TopologyName, Trajectory
 
-NOT_FOUND = "not found in your documents"
-_ANSWERED_NOT_FOUND = ("", "not found", NOT_FOUND)
+__all__ = ["NOT_FOUND", "Search"]
 
 
 class Search:
@@ -33,22 +32,24 @@ class Search:
         max_rounds: int = 4,
         require_evidence: bool = True,
         early_dispatch: bool = True,
+        topology: TopologyName = "factorized",
     ) -> None:
         """`max_rounds`: delegator decisions (T in TBSS 4.1). `require_evidence`: without a single report that carries
         evidence, the answer is `NOT_FOUND` and the answerer is not asked to guess. `early_dispatch`: begin with a
         sub-query once it is written, not when the block is; not in runs with a budget, which are not to spend on
-        guesses.
+        guesses. `topology`: what the trajectories are to say of whose model the executor is.
         """
         self._delegator, self._executor, self._answerer = delegator, executor, answerer
         self._max_rounds, self._require_evidence = max_rounds, require_evidence
-        self._early_dispatch = early_dispatch
+        self._early_dispatch, self._topology = early_dispatch, topology
 
     async def run(self, question: str, context: RunContext) -> Trajectory:
         """Answer `question`. Raises `UpstreamError` where the delegator or the answerer fails, `OutOfTime` where the
         deadline passes, `BudgetExhausted` where nothing was found by the time that the budget does not suffice; an
         executor's failure is a result that found nothing.
         """
-        opened = Trajectory("", "rounds_exhausted", delegation=self._delegator.open(question))
+        delegation = self._delegator.open(question)
+        opened = Trajectory("", "rounds_exhausted", delegation=delegation, topology=self._topology)
         return await self.proceed(question, opened, context)
 
     async def again(self, question: str, found: Trajectory, context: RunContext) -> Trajectory:
@@ -152,11 +153,7 @@ class Search:
                 answer, answering = await self._answerer.answer(question, found.executions, context.ledger)
         except TimeoutError:
             raise OutOfTime("Time ran out before the answer was written; allow a longer deadline.") from None
-        if answer.casefold().rstrip(" .!") in _ANSWERED_NOT_FOUND:
-            cut = found.outcome in ("budget_exhausted", "time_exhausted")
-            why = found.outcome if cut else "not_found"
-            return replace(found, answer=NOT_FOUND, outcome=why, answering=answering)
-        return replace(found, answer=answer, answering=answering)
+        return replace(found, answering=answering).answered(answer)
 
 
 def _has_evidence(executions: Sequence[Execution]) -> bool:

@@ -4,7 +4,12 @@ from typing import Literal
 
 import msgspec
 
-from router.execution import Conversation, Execution
+from router.execution import Conversation, Execution, SearchRecord
+
+NOT_FOUND = "not found in your documents"
+_SAID_NOT_FOUND = ("", "not found", NOT_FOUND)
+
+TopologyName = Literal["factorized", "single_agent", "homogeneous", "searcher", "no_retrieval"]
 
 AnswerOutcome = Literal[
     "answered", "rounds_exhausted", "no_search", "time_exhausted", "out_of_scope", "not_found", "budget_exhausted"
@@ -24,6 +29,17 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
     """For each of `rounds`, how many messages of `delegation` stand before its reports."""
     delegation: Conversation | None = None
     answering: Conversation | None = None
+    topology: TopologyName = "factorized"
+    """Who searched and who answered; without executors, `delegation` is the whole conversation of the main agent."""
+    searches: tuple[SearchRecord, ...] = ()
+    """What the main agent searched for itself."""
+
+    def answered(self, answer: str) -> "Trajectory":
+        """The same with this answer; one that only says that there is none becomes `NOT_FOUND`."""
+        if answer.casefold().rstrip(" .!") not in _SAID_NOT_FOUND:
+            return msgspec.structs.replace(self, answer=answer)
+        cut = self.outcome in ("budget_exhausted", "time_exhausted")
+        return msgspec.structs.replace(self, answer=NOT_FOUND, outcome=self.outcome if cut else "not_found")
 
     def block(self, number: int) -> tuple[Execution, ...]:
         """The executions of round `number`, from 0."""
@@ -42,4 +58,5 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
             self.rounds[:number],
             self.told[:number],
             Conversation(messages, outputs),
+            topology=self.topology,
         )

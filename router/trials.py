@@ -147,7 +147,9 @@ class Trials:
 def _comparable(run: Run) -> bool:
     """Whether the run got to its end by its own executors' reports: of shared ones, others have the tokens."""
     found = run.result
-    if not isinstance(found, Trajectory) or any(execution.shared_from for execution in found.executions):
+    if not isinstance(found, Trajectory) or found.topology != "factorized":
+        return False
+    if any(execution.shared_from for execution in found.executions):
         return False
     return bool(found.executions) and found.outcome not in _CUT and not _spoiled(run)
 

@@ -8,6 +8,7 @@ import aiohttp
 import msgspec
 from aiohttp.http import HttpProcessingError
 
+_RENDERED = ("messages", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 _NOT_THERE = frozenset({401, 403, 404, 405, 501})
 _TIMEOUT = aiohttp.ClientTimeout(total=5)
 
@@ -27,8 +28,8 @@ class VLLMTokenizer:
 
     async def prompt_tokens(self, chat: Mapping[str, Any]) -> int | None:
         """Those of a chat completion's prompt, its template included. `chat`: the body of that request."""
-        fields = {name: chat[name] for name in ("messages", "chat_template_kwargs") if name in chat}
-        return await self._count({**fields, "add_generation_prompt": True})
+        fields = {name: chat[name] for name in _RENDERED if name in chat}
+        return await self._count({"add_generation_prompt": True, **fields})
 
     async def text_tokens(self, text: str) -> int | None:
         """Those of a text by itself."""

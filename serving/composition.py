@@ -1,14 +1,13 @@
 """The composition root: from a config to a running gateway, and everything closed again in reverse order."""
 
 import asyncio
-import hashlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -16,11 +15,9 @@ import msgspec
 from router.access import Access
 from router.accounts import Key
 from router.admission import Admission, AdmissionLimits
-from router.answerer import Answerer
 from router.breaker import Breaker
 from router.call import RoleName
 from router.conductor import Conductor
-from router.delegator import Delegator
 from router.edge.executor_version_service import ExecutorVersionServicer
 from router.edge.http_server import HTTPServer
 from router.edge.listening import check_listening
@@ -31,7 +28,7 @@ from router.edge.tls import TLS
 from router.edge.usage_service import UsageServicer
 from router.engine_counts import VLLMCounts
 from router.errors import BadConfig, UpstreamError
-from router.executor import Executes, Executor, ExecutorLimits
+from router.executor import Executes, Executor
 from router.executors import Executors
 from router.gate import GateRule
 from router.gateway import Gateway
@@ -49,11 +46,10 @@ from router.reconciliation import Reconciler
 from router.replicas import Replica
 from router.retrieval import IndexRetriever, Retriever
 from router.role import Role
+from router.role_traffic import RoleTraffic
 from router.role_watch import NEEDS, watch_roles
-from router.run import RoleSetting
 from router.runs import Runs
 from router.scope import Scope
-from router.search import Search
 from router.shared_executor import Reuse, SharedExecutor
 from router.store.accounts import SQLAccounts
 from router.store.archive import SQLArchive
@@ -62,19 +58,22 @@ from router.store.journal import SQLJournal
 from router.store.ledger_sums import SQLLedgerSums
 from router.store.usages import SQLUsages
 from router.store.version_book import SQLVersionBook
+from router.topology import settings_of
+from router.trajectory import TopologyName
 from router.trials import Trials
 from router.upstream_session import upstream_session
 from router.upstreams import Upstreams
 from router.version_book import VersionBook
 from router.versions import Versions
 from serving.beside import Beside
-from serving.config import Config, RoleConfig, SearchConfig, ServerConfig
+from serving.config import Config, RoleConfig, ServerConfig
 from serving.engine import Tell, engine
 from serving.prices import prices_of
 from serving.readiness import missing
 from serving.retrieval.grpc_service import RetrievalServicer
 from serving.retrieval.open_retriever import open_retriever
 from serving.telemetry.open_observers import Watched, open_observers
+from serving.topologies import ROLE_OF, executor_limits, new_search, new_topology, role_configs
 from serving.versions.loading import Loading
 
 _UPSTREAM_CONNECTIONS = 1000
@@ -115,13 +114,12 @@ async def running_gateway(
         stack.push_async_callback(close_clients)
         upstreams = Upstreams()
         new = partial(new_role, session=session, engines=engines, upstreams=upstreams)
-        prices = await prices_of(config)
-        roles = _with_fallbacks(
-            config, {name: new(name, role, price=prices[name]) for name, role in config.roles.by_name.items()}
-        )
+        roles, own = await _roles(config, new)
         admission = Admission(AdmissionLimits(**msgspec.structs.asdict(config.admission)))
         observers = await stack.enter_async_context(
-            open_observers(config.telemetry, tell, Watched(admission, upstreams, lambda: executor, _deployments(roles)))
+            open_observers(
+                config.telemetry, tell, Watched(admission, upstreams, lambda: executor, _deployments(roles, own))
+            )
         )
         retriever = ObservedRetriever(retriever, observers) if observers else retriever
         live, archive, book = LiveRuns(), SQLArchive(database), SQLVersionBook(database)
@@ -137,7 +135,7 @@ async def running_gateway(
             books,
             archive,
             live,
-            _settings(roles),
+            settings_of(roles),
             config.server.timeout_s,
             admission=admission,
             observer=observers,
@@ -153,8 +151,9 @@ async def running_gateway(
             max_question_chars=config.server.max_question_chars,
             scope=Scope.parse(Path(config.search.scope).read_text("utf-8")) if config.search.scope else None,
             then=trials.consider,
+            topologies={name: new_topology(name, config, roles, role, retriever) for name, role in own.items()},
         )
-        reconciler = Reconciler(_deployments(roles), VLLMCounts(session), SQLLedgerSums(database))
+        reconciler = Reconciler(_deployments(roles, own), VLLMCounts(session), SQLLedgerSums(database))
         tls = TLS(**msgspec.structs.asdict(config.server.tls)) if config.server.tls else None
         server = Server(
             gateway,
@@ -242,7 +241,8 @@ async def slow_parts(
 
     `opened` takes `cpu_threads`, as `engine` does. Raises `BadConfig` or `BadIndex`.
     """
-    roles = [*config.roles.by_name.values(), *also]
+    searcher = config.topologies.searcher
+    roles = [*config.roles.by_name.values(), *([searcher] if searcher else []), *also]
     served = {name: models for name in config.engines if (models := _served_names(roles, name))}
     own = config.retrieval.embedder.engine is not None
     threads = max(1, (os.cpu_count() or 1) // max(1, len(served) + own))
@@ -372,18 +372,27 @@ def _with_fallbacks(config: Config, roles: Mapping[RoleName, Role]) -> dict[Role
     }
 
 
-def _settings(roles: Mapping[RoleName, Role]) -> dict[RoleName, RoleSetting]:
-    return {
-        name: RoleSetting(role.model.name, hashlib.sha256(role.system.encode()).hexdigest())
-        for name, role in roles.items()
+async def _roles(config: Config, new: Callable[..., Role]) -> tuple[dict[RoleName, Role], dict[TopologyName, Role]]:
+    """The three roles, and those that set baselines apart, which do not share the traffic of what they stand for."""
+    usual, own = config.roles.by_name, role_configs(config)
+    prices, own_prices = await prices_of(usual, config.prices), await prices_of(own, config.prices)
+    roles = {name: new(name, role, price=prices[name]) for name, role in usual.items()}
+    baselines = {
+        name: replace(
+            new(ROLE_OF[name], role, price=own_prices[name]),
+            traffic=RoleTraffic(role.max_in_flight, role.hedge_percentile),
+        )
+        for name, role in own.items()
     }
+    return _with_fallbacks(config, roles), baselines
 
 
-def _deployments(roles: Mapping[RoleName, Role]) -> dict[str, str | None]:
+def _deployments(*roles: Mapping[Any, Role]) -> dict[str, str | None]:
     """Where models are served, each with the base URL of its engine; None for a provider's."""
     return {
         replica.deployment: replica.model.endpoint if role.streams else None
-        for role in roles.values()
+        for group in roles
+        for role in group.values()
         for replica in role.replicas
     }
 
@@ -416,26 +425,3 @@ def _sharing(config: Config, executors: Executors, index: Callable[[], str | Non
     if not reuse.enabled or (execution.temperature > 0 and execution.seed is None):
         return executors
     return SharedExecutor(executors, index, Reuse(reuse.keep_s, reuse.most, reuse.across_tenants))
-
-
-def executor_limits(search: SearchConfig) -> ExecutorLimits:
-    """How far a config lets an executor go."""
-    return ExecutorLimits(
-        search.max_turns,
-        search.max_searches,
-        search.top_k,
-        passage_chars=search.max_passage_chars,
-        report_chars=search.max_report_chars,
-    )
-
-
-def new_search(search: SearchConfig, roles: Mapping[RoleName, Role], executor: Executes) -> Search:
-    """The search loop of a config, with its backbone, its answerer and whichever executor."""
-    return Search(
-        Delegator(roles["delegation"], search.max_sub_queries),
-        executor,
-        Answerer(roles["answer"]),
-        max_rounds=search.max_rounds,
-        require_evidence=search.require_evidence,
-        early_dispatch=search.early_dispatch,
-    )

@@ -259,6 +259,27 @@ class DistillationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     judge: RoleConfig | None = None
 
 
+class MainAgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A main agent that works alone: the model of `roles.delegation`, with its sampling."""
+
+    prompt: str | None = None
+    """The file that holds the system prompt; absent for the shipped one."""
+    max_tokens: int | None = None
+    """Of a turn; absent for as much as the delegator or the answerer may write."""
+
+
+class TopologiesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Baselines that a request may choose instead of the three roles; for comparisons."""
+
+    single_agent: MainAgentConfig = MainAgentConfig()
+    """It searches and answers by itself."""
+    no_retrieval: MainAgentConfig = MainAgentConfig()
+    """It answers from what it knows."""
+    searcher: RoleConfig | None = None
+    """A Search-R1 model in the executor's place, on an engine or at an address of vLLM's. Its `prompt`, such as
+    `shipped:prompts/full/searcher.txt`, begins the user's turn; its chat template must leave `<think>` where it is."""
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Everything."""
 
@@ -272,5 +293,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     versions: VersionsConfig = VersionsConfig()
     distillation: DistillationConfig = DistillationConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
+    topologies: TopologiesConfig = TopologiesConfig()
     prices: dict[str, Price] = {}
     """By model. A model that is not in it is looked up in LiteLLM's table, where that is installed."""

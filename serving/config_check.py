@@ -45,6 +45,7 @@ def problems(config: Config) -> list[str]:
         *_reuse(config.reuse),
         *(problem for name, role in config.roles.by_name.items() for problem in _role(f"roles.{name}", role, config)),
         *(problem for name, role in _distillation(config) for problem in _role(f"distillation.{name}", role, config)),
+        *_topologies(config),
         *_missing_files(config),
         *_versions(config),
         *_gate(config.versions.gate),
@@ -198,6 +199,23 @@ def _endpoints(key: str, role: RoleConfig) -> list[str]:
 def _distillation(config: Config) -> list[tuple[str, RoleConfig]]:
     roles = {"teacher": config.distillation.teacher, "judge": config.distillation.judge}
     return [(name, role) for name, role in roles.items() if role is not None]
+
+
+def _topologies(config: Config) -> list[str]:
+    searcher, found = config.topologies.searcher, list[str]()
+    if searcher is not None:
+        found += _role("topologies.searcher", searcher, config)
+        if searcher.engine is None and searcher.base_url is None:
+            found.append(
+                "topologies.searcher: needs engine or base_url; hosted models do not go on with a turn of theirs."
+            )
+    agents = {"single_agent": config.topologies.single_agent, "no_retrieval": config.topologies.no_retrieval}
+    for name, agent in agents.items():
+        if agent.prompt is not None and not Path(agent.prompt).is_file():
+            found.append(f"topologies.{name}.prompt: there is no file {agent.prompt}.")
+        if agent.max_tokens is not None and agent.max_tokens < 1:
+            found.append(f"topologies.{name}.max_tokens: must be at least 1.")
+    return found
 
 
 def _missing_files(config: Config) -> list[str]:

@@ -2,13 +2,22 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from router.errors import BadConfig
-from serving.config import Config, DistillationConfig, EngineConfig, RoleConfig, RolesConfig, TLSConfig
+from serving.config import (
+    Config,
+    DistillationConfig,
+    EngineConfig,
+    RoleConfig,
+    RolesConfig,
+    TLSConfig,
+    TopologiesConfig,
+)
 from serving.config_check import problems
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -85,13 +94,16 @@ def _expanded(path: str) -> Path:
         return Path(path)
 
 
+def located(base: Path, path: str) -> str:
+    """A file that a config in the folder `base` names, as an absolute path."""
+    if path.startswith(_SHIPPED):
+        return str(_PACKAGE / path.removeprefix(_SHIPPED))
+    return str((base / _expanded(path)).resolve())
+
+
 def _resolved(config: Config, base: Path) -> Config:
     """The same with every path absolute."""
-
-    def absolute(path: str) -> str:
-        if path.startswith(_SHIPPED):
-            return str(_PACKAGE / path.removeprefix(_SHIPPED))
-        return str((base / _expanded(path)).resolve())
+    absolute = partial(located, base)
 
     def engine_path(path: str) -> str:
         """A folder, or else a name that vLLM knows."""
@@ -116,6 +128,12 @@ def _resolved(config: Config, base: Path) -> Config:
     }
     teacher, judge = config.distillation.teacher, config.distillation.judge
     distillation = DistillationConfig(teacher=teacher and with_prompt(teacher), judge=judge and with_prompt(judge))
+    alone, unaided = config.topologies.single_agent, config.topologies.no_retrieval
+    topologies = TopologiesConfig(
+        single_agent=msgspec.structs.replace(alone, prompt=alone.prompt and absolute(alone.prompt)),
+        no_retrieval=msgspec.structs.replace(unaided, prompt=unaided.prompt and absolute(unaided.prompt)),
+        searcher=config.topologies.searcher and with_prompt(config.topologies.searcher),
+    )
     scope = config.search.scope and absolute(config.search.scope)
     search = msgspec.structs.replace(config.search, scope=scope)
     server = msgspec.structs.replace(
@@ -135,6 +153,7 @@ def _resolved(config: Config, base: Path) -> Config:
         engines=engines,
         versions=versions,
         distillation=distillation,
+        topologies=topologies,
     )
 
 

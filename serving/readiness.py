@@ -11,7 +11,8 @@ def missing(config: Config, also: Mapping[str, RoleConfig] = {}) -> list[str]:
     """What is not there, each with its key and what to do; nothing is called. `also`: further roles by their keys."""
     found: list[str] = []
     roles = {f"roles.{name}": role for name, role in config.roles.by_name.items()}
-    for key, role in {**roles, **also}.items():
+    searcher = {} if (role := config.topologies.searcher) is None else {"topologies.searcher": role}
+    for key, role in {**roles, **searcher, **also}.items():
         found += _key(key, role.api_key_env)
         if role.engine is None and role.base_url is None and importlib.util.find_spec("litellm") is None:
             found.append(f"{key}: hosted models need the package litellm; install the extra rolegate[hosted].")

@@ -7,7 +7,7 @@ from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import answer_service_pb2_grpc as pb_grpc
 
 from router.edge.convert import answer_to_proto, event_to_proto, last_events_to_proto
-from router.edge.convert_request import terms_from_proto
+from router.edge.convert_request import terms_from_proto, topology_from_proto
 from router.edge.running import Running
 from router.events import Event
 from router.gateway import Gateway
@@ -22,16 +22,18 @@ class AnswerServicer(pb_grpc.AnswerServiceServicer):
 
     async def Answer(self, request: pb.AnswerRequest, context: Any) -> pb.AnswerResponse:
         """Answer one question."""
-        terms = terms_from_proto(request, context)
-        return answer_to_proto(await self._gateway.answer(request.question, terms, lambda _event: None))
+        terms, topology = terms_from_proto(request, context), topology_from_proto(request)
+        return answer_to_proto(await self._gateway.answer(request.question, terms, lambda _event: None, topology))
 
     async def StreamAnswer(
         self, request: pb.StreamAnswerRequest, context: Any
     ) -> AsyncIterator[pb.StreamAnswerResponse]:
         """Answer one question, telling what happens."""
-        terms = terms_from_proto(request, context)
+        terms, topology = terms_from_proto(request, context), topology_from_proto(request)
         number = 1
-        async with Running[Event, Run](lambda tell: self._gateway.answer(request.question, terms, tell)) as running:
+        async with Running[Event, Run](
+            lambda tell: self._gateway.answer(request.question, terms, tell, topology)
+        ) as running:
             async for event in running:
                 yield event_to_proto(number, event)
                 number += 1

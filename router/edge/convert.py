@@ -6,7 +6,7 @@ import msgspec
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
 
-from router.citation import Citation
+from router.citation import Citation, cite_answer
 from router.edge.convert_time import duration_to_proto
 from router.edge.convert_usage import usage_to_proto
 from router.events import AnswerWritten, Event, Reported, RoundStarted, RunStarted, SearchDone, SubQueryDispatched
@@ -56,7 +56,9 @@ def answer_to_proto(run: Run) -> pb.AnswerResponse:
     trajectory = run.result
     assert isinstance(trajectory, Trajectory)
     results = [execution_to_proto(execution) for execution in trajectory.executions]
-    cited = (citation for result in results for point in result.evidence for citation in point.citations)
+    cited = [citation for result in results for point in result.evidence for citation in point.citations]
+    read = (passage for search in trajectory.searches for passage in search.shown)
+    cited += map(_citation_to_proto, cite_answer(trajectory.answer, read))
     return pb.AnswerResponse(
         run_id=run.id,
         answer=trajectory.answer,

@@ -15,11 +15,20 @@ from router.errors import BadRequest
 from router.gateway import CompletionRequest
 from router.model import Message
 from router.terms import Terms
+from router.trajectory import TopologyName
 
 _LONGEST_REQUEST_ID = 128
 _ROLES = {number: name for number, name in ROLE_NAMES.items() if name != "judge"}  # which no request asks
 _ROLE_ADVICE = "must be ROLE_DELEGATION, ROLE_EXECUTION or ROLE_ANSWER."
 _Completion = completion_pb.CompleteRequest | completion_pb.StreamCompleteRequest
+TOPOLOGIES: dict[int, TopologyName] = {
+    answer_pb.TOPOLOGY_UNSPECIFIED: "factorized",
+    answer_pb.TOPOLOGY_FACTORIZED: "factorized",
+    answer_pb.TOPOLOGY_SINGLE_AGENT: "single_agent",
+    answer_pb.TOPOLOGY_HOMOGENEOUS: "homogeneous",
+    answer_pb.TOPOLOGY_SEARCHER: "searcher",
+    answer_pb.TOPOLOGY_NO_RETRIEVAL: "no_retrieval",
+}
 Request = answer_pb.AnswerRequest | answer_pb.StreamAnswerRequest | execution_pb.ExecuteRequest | _Completion
 
 
@@ -32,6 +41,13 @@ def terms_from_proto(request: Request, context: Any) -> Terms:
         raise BadRequest(f"request_id is {request_id!r}; use printable characters alone, such as a UUID's.")
     fresh = not isinstance(request, _Completion) and request.fresh
     return Terms(caller(), context.time_remaining(), request_id, _budget(request.budget), fresh)
+
+
+def topology_from_proto(request: answer_pb.AnswerRequest | answer_pb.StreamAnswerRequest) -> TopologyName:
+    """Who is to search and to answer. Raises `BadRequest` for what cannot be used."""
+    if request.topology not in TOPOLOGIES:
+        raise BadRequest(f"topology is {request.topology}; it must be a value of the enum Topology.")
+    return TOPOLOGIES[request.topology]
 
 
 def completion_from_proto(

@@ -7,10 +7,11 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from typing import get_args
 
 from rich.console import Console
 from rolegate.client import GatewayError
-from rolegate.client.requests import Terms
+from rolegate.client.requests import Terms, TopologyName
 
 from serving.cli.answer_view import AnswerView
 from serving.cli.reached_gateway import add_gateway, reached
@@ -28,6 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--max-total-tokens", type=int, metavar="N", help="what the question may spend")
     parser.add_argument("--max-cost-usd", type=float, metavar="USD", help="the same in dollars")
     parser.add_argument("--fresh", action="store_true", help="use nothing that other runs have found")
+    parser.add_argument("--topology", choices=get_args(TopologyName), help="who searches and who answers")
     parser.add_argument("--stream", action="store_true", help="show rounds, sub-queries and searches as they happen")
     parser.add_argument("--json", action="store_true", help="print JSON; with --stream, one line an event")
     given = parser.parse_args(arguments)
@@ -40,6 +42,8 @@ def _terms(given: argparse.Namespace) -> Terms:
     terms = Terms(request_id=given.request_id, fresh=given.fresh)
     if given.max_total_tokens is not None:
         terms["max_total_tokens"] = given.max_total_tokens
+    if given.topology is not None:
+        terms["topology"] = given.topology
     if given.max_cost_usd is not None:
         terms["max_cost_usd"] = given.max_cost_usd
     return terms

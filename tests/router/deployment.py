@@ -15,7 +15,7 @@ from router.context import RunContext
 from router.delegator import Delegator
 from router.errors import BadRequest, NotFound, StoreFailed
 from router.events import Event
-from router.executor import Executor, ExecutorLimits
+from router.executor import Executes, Executor, ExecutorLimits
 from router.feedback import Feedback
 from router.gateway import Gateway
 from router.journal import Began, Earlier, RunStart
@@ -30,6 +30,8 @@ from router.run import RoleSetting, Run, RunStatus
 from router.scope import Scope
 from router.scripted_model import ScriptedModel
 from router.search import Search
+from router.topology import Topology
+from router.trajectory import TopologyName
 
 STOP = "<stop/>Enough evidence<stop>"
 PASSAGE = Passage("p1", "Heat", "Heat is a film by Michael Mann.", 0.9)
@@ -91,16 +93,19 @@ class Deployment:
         max_sub_queries: int = 8,
         require_evidence: bool = True,
         early_dispatch: bool = True,
+        executor: Executes | None = None,
+        topology: TopologyName = "factorized",
     ) -> Search:
         """The search loop."""
         roles = self.roles()
         return Search(
             Delegator(roles["delegation"], max_sub_queries),
-            Executor(roles["execution"], self.retriever, ExecutorLimits()),
+            executor or Executor(roles["execution"], self.retriever, ExecutorLimits()),
             Answerer(roles["answer"]),
             max_rounds=max_rounds,
             require_evidence=require_evidence,
             early_dispatch=early_dispatch,
+            topology=topology,
         )
 
     def gateway(
@@ -113,6 +118,7 @@ class Deployment:
         live: LiveRuns | None = None,
         then: Then = ignore_run,
         admission: Admission | None = None,
+        topologies: Mapping[TopologyName, Topology] = {},
     ) -> Gateway:
         """The gateway."""
         roles, store = self.roles(), store or Kept()
@@ -125,6 +131,7 @@ class Deployment:
             max_question_chars=max_question_chars,
             scope=scope,
             then=then,
+            topologies=topologies,
         )
 
 

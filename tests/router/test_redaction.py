@@ -1,5 +1,7 @@
 """Redacted runs hold figures, and nothing that was said."""
 
+from typing import get_args
+
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from router.passage import Passage
 from router.redaction import redacted
 from router.report import Report
 from router.run import RoleSetting, Run
-from router.trajectory import Trajectory
+from router.trajectory import TopologyName, Trajectory
 
 MARK = "§"
 texts = st.text(max_size=5).map(lambda text: MARK + text)
@@ -45,6 +47,8 @@ trajectories = st.builds(
     st.lists(st.integers(0, 9), max_size=2).map(tuple),
     st.none() | conversations,
     st.none() | conversations,
+    st.sampled_from(get_args(TopologyName)),
+    st.lists(searches, max_size=2).map(tuple),
 )
 events = st.one_of(
     st.builds(RunStarted, st.just("run-1")),

@@ -67,3 +67,22 @@ def test_what_cannot_fit_is_left_to_the_engine() -> None:
     shown.fit(1, 64)
     assert [search.dropped_passages for search in shown.searches] == [3, 3]
     assert shown.messages[:2] == OPENING
+
+
+def test_it_is_closed_in_the_users_last_turn() -> None:
+    """Once: after documents as they do it, else with the words given; a turn of the model's has one after it."""
+    searched = two_searches()
+    searched.close("Now.")
+    assert searched.messages == two_searches().messages
+    begun = Shown(OPENING)
+    for _ in range(2):
+        begun.close("Now.")
+    assert begun.messages == (OPENING[0], Message("user", "u" * 20 + "\nNow."))
+    begun.absorb(Completion("I see.", "stop"))
+    begun.close("Now.")
+    assert begun.messages[-1] == Message("user", "Now.")
+    first = Shown(OPENING)
+    first.documents(SearchRecord("a", tuple(FIRST)), last=False)
+    first.close("Now.")
+    first.drop()
+    assert first.messages[-1].content == prompts.documents(FIRST[:2], last=True)

@@ -284,7 +284,8 @@ async def test_feedback_on_a_run_that_was_not_tried(tmp_path: Path) -> None:
 
 async def test_what_is_not_tried(tmp_path: Path) -> None:
     """Reports on sub-queries, completions, questions that are out of scope, answers of earlier runs, runs that the
-    client's budget cut short, runs of a tenant whose texts are not kept, and runs with another run's reports."""
+    client's budget cut short, runs of a tenant whose texts are not kept, runs with another run's reports, and those of
+    another topology."""
     models = Models()
     async with deployed(tmp_path, models, working=False) as here:
         await SQLAccounts(here.database).set_tenant(Tenant("private", redact=True))
@@ -302,6 +303,8 @@ async def test_what_is_not_tried(tmp_path: Path) -> None:
         shared = [msgspec.structs.replace(each, shared_from=("run-0",)) for each in first.result.executions]
         used = msgspec.structs.replace(first.result, executions=tuple(shared))
         here.trials.consider(msgspec.structs.replace(first, id="run-1", result=used))
+        pair = msgspec.structs.replace(first.result, topology="homogeneous")
+        here.trials.consider(msgspec.structs.replace(first, id="run-2", result=pair))
         async with meanwhile(here.trials.work()):
             await here.next_review()
             await here.next_review()

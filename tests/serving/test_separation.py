@@ -57,9 +57,9 @@ from router.store.usages import SQLUsages
 from router.store.version_book import SQLVersionBook
 from router.tenant import Tenant
 from router.versions import Versions
-from serving.composition import new_search
 from serving.config import SearchConfig
 from serving.retrieval.grpc_service import RetrievalServicer
+from serving.topologies import new_search
 from tests.router.clock import ended
 from tests.router.deployment import PASSAGE, STOP, Deployment, block, finds
 

@@ -26,6 +26,8 @@ SHORT_S = 30.0
 """The deadline of calls that ask no model, seconds."""
 TriedState = Literal["registered", "shadow", "canary"]
 """What a version of the executor can be told to do; nothing, while it is registered."""
+TopologyName = Literal["factorized", "single_agent", "homogeneous", "searcher", "no_retrieval"]
+"""Who searches and who answers: three roles, or one of the baselines that they are compared with."""
 _PAGE = 100
 _VERDICTS = {None: VERDICT_UNSPECIFIED, True: VERDICT_ACCEPTED, False: VERDICT_REJECTED}
 
@@ -40,6 +42,8 @@ class Terms(TypedDict, total=False):
     max_cost_usd: float
     fresh: bool
     """Have every sub-query worked on anew, instead of using what other runs have found."""
+    topology: TopologyName
+    """Who searches and who answers."""
 
 
 class Opinion(TypedDict, total=False):
@@ -91,18 +95,29 @@ class Sums(TypedDict, total=False):
 
 
 def answer_request(question: str, terms: Terms) -> AnswerRequest:
-    """A question; it has a name in any case, so that it can be asked again and spends nothing twice."""
+    """A question; it has a name in any case, so that it can be asked again and spends nothing twice.
+
+    Raises `ValueError` for a topology that there is not.
+    """
     request_id = terms.get("request_id") or str(uuid.uuid4())
     return AnswerRequest(
-        question=question, request_id=request_id, budget=_budget(terms), fresh=terms.get("fresh", False)
+        question=question,
+        request_id=request_id,
+        budget=_budget(terms),
+        fresh=terms.get("fresh", False),
+        topology=_topology(terms),
     )
 
 
 def stream_request(question: str, terms: Terms) -> StreamAnswerRequest:
-    """A question whose progress is to be told."""
+    """A question whose progress is to be told. Raises `ValueError` for a topology that there is not."""
     request_id = terms.get("request_id", "")
     return StreamAnswerRequest(
-        question=question, request_id=request_id, budget=_budget(terms), fresh=terms.get("fresh", False)
+        question=question,
+        request_id=request_id,
+        budget=_budget(terms),
+        fresh=terms.get("fresh", False),
+        topology=_topology(terms),
     )
 
 
@@ -165,6 +180,11 @@ def _budget(terms: Terms) -> Budget | None:
     if tokens is None and cost is None:
         return None
     return Budget(max_total_tokens=tokens, max_cost_nano_usd=None if cost is None else round(cost * 1e9))
+
+
+def _topology(terms: Terms) -> str | None:
+    topology = terms.get("topology")
+    return topology and f"TOPOLOGY_{topology.upper()}"
 
 
 def _kind(wanted: Filter) -> str | None:

@@ -13,6 +13,15 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Topology(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TOPOLOGY_UNSPECIFIED: _ClassVar[Topology]
+    TOPOLOGY_FACTORIZED: _ClassVar[Topology]
+    TOPOLOGY_SINGLE_AGENT: _ClassVar[Topology]
+    TOPOLOGY_HOMOGENEOUS: _ClassVar[Topology]
+    TOPOLOGY_SEARCHER: _ClassVar[Topology]
+    TOPOLOGY_NO_RETRIEVAL: _ClassVar[Topology]
+
 class AnswerOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ANSWER_OUTCOME_UNSPECIFIED: _ClassVar[AnswerOutcome]
@@ -23,6 +32,12 @@ class AnswerOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ANSWER_OUTCOME_OUT_OF_SCOPE: _ClassVar[AnswerOutcome]
     ANSWER_OUTCOME_NOT_FOUND: _ClassVar[AnswerOutcome]
     ANSWER_OUTCOME_BUDGET_EXHAUSTED: _ClassVar[AnswerOutcome]
+TOPOLOGY_UNSPECIFIED: Topology
+TOPOLOGY_FACTORIZED: Topology
+TOPOLOGY_SINGLE_AGENT: Topology
+TOPOLOGY_HOMOGENEOUS: Topology
+TOPOLOGY_SEARCHER: Topology
+TOPOLOGY_NO_RETRIEVAL: Topology
 ANSWER_OUTCOME_UNSPECIFIED: AnswerOutcome
 ANSWER_OUTCOME_ANSWERED: AnswerOutcome
 ANSWER_OUTCOME_ROUNDS_EXHAUSTED: AnswerOutcome
@@ -33,16 +48,18 @@ ANSWER_OUTCOME_NOT_FOUND: AnswerOutcome
 ANSWER_OUTCOME_BUDGET_EXHAUSTED: AnswerOutcome
 
 class AnswerRequest(_message.Message):
-    __slots__ = ("question", "request_id", "budget", "fresh")
+    __slots__ = ("question", "request_id", "budget", "fresh", "topology")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
     FRESH_FIELD_NUMBER: _ClassVar[int]
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     question: str
     request_id: str
     budget: _budget_pb2.Budget
     fresh: bool
-    def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., fresh: _Optional[bool] = ...) -> None: ...
+    topology: Topology
+    def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., fresh: _Optional[bool] = ..., topology: _Optional[_Union[Topology, str]] = ...) -> None: ...
 
 class AnswerResponse(_message.Message):
     __slots__ = ("run_id", "answer", "outcome", "results", "usage", "duration", "citations")
@@ -63,16 +80,18 @@ class AnswerResponse(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., answer: _Optional[str] = ..., outcome: _Optional[_Union[AnswerOutcome, str]] = ..., results: _Optional[_Iterable[_Union[_evidence_pb2.SubQueryResult, _Mapping]]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., citations: _Optional[_Iterable[_Union[_evidence_pb2.Citation, _Mapping]]] = ...) -> None: ...
 
 class StreamAnswerRequest(_message.Message):
-    __slots__ = ("question", "request_id", "budget", "fresh")
+    __slots__ = ("question", "request_id", "budget", "fresh", "topology")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
     FRESH_FIELD_NUMBER: _ClassVar[int]
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     question: str
     request_id: str
     budget: _budget_pb2.Budget
     fresh: bool
-    def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., fresh: _Optional[bool] = ...) -> None: ...
+    topology: Topology
+    def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., fresh: _Optional[bool] = ..., topology: _Optional[_Union[Topology, str]] = ...) -> None: ...
 
 class StreamAnswerResponse(_message.Message):
     __slots__ = ("event_number", "round_started", "sub_query_dispatched", "search_done", "reported", "answer_written", "usage_counted", "done", "run_started")

@@ -1,0 +1,101 @@
+"""Ways to answer a question, from a config: the three roles, and the baselines that they are compared with."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from router.answerer import Answerer
+from router.call import RoleName
+from router.delegator import Delegator
+from router.executor import Executes, Executor, ExecutorLimits
+from router.retrieval import Retriever
+from router.role import Role
+from router.search import Search
+from router.searcher import Searcher
+from router.single_agent import SingleAgent, single_agent_limits
+from router.topology import Topology
+from router.trajectory import TopologyName
+from serving.config import Config, MainAgentConfig, RoleConfig, SearchConfig
+
+ROLE_OF: dict[TopologyName, RoleName] = {
+    "single_agent": "delegation",
+    "homogeneous": "execution",
+    "searcher": "execution",
+    "no_retrieval": "delegation",
+}
+"""As which role, in the ledger and the trace, the model works that sets a baseline apart."""
+_PROMPTS = Path(__file__).parent / "prompts" / "full"
+
+
+def role_configs(config: Config) -> dict[TopologyName, RoleConfig]:
+    """The role that sets each baseline apart, of those that are set up; all but `searcher` always are.
+
+    The main agent's model is the delegator's, with its sampling and its thinking; it may write as much as the delegator
+    or the answerer. So may the homogeneous executor, which has the executor's prompt.
+    """
+    roles, topologies = config.roles, config.topologies
+    executes = msgspec.structs.replace(
+        roles.delegation,
+        prompt=roles.execution.prompt,
+        max_tokens=max(roles.delegation.max_tokens, roles.execution.max_tokens),
+        structured=roles.execution.structured,
+        fallbacks=(),
+    )
+    found: dict[TopologyName, RoleConfig] = {
+        "single_agent": _main_agent(config, topologies.single_agent, "agent.txt"),
+        "no_retrieval": _main_agent(config, topologies.no_retrieval, "no_retrieval.txt"),
+        "homogeneous": executes,
+    }
+    return found if topologies.searcher is None else {**found, "searcher": topologies.searcher}
+
+
+def new_topology(
+    name: TopologyName, config: Config, roles: Mapping[RoleName, Role], own: Role, retriever: Retriever
+) -> Topology:
+    """A baseline. `roles`: delegation and answer at least. `own`: made of its config in `role_configs`."""
+    search, limits = config.search, executor_limits(config.search)
+    if ROLE_OF[name] == "delegation":
+        agent_limits = single_agent_limits(limits, search.max_rounds, search.max_sub_queries)
+        searched = retriever if name == "single_agent" else None
+        agent = SingleAgent(own, searched, agent_limits, require_evidence=search.require_evidence)
+        return Topology(agent, {"delegation": own})
+    executor: Executes = (Searcher if name == "searcher" else Executor)(own, retriever, limits)
+    every: dict[RoleName, Role] = {"delegation": roles["delegation"], "execution": own, "answer": roles["answer"]}
+    return Topology(new_search(search, every, executor, name), every)
+
+
+def executor_limits(search: SearchConfig) -> ExecutorLimits:
+    """How far a config lets an executor go."""
+    return ExecutorLimits(
+        search.max_turns,
+        search.max_searches,
+        search.top_k,
+        passage_chars=search.max_passage_chars,
+        report_chars=search.max_report_chars,
+    )
+
+
+def new_search(
+    search: SearchConfig, roles: Mapping[RoleName, Role], executor: Executes, topology: TopologyName = "factorized"
+) -> Search:
+    """The search loop of a config, with its backbone, its answerer and whichever executor."""
+    return Search(
+        Delegator(roles["delegation"], search.max_sub_queries),
+        executor,
+        Answerer(roles["answer"]),
+        max_rounds=search.max_rounds,
+        require_evidence=search.require_evidence,
+        early_dispatch=search.early_dispatch,
+        topology=topology,
+    )
+
+
+def _main_agent(config: Config, own: MainAgentConfig, prompt: str) -> RoleConfig:
+    roles = config.roles
+    return msgspec.structs.replace(
+        roles.delegation,
+        prompt=own.prompt or str(_PROMPTS / prompt),
+        max_tokens=own.max_tokens or max(roles.delegation.max_tokens, roles.answer.max_tokens),
+        fallbacks=(),
+    )
