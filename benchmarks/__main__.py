@@ -10,6 +10,7 @@ from router.errors import RolegateError
 _BENCHMARKS = {
     "mini": "a held-out mini world through real vLLM and retrieval: exact match, and which role loses what",
     "index": "how fast an index is built, in how much memory, and again after a change",
+    "datasets": "what is in the files of public data sets, what is wrong with them, and samples of them",
     "documents": "whether questions about your own documents find the passage that answers them",
     "chaos": "whether every question ends in time, answered or not, and is booked, while everything around it fails",
     "durability": "what it costs that an answer is on disk before it is acknowledged",
@@ -23,7 +24,7 @@ _BENCHMARKS = {
     "fuzz": "a million inputs for every reader of what models, engines and clients write",
     "loop": "from logged traffic to a better executor in service, and a spoiled one out of it",
     "overhead": "what the gateway itself costs in CPU, time and memory, beside LiteLLM",
-    "retrieval": "hit@k of dense, lexical and fused retrieval over a corpus with gold evidence",
+    "retrieval": "how much of the gold evidence dense, lexical and fused retrieval find, also by gold sub-questions",
     "retrieval-load": "searches a second for many callers, in batches and one by one, and whether they find the same",
     "usage": "how long sums over ten million calls take, and whether they are exact",
 }

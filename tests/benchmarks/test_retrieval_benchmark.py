@@ -18,8 +18,32 @@ CORPUS = (
 )
 QUESTIONS = (
     {"id": "1", "question": "Which planet is Mars?", "supporting_doc_ids": ["mars"], "answers": ["the fourth"]},
-    {"id": "2", "question": "Do honey bees or the planet Mars eat honey?", "supporting_doc_ids": ["bee", "mars"]},
-    {"id": "3", "question": "Who keeps a cat?", "supporting_doc_ids": ["absent"]},
+    {
+        "id": "2",
+        "question": "Do honey bees or the planet Mars eat honey?",
+        "supporting_doc_ids": ["bee", "mars"],
+        "answers": ["bees"],
+    },
+    {"id": "3", "question": "Who keeps a cat?", "supporting_doc_ids": ["absent"], "answers": ["people"]},
+)
+STEPS = (
+    {
+        "id": "1",
+        "question": "Which planet, and which mammal, have names that rhyme with cars and hat?",
+        "answers": ["Mars and the cat"],
+        "supporting_doc_ids": ["mars", "cat"],
+        "decomposition": [
+            {"question": "Which planet is the fourth from the Sun?", "answer": "mammal", "supporting_doc_id": "mars"},
+            {"question": "Which #1 catches mice?", "answer": "cat", "supporting_doc_id": "cat"},
+        ],
+    },
+    {
+        "id": "2",
+        "question": "What do honey bees make of nectar?",
+        "answers": ["honey"],
+        "supporting_doc_ids": ["bee", "absent"],
+        "decomposition": [{"question": "What do honey bees make of nectar?", "answer": "honey"}],
+    },
 )
 HOTPOTQA = Path(__file__).parents[3] / "shared" / "data" / "hotpotqa_dev500"
 
@@ -44,11 +68,34 @@ def test_only_full_evidence_is_a_hit(data: Path, tmp_path: Path, capsys: pytest.
 
     figures = json.loads(out.read_bytes())
     assert (figures["data"], figures["passages"], figures["questions"]) == ("tiny", 3, 3)
-    assert set(figures["hit"]) == {"dense", "lexical", "fused"}
-    for hit in figures["hit"].values():
-        assert hit == pytest.approx({"1": 1 / 3, "3": 2 / 3, "5": 2 / 3, "10": 2 / 3})
+    assert set(figures["found"]) == {"question"}
+    assert set(figures["found"]["question"]) == {"dense", "lexical", "fused"}
+    for found in figures["found"]["question"].values():
+        assert found["hit"] == pytest.approx({"1": 1 / 3, "3": 2 / 3, "5": 2 / 3, "10": 2 / 3})
+        assert found["recall"] == pytest.approx({"1": 1 / 2, "3": 2 / 3, "5": 2 / 3, "10": 2 / 3})
     assert figures["passages_per_s"] > 0
     assert "0.667" in capsys.readouterr().out
+
+
+def test_gold_sub_questions_beside_the_question(data: Path, tmp_path: Path) -> None:
+    """Each sub-question, with the earlier answers filled in, finds its own passage first; the question gets as many
+    passages as they do, so that only what is asked differs.
+    """
+    write(data, "questions.jsonl", STEPS)
+    out, picture = tmp_path / "figures.json", tmp_path / "figures.png"
+    argv = ["--data", str(data), "--json", str(out), "--gold-sub-questions", "--picture", str(picture)]
+
+    assert main(argv) == 0
+
+    found = json.loads(out.read_bytes())["found"]
+    assert list(found) == ["question", "question, as many passages", "gold sub-questions"]
+    for ranking, each in found["gold sub-questions"].items():
+        assert each["hit"]["1"] == 0.5, ranking
+        assert each["recall"]["1"] == 0.75, ranking
+        assert found["question"][ranking]["hit"]["1"] == 0, "one passage is not two"
+        assert found["question"][ranking]["recall"]["1"] <= found["question, as many passages"][ranking]["recall"]["1"]
+        assert found["question, as many passages"][ranking]["hit"]["3"] == 0.5
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_kept_index_is_used_again(data: Path, tmp_path: Path) -> None:
@@ -64,11 +111,16 @@ def test_a_kept_index_is_used_again(data: Path, tmp_path: Path) -> None:
 
 
 def test_a_bad_question_is_refused_with_its_line(data: Path) -> None:
-    """A question without supporting passages cannot be scored."""
-    write(data, "questions.jsonl", [QUESTIONS[0], {"id": "2", "question": "?"}])
+    """A question without supporting passages cannot be scored; one without a decomposition has no sub-questions."""
+    write(data, "questions.jsonl", [QUESTIONS[0], {"id": "2", "question": "?", "answers": ["x"]}])
 
     with pytest.raises(BadCorpus, match=r"questions\.jsonl:2: .*supporting_doc_ids"):
         read_questions(data / "questions.jsonl")
+
+    write(data, "questions.jsonl", [STEPS[0], QUESTIONS[0]])
+    assert len(read_questions(data / "questions.jsonl")) == 2
+    with pytest.raises(BadCorpus, match=r"questions\.jsonl:2: no decomposition"):
+        read_questions(data / "questions.jsonl", sub_questions=True)
 
 
 @pytest.mark.skipif(not HOTPOTQA.is_dir(), reason="no HotpotQA sample at ../shared/data/hotpotqa_dev500")
@@ -81,7 +133,7 @@ def test_bm25_on_hotpotqa_finds_what_it_is_known_to_find(tmp_path: Path) -> None
     rankings = LexicalIndex.open(tmp_path).search([question.question for question in questions], 5)
 
     hits = sum(
-        set(question.supporting_doc_ids) <= {passages[hit.row].id for hit in hits}
+        set(question.supporting) <= {passages[hit.row].id for hit in hits}
         for question, hits in zip(questions, rankings, strict=True)
     )
     assert hits / len(questions) == pytest.approx(0.508, abs=0.02)

@@ -1,0 +1,3 @@
+from benchmarks.datasets.command import main
+
+__all__ = ["main"]
