@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 _RESAMPLES = 10_000
+_DRAWN_AT_ONCE = 1_000_000
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -24,6 +25,10 @@ def paired_difference(new: Sequence[float], old: Sequence[float], seed: int = 0)
         raise ValueError(f"{len(new)} and {len(old)} scores cannot be paired")
     differences = np.asarray(new, np.float64) - np.asarray(old, np.float64)
     rng, count = np.random.default_rng(seed), len(differences)
-    means = [differences[rng.integers(0, count, count)].mean() for _ in range(_RESAMPLES)]
-    low, high = np.quantile(means, (0.025, 0.975))
+    means = [
+        differences[rng.integers(0, count, (min(block, _RESAMPLES - done), count))].mean(axis=1)
+        for block in [max(1, _DRAWN_AT_ONCE // count)]
+        for done in range(0, _RESAMPLES, block)
+    ]
+    low, high = np.quantile(np.concatenate(means), (0.025, 0.975))
     return Difference(float(differences.mean()), float(low), float(high))

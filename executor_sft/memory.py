@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from executor_sft.line_file import LineFile
-from router.call import RoleName
+from router.call import Call, RoleName
 from router.errors import BadConfig
 from router.model import Completion, Delta, Model, Prompt, Usage
 
@@ -42,6 +42,7 @@ class Memory:
         """Raises `BadConfig` for a line that it did not write."""
         self._file = file
         self._kept: dict[str, _Kept] = {}
+        self._recalled: set[str] = set()
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         for number, line in enumerate(file.lines(), 1):
             try:
@@ -74,7 +75,13 @@ class Memory:
                 kept = _Kept(key, role, model.name, await model.complete(prompt))
                 self._file.append(msgspec.json.encode(kept))
                 self._kept[key] = kept
+            else:
+                self._recalled.add(prompt.request_id)
         return kept.completion
+
+    def recalled(self, calls: Iterable[Call]) -> int:
+        """How many of a ledger's calls cost nothing, as they had been made before."""
+        return sum(call.request_id in self._recalled for call in calls)
 
     @property
     def spent(self) -> list[Spent]:

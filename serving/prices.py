@@ -3,21 +3,22 @@
 import asyncio
 import importlib.util
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from router.call import RoleName
 from router.edge.listening import is_loopback
 from router.litellm_model import load_litellm
 from router.price import Price
-from serving.config import Config, RoleConfig
+from serving.config import RoleConfig
+
+Name = TypeVar("Name", bound=str)
 
 
-async def prices_of(config: Config) -> dict[RoleName, Price | None]:
-    """What each role's model costs; None where nobody knows it, which is not zero. May take seconds, in a thread."""
-    return await asyncio.to_thread(
-        lambda: {name: price_of(role, config.prices) for name, role in config.roles.by_name.items()}
-    )
+async def prices_of(roles: Mapping[Name, RoleConfig], prices: Mapping[str, Price]) -> dict[Name, Price | None]:
+    """What each role's model costs, by the config's `prices` or others; None where nobody knows it, which is not zero.
+    May take seconds, in a thread.
+    """
+    return await asyncio.to_thread(lambda: {name: price_of(role, prices) for name, role in roles.items()})
 
 
 def price_of(role: RoleConfig, prices: Mapping[str, Price]) -> Price | None:
@@ -28,7 +29,12 @@ def price_of(role: RoleConfig, prices: Mapping[str, Price]) -> Price | None:
     ours = role.engine is not None or is_loopback(host)
     if role.model in prices or ours:
         return prices.get(role.model)
-    known = litellm_entry(role.model)
+    return listed_price(role.model)
+
+
+def listed_price(model: str) -> Price | None:
+    """What LiteLLM's table says that a model costs; None where it does not know. May block for seconds."""
+    known = litellm_entry(model)
     prompt, completion = known.get("input_cost_per_token"), known.get("output_cost_per_token")
     if prompt is None or completion is None:
         return None

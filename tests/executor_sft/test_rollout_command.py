@@ -6,7 +6,7 @@ import os
 import pty
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Endpoint:
     def __init__(self) -> None:
         self.answered: Counter[str] = Counter()
         """Calls that were answered, by model and messages."""
+        self.models: dict[str, Callable[[Prompt], str]] = dict(MODELS)
         self.down: set[str] = set()
         self.unwanted = ""
         """Calls with this in them are refused."""
@@ -60,7 +61,7 @@ class Endpoint:
         self.free -= 1
         messages = tuple(Message(message["role"], message["content"]) for message in body["messages"])
         self.answered[f"{body['model']} {messages}"] += 1
-        written = MODELS[body["model"]](Prompt(messages, Sampling()))
+        written = self.models[body["model"]](Prompt(messages, Sampling()))
         text, _ = end_at_stop(written, tuple(body.get("stop", ())), "stop", None)
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
         usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}

@@ -23,7 +23,8 @@ OWN = """
 import asyncio, sys
 from serving.config_file import load_config, preset
 from serving.prices import prices_of
-print(asyncio.run(prices_of(load_config(preset("mini")))), "litellm" in sys.modules)
+config = load_config(preset("mini"))
+print(asyncio.run(prices_of(config.roles.by_name, config.prices)), "litellm" in sys.modules)
 """
 MINE = Price(prompt=3, completion=4)
 
@@ -63,4 +64,8 @@ async def test_every_role_s_price() -> None:
     """By the role's model."""
     config = msgspec.structs.replace(load_config(preset("mini")), prices={"mini-backbone": MINE})
 
-    assert await prices_of(config) == {"delegation": MINE, "execution": None, "answer": MINE}
+    assert await prices_of(config.roles.by_name, config.prices) == {
+        "delegation": MINE,
+        "execution": None,
+        "answer": MINE,
+    }

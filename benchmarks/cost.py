@@ -1,0 +1,173 @@
+"""Tokens and money by role over logged traffic, and what it would have cost with other models.
+
+`--instead execution=MODEL` gives the same tokens another price. `--distilled MODEL` does so for the executor, and takes
+into account that a distilled one needs fewer: what that assumes is printed with the figure.
+"""
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.study.repricing import PUBLISHED_RATIO, Costs, as_booked, saved_share, token_share, what_if
+from benchmarks.study.traffic import Traffic, of_store, of_traces
+from router.call import RoleName
+from router.errors import BadConfig
+from router.price import Price
+from serving.logs import errors_only
+from serving.prices import listed_price
+
+
+class WhatIf(msgspec.Struct, frozen=True):
+    """Other models in some roles."""
+
+    instead: dict[RoleName, str]
+    token_ratio: float
+    costs: Costs
+    dollars: float | None
+    saved_share: float | None
+    assumptions: tuple[str, ...]
+
+
+class CostReport(msgspec.Struct, frozen=True):
+    """Everything."""
+
+    runs: int
+    booked: Costs
+    dollars: float | None
+    execution_token_share: float
+    what_if: tuple[WhatIf, ...]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the costs."""
+    parser = argparse.ArgumentParser(
+        prog="rolegate bench cost", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--store", metavar="URL", help="a gateway's store, such as sqlite:///rolegate.db")
+    source.add_argument("--traces", type=Path, metavar="FILE", help="what `rolegate runs export` wrote, as JSON lines")
+    parser.add_argument(
+        "--prices",
+        type=Path,
+        metavar="FILE",
+        help="TOML, for each model a table with prompt, completion and perhaps cached, in dollars for a million tokens",
+    )
+    parser.add_argument(
+        "--instead", action="append", default=[], metavar="ROLE=MODEL", help="what if; several are one change"
+    )
+    parser.add_argument("--distilled", metavar="MODEL", help="what if this distilled model were the executor")
+    parser.add_argument(
+        "--distilled-tokens",
+        type=float,
+        default=PUBLISHED_RATIO,
+        metavar="SHARE",
+        help=f"of the executor tokens, which it needs (default: {PUBLISHED_RATIO:.3f}, as published)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    given = parser.parse_args(arguments)
+    errors_only()
+    traffic = asyncio.run(of_store(given.store)) if given.store else of_traces(given.traces)
+    report = _report(traffic, given)
+    if given.json:
+        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+    else:
+        _show(report, Console())
+    return 0
+
+
+def _report(traffic: Traffic, given: argparse.Namespace) -> CostReport:
+    """Raises `BadConfig` for a model without a price."""
+    prices = _prices(given.prices) if given.prices else {}
+    booked, found = as_booked(traffic, prices), list[WhatIf]()
+    if instead := dict(map(_instead, given.instead)):
+        assumed = ("The other models read and write as many tokens, and answer as well.",)
+        found.append(_what_if(traffic, prices, instead, 1.0, assumed))
+    if given.distilled:
+        if not given.distilled_tokens > 0:
+            raise BadConfig(f"--distilled-tokens {given.distilled_tokens}: must be more than 0.")
+        found.append(_distilled(traffic, prices, given.distilled, given.distilled_tokens))
+    return CostReport(traffic.runs, booked, booked.dollars, token_share(booked, ("execution",)), tuple(found))
+
+
+def _distilled(traffic: Traffic, prices: dict[str, Price], model: str, ratio: float) -> WhatIf:
+    published = abs(ratio - PUBLISHED_RATIO) < 1e-9
+    assumed = (
+        f"The distilled executor reads and writes {ratio:.3f} of the tokens of the one that worked"
+        + (", as published for SFT-Qwen3-1.7B beside DeepSeek-V4-Flash (TBSS Fig. 3)." if published else "."),
+        "Every token costs what its price says: machines that stand idle are not in it, nor is the training.",
+        "Delegation and answering spend what they spent; its reports are as good: `rolegate sft evaluate` tells.",
+        "All of the traffic goes to it, fallbacks and retries included.",
+    )
+    return _what_if(traffic, prices, {"execution": model}, ratio, assumed)
+
+
+def _what_if(
+    traffic: Traffic,
+    prices: dict[str, Price],
+    instead: dict[RoleName, str],
+    ratio: float,
+    assumptions: tuple[str, ...],
+) -> WhatIf:
+    known = prices | {model: _price(model, prices) for model in instead.values()}
+    costs = what_if(traffic, known, instead, ratio)
+    return WhatIf(instead, ratio, costs, costs.dollars, saved_share(as_booked(traffic, prices), costs), assumptions)
+
+
+def _prices(path: Path) -> dict[str, Price]:
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=dict[str, Price])
+    except OSError as error:
+        raise BadConfig(f"{path}: cannot be read ({error.strerror}); name a TOML file.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadConfig(f"{path}: {error}; write a table for each model, with prompt and completion.") from None
+
+
+def _price(model: str, prices: dict[str, Price]) -> Price:
+    price = prices.get(model) or listed_price(model)
+    if price is None:
+        raise BadConfig(f"{model}: nobody knows its price; give it in a file with --prices.")
+    return price
+
+
+def _instead(text: str) -> tuple[RoleName, str]:
+    role, _, model = text.partition("=")
+    known: dict[str, RoleName] = {name: name for name in get_args(RoleName)}
+    if role not in known or not model:
+        raise BadConfig(f"--instead {text}: write ROLE=MODEL, with a role of {', '.join(known)}.")
+    return known[role], model
+
+
+def _show(report: CostReport, console: Console) -> None:
+    console.print(_table(report.booked, f"{report.runs:,} runs, as booked"))
+    console.print(f"execution has {report.execution_token_share:.1%} of the tokens", highlight=False)
+    for one in report.what_if:
+        changed = ", ".join(f"{role} = {model}" for role, model in one.instead.items())
+        console.print(_table(one.costs, f"what if {changed}"))
+        saved = "unknown, as not every price is" if one.saved_share is None else f"{one.saved_share:.1%}"
+        console.print(f"saved: {saved}", highlight=False)
+        for assumption in one.assumptions:
+            console.print(f"  assumed: {assumption}", highlight=False)
+
+
+def _table(costs: Costs, title: str) -> Table:
+    table = Table("role", "model", title=title, title_justify="left", caption="–: unknown, which is not zero")
+    for column in ("calls", "uncounted", "prompt tokens", "of them cached", "written", "wasted", "dollars"):
+        table.add_column(column, justify="right")
+    for row in costs.rows:
+        cells = (row.attempts, row.attempts_without_usage, row.prompt_tokens, row.cached_tokens)
+        further = (row.completion_tokens, row.wasted_tokens)
+        texts = ("–" if cell is None else f"{cell:,.0f}" for cell in (*cells, *further))
+        table.add_row(row.role, row.model, *texts, _dollars(row.dollars))
+    table.add_section()
+    table.add_row("all", "", "", "", "", "", "", "", _dollars(costs.dollars))
+    return table
+
+
+def _dollars(amount: float | None) -> str:
+    return "–" if amount is None else f"{amount:,.4f}"

@@ -1,0 +1,110 @@
+"""One cell of a sweep at work."""
+
+import time
+from dataclasses import dataclass
+
+import msgspec
+
+from benchmarks.datasets.question import BenchmarkQuestion
+from benchmarks.study.attributing import Attributor
+from benchmarks.study.cell import Prepared
+from benchmarks.study.pricing import Prices, spent
+from benchmarks.study.provenance import Provenance
+from benchmarks.study.result_row import Attribution, ResultRow
+from executor_sft.cut_off import check
+from executor_sft.workbench import Workbench
+from router.answerer import Answerer
+from router.context import RunContext
+from router.executor import Executor
+from router.judge import Judge
+from router.ledger import Ledger
+from router.scoring import exact_match, fold, token_f1
+from router.trajectory import Trajectory
+from serving.config import RoleConfig
+
+_TRACED = ("factorized", "homogeneous")
+"""Topologies in which a loss can be told from another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Asks any number of questions at once."""
+
+    prepared: Prepared
+    bench: Workbench
+    """With the cell's config, and a memory of its own: what another cell said is not this one's."""
+    judge: Judge | None
+    prices: Prices
+    made_by: Provenance
+    temperature: float | None
+    attributes: bool
+
+    async def ask(self, question: BenchmarkQuestion, rollout: int, seed: int) -> ResultRow:
+        """Ask once, and judge the answer. Raises `UpstreamError`, `OutOfTime` and `StoreFailed`: what an endpoint did
+        not do says nothing of a model.
+        """
+        seeded = self.bench.sampled(seed, self.temperature)
+        cell = self.prepared.cell
+        executor = seeded.executor(seeded.role("execution", self._executing, version=self.prepared.version))
+        context, begun = seeded.context(), time.monotonic()
+        found = await seeded.topology(cell.topology, executor).loop.run(question.question, context)
+        latency_s = time.monotonic() - begun
+        check(found, 0, context)
+        judging = seeded.context()
+        accepted = await self._accepted(question, found.answer, judging.ledger)
+        right = exact_match(found.answer, question.answers) if accepted is None else accepted
+        calls, tracing, attribution = context.ledger.calls, seeded.context(), None
+        if self.attributes and not right and question.decomposition and cell.topology in _TRACED:
+            attribution = await self._attributed(question, seeded, executor, tracing)
+        folded, folded_golds = fold(found.answer), [fold(gold) for gold in question.answers]
+        return ResultRow(
+            cell=cell.name,
+            topology=cell.topology,
+            backbone=cell.backbone,
+            executor=cell.executor,
+            dataset=question.dataset,
+            question_id=question.id,
+            rollout=rollout,
+            answer=found.answer,
+            outcome=found.outcome,
+            exact_match=exact_match(found.answer, question.answers),
+            f1=token_f1(found.answer, question.answers),
+            folded_exact_match=exact_match(folded, folded_golds),
+            folded_f1=token_f1(folded, folded_golds),
+            judged=self.judge is not None,
+            accepted=accepted,
+            rounds=len(found.rounds),
+            searches=tuple(len(one.searches) for one in (found.executions or _alone(found))),
+            failed=sum(execution.failed for execution in found.executions),
+            spent=spent(calls, self.prices),
+            checking=spent((*judging.ledger.calls, *tracing.ledger.calls), self.prices),
+            latency_s=None if seeded.memory and seeded.memory.recalled(calls) else round(latency_s, 4),
+            attribution=attribution,
+            question=question.question,
+            golds=question.answers,
+            provenance=msgspec.structs.replace(self.made_by, seed=seed),
+        )
+
+    @property
+    def _executing(self) -> RoleConfig:
+        return self.prepared.roles.get("execution", self.prepared.config.roles.execution)
+
+    async def _accepted(self, question: BenchmarkQuestion, answer: str, ledger: Ledger) -> bool | None:
+        if self.judge is None:
+            return None
+        return await self.judge.accepts(question.question, question.answers, answer, ledger)
+
+    async def _attributed(
+        self, question: BenchmarkQuestion, seeded: Workbench, executor: Executor, context: RunContext
+    ) -> Attribution:
+        async def right(asked: BenchmarkQuestion, answer: str) -> bool:
+            accepted = await self._accepted(asked, answer, context.ledger)
+            return exact_match(answer, asked.answers) if accepted is None else accepted
+
+        answerer = Answerer(seeded.role("answer", self.prepared.config.roles.answer))
+        return await Attributor(executor, answerer, right).attribute(question, context)
+
+
+def _alone(found: Trajectory) -> tuple[Trajectory, ...]:
+    """A single agent is its own executor."""
+    return (found,) if found.topology == "single_agent" else ()

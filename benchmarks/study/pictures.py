@@ -1,0 +1,92 @@
+"""The pictures of a report."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks.study import published
+from benchmarks.study.figures import Point, Sweep, draw_frontier, draw_sensitivity
+from benchmarks.study.report_table import ReportTable
+from benchmarks.study.scores import METRICS, metrics_of, micro
+from benchmarks.study.study_data import CellRows, Study
+
+_HEADLINE = ("EM", "F1", "Judge")
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A PNG file with what it shows."""
+
+    path: Path
+    caption: str
+
+
+def pictures(study: Study, folder: Path) -> list[Picture]:
+    """Draw those for which there are rows, into `folder`."""
+    return [*_sensitivity(study, folder), *_frontiers(study, folder)]
+
+
+def published_pictures(folder: Path) -> list[Picture]:
+    """The paper's Fig. 2, drawn from its Tables 2 and 3; the points of its Fig. 3 are not all printed."""
+    untuned = [row[0] for row in published.TABLE_2.rows]
+    execution = _published(published.TABLE_3, "DeepSeek-V4-Flash", [str(name) for name in untuned])
+    delegation = _published(published.TABLE_2, "Qwen3-1.7B", [str(name) for name in untuned])
+    path = folder / "published-figure-2.png"
+    draw_sensitivity(path, execution, delegation, execution.models, {})
+    return [Picture(path, "Published (TBSS Fig. 2, drawn from its Tables 2 and 3): capacity sensitivity of each role")]
+
+
+def _published(table: ReportTable, fixed: str, models: Sequence[str]) -> Sweep:
+    rows = {str(row[0]): [float(value) for value in row[-3:] if isinstance(value, float)] for row in table.rows}
+    scores = {name: tuple(rows[model][place] for model in models) for place, name in enumerate(_HEADLINE)}
+    return Sweep(fixed, tuple(models), scores)
+
+
+def _sensitivity(study: Study, folder: Path) -> Iterator[Picture]:
+    """The smallest executor stays while backbones grow, the largest backbone while executors do."""
+    delegation, execution = study.sweeps(backbones=True), study.sweeps(backbones=False)
+    if not delegation or not execution:
+        return
+    path = folder / "figure-2.png"
+    draw_sensitivity(
+        path,
+        _sweep(*execution[0], backbones=False),
+        _sweep(*delegation[0], backbones=True),
+        list(study.plan.parameters),
+        study.plan.parameters,
+    )
+    yield Picture(path, "Fig. 2: capacity sensitivity of each role, micro averages; ours")
+
+
+def _sweep(fixed: str, cells: Sequence[CellRows], *, backbones: bool) -> Sweep:
+    names = [name for name in metrics_of(cells[0].rows) if name in _HEADLINE]
+    scores = {name: tuple(100 * micro(cell.rows, METRICS[name]).mean for cell in cells) for name in names}
+    return Sweep(fixed, tuple(cell.backbone if backbones else cell.executor for cell in cells), scores)
+
+
+def _frontiers(study: Study, folder: Path) -> Iterator[Picture]:
+    """Under each backbone that has several executors, and over everything."""
+    score = "Judge" if all("Judge" in metrics_of(cell.rows) for cell in study.cells) else "EM"
+    for number, (backbone, cells) in enumerate(study.sweeps(backbones=False), 1):
+        path = folder / (f"figure-3-{number}.png" if number > 1 else "figure-3.png")
+        points = [Point(cell.executor, _executor_tokens(cell), _points(cell, score)) for cell in cells]
+        draw_frontier(path, points, "executor tokens a question", score, f"backbone {backbone}")
+        yield Picture(path, f"Fig. 3: {score} against executor tokens, backbone {backbone}; ours")
+    if len(study.cells) > 1:
+        path = folder / "all-tokens.png"
+        points = [Point(cell.name, _tokens(cell), _points(cell, score)) for cell in study.cells]
+        draw_frontier(path, points, "tokens of all roles a question", score, "all configurations")
+        yield Picture(path, f"{score} against the tokens of all roles, all configurations; ours")
+
+
+def _points(cell: CellRows, score: str) -> float:
+    return 100 * micro(cell.rows, METRICS[score]).mean
+
+
+def _executor_tokens(cell: CellRows) -> float:
+    return fmean(row.executor_tokens for row in cell.rows)
+
+
+def _tokens(cell: CellRows) -> float:
+    return fmean(sum(one.prompt_tokens + one.completion_tokens for one in row.spent) for row in cell.rows)

@@ -1,0 +1,97 @@
+"""The rows of a finished or unfinished sweep, as its report reads them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.study.result_row import Scored
+from benchmarks.study.results import RESULTS, read_rows
+from router.errors import BadConfig
+
+PLAN = "plan.json"
+
+
+class KeptPlan(msgspec.Struct, frozen=True):
+    """`plan.json`: what a report needs to know of the plan."""
+
+    title: str
+    questions: int
+    rollouts: int
+    cells: tuple[str, ...]
+    parameters: dict[str, float | None]
+    """By model, in the order of the plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellRows:
+    """What one cell did."""
+
+    name: str
+    topology: str
+    backbone: str
+    executor: str
+    """In a homogeneous pair the backbone's model; empty where there is none."""
+    rows: tuple[Scored, ...]
+
+    @property
+    def pair(self) -> bool:
+        """Whether a backbone delegates to an executor that goes by our protocol."""
+        return self.topology in ("factorized", "homogeneous")
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """All of it."""
+
+    plan: KeptPlan
+    cells: tuple[CellRows, ...]
+    """Those with rows, in the order of the plan."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether every cell has answered everything."""
+        wanted = self.plan.questions * self.plan.rollouts
+        return len(self.cells) == len(self.plan.cells) and all(len(cell.rows) == wanted for cell in self.cells)
+
+    def sweeps(self, *, backbones: bool) -> list[tuple[str, list[CellRows]]]:
+        """Each model that stays in its role, with the pairs in which the other role varies: its backbones, or else its
+        executors. Two limits of turns are two sweeps. Those of the most models come first, and of these the smallest
+        executor, or else the largest backbone.
+        """
+        order = {name: number for number, name in enumerate(self.plan.parameters)}
+        groups: dict[tuple[str, str], dict[str, CellRows]] = {}
+        for cell in filter(lambda cell: cell.pair, self.cells):
+            fixed, varied = (cell.executor, cell.backbone) if backbones else (cell.backbone, cell.executor)
+            groups.setdefault((fixed, cell.name.partition(", ")[2]), {})[varied] = cell
+        found = sorted(groups, key=lambda key: (-len(groups[key]), order[key[0]] * (1 if backbones else -1)))
+        return [
+            (", ".join(filter(None, key)), [groups[key][name] for name in sorted(groups[key], key=order.__getitem__)])
+            for key in found
+            if len(groups[key]) > 1
+        ]
+
+
+def read_study(folder: Path) -> Study:
+    """The sweep in a folder. Raises `BadConfig`."""
+    try:
+        plan = msgspec.json.decode((folder / PLAN).read_bytes(), type=KeptPlan)
+    except OSError as error:
+        raise BadConfig(f"{folder / PLAN}: cannot be read ({error.strerror}); name the folder of a sweep.") from None
+    except msgspec.DecodeError as error:
+        raise BadConfig(f"{folder / PLAN}: {error}; was it written by another release?") from None
+    found: dict[str, list[Scored]] = {name: [] for name in plan.cells}
+    for row in read_rows(folder / RESULTS, Scored):
+        found.setdefault(row.cell, []).append(row)
+    cells = tuple(_cell(name, rows) for name, rows in found.items() if rows)
+    if not cells:
+        raise BadConfig(f"{folder / RESULTS}: holds no row yet; finish the sweep first.")
+    return Study(plan, cells)
+
+
+def _cell(name: str, rows: list[Scored]) -> CellRows:
+    """In an order that does not tell who was quicker."""
+    first = rows[0]
+    executor = first.executor or (first.backbone if first.topology == "homogeneous" else "")
+    ordered = sorted(rows, key=lambda row: (row.dataset, row.question_id, row.rollout))
+    return CellRows(name, first.topology, first.backbone, executor, tuple(ordered))

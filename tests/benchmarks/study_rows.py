@@ -1,0 +1,106 @@
+"""Rows of a sweep, made up."""
+
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.study.result_row import Attribution, Loss, Scored
+from benchmarks.study.results import RESULTS
+from benchmarks.study.study_data import PLAN, KeptPlan
+from router.role_total import RoleTotal
+from router.trajectory import TopologyName
+
+MODELS = {"small": 1e9, "middle": 4e9, "large": 30e9}
+
+
+def total(role: str = "execution", tokens: int = 100, **fields: object) -> RoleTotal:
+    """What a role has spent on one answer."""
+    known: dict[str, object] = {
+        "role": role,
+        "model": "m",
+        "attempts": 1,
+        "attempts_without_usage": 0,
+        "attempts_without_cost": 0,
+        "prompt_tokens": tokens,
+        "completion_tokens": 0,
+        "cached_tokens": None,
+        "reasoning_tokens": None,
+        "wasted_tokens": 0,
+        "nano_usd": tokens * 1000,
+    }
+    return msgspec.convert(known | fields, RoleTotal)
+
+
+def row(question: str = "q1", **fields: object) -> Scored:
+    """A rollout whose answer is right, but for `fields`."""
+    known: dict[str, object] = {
+        "cell": "large + small",
+        "topology": "factorized",
+        "backbone": "large",
+        "executor": "small",
+        "dataset": "films",
+        "question_id": question,
+        "rollout": 0,
+        "answer": "Paris",
+        "outcome": "answered",
+        "exact_match": True,
+        "f1": 1.0,
+        "folded_exact_match": True,
+        "folded_f1": 1.0,
+        "judged": True,
+        "accepted": True,
+        "rounds": 1,
+        "searches": (1,),
+        "failed": 0,
+        "spent": (total(),),
+        "checking": (),
+        "latency_s": 1.0,
+        "attribution": None,
+    }
+    return Scored(**(known | fields))  # type: ignore[arg-type]
+
+
+def lost(by: Loss) -> Attribution:
+    """A wrong answer that this role lost."""
+    return Attribution(by, "Paris", "Paris")
+
+
+def grid(folder: Path, *, questions: int = 8) -> Path:
+    """The folder of a sweep in which larger backbones answer more, and larger executors a little more."""
+    pairs = [(backbone, "small") for backbone in MODELS]
+    pairs += [("large", "middle"), ("large", "large"), ("small", "large")]
+    cells: list[tuple[TopologyName, str, str | None, str]] = [
+        ("factorized", backbone, executor, f"{backbone} + {executor}") for backbone, executor in pairs
+    ]
+    cells += [("single_agent", model, None, f"single_agent: {model}") for model in MODELS]
+    skill = {"small": 0, "middle": 2, "large": 4}
+    rows = [
+        _answered(cell, number, rollout, skill) for cell in cells for number in range(questions) for rollout in (0, 1)
+    ]
+    folder.mkdir(exist_ok=True)
+    plan = KeptPlan("Made up", questions, 2, tuple(cell[3] for cell in cells), dict(MODELS))
+    (folder / PLAN).write_bytes(msgspec.json.encode(plan))
+    (folder / RESULTS).write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in rows))
+    return folder
+
+
+def _answered(
+    cell: tuple[TopologyName, str, str | None, str], number: int, rollout: int, skill: dict[str, int]
+) -> Scored:
+    topology, backbone, executor, name = cell
+    right = number + rollout < skill[backbone] + (skill[executor] // 2 if executor else 0) + 1
+    spent = (total("delegation", 50), *((total("execution", 100 * (1 + skill[executor])),) if executor else ()))
+    return row(
+        f"q{number}",
+        cell=name,
+        topology=topology,
+        backbone=backbone,
+        executor=executor,
+        dataset="films" if number % 2 else "books",
+        rollout=rollout,
+        exact_match=right,
+        f1=float(right),
+        accepted=right,
+        attribution=None if right or not executor else lost("delegation" if number % 3 else "reading"),
+        spent=spent,
+    )

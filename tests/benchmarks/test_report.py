@@ -1,0 +1,143 @@
+"""A report: what is in its tables and files, and what never stands together."""
+
+import csv
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from benchmarks.report import main
+from benchmarks.study.further_tables import further_tables
+from benchmarks.study.published import PUBLISHED
+from benchmarks.study.report_table import ReportTable
+from benchmarks.study.scores import Score
+from benchmarks.study.study_data import read_study
+from benchmarks.study.tables import paper_tables
+from router.errors import BadConfig
+from tests.benchmarks.study_rows import grid
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of a sweep that was made up."""
+    made = tmp_path_factory.mktemp("study")
+    assert main([str(grid(made / "results")), "--out", str(made / "report")]) == 0
+    return made
+
+
+def rows(folder: Path, name: str) -> list[dict[str, str]]:
+    with (folder / "report" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_papers_tables(folder: Path) -> None:
+    """Each has the models that the paper's has: those of one role, beside a fixed one in the other."""
+    assert {path.suffix for path in (folder / "report").iterdir()} == {".csv", ".md", ".html", ".png"}
+    assert [one["backbone"] for one in rows(folder, "table-2")] == ["small", "middle", "large"]
+    assert [one["executor"] for one in rows(folder, "table-3")] == ["small", "middle", "large"]
+    assert [one["model"] for one in rows(folder, "table-1")] == ["small", "large"]
+    assert {one["pair"] for one in rows(folder, "table-4")} >= {"large + small", "small + small"}
+    assert [(one["backbone"], one["executor"]) for one in rows(folder, "table-5")][:2] == [
+        ("small", "small"),
+        ("small", "large"),
+    ]
+    for name in ("figure-2.png", "figure-3.png", "all-tokens.png", "published-figure-2.png"):
+        assert (folder / "report" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_scores_are_in_points_with_their_errors(folder: Path) -> None:
+    """8 questions twice each, of which `large + large` answers 6 and a half; in the CSV, the error has its column."""
+    found = {(one["pair"], one["data set"]): one for one in rows(folder, "scores")}
+    score = found["large + large", "all, micro"]
+    assert float(score["EM"]) == pytest.approx(100 * 6.5 / 8)
+    assert float(score["EM standard error"]) > 0
+    assert score["questions"] == "8"
+    lost = {one["pair"]: one for one in rows(folder, "losses")}
+    assert float(lost["small + small"]["delegation, %"]) + float(lost["small + small"]["reading, %"]) == 100
+    assert "single_agent: small" not in lost
+
+
+def test_money_and_tokens(folder: Path) -> None:
+    """For each question: 50 tokens of the backbone and 500 of the large executor, at a millionth of a dollar each."""
+    (cost,) = [one for one in rows(folder, "costs") if one["pair"] == "large + large"]
+    assert float(cost["dollars an answer"]) == pytest.approx(550e-6)
+    assert float(cost["executor tokens"]) == 500
+    assert cost["cached, %"] == "", "no endpoint said"
+
+
+def test_published_figures_stand_apart(folder: Path) -> None:
+    """No table of ours has one of them, all of them are labelled, and the page says where they are from."""
+    ours = [*paper_tables(read_study(folder / "results")), *further_tables(read_study(folder / "results"))]
+    cells = [str(cell) for table in ours for row in table.rows for cell in row]
+    assert not any(name in cell for cell in cells for name in ("Qwen", "DeepSeek", "GLM"))
+    assert all(table.title.startswith("Published (TBSS") for table in PUBLISHED)
+    page = (folder / "report" / "report.html").read_text("utf-8")
+    assert page.index("Our figures") < page.index('id="costs"') < page.index("Published figures, for comparison")
+    assert page.index('class="published"') < page.index('id="published-table-1"')
+
+
+class Links(HTMLParser):
+    """Collects what a page asks others for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_needs_nothing_else(folder: Path) -> None:
+    """Its pictures are in it, it asks nobody for anything, and every element is closed."""
+    page = (folder / "report" / "report.html").read_text("utf-8")
+    links = Links()
+    links.feed(page)
+    assert not links.open
+    assert len(links.found) == len(list((folder / "report").glob("*.png")))
+    assert all(link.startswith("data:image/png;base64,") for link in links.found)
+    assert not re.search(r"url\(|@import|<script", page)
+    assert "$" not in re.sub(r"base64,[^\"]*", "", page)
+
+
+def test_the_same_rows_make_the_same_report(folder: Path, tmp_path: Path) -> None:
+    """In whatever order they were written: who was quicker shows nowhere."""
+    again = grid(tmp_path / "results")
+    lines = (again / "results.jsonl").read_bytes().splitlines(keepends=True)
+    (again / "results.jsonl").write_bytes(b"".join(reversed(lines)))
+    main([str(again), "--out", str(tmp_path / "report")])
+    for path in sorted((folder / "report").glob("*.[cm]*")):
+        assert (tmp_path / "report" / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_an_unfinished_sweep_is_called_so(tmp_path: Path) -> None:
+    """A report of it says that rows are missing; of none, there is no report, and a damaged line is named."""
+    made = grid(tmp_path / "results")
+    file = made / "results.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:-1]))
+    main([str(made), "--out", str(tmp_path / "report")])
+    assert "This sweep is not finished" in (tmp_path / "report" / "report.md").read_text("utf-8")
+    file.write_bytes(lines[0] + b"{}\n")
+    with pytest.raises(BadConfig, match=r"results\.jsonl:2: .*remove this line"):
+        read_study(made)
+    file.write_bytes(b"")
+    with pytest.raises(BadConfig, match="holds no row yet"):
+        read_study(made)
+    with pytest.raises(BadConfig, match=r"plan\.json: cannot be read"):
+        read_study(tmp_path)
+
+
+def test_cells_are_text_and_nothing_else() -> None:
+    """A model's name can neither close a table cell nor be a tag; what is unknown is a dash."""
+    table = ReportTable("t", "A & B", ("a|b", "score", "n"), (("<b>|", Score(0.5, 0.01, 3), None),), digits=1)
+    assert "<b>|" not in table.html()
+    assert "&lt;b&gt;|" in table.html()
+    assert "| <b>\\| | 50.00 ± 1.00 | – |" in table.markdown()
+    assert table.csv() == "a|b,score,score standard error,n\n<b>|,50.0,1.0,\n"

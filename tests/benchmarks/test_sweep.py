@@ -1,0 +1,189 @@
+"""`rolegate bench sweep` as a process against real servers: finished, killed, refused; and what its rows say."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from benchmarks.study.result_row import ResultRow
+from benchmarks.study.results import read_rows
+from benchmarks.study.study_data import read_study
+from router.model import Prompt
+from tests.executor_sft import test_rollout_command
+from tests.executor_sft.test_rollout_command import QUESTIONS, ROOT, Endpoint
+
+endpoint, rollout_config = test_rollout_command.endpoint, test_rollout_command.config
+CELLS = ["big + student", "big + teacher", "no_retrieval: big"]
+
+
+def judges(prompt: Prompt) -> str:
+    """The judge: it goes by its homes, and cannot make up its mind about F3."""
+    asked = prompt.messages[1].content
+    if "of F3 born" in asked:
+        return "Who knows?"
+    film = asked.split("director of ")[1].split(" ")[0]
+    return f"<verdict>{'correct' if f'<answer>home of Mann{film}' in asked else 'incorrect'}</verdict>"
+
+
+@pytest.fixture
+async def sweep(rollout_config: Path, endpoint: Endpoint, tmp_path: Path) -> AsyncIterator[Path]:
+    """The file of a sweep for which everything is served."""
+    endpoint.models["judge"] = judges
+    table = rollout_config.read_text("utf-8")
+    url = table.split('base_url = "')[1].split('"')[0]
+    place = f'base_url = "{url}"\n'
+    judge = f'[distillation.judge]\nmodel = "judge"\nprompt = "shipped:prompts/full/judge.txt"\nattempts = 1\n{place}'
+    prices = "[prices]\nbackbone = { prompt = 1.0, completion = 2.0 }\nstudent = { prompt = 0.1, completion = 0.2 }\n"
+    rollout_config.write_text(f"{table}\n{judge}\n{prices}", "utf-8")
+    rows = [
+        {
+            "id": one.id,
+            "question": one.text,
+            "answers": one.golds,
+            "dataset": "films" if number else "first",
+            "decomposition": [
+                {"question": f"Who directed F{number}?", "answer": f"MannF{number}"},
+                {"question": "Where was #1 born?", "answer": one.golds[0]},
+            ],
+        }
+        for number, one in enumerate(QUESTIONS)
+    ]
+    (tmp_path / "questions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
+    file = tmp_path / "sweep.toml"
+    file.write_text(
+        f"""config = "{rollout_config.name}"
+questions = ["questions.jsonl"]
+rollouts = 2
+pilot = 2
+concurrency = 2
+attribution = true
+[models.big]
+parameters = 1e9
+[models.student]
+[models.teacher]
+settings = {{ model = "teacher", base_url = "{url}" }}
+[[pairs]]
+backbone = ["big"]
+executor = ["student", "teacher"]
+[[pairs]]
+backbone = ["big"]
+topology = "no_retrieval"
+""",
+        "utf-8",
+    )
+    yield file
+
+
+async def ran(*arguments: object) -> tuple[int, str]:
+    """Its exit status, and what it printed."""
+    process = await start(*arguments)
+    async with asyncio.timeout(120):
+        said, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, said.decode()
+
+
+async def start(*arguments: object) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks", *map(str, arguments)),
+        cwd=ROOT,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+
+
+def rows(folder: Path) -> list[ResultRow]:
+    """What was found, but for the time that it took, in an order of its own."""
+    found = read_rows(folder / "results.jsonl", ResultRow)
+    untimed = (msgspec.structs.replace(row, latency_s=None) for row in found)
+    return sorted(untimed, key=lambda row: (row.cell, row.question_id, row.rollout))
+
+
+async def test_sweep(sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
+    """It asks before it spends; then every pair answers everything, and the rows say who did what at what cost."""
+    command = ("sweep", "--config", sweep, "--out", tmp_path / "out")
+    status, said = await ran(*command)
+    assert status == 1
+    assert "--yes says so" in said
+    assert "18 rollouts are left" in said
+    assert [row.rollout for row in rows(tmp_path / "out")] == [0] * 6, "the pilot's answers count"
+
+    status, said = await ran(*command, "--yes")
+    assert status == 0, said
+    found = rows(tmp_path / "out")
+    assert [row.cell for row in found] == [name for name in CELLS for _ in range(8)]
+    taught = [row for row in found if row.executor == "teacher"]
+    assert all(row.exact_match and row.searches == (2, 1) and row.attribution is None for row in taught)
+    untaught = [row for row in found if row.executor == "student"]
+    assert not any(row.exact_match for row in untaught)
+    lost = {row.attribution.lost_by for row in untaught if row.attribution}
+    assert lost == {"retrieval"}, "no page names the director"
+    assert {row.dataset for row in found} == {"first", "films"}
+    assert all((row.accepted is None) == (row.question_id == "q3") for row in taught)
+
+    (delegation, *_), first = untaught[0].spent, untaught[0].provenance
+    assert (delegation.role, delegation.model, delegation.attempts) == ("delegation", "backbone", 3)
+    assert delegation.nano_usd == 3 * (10 * 1000 + 2 * 2000)
+    assert {one.role for one in untaught[0].checking} == {"judge", "execution", "answer"}
+    assert (first.top_k, first.max_turns, first.seed) == (3, 3, 0)
+    assert set(first.roles) == {"delegation", "execution", "answer", "judge"}
+    assert set(found[-1].provenance.roles) == {"delegation", "judge"}
+    assert all(len(role.prompt_sha256) == 64 for role in first.roles.values())
+
+    calls = endpoint.answered.total()
+    status, said = await ran(*command)
+    assert (status, endpoint.answered.total()) == (0, calls), "there is nothing left to do"
+    sweep.write_text(sweep.read_text("utf-8").replace("rollouts = 2", "rollouts = 3"), "utf-8")
+    status, said = await ran(*command, "--yes")
+    assert status == 1
+    assert "other inputs or settings" in said
+
+
+async def test_killed(sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
+    """It goes on where it was: the rows are those of an undisturbed sweep, and no call was paid for twice."""
+    command = ("sweep", "--config", sweep, "--yes", "--out")
+    status, said = await ran(*command, tmp_path / "undisturbed")
+    assert status == 0, said
+    calls = dict(endpoint.answered)
+
+    endpoint.answered.clear()
+    for free in (3, 20, 25):
+        endpoint.free, endpoint.held = free, 0
+        endpoint.both_held.clear()
+        process = await start(*command, tmp_path / "killed")
+        async with asyncio.timeout(60):
+            await endpoint.both_held.wait()
+        process.kill()
+        await process.communicate()
+    with (tmp_path / "killed" / "results.jsonl").open("ab") as torn:
+        torn.write(b'{"cell": "big + stu')
+    endpoint.free = 10**6
+    status, said = await ran(*command, tmp_path / "killed")
+    assert status == 0, said
+    assert dict(endpoint.answered) == calls
+    assert rows(tmp_path / "killed") == rows(tmp_path / "undisturbed")
+    assert read_study(tmp_path / "killed").whole
+
+
+async def test_failed_rollouts(sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
+    """They have no row, and are named; finished rows are kept, and the same command tries the others again."""
+    endpoint.unwanted = QUESTIONS[1].text
+    command = ("sweep", "--config", sweep, "--out", tmp_path / "out", "--yes")
+    status, said = await ran(*command)
+    assert status == 1
+    assert "big + student, q1, rollout 1: " in said
+    assert "unwanted content" in said
+    assert {row.question_id for row in rows(tmp_path / "out")} == {"q0", "q2", "q3"}
+    calls = endpoint.answered.total()
+
+    endpoint.unwanted = ""
+    status, said = await ran(*command)
+    assert status == 0, said
+    assert len(rows(tmp_path / "out")) == 24
+    assert endpoint.answered.total() > calls
+    assert max(endpoint.answered.values()) == 4, "each of the two pairs asks the backbone once in each rollout"
