@@ -195,7 +195,7 @@ async def _serve(given: argparse.Namespace) -> None:
         told = [proxy.base_url for proxy in proxies]
         searching = FaultPlan(f"{given.seed} retrieval", 0.0, ("reset", "black_hole", "drip", "overloaded"))
         if given.retrieval:
-            retriever = RemoteRetriever(given.retrieval)
+            retriever = RemoteRetriever(given.retrieval, timeout_s=30.0)
             stack.push_async_callback(retriever.close)
             server = Server(None, RetrievalServicer(FaultyRetriever(retriever, searching)))
             told.append(f"127.0.0.1:{await server.start('127.0.0.1:0')}")

@@ -195,6 +195,8 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     address: str | None = None
     """host:port of a RetrievalService."""
+    timeout_s: float = 30.0
+    """Of a search there, connecting included."""
     index: str | None = None
     """An index folder."""
     documents: tuple[str, ...] = ()

@@ -274,6 +274,8 @@ def _retrieval(retrieval: RetrievalConfig, config: Config) -> list[str]:
         )
     if retrieval.documents and retrieval.index is None:
         found.append("retrieval.documents: needs retrieval.index, the folder that their index is kept in.")
+    if not retrieval.timeout_s > 0:
+        found.append("retrieval.timeout_s: must be more than 0.")
     if not 32 <= retrieval.chunk_tokens <= 8192:
         found.append("retrieval.chunk_tokens: must be 32 to 8192.")
     if not 0 <= retrieval.batching.wait_ms <= 1000:

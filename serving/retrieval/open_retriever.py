@@ -26,7 +26,7 @@ async def open_retriever(
     `cpu_threads`, `say`: for that engine, as for `serving.engine.engine`.
     """
     if config.address is not None:
-        remote = RemoteRetriever(config.address)
+        remote = RemoteRetriever(config.address, timeout_s=config.timeout_s)
         try:
             yield remote
         finally:

@@ -54,7 +54,7 @@ ERRORS: dict[grpc.StatusCode, type[UpstreamError]] = {
 class RemoteRetriever:
     """A `Retriever` by gRPC, over one plaintext channel. Make it where an event loop runs."""
 
-    def __init__(self, address: str, *, timeout_s: float = 30.0) -> None:
+    def __init__(self, address: str, *, timeout_s: float) -> None:
         """`address` is `host:port`; `timeout_s` is for one search, connecting included."""
         self._address = address
         self._timeout_s = timeout_s

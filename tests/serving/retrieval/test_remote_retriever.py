@@ -16,9 +16,11 @@ from router.edge.status import StatusInterceptor
 from router.errors import UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
 from router.passage import Passage
 from router.retrieval import FixedRetriever
+from serving.config import RetrievalConfig
 from serving.retrieval.embedder import MiniLM
 from serving.retrieval.grpc_service import RetrievalServicer
 from serving.retrieval.index import Index
+from serving.retrieval.open_retriever import open_retriever
 from serving.retrieval.remote import ERRORS, RemoteRetriever
 from serving.retrieval.searcher import IndexSearcher
 
@@ -39,8 +41,8 @@ async def served(servicer: RetrievalServiceServicer) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def remote(address: str, *, timeout_s: float = 30.0) -> AsyncIterator[RemoteRetriever]:
-    retriever = RemoteRetriever(address, timeout_s=timeout_s)
+async def remote(address: str) -> AsyncIterator[RemoteRetriever]:
+    retriever = RemoteRetriever(address, timeout_s=30.0)
     try:
         yield retriever
     finally:
@@ -157,10 +159,12 @@ async def test_cancelling_stops_the_search_at_the_server() -> None:
 
 
 async def test_a_slow_server_is_unavailable() -> None:
-    """A search that outlasts `timeout_s` is given up."""
-    async with served(RetrievalServicer(StuckRetriever())) as address, remote(address, timeout_s=0.2) as retriever:
-        with pytest.raises(UpstreamUnavailable, match="DEADLINE_EXCEEDED"):
-            await retriever.search(["known"], 3)
+    """A search that outlasts the config's `timeout_s` is given up."""
+    async with served(RetrievalServicer(StuckRetriever())) as address:
+        config = RetrievalConfig(address=address, timeout_s=0.2)
+        async with open_retriever(config, lambda _step: None) as retriever:
+            with pytest.raises(UpstreamUnavailable, match="DEADLINE_EXCEEDED"):
+                await retriever.search(["known"], 3)
 
 
 class FailingRetriever:
