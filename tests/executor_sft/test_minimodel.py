@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from executor_sft.minimodel.architecture import BACKBONE, EXECUTOR, Shape, new_model
+from executor_sft.minimodel.architecture import BACKBONE, EXECUTOR, LADDER, Shape, new_model
 from executor_sft.minimodel.evaluation import turn_accuracy
-from executor_sft.minimodel.stream import ROW_TOKENS, ROWS, Batch, batches, conversations, encode
+from executor_sft.minimodel.stream import BATCH_TOKENS, ROW_TOKENS, Batch, batches, conversations, encode
 from executor_sft.minimodel.tokenizer import VOCABULARY, load_tokenizer, train_tokenizer
 from executor_sft.minimodel.training import Schedule, save, train
 from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePrompts, Turn
@@ -194,8 +194,8 @@ def test_packing_loses_and_doubles_nothing(tokenizer: PreTrainedTokenizerFast, s
 
     packed: Counter[tuple[tuple[int, ...], tuple[bool, ...]]] = Counter()
     for batch in itertools.islice(batches(source(), tokenizer), 12):
-        assert batch.tokens.shape == (ROWS, ROW_TOKENS)
-        for row in range(ROWS):
+        assert batch.tokens.shape == (BATCH_TOKENS // ROW_TOKENS, ROW_TOKENS)
+        for row in range(BATCH_TOKENS // ROW_TOKENS):
             packed.update(segments(batch, row))
 
     assert packed <= read
@@ -245,7 +245,7 @@ def test_attention_stays_within_one_conversation(tokenizer: PreTrainedTokenizerF
     batch = next(batches(conversations("backbone", system, 0), tokenizer))
     attention = batch.attention()
 
-    assert attention.shape == (ROWS, 1, ROW_TOKENS, ROW_TOKENS)
+    assert attention.shape == (BATCH_TOKENS // ROW_TOKENS, 1, ROW_TOKENS, ROW_TOKENS)
     for row, looker, seen in attention[:, 0].nonzero()[::37].tolist():
         assert seen <= looker
         assert batch.conversation[row, seen] == batch.conversation[row, looker]
@@ -271,13 +271,11 @@ def test_a_packed_conversation_is_computed_as_if_it_were_alone(
 
 
 def test_the_sizes_are_those_documented(tokenizer: PreTrainedTokenizerFast) -> None:
-    """About 4 and about 1.8 million parameters."""
-    sizes = [
-        sum(weight.numel() for weight in new_model(shape, tokenizer).parameters()) for shape in (BACKBONE, EXECUTOR)
-    ]
-
-    assert 3.8e6 < sizes[0] < 4.2e6
-    assert 1.6e6 < sizes[1] < 2.0e6
+    """In millions of parameters."""
+    documented = {BACKBONE: 4.0, EXECUTOR: 1.8, LADDER["small"]: 0.5, LADDER["medium"]: 1.5}
+    for shape, millions in documented.items():
+        size = sum(weight.numel() for weight in new_model(shape, tokenizer).parameters())
+        assert size == pytest.approx(millions * 1e6, rel=0.1)
 
 
 class Killed(Exception):
