@@ -16,12 +16,12 @@ for seed in 9001 9002 9003 9004; do
     rolegate sft rollout --config "$out/world-$seed/rolegate.toml" --questions "$out/world-$seed/questions.jsonl" \
         --out "$out/world-$seed/rollouts" --concurrency 32
 done
-rolegate sft filter "$out"/world-900?/rollouts --out "$out/filtered" \
-    --mix student_single=1000,teacher_single=500,teacher_multi=668
-rolegate sft dataset "$out/filtered" --model "$models/mini-executor" --out "$out/filtered-data"
-rolegate sft train "$out/filtered-data" --model "$models/mini-executor" --recipe mini --out "$out/filtered-trained"
+rolegate sft filter "$out"/world-900?/rollouts --out "$out/mixed" \
+    --mix student_single=1300,teacher_single=900,teacher_multi=668
+rolegate sft dataset "$out/mixed" --model "$models/mini-executor" --out "$out/mixed-data"
+rolegate sft train "$out/mixed-data" --model "$models/mini-executor" --recipe mini --out "$out/mixed-trained"
 world 17 test 150
 rolegate sft evaluate --config "$out/world-17/rolegate.toml" --questions "$out/world-17/questions.jsonl" \
-    --executors base "$out/filtered-trained/model" teacher --rollouts 1 --concurrency 32 --out "$out/evaluated"
+    --executors base "$out/mixed-trained/model" teacher --rollouts 1 --concurrency 32 --out "$out/evaluated"
 sed -e "s|^folder = .*|folder = \"$out/versions\"|" -e '/^start = /d' "$out/world-17/rolegate.toml" >"$out/publish.toml"
-rolegate sft publish "$out/filtered-trained" --config "$out/publish.toml" --evaluation "$out/evaluated/evaluation.json"
+rolegate sft publish "$out/mixed-trained" --config "$out/publish.toml" --evaluation "$out/evaluated/evaluation.json"
