@@ -2,7 +2,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export Q ?= In which country is the birthplace of the spouse of Worfle Shenlei?
 
-.PHONY: ask test check protos clean
+WORK ?= study
+
+.PHONY: ask test check study protos clean
 
 ask: $(VENV)/ready
 	@$(BIN)/rolegate ask --stream -- "$$Q"
@@ -18,6 +20,9 @@ check: $(VENV)/ready-dev
 	@fresh=$$(mktemp -d) && $(MAKE) --no-print-directory protos OUT=$$fresh >/dev/null && \
 	  for file in $$(cd $$fresh && find . -type f); do cmp $$fresh/$$file protos/$$file || exit 1; done && \
 	  rm -r $$fresh && echo "generated code is fresh"
+
+study: $(VENV)/ready-dev
+	@$(BIN)/rolegate bench mini-study --work "$(WORK)"
 
 OUT ?= protos
 protos: $(VENV)/ready-dev

@@ -26,6 +26,7 @@ _BENCHMARKS = {
     "overhead": "what the gateway itself costs in CPU, time and memory, beside LiteLLM",
     "retrieval": "how much of the gold evidence dense, lexical and fused retrieval find, also by gold sub-questions",
     "retrieval-load": "searches a second for many callers, in batches and one by one, and whether they find the same",
+    "mini-study": "the paper's study in miniature: three sizes in every role, trained where they are missing",
     "sweep": "a grid of backbones, executors and topologies on the same questions; goes on after a kill",
     "report": "the paper's tables and figures from a sweep, with what answers cost and which role loses them",
     "cost": "what logged traffic cost, by role, and what it would have cost with other models",

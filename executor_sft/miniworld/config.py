@@ -20,8 +20,8 @@ def over(config: Config, world: Path) -> Config:
     return msgspec.structs.replace(config, retrieval=retrieval, search=search, server=server)
 
 
-def write_config(config: Config, file: Path) -> None:
-    """Write it as TOML."""
+def write_config(config: msgspec.Struct, file: Path) -> None:
+    """Write it as TOML: a gateway's, or another kind."""
     write_atomically(file, tomlkit.dumps(_without_none(msgspec.to_builtins(config))).encode())
 
 

@@ -1,0 +1,35 @@
+"""The study in miniature, up to where models work."""
+
+from pathlib import Path
+
+from benchmarks.mini_study import SIZES, write_plan
+from benchmarks.study.asked_questions import asked_questions
+from benchmarks.study.cell import prepared
+from benchmarks.study.plan import read_plan
+
+
+def test_the_plan_can_be_read(tmp_path: Path) -> None:
+    """Both sweeps, each model alone, and with itself; no more engines for a pair than may run side by side."""
+    for number, size in enumerate(SIZES, 1):
+        (tmp_path / "models" / size).mkdir(parents=True)
+        (tmp_path / "models" / size / "model.safetensors").write_bytes(bytes(2000 * number))
+        (tmp_path / "models" / size / "config.json").write_text("{}")
+    plan = read_plan(write_plan(tmp_path, tmp_path / "models", [21, 22], 3, 4))
+    cells = prepared(plan)
+    assert [cell.cell.name for cell in cells] == [
+        "small + large",
+        "medium + large",
+        "large + large",
+        "large + small",
+        "large + medium",
+        "small + small",
+        "medium + medium",
+        "single_agent: small",
+        "single_agent: medium",
+        "single_agent: large",
+    ]
+    assert max(len(cell.engines) for cell in cells) == plan.engines_at_once
+    assert [model.parameters for model in plan.models.values()] == [1000, 2000, 3000]
+    questions = asked_questions(plan.questions)
+    assert len({question.id for question in questions}) == 6
+    assert all(question.decomposition for question in questions)
