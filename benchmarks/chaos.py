@@ -137,6 +137,7 @@ def ended_and_booked(part: str, told: Told, found: Accounts) -> Iterator[Check]:
     yield Check(part, "some are answered", ANSWERED in told.outcomes, f"{told.outcomes.get(ANSWERED, 0)} answers")
     yield Check(part, "no answer is lost", not found.lost, _named(found.lost))
     yield Check(part, "nothing is left open", not found.stuck, _named(found.stuck))
+    yield Check(part, "no attempt comes twice", not found.again, _named(found.again))
     seen = f"{found.attempts} attempts at upstreams; {_named(found.unaccounted)}"
     yield Check(part, "every attempt is booked", bool(found.attempts) and not found.unaccounted, seen)
     yield Check(part, "no row is invented", not found.invented, f"{sum(found.rows.values())} rows")

@@ -7,6 +7,7 @@ import msgspec
 from sqlalchemy import Connection, func, select
 
 from benchmarks.chaos_questions import ANSWERED, Ended
+from router.call import WHOLE
 from router.store.database import Database
 from router.store.schema import CALLS, RUNS
 
@@ -33,7 +34,7 @@ class Accounts(msgspec.Struct, frozen=True):
     @property
     def invented(self) -> int:
         """Rows of attempts that came to an end without having come anywhere."""
-        return sum(count for outcome, count in self.unseen.items() if outcome in ("completed", "refused", "garbled"))
+        return sum(count for outcome, count in self.unseen.items() if outcome in (*WHOLE, "refused", "garbled"))
 
 
 async def accounts(store: str, ended: Iterable[Ended], seen: Mapping[str, Iterable[str]]) -> Accounts:

@@ -27,7 +27,9 @@ def check_execution(execution: Execution, index: int, context: RunContext) -> No
             raise UpstreamUnavailable("passages cannot be had", endpoint="the config's address or index")
         case "model_failed":
             calls = [call for call in context.ledger.calls if call.sub_query == index]
-            last = next(call for call in reversed(calls) if call.outcome != "completed")
+            last = next((call for call in reversed(calls) if call.outcome != "completed"), None)
+            if last is None:  # nobody was asked
+                raise UpstreamUnavailable("left alone, as its last calls failed", endpoint="the executor's endpoint")
             passing = last.outcome in ("unavailable", "unreachable")
             error = (UpstreamUnavailable if passing else UpstreamRefused)(
                 f"model {last.model!r}: {last.outcome}", endpoint=last.deployment

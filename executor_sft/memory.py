@@ -43,6 +43,7 @@ class Memory:
         self._file = file
         self._kept: dict[str, _Kept] = {}
         self._recalled: set[str] = set()
+        self._asked: dict[str, str] = {}
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         for number, line in enumerate(file.lines(), 1):
             try:
@@ -77,11 +78,18 @@ class Memory:
                 self._kept[key] = kept
             else:
                 self._recalled.add(prompt.request_id)
+        self._asked[prompt.request_id] = key
         return kept.completion
 
     def recalled(self, calls: Iterable[Call]) -> int:
         """How many of a ledger's calls cost nothing, as they had been made before."""
         return sum(call.request_id in self._recalled for call in calls)
+
+    def key(self, call: Call) -> str | None:
+        """What a ledger's call asked, as a digest: that of all calls which are paid for once. None for what was not
+        asked here, or had no answer.
+        """
+        return self._asked.get(call.request_id)
 
     @property
     def spent(self) -> list[Spent]:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -20,12 +20,14 @@ from router.executor import Executor, ExecutorLimits
 from router.judge import Judge
 from router.ledger import Ledger
 from router.litellm_model import close_clients
+from router.patience import Patience
 from router.retrieval import IndexRetriever
 from router.role import Role
 from router.search import Search
 from router.topology import Topology
 from router.trajectory import TopologyName
 from router.upstream_session import upstream_session
+from router.upstreams import Upstreams
 from serving.composition import new_role, slow_parts
 from serving.config import Config, RoleConfig
 from serving.engine import Tell
@@ -49,6 +51,8 @@ class Workbench:
     """Of all roles but the judge; None for the config's."""
     temperature: float | None = None
     """The same."""
+    upstreams: Upstreams = field(default_factory=Upstreams)
+    """What all runs share: how endpoints are doing, and how many calls of a role may be under way."""
 
     @property
     def judge(self) -> Judge | None:
@@ -68,8 +72,10 @@ class Workbench:
         if name != "judge" and self.seed is not None:
             temperature = config.temperature if self.temperature is None else self.temperature
             config = msgspec.structs.replace(config, seed=self.seed, temperature=temperature)
-        # What a model writes is learnt from, so it is not held to patterns.
-        role = replace(new_role(name, config, self.session, self.engines), streams=False, structured=False)
+        role = new_role(name, config, self.session, self.engines, upstreams=self.upstreams)
+        # What a model writes is learnt from, so it is not held to patterns. Its replies come whole, at the end.
+        patience = Patience(config.call_timeout_s, config.call_timeout_s)
+        role = replace(role, streams=False, structured=False, patience=patience)
         if self.memory is None:
             return role
         remember = partial(self.memory.remembering, role=name, variant=(teaches, config.thinking, config.extra_body))

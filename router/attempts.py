@@ -131,9 +131,10 @@ class Attempts:
             tokens = self._tokens + self.prompt.sampling.max_tokens
             self._trying.add(replica.deployment)
             try:
-                with replica.endpoint.calling(tokens, lambda: _silent(attempt, patience)):
+                with replica.endpoint.calling(tokens, lambda: _silent(attempt, patience)) as spoke:
                     async with AsyncExitStack() as stack:
                         attempt = await self._booked(replica, purpose, stack)
+                        attempt.spoke = spoke
                         prompt = msgspec.structs.replace(self.prompt, request_id=attempt.request_id)
                         yield attempt, replica.model, prompt, patience
             except UpstreamError:

@@ -17,17 +17,25 @@ class Endpoint:
         """What the calls under way may read and write, by estimate."""
 
     @contextmanager
-    def calling(self, tokens: int, silent: Callable[[], bool]) -> Iterator[None]:
-        """A call of so many tokens. `silent`: whether it has not said anything for suspiciously long; then that it is
-        given up tells as much as a failure.
+    def calling(self, tokens: int, silent: Callable[[], bool]) -> Iterator[Callable[[], None]]:
+        """A call of so many tokens; what it yields is to be called once it says something, as a probe need not be over
+        to have shown that others may follow. `silent`: whether it has not said anything for suspiciously long; then
+        that it is given up tells as much as a failure.
         """
         breaker = self.breaker  # while the call is under way there may come a new one
         probe = breaker.begin()
         self.in_flight += 1
         self.outstanding_tokens += tokens
         good: bool | None = None
+
+        def spoke() -> None:
+            nonlocal probe
+            if probe:
+                breaker.end(True, probe=True)
+                probe = False
+
         try:
-            yield
+            yield spoke
             good = True
         except UpstreamError as error:
             good = _good(error)

@@ -55,6 +55,8 @@ class Attempt:
         self.usage: Usage | None = None
         self.count: Callable[[str], Awaitable[Usage | None]] | None = None
         """Counts the call's tokens by the model's tokenizer, given what was written; None where that is not known."""
+        self.spoke: Callable[[], None] = lambda: None
+        """Hears of its first token."""
         self._begun = time.monotonic()
         self._texts: list[str] = []
         self.first_token_s: float | None = None
@@ -65,6 +67,7 @@ class Attempt:
         """Note a piece of the output."""
         if self.first_token_s is None and (delta.text or delta.reasoning):
             self.first_token_s = self.duration_s
+            self.spoke()
         self._texts += delta.reasoning, delta.text
         self.usage = delta.usage or self.usage
 
@@ -204,6 +207,14 @@ class Ledger:
         self._early_from = None
         self._book(self._early, below)
         self._early = []
+
+    def worked_on(self, sub_query: int) -> set[str]:
+        """The executor versions that have completed calls for a sub-query, those that await their decision included;
+        empty where a model was none.
+        """
+        booked = [call for call in self._calls if call.outcome == "completed"]
+        calls: list[Call | OpenedCall] = [*booked, *(cut.opened for cut in self._early)]
+        return {call.executor_version or "" for call in calls if call.sub_query == sub_query}
 
     def waste(self, sub_query: int) -> None:
         """What was spent so far on this sub-query, which awaits its decision, was wasted."""

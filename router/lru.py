@@ -1,6 +1,7 @@
 """A bounded mapping that forgets what was not used for longest."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
@@ -28,6 +29,11 @@ class LRU(Generic[Key, Value]):
         self._values[key] = value
         self._values.move_to_end(key)
         if len(self._values) > self._most:
+            self._values.popitem(last=False)
+
+    def forget(self, stale: Callable[[Value], bool]) -> None:
+        """Forget those that were not used for longest, as long as they are `stale`."""
+        while self._values and stale(next(iter(self._values.values()))):
             self._values.popitem(last=False)
 
     def remove(self, key: Key) -> None:

@@ -78,6 +78,8 @@ class _Flight:
     unfinished: Unfinished = field(default_factory=Unfinished)
     payers: tuple[_Payer, ...] = ()
     """The runs whose leading ended early."""
+    foreign: bool = False
+    """Whether another version, or another role's model, stepped in for one of them."""
     parties: int = 0
     state: _State = "free"
     turned: asyncio.Event = field(default_factory=asyncio.Event)
@@ -145,7 +147,7 @@ class SharedExecutor:
             execution = await self._executor.run(sub_query, index, context, flight.unfinished)
             if execution.outcome not in _CUT:
                 ended = "failed"
-            if execution.outcome == "reported" and _by_version(key.version, index, context):
+            if execution.outcome == "reported" and not flight.foreign and _by_version(key.version, index, context):
                 ended, flight.shared = "reported", _Shared(execution, (*flight.payers, payer), _now())
                 self._keep(key, flight.shared)
             return replace(execution, shared_from=_names(flight.payers, context)) if flight.payers else execution
@@ -155,6 +157,7 @@ class SharedExecutor:
         finally:
             if flight.unfinished.turns > turns:
                 flight.payers += (payer,)
+                flight.foreign |= not _by_version(key.version, index, context)
             if ended != "free":
                 self._drop(key, flight)
             flight.state = ended
@@ -167,13 +170,17 @@ class SharedExecutor:
 
     def _find(self, key: _Key) -> _Shared | None:
         kept = self._kept.get(key)
-        if kept and _now() - kept.reported_at > self._reuse.keep_s:
+        if kept and self._stale(kept):
             self._kept.remove(key)
             return None
         return kept
 
+    def _stale(self, kept: _Shared) -> bool:
+        return _now() - kept.reported_at > self._reuse.keep_s
+
     def _keep(self, key: _Key, shared: _Shared) -> None:
         """Unless it may rest on two indexes, of which one was swapped in meanwhile."""
+        self._kept.forget(self._stale)
         if key.index_id is not None and key.index_id == self._index():
             self._kept.put(key, shared)
 
@@ -196,8 +203,7 @@ async def _led(flight: _Flight, context: RunContext) -> bool:
 
 def _by_version(version: str, index: int, context: RunContext) -> bool:
     """Whether nobody stepped in for the version that was to work on a sub-query."""
-    calls = (call for call in context.ledger.calls if call.sub_query == index and call.outcome == "completed")
-    return all((call.executor_version or "") == version for call in calls)
+    return context.ledger.worked_on(index) <= {version}
 
 
 def _given(shared: _Shared, sub_query: str, index: int, context: RunContext) -> Execution:

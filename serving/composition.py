@@ -116,6 +116,7 @@ async def running_gateway(
         new = partial(new_role, session=session, engines=engines, upstreams=upstreams)
         roles, own = await _roles(config, new)
         admission = Admission(AdmissionLimits(**msgspec.structs.asdict(config.admission)))
+        executor: Executes | None = None
         observers = await stack.enter_async_context(
             open_observers(
                 config.telemetry, tell, Watched(admission, upstreams, lambda: executor, _deployments(roles, own))
@@ -364,7 +365,14 @@ def _with_fallbacks(config: Config, roles: Mapping[RoleName, Role]) -> dict[Role
     def stand_in(role: Role, other: Role) -> Role:
         most = max(role.sampling.max_tokens, other.sampling.max_tokens)
         sampling = msgspec.structs.replace(role.sampling, max_tokens=most)
-        return replace(other, name=role.name, system=role.system, sampling=sampling, structured=role.structured)
+        return replace(
+            other,
+            name=role.name,
+            system=role.system,
+            sampling=sampling,
+            executor_version=other.executor_version if role.name == "execution" else None,
+            structured=role.structured,
+        )
 
     return {
         name: replace(role, fallbacks=tuple(stand_in(role, roles[other]) for other in described.fallbacks))
@@ -380,6 +388,7 @@ async def _roles(config: Config, new: Callable[..., Role]) -> tuple[dict[RoleNam
     baselines = {
         name: replace(
             new(ROLE_OF[name], role, price=own_prices[name]),
+            executor_version=None,  # it is no version of the executor
             traffic=RoleTraffic(role.max_in_flight, role.hedge_percentile),
         )
         for name, role in own.items()

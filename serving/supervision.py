@@ -41,7 +41,7 @@ async def keep_running(process: ServerProcess, say: Say, watch: Watch) -> None:
             try:
                 await process.start()
                 why = None
-            except BadConfig as error:
+            except (BadConfig, OSError) as error:  # a disk that is full, or no memory for another process
                 why = str(error)
         say(None)
         _log.info("engine.up", name=process.name)

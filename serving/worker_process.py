@@ -68,7 +68,7 @@ class WorkerProcess:
                 try:
                     await self.start()
                     pause_s = None
-                except BadConfig as error:
+                except (BadConfig, OSError) as error:
                     _log.warning("worker.failed", worker=self._number, error=str(error))
                     pause_s = await self._ended(backoff)
             _log.info("worker.up", worker=self._number)

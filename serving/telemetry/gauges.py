@@ -20,7 +20,7 @@ class Gauges(Collector):
 
     admission: Admission
     upstreams: Upstreams
-    executor: Callable[[], Executes]
+    executor: Callable[[], Executes | None]
 
     def collect(self) -> Iterator[Metric]:
         """Everything."""

@@ -26,7 +26,7 @@ class Watched:
 
     admission: Admission
     upstreams: Upstreams
-    executor: Callable[[], Executes]
+    executor: Callable[[], Executes | None]
     addresses: Mapping[str, str | None]
     """Base URLs by deployment."""
 

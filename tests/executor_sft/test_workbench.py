@@ -100,3 +100,13 @@ def test_what_makes_a_result_what_it_is(tmp_path: Path) -> None:
     assert b"hush" not in msgspec.json.encode(config_settings(secret))
     (tmp_path / "prompt.txt").write_text("You rest.", "utf-8")
     assert config_settings(moved) != before
+
+
+async def test_a_whole_reply_may_take_as_long_as_a_call(tmp_path: Path) -> None:
+    """It has no first token before its last; limits of calls hold for all runs together."""
+    patient = config(tmp_path, role=f"{ROLE}call_timeout_s = 200.0\nmax_in_flight = 4\n")
+    async with workbench(patient, lambda step: None) as bench:
+        one, other = (bench.sampled(seed).role("execution", patient.roles.execution) for seed in (0, 1))
+    assert (one.patience.first_token_s, one.patience.call_s) == (200.0, 200.0)
+    assert one.traffic is other.traffic
+    assert one.endpoint is other.endpoint

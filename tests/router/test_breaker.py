@@ -1,6 +1,10 @@
 """A breaker: when it keeps calls away, and how they come back."""
 
+import pytest
+
 from router.breaker import Breaker
+from router.endpoint import Endpoint
+from router.errors import UpstreamUnavailable
 from tests.router.clock import Clock, with_clock
 
 
@@ -74,5 +78,24 @@ def test_a_probe_that_tells_nothing_is_repeated() -> None:
         await clock.advance(1.0)
         breaker.end(None, probe=breaker.begin())
         assert (breaker.wait_s, breaker.begin()) == (0.0, True)
+
+    with_clock(main)
+
+
+def test_a_probe_that_speaks_lets_others_in() -> None:
+    """Long before its end; that it fails later on is one failure, as any other."""
+
+    async def main(clock: Clock) -> None:
+        endpoint = Endpoint()
+        fail(endpoint.breaker)
+        await clock.advance(1.0)
+        with pytest.raises(UpstreamUnavailable), endpoint.calling(1, lambda: False) as spoke:
+            assert endpoint.breaker.wait_s > 0
+            spoke()
+            assert (endpoint.breaker.state, endpoint.breaker.wait_s) == ("closed", 0.0)
+            raise UpstreamUnavailable("cut", endpoint="e")
+        assert endpoint.breaker.state == "closed"
+        fail(endpoint.breaker, 4)
+        assert endpoint.breaker.state == "open"
 
     with_clock(main)

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -304,3 +305,16 @@ def test_totals_lose_nothing(rows: list[tuple[str, Usage | None]]) -> None:
     assert sum(total.completion_tokens for total in summed) == sum(usage.completion_tokens for usage in known)
     assert sum(total.cached_tokens or 0 for total in summed) == sum(usage.cached_tokens or 0 for usage in known)
     assert sum(total.nano_usd or 0 for total in summed) == sum(usage.total_tokens * 10 for usage in known)
+
+
+async def test_who_has_worked_on_a_sub_query() -> None:
+    """Also as long as it is not known whether anybody wants it; only what was completed counts."""
+    ledger = Ledger()
+    await ends(ledger)
+    ledger.await_decision(3)
+    stood_in = replace(CALLER, executor_version="small-2")
+    async with ledger.attempt(stood_in, "fallback", 1):
+        pass
+    await ends(ledger, error=UpstreamRefused("no", endpoint="e"))
+    assert ledger.worked_on(3) == {"", "small-2"}
+    assert ledger.worked_on(2) == set()

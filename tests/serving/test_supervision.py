@@ -96,6 +96,21 @@ async def test_one_that_cannot_be_started_again(tmp_path: Path) -> None:
         assert await server.process.answers(5.0)
 
 
+async def test_one_whose_log_cannot_be_written(tmp_path: Path) -> None:
+    """Nor does that end the watch: it is tried until it can."""
+    async with watched(tmp_path) as server:
+        log = tmp_path / "log"
+        log.unlink()
+        log.mkdir()
+        os.kill(server.pid, signal.SIGKILL)
+        assert await server.next() == "ended with code -9"
+        assert "Is a directory" in str(await server.next())
+        log.rmdir()
+        while await server.next() is not None:
+            pass
+        assert await server.process.answers(5.0)
+
+
 async def test_what_is_stopped_stays_stopped(tmp_path: Path) -> None:
     """Nothing is started again once nobody keeps it running."""
     async with watched(tmp_path) as server:

@@ -1,0 +1,18 @@
+"""What a run has kept to itself."""
+
+import pytest
+
+from executor_sft.cut_off import check_execution
+from router.context import RunContext
+from router.errors import UpstreamUnavailable
+from router.execution import Conversation, Execution
+from router.ledger import Ledger
+from router.report import NO_EVIDENCE
+
+
+async def test_a_model_that_was_left_alone() -> None:
+    """Where too many calls had failed before, nobody was asked, and there is no row that says why."""
+    context = RunContext.lasting(10.0, lambda _event: None, Ledger())
+    execution = Execution("Who?", NO_EVIDENCE, "model_failed", (), Conversation(()))
+    with pytest.raises(UpstreamUnavailable, match="left alone"):
+        check_execution(execution, 0, context)
