@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--questions", type=int, default=500, metavar="N", help="logged ones (default: 500)")
     parser.add_argument("--held-out", type=int, default=200, metavar="N", help="for EM before and after (default: 200)")
     parser.add_argument("--most", type=int, default=1500, metavar="N", help="questions for each trial (default: 1500)")
-    parser.add_argument("--in-flight", type=int, default=16, metavar="N", help="questions at once (default: 16)")
+    parser.add_argument("--in-flight", type=int, default=8, metavar="N", help="questions at once (default: 8)")
     parser.add_argument("--recipe", default="mini", metavar="NAME", help="of the training (default: mini)")
     parser.add_argument("--work", type=Path, metavar="DIR", help="keeps the steps' folders there")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where the figures go")

@@ -28,4 +28,4 @@ async def meanwhile(*endless: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 def _tell_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("task.failed", task=task.get_coro().__qualname__, exc_info=error)
+        _log.error("task.failed", task=getattr(task.get_coro(), "__qualname__", ""), exc_info=error)

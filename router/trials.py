@@ -26,7 +26,7 @@ from router.trial import Side, Trial, judge
 from router.version_book import VersionBook
 
 _log = structlog.get_logger("trials")
-_AT_ONCE, _WAITING = 2, 64
+_AT_ONCE, _WAITING = 4, 64
 _CUT = ("time_exhausted", "budget_exhausted")
 """Outcomes of runs that ended by the client's terms, under which the other version would not work."""
 _SPOILED = ("budget_exhausted", "retrieval_failed")
