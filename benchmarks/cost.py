@@ -149,7 +149,7 @@ def _show(report: CostReport, console: Console) -> None:
     for one in report.what_if:
         changed = ", ".join(f"{role} = {model}" for role, model in one.instead.items())
         console.print(_table(one.costs, f"what if {changed}"))
-        saved = "unknown, as not every price is" if one.saved_share is None else f"{one.saved_share:.1%}"
+        saved = "unknown, as not every cost is" if one.saved_share is None else f"{one.saved_share:.1%}"
         console.print(f"saved: {saved}", highlight=False)
         for assumption in one.assumptions:
             console.print(f"  assumed: {assumption}", highlight=False)

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ from benchmarks.study.plan import Plan, read_plan
 from benchmarks.study.results import RESULTS, Results
 from benchmarks.study.study_data import PLAN, KeptPlan
 from benchmarks.study.sweeping import Sweeper, settings_of
+from benchmarks.study.weights import weights_of
 from executor_sft.config_settings import config_settings
 from executor_sft.step import Step, digest_of
 from router.errors import BadRequest
@@ -42,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     errors_only()
     plan = read_plan(given.config)
     cells, questions = prepared(plan), asked_questions(plan.questions, plan.limit)
-    step = _begun(given.out, plan, cells)
+    step = begun(given.out, plan, cells)
     kept = KeptPlan(
         plan.title,
         len(questions),
@@ -63,15 +65,23 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _begun(folder: Path, plan: Plan, cells: Sequence[Prepared]) -> Step:
-    """Raises `BadConfig` where the folder holds another sweep."""
-    judge = {"judge": base_config(plan).distillation.judge}
+def begun(folder: Path, plan: Plan, cells: Sequence[Prepared]) -> Step:
+    """Begin, or go on. Raises `BadConfig` where the folder holds another sweep."""
+    judge = base_config(plan).distillation.judge
+    weights = cache(weights_of)  # many cells share an engine
     settings = settings_of(plan) | {
         "cells": {
             cell.cell.name: {
                 "topology": cell.cell.topology,
                 "adapter": cell.adapter and digest_of(cell.adapter / "adapter_model.safetensors"),
-                **config_settings(cell.config, judge | {f"{name}, here": role for name, role in cell.roles.items()}),
+                "weights": {
+                    name: weights(cell.config.engines[role.engine].path)
+                    for name, role in {**cell.roles, "judge": judge}.items()
+                    if role and role.engine
+                },
+                **config_settings(
+                    cell.config, {"judge": judge, **{f"{name}, here": role for name, role in cell.roles.items()}}
+                ),
             }
             for cell in cells
         }

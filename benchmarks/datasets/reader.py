@@ -96,8 +96,8 @@ def _dataset(form: str, file: Path) -> str:
 
 
 def _split(file: Path) -> str:
-    named = re.search("|".join(_SPLITS), file.name.lower())
-    return _SPLITS[named[0]] if named else "test"
+    named = {_SPLITS[name] for name in re.findall(r"(?<![a-z])(train|dev|valid|test)", file.name.lower())}
+    return named.pop() if len(named) == 1 else "test"
 
 
 def _checked(question: BenchmarkQuestion, where: str) -> BenchmarkQuestion:

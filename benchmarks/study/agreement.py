@@ -24,11 +24,12 @@ class Agreement(msgspec.Struct, frozen=True):
         never varies, as then there is nothing to agree on.
         """
         of = self.both + self.exact_match_only + self.judge_only + self.neither
-        if not of:
+        counts = self.both + self.exact_match_only, self.both + self.judge_only
+        if any(count in (0, of) for count in counts):
             return None
-        matched, accepted = (self.both + self.exact_match_only) / of, (self.both + self.judge_only) / of
+        matched, accepted = (count / of for count in counts)
         by_chance = matched * accepted + (1 - matched) * (1 - accepted)
-        return None if by_chance == 1 else ((self.both + self.neither) / of - by_chance) / (1 - by_chance)
+        return ((self.both + self.neither) / of - by_chance) / (1 - by_chance)
 
 
 def agreement(rows: Iterable[Scored]) -> Agreement:

@@ -1,6 +1,7 @@
 """One cell of a sweep at work."""
 
 import time
+from collections.abc import Container
 from dataclasses import dataclass
 
 import msgspec
@@ -8,10 +9,12 @@ import msgspec
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.study.attributing import Attributor
 from benchmarks.study.cell import Prepared
+from benchmarks.study.first_calls import first_calls
 from benchmarks.study.pricing import Prices, spent
 from benchmarks.study.provenance import Provenance
 from benchmarks.study.result_row import Attribution, ResultRow
 from executor_sft.cut_off import check
+from executor_sft.memory import Memory
 from executor_sft.workbench import Workbench
 from router.answerer import Answerer
 from router.context import RunContext
@@ -38,6 +41,10 @@ class Asker:
     made_by: Provenance
     temperature: float | None
     attributes: bool
+    judgements: Memory
+    """The judge's, which all cells share."""
+    booked: Container[str]
+    """Keys of calls that rows have booked under `checking`."""
 
     async def ask(self, question: BenchmarkQuestion, rollout: int, seed: int) -> ResultRow:
         """Ask once, and judge the answer. Raises `UpstreamError`, `OutOfTime` and `StoreFailed`: what an endpoint did
@@ -56,12 +63,15 @@ class Asker:
         calls, tracing, attribution = context.ledger.calls, seeded.context(), None
         if self.attributes and not right and question.decomposition and cell.topology in _TRACED:
             attribution = await self._attributed(question, seeded, executor, tracing)
+        memories = {"judge": self.judgements} | ({cell.name: seeded.memory} if seeded.memory else {})
+        checks = first_calls((*judging.ledger.calls, *tracing.ledger.calls), memories, self.booked, calls)
         folded, folded_golds = fold(found.answer), [fold(gold) for gold in question.answers]
         return ResultRow(
             cell=cell.name,
             topology=cell.topology,
             backbone=cell.backbone,
             executor=cell.executor,
+            max_turns=cell.max_turns,
             dataset=question.dataset,
             question_id=question.id,
             rollout=rollout,
@@ -77,7 +87,8 @@ class Asker:
             searches=tuple(len(one.searches) for one in (found.executions or _alone(found))),
             failed=sum(execution.failed for execution in found.executions),
             spent=spent(calls, self.prices),
-            checking=spent((*judging.ledger.calls, *tracing.ledger.calls), self.prices),
+            checking=spent(checks.values(), self.prices),
+            checked=tuple(checks),
             latency_s=None if seeded.memory and seeded.memory.recalled(calls) else round(latency_s, 4),
             attribution=attribution,
             question=question.question,

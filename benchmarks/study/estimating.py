@@ -29,29 +29,33 @@ class Estimate:
 
     role: str
     model: str
-    prompt_tokens: float
-    completion_tokens: float
+    prompt_tokens: float | None
+    """None where it is not known, as the others are."""
+    completion_tokens: float | None
     dollars: float | None
-    """None where a price is not known."""
 
 
 def estimates(pilots: Mapping[str, CellPilot], left: Mapping[str, int]) -> list[Estimate]:
-    """By role and model. `left`: rollouts to be done, by cell; each takes what those of its pilot took on average."""
+    """By role and model. `left`: rollouts to be done, by cell; each takes what those of its pilot took on average, and
+    nobody knows what where there was none.
+    """
     sums: dict[tuple[str, str], Estimate] = {}
     for cell, pilot in pilots.items():
         for one in pilot.spent if pilot.rows else ():
             known = one.attempts - one.attempts_without_usage
-            scale = left.get(cell, 0) / pilot.rows * (one.attempts / known if known else 1.0)
-            before = sums.get((one.role, one.model), Estimate(one.role, one.model, 0.0, 0.0, 0.0))
-            cost = dollars([one])
-            sums[one.role, one.model] = Estimate(
+            scale, cost = left.get(cell, 0) / pilot.rows, dollars([one])
+            estimate = Estimate(
                 one.role,
                 one.model,
-                before.prompt_tokens + scale * one.prompt_tokens,
-                before.completion_tokens + scale * one.completion_tokens,
-                None if before.dollars is None or cost is None else before.dollars + scale * cost,
+                scale * one.prompt_tokens * one.attempts / known if known else None,
+                scale * one.completion_tokens * one.attempts / known if known else None,
+                None if cost is None else scale * cost,
             )
-    return list(sums.values())
+            before = sums.get((one.role, one.model))
+            sums[one.role, one.model] = estimate if before is None else _sum(one.role, one.model, [before, estimate])
+    unknown = sum(count > 0 and not (cell in pilots and pilots[cell].rows) for cell, count in left.items())
+    blind = [Estimate("all", f"of {unknown:,} pairs without a pilot", None, None, None)] if unknown else []
+    return [*sums.values(), *blind]
 
 
 def estimate_table(found: Sequence[Estimate], left: int) -> Table:
@@ -59,15 +63,26 @@ def estimate_table(found: Sequence[Estimate], left: int) -> Table:
     table = Table("role", "model", title=f"{left:,} rollouts are left; they will take about", title_justify="left")
     for column in ("prompt tokens", "written", "dollars"):
         table.add_column(column, justify="right")
-    known = [one.dollars for one in found if one.dollars is not None]
-    whole = Estimate(
-        "all",
-        "",
-        sum(one.prompt_tokens for one in found),
-        sum(one.completion_tokens for one in found),
-        sum(known) if len(known) == len(found) else None,
-    )
-    for one in (*found, whole):
-        cost = "price unknown" if one.dollars is None else f"{one.dollars:.4f}"
-        table.add_row(one.role, one.model, f"{one.prompt_tokens:,.0f}", f"{one.completion_tokens:,.0f}", cost)
+    for one in (*found, _sum("all", "", found)):
+        texts = [
+            "unknown" if amount is None else f"{amount:,.{digits}f}"
+            for amount, digits in ((one.prompt_tokens, 0), (one.completion_tokens, 0), (one.dollars, 4))
+        ]
+        table.add_row(one.role, one.model, *texts)
     return table
+
+
+def _sum(role: str, model: str, many: Sequence[Estimate]) -> Estimate:
+    return Estimate(
+        role,
+        model,
+        _known([one.prompt_tokens for one in many]),
+        _known([one.completion_tokens for one in many]),
+        _known([one.dollars for one in many]),
+    )
+
+
+def _known(amounts: Sequence[float | None]) -> float | None:
+    """Their sum; None where any is not known."""
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known) if len(known) == len(amounts) else None

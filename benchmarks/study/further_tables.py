@@ -63,7 +63,7 @@ def _costs(study: Study) -> ReportTable:
         "no search, %",
     )
     note = (
-        "Ours, for each question, without judging. Cached: of prompt tokens, where the endpoint says so; wasted: of "
+        "Ours, for each question, without judging. Cached: of prompt tokens at endpoints that say so; wasted: of "
         "all tokens, in calls that came to nothing. A dash is unknown: nothing is taken for zero. Latency with the "
         "sweep's concurrency; rollouts that found calls made already are left out of it."
     )
@@ -73,9 +73,9 @@ def _costs(study: Study) -> ReportTable:
 def _cost(rows: tuple[Scored, ...]) -> list[Cell]:
     spent = merged(one for row in rows for one in row.spent)
     money, right = dollars(spent), sum(not row.wrong for row in rows)
-    prompt = sum(one.prompt_tokens for one in spent)
-    tokens = prompt + sum(one.completion_tokens for one in spent)
-    cached = [one.cached_tokens for one in spent if one.cached_tokens is not None]
+    tokens = sum(one.prompt_tokens + one.completion_tokens for one in spent)
+    told = [one for row in rows for one in row.spent if one.cached_tokens is not None]
+    told_prompt = sum(one.prompt_tokens for one in told)
     latencies = [row.latency_s for row in rows if row.latency_s is not None]
     middle, late = _latencies(latencies)
     runs = sum(len(row.searches) for row in rows)
@@ -84,7 +84,7 @@ def _cost(rows: tuple[Scored, ...]) -> list[Cell]:
         None if money is None or not right else money / right,
         fmean(row.executor_tokens for row in rows),
         tokens / len(rows),
-        100 * sum(cached) / prompt if cached and prompt else None,
+        100 * sum(one.cached_tokens or 0 for one in told) / told_prompt if told_prompt else None,
         100 * sum(one.wasted_tokens for one in spent) / tokens if tokens else None,
         middle,
         late,

@@ -8,10 +8,8 @@ from statistics import fmean
 from benchmarks.study import published
 from benchmarks.study.figures import Point, Sweep, draw_frontier, draw_sensitivity
 from benchmarks.study.report_table import ReportTable
-from benchmarks.study.scores import METRICS, metrics_of, micro
-from benchmarks.study.study_data import CellRows, Study
-
-_HEADLINE = ("EM", "F1", "Judge")
+from benchmarks.study.scores import HEADLINE, METRICS, headline, metrics_of, micro
+from benchmarks.study.study_data import CellRows, RoleSweep, Study
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,38 +37,42 @@ def published_pictures(folder: Path) -> list[Picture]:
 
 def _published(table: ReportTable, fixed: str, models: Sequence[str]) -> Sweep:
     rows = {str(row[0]): [float(value) for value in row[-3:] if isinstance(value, float)] for row in table.rows}
-    scores = {name: tuple(rows[model][place] for model in models) for place, name in enumerate(_HEADLINE)}
+    scores = {name: tuple(rows[model][place] for model in models) for place, name in enumerate(HEADLINE)}
     return Sweep(fixed, tuple(models), scores)
 
 
 def _sensitivity(study: Study, folder: Path) -> Iterator[Picture]:
     """The smallest executor stays while backbones grow, the largest backbone while executors do."""
-    delegation, execution = study.sweeps(backbones=True), study.sweeps(backbones=False)
-    if not delegation or not execution:
+    delegations, executions = study.sweeps(backbones=True), study.sweeps(backbones=False)
+    both = ((one, other) for one in executions for other in delegations if one.max_turns == other.max_turns)
+    if (first := next(both, None)) is None:
         return
+    execution, delegation = first
     path = folder / "figure-2.png"
     draw_sensitivity(
         path,
-        _sweep(*execution[0], backbones=False),
-        _sweep(*delegation[0], backbones=True),
+        _sweep(study, execution, backbones=False),
+        _sweep(study, delegation, backbones=True),
         list(study.plan.parameters),
         study.plan.parameters,
     )
     yield Picture(path, "Fig. 2: capacity sensitivity of each role, micro averages; ours")
 
 
-def _sweep(fixed: str, cells: Sequence[CellRows], *, backbones: bool) -> Sweep:
-    names = [name for name in metrics_of(cells[0].rows) if name in _HEADLINE]
+def _sweep(study: Study, sweep: RoleSweep, *, backbones: bool) -> Sweep:
+    names, cells = headline(sweep.cells[0].rows), sweep.cells
     scores = {name: tuple(100 * micro(cell.rows, METRICS[name]).mean for cell in cells) for name in names}
-    return Sweep(fixed, tuple(cell.backbone if backbones else cell.executor for cell in cells), scores)
+    models = tuple(cell.backbone if backbones else cell.executor for cell in cells)
+    return Sweep(study.labelled(sweep.fixed, sweep.max_turns), models, scores)
 
 
 def _frontiers(study: Study, folder: Path) -> Iterator[Picture]:
     """Under each backbone that has several executors, and over everything."""
     score = "Judge" if all("Judge" in metrics_of(cell.rows) for cell in study.cells) else "EM"
-    for number, (backbone, cells) in enumerate(study.sweeps(backbones=False), 1):
+    for number, sweep in enumerate(study.sweeps(backbones=False), 1):
+        backbone = study.labelled(sweep.fixed, sweep.max_turns)
         path = folder / (f"figure-3-{number}.png" if number > 1 else "figure-3.png")
-        points = [Point(cell.executor, _executor_tokens(cell), _points(cell, score)) for cell in cells]
+        points = [Point(cell.executor, _executor_tokens(cell), _points(cell, score)) for cell in sweep.cells]
         draw_frontier(path, points, "executor tokens a question", score, f"backbone {backbone}")
         yield Picture(path, f"Fig. 3: {score} against executor tokens, backbone {backbone}; ours")
     if len(study.cells) > 1:

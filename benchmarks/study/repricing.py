@@ -27,7 +27,7 @@ class CostRow(msgspec.Struct, frozen=True):
     completion_tokens: float
     wasted_tokens: int
     dollars: float | None
-    """None where the price of any call is unknown, which is not zero."""
+    """None where the price or the usage of any call is unknown, which is not zero."""
 
 
 class Costs(msgspec.Struct, frozen=True):
@@ -78,11 +78,11 @@ def token_share(costs: Costs, roles: Sequence[RoleName]) -> float:
 def _row(one: RoleTotal, model: str, price: Price | None, ratio: float = 1.0) -> CostRow:
     prompt, completion = ratio * one.prompt_tokens, ratio * one.completion_tokens
     cached = None if one.cached_tokens is None else ratio * one.cached_tokens
-    if price is not None:
-        usage = Usage(round(prompt), round(completion), None if cached is None else round(cached))
-        nano_usd: int | None = price.cost(usage)
-    else:
-        nano_usd = None if one.attempts_without_cost else one.nano_usd
+    nano_usd: int | None = None
+    if price is None and not one.attempts_without_cost:
+        nano_usd = one.nano_usd
+    elif price is not None and not one.attempts_without_usage:
+        nano_usd = price.cost(Usage(round(prompt), round(completion), None if cached is None else round(cached)))
     return CostRow(
         one.role,
         model,

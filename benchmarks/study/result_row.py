@@ -31,6 +31,8 @@ class Scored(msgspec.Struct, frozen=True):
     topology: str
     backbone: str
     executor: str | None
+    max_turns: int
+    """Its executor's limit (K in TBSS 4.1)."""
     dataset: str
     question_id: str
     rollout: int
@@ -54,7 +56,7 @@ class Scored(msgspec.Struct, frozen=True):
     spent: tuple[RoleTotal, ...]
     """On the answer, by role and model."""
     checking: tuple[RoleTotal, ...]
-    """On judging and attributing it."""
+    """On judging and attributing it; what is remembered from elsewhere was paid for there."""
     latency_s: float | None
     """Of the whole run, with as many others beside it as the sweep allows; None where calls of it had been made before,
     by a sweep that was killed or for the same sub-query, so that they took no time again."""
@@ -77,4 +79,6 @@ class ResultRow(Scored, frozen=True, kw_only=True):
 
     question: str
     golds: tuple[str, ...]
+    checked: tuple[str, ...]
+    """Keys of the calls in `checking`, each of which stands in one row only."""
     provenance: Provenance

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from benchmarks.study.provenance import Provenance
+from benchmarks.study.provenance import SHARED, Provenance
 from benchmarks.study.result_row import ResultRow, Scored
 from executor_sft.line_file import LineFile
 from router.errors import BadConfig
@@ -26,6 +26,8 @@ class Results:
         self._file = file
         self._made_by: dict[str, Provenance] = {}
         self.done: set[Key] = set()
+        self.booked: set[str] = set()
+        """Keys of all calls that rows have under `checking`."""
         for row in read_rows(file.path, ResultRow):
             self._note(row)
 
@@ -45,18 +47,17 @@ class Results:
         self._note(row)
 
     def check(self, cell: str, made_by: Provenance) -> None:
-        """Raise `BadConfig` where rows of this cell were made by something else: another index, another release."""
-        kept = self._made_by.get(cell)
-        if kept is None:
-            return
-        now = msgspec.structs.replace(made_by, seed=kept.seed)
-        for name in Provenance.__struct_fields__:
-            before, then = getattr(kept, name), getattr(now, name)
-            if before != then:
-                raise BadConfig(
-                    f"{self._file.path}: rows of {cell!r} were made with {name} {before!r}, and now it is {then!r}; "
-                    "go on with what made them, or begin in a new folder."
-                )
+        """Raise `BadConfig` where rows of this cell were made by something else, such as another release, or those of
+        another cell with something else that all share, such as another index.
+        """
+        for name, kept in self._made_by.items():
+            for field in Provenance.__struct_fields__ if name == cell else SHARED:
+                before, now = getattr(kept, field), getattr(made_by, field)
+                if before != now and field != "seed":
+                    raise BadConfig(
+                        f"{self._file.path}: rows of {name!r} were made with {field} {before!r}, and now it is "
+                        f"{now!r}; go on with what made them, or begin in a new folder."
+                    )
 
     def rows(self) -> Iterator[Scored]:
         """All of them, in the order in which they ended."""
@@ -64,15 +65,20 @@ class Results:
 
     def _note(self, row: ResultRow) -> None:
         self.done.add((row.cell, row.question_id, row.rollout))
+        self.booked.update(row.checked)
         self._made_by.setdefault(row.cell, row.provenance)
 
 
 def read_rows(path: Path, kind: type[Row]) -> Iterator[Row]:
-    """The rows of a file, one in memory at a time. Raises `BadConfig`, naming file and line."""
+    """The rows of a file, one in memory at a time, without a last line that is still being written, or was torn. Raises
+    `BadConfig`, naming file and line.
+    """
     decoder = msgspec.json.Decoder(kind)
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    return
                 try:
                     yield decoder.decode(line)
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:

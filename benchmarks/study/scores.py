@@ -19,6 +19,8 @@ METRICS: Mapping[str, Of] = {
 """EM and F1 as the official SQuAD and HotpotQA scripts compute them; folded: punctuation of all scripts and accents
 apart; the judge's with its unreadable replies in the denominator.
 """
+HEADLINE = ("EM", "F1", "Judge")
+"""Those that the paper gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,12 @@ class Score:
 def metrics_of(rows: Sequence[Scored]) -> dict[str, Of]:
     """Those that the rows have: without a judge there is no such score."""
     return {name: of for name, of in METRICS.items() if name != "Judge" or any(row.judged for row in rows)}
+
+
+def headline(rows: Sequence[Scored]) -> list[str]:
+    """Those of `HEADLINE` that the rows have."""
+    found = metrics_of(rows)
+    return [name for name in HEADLINE if name in found]
 
 
 def by_question(rows: Iterable[Scored], of: Of) -> dict[str, float]:

@@ -32,12 +32,23 @@ class CellRows:
     backbone: str
     executor: str
     """In a homogeneous pair the backbone's model; empty where there is none."""
+    max_turns: int
     rows: tuple[Scored, ...]
 
     @property
     def pair(self) -> bool:
         """Whether a backbone delegates to an executor that goes by our protocol."""
         return self.topology in ("factorized", "homogeneous")
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSweep:
+    """A model that stays in its role, with the pairs in which the other role varies."""
+
+    fixed: str
+    max_turns: int
+    cells: tuple[CellRows, ...]
+    """At least two, of one limit of turns; each model of the other role once, in the order of the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +65,25 @@ class Study:
         wanted = self.plan.questions * self.plan.rollouts
         return len(self.cells) == len(self.plan.cells) and all(len(cell.rows) == wanted for cell in self.cells)
 
-    def sweeps(self, *, backbones: bool) -> list[tuple[str, list[CellRows]]]:
-        """Each model that stays in its role, with the pairs in which the other role varies: its backbones, or else its
-        executors. Two limits of turns are two sweeps. Those of the most models come first, and of these the smallest
-        executor, or else the largest backbone.
+    def labelled(self, model: str, max_turns: int) -> str:
+        """A model's name, with its limit of turns where the plan has several."""
+        several = len({cell.max_turns for cell in self.cells}) > 1
+        return f"{model}, K={max_turns}" if several else model
+
+    def sweeps(self, *, backbones: bool) -> list[RoleSweep]:
+        """With each executor its backbones, or else with each backbone its executors. Two limits of turns are two
+        sweeps. Those of the most models come first, and of these the smallest executor, or else the largest backbone.
         """
         order = {name: number for number, name in enumerate(self.plan.parameters)}
-        groups: dict[tuple[str, str], dict[str, CellRows]] = {}
+        groups: dict[tuple[str, int], dict[str, CellRows]] = {}
         for cell in filter(lambda cell: cell.pair, self.cells):
             fixed, varied = (cell.executor, cell.backbone) if backbones else (cell.backbone, cell.executor)
-            groups.setdefault((fixed, cell.name.partition(", ")[2]), {})[varied] = cell
+            group = groups.setdefault((fixed, cell.max_turns), {})
+            if varied not in group or cell.topology == "factorized":
+                group[varied] = cell
         found = sorted(groups, key=lambda key: (-len(groups[key]), order[key[0]] * (1 if backbones else -1)))
         return [
-            (", ".join(filter(None, key)), [groups[key][name] for name in sorted(groups[key], key=order.__getitem__)])
+            RoleSweep(*key, tuple(groups[key][name] for name in sorted(groups[key], key=order.__getitem__)))
             for key in found
             if len(groups[key]) > 1
         ]
@@ -94,4 +111,4 @@ def _cell(name: str, rows: list[Scored]) -> CellRows:
     first = rows[0]
     executor = first.executor or (first.backbone if first.topology == "homogeneous" else "")
     ordered = sorted(rows, key=lambda row: (row.dataset, row.question_id, row.rollout))
-    return CellRows(name, first.topology, first.backbone, executor, tuple(ordered))
+    return CellRows(name, first.topology, first.backbone, executor, first.max_turns, tuple(ordered))

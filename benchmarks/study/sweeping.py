@@ -92,7 +92,8 @@ class Sweeper:
                     self.tell(f"{cell.cell.name}: {len(tasks):,} rollouts")
                     with self._memory(f"{CALLS}/{self._number(cell)}.jsonl") as memory:
                         own = replace(bench, config=cell.config, memory=memory)
-                        await self._cell(await self._asker(cell, own, judge), tasks, failed)
+                        asker = await self._asker(cell, own, judge, judgements)
+                        await self._cell(asker, tasks, failed)
 
     def _number(self, cell: Prepared) -> str:
         return f"{self.cells.index(cell):04}"
@@ -104,11 +105,21 @@ class Sweeper:
         with Memory.open(path) as memory:
             yield memory
 
-    async def _asker(self, cell: Prepared, bench: Workbench, judge: Judge | None) -> Asker:
+    async def _asker(self, cell: Prepared, bench: Workbench, judge: Judge | None, judgements: Memory) -> Asker:
         made_by = provenance(cell, bench.retriever.index_id, self.plan.temperature, self.plan.seed)
         self.results.check(cell.cell.name, made_by)
         prices = await asyncio.to_thread(prices_in, cell)
-        return Asker(cell, bench, judge, prices, made_by, self.plan.temperature, self.plan.attribution)
+        return Asker(
+            cell,
+            bench,
+            judge,
+            prices,
+            made_by,
+            self.plan.temperature,
+            self.plan.attribution,
+            judgements,
+            self.results.booked,
+        )
 
     async def _cell(self, asker: Asker, tasks: Sequence[Task], failed: dict[str, str]) -> None:
         gate, done = asyncio.Semaphore(self.plan.concurrency), 0

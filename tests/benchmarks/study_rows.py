@@ -1,5 +1,6 @@
 """Rows of a sweep, made up."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -38,6 +39,7 @@ def row(question: str = "q1", **fields: object) -> Scored:
         "topology": "factorized",
         "backbone": "large",
         "executor": "small",
+        "max_turns": 3,
         "dataset": "films",
         "question_id": question,
         "rollout": 0,
@@ -77,8 +79,14 @@ def grid(folder: Path, *, questions: int = 8) -> Path:
     rows = [
         _answered(cell, number, rollout, skill) for cell in cells for number in range(questions) for rollout in (0, 1)
     ]
+    return written(folder, rows, questions, 2)
+
+
+def written(folder: Path, rows: Sequence[Scored], questions: int, rollouts: int = 1) -> Path:
+    """The folder of a sweep with these rows."""
     folder.mkdir(exist_ok=True)
-    plan = KeptPlan("Made up", questions, 2, tuple(cell[3] for cell in cells), dict(MODELS))
+    names = tuple(dict.fromkeys(one.cell for one in rows))
+    plan = KeptPlan("Made up", questions, rollouts, names, dict(MODELS))
     (folder / PLAN).write_bytes(msgspec.json.encode(plan))
     (folder / RESULTS).write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in rows))
     return folder

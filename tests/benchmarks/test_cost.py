@@ -87,6 +87,21 @@ def test_an_unknown_price_makes_the_sum_unknown(tmp_path: Path, capsys: pytest.C
     assert report["dollars"] is None
 
 
+def test_a_call_that_nobody_counted_makes_the_sum_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever the price of its model is: what it took is not zero."""
+    uncounted = call("r", 4, role="answer", model="fixed", usage=None, nano_usd=None, outcome="unavailable")
+    with FORMATS[".jsonl"](tmp_path / "traces.jsonl") as write:
+        write(export_row(run("r", calls=[*CALLS, uncounted])))
+    (tmp_path / "prices.toml").write_text(PRICES)
+    given = ("--traces", tmp_path / "traces.jsonl", "--prices", tmp_path / "prices.toml")
+    report = told(capsys, *given, "--instead", "execution=tiny", "--instead", "answer=tiny")
+    rows = {row["role"]: row["dollars"] for row in report["booked"]["rows"]}  # type: ignore[index]
+    assert rows == {"delegation": 0.005, "execution": 0.005, "answer": None}
+    (swapped,) = report["what_if"]  # type: ignore[misc]
+    assert [row["dollars"] for row in swapped["costs"]["rows"]] == [0.005, 0.0006, None]  # type: ignore[has-type]
+    assert (report["dollars"], swapped["dollars"], swapped["saved_share"]) == (None, None, None)  # type: ignore[has-type]
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [

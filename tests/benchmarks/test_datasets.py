@@ -232,3 +232,21 @@ def test_public_data(file: str, rows: dict[str, int]) -> None:
     for entry in read_entries(SHARED / file):
         counts[entry.question.dataset] = counts.get(entry.question.dataset, 0) + 1
     assert counts == rows
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("contest_train.jsonl", "train"),
+        ("constrained.jsonl", "test"),
+        ("musique_ans_dev.jsonl", "dev"),
+        ("validation.jsonl", "dev"),
+        ("Test.jsonl", "test"),
+        ("train_dev.jsonl", "test"),
+        ("train-train.jsonl", "train"),
+    ],
+)
+def test_a_split_is_told_by_the_start_of_a_word(tmp_path: Path, name: str, split: str) -> None:
+    """Of the file's name; where it says several, or none, the questions are for testing."""
+    (tmp_path / name).write_text('{"id": "1", "question": "Who?", "golden_answers": ["Ana"]}', "utf-8")
+    assert only(tmp_path / name).split == split

@@ -11,11 +11,12 @@ from benchmarks.report import main
 from benchmarks.study.further_tables import further_tables
 from benchmarks.study.published import PUBLISHED
 from benchmarks.study.report_table import ReportTable
+from benchmarks.study.result_row import Scored
 from benchmarks.study.scores import Score
 from benchmarks.study.study_data import read_study
 from benchmarks.study.tables import paper_tables
 from router.errors import BadConfig
-from tests.benchmarks.study_rows import grid
+from tests.benchmarks.study_rows import grid, row, total, written
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +125,8 @@ def test_an_unfinished_sweep_is_called_so(tmp_path: Path) -> None:
     file.write_bytes(b"".join(lines[:-1]))
     main([str(made), "--out", str(tmp_path / "report")])
     assert "This sweep is not finished" in (tmp_path / "report" / "report.md").read_text("utf-8")
+    file.write_bytes(lines[0] + lines[1][:-10])
+    assert sum(len(cell.rows) for cell in read_study(made).cells) == 1, "the last line is still being written"
     file.write_bytes(lines[0] + b"{}\n")
     with pytest.raises(BadConfig, match=r"results\.jsonl:2: .*remove this line"):
         read_study(made)
@@ -141,3 +144,78 @@ def test_cells_are_text_and_nothing_else() -> None:
     assert "&lt;b&gt;|" in table.html()
     assert "| <b>\\| | 50.00 ± 1.00 | – |" in table.markdown()
     assert table.csv() == "a|b,score,score standard error,n\n<b>|,50.0,1.0,\n"
+
+
+def pair(backbone: str, executor: str | None, turns: int = 3, topology: str = "factorized", **fields: object) -> Scored:
+    """A row of a cell that is called as sweeps call it."""
+    models = f"{backbone} + {executor}" if executor else backbone
+    name = f"{models if topology == 'factorized' else f'{topology}: {models}'}, K={turns}"
+    known = {"cell": name, "topology": topology, "backbone": backbone, "executor": executor, "max_turns": turns}
+    return row(**known | fields)  # type: ignore[arg-type]
+
+
+def by_key(tables: list[ReportTable]) -> dict[str, ReportTable]:
+    return {table.key: table for table in tables}
+
+
+def test_a_data_set_that_a_pair_has_not_reached(tmp_path: Path) -> None:
+    """Has its column, with a dash there: every score stands under its own heading, in whatever order pairs got on."""
+    models = [("small", "small"), ("large", "small"), ("large", "large"), ("small", "large")]
+    films = [pair(*both, dataset="films", accepted=False) for both in models]
+    books = [pair(*both, question="b", dataset="books") for both in models[::2]]
+    made = written(tmp_path / "results", [*films, *books], 2)
+    assert main([str(made), "--out", str(tmp_path / "report")]) == 0
+    tables = by_key(paper_tables(read_study(made)))
+    for key in ("table-2", "table-2-2", "table-3", "table-3-2", "table-5"):
+        table = tables[key]
+        assert table.columns[-5:-3] == ("books judge", "films judge")
+        for cells in table.rows:
+            assert len(cells) == len(table.columns)
+            assert [table.text(cell) for cell in cells[-5:-3]] in (["–", "0.00"], ["100.00", "0.00"])
+    assert [tables["table-3"].text(cells[1]) for cells in tables["table-3"].rows] == ["–", "100.00"]
+
+
+def test_limits_of_turns_stand_apart(tmp_path: Path) -> None:
+    """Each pair has its row for each, the searcher stands beside executors of its own limit, and labels say which."""
+    both = [
+        one
+        for turns in (3, 4)
+        for one in (
+            *(pair(backbone, executor, turns) for backbone in ("small", "large") for executor in ("small", "large")),
+            pair("large", "middle", turns, "searcher"),
+            pair("large", None, turns, "single_agent", exact_match=turns == 4),
+        )
+    ]
+    made = written(tmp_path / "results", both, 1)
+    assert main([str(made), "--out", str(tmp_path / "report")]) == 0
+    tables = by_key(paper_tables(read_study(made)))
+    first = tables["table-1"]
+    assert [(cells[0], first.text(cells[1])) for cells in first.rows] == [
+        ("large, K=3", "0.00"),
+        ("large, K=4", "100.00"),
+    ]
+    (third,) = (table for table in tables.values() if table.title.endswith("with large, K=4 as backbone"))
+    assert [cells[0] for cells in third.rows] == ["small", "large", "middle (as a searcher)"]
+    labels = [cells[:2] for cells in tables["table-5"].rows]
+    assert len(set(labels)) == len(labels) == 8
+    assert ("small, K=3", "large") in labels
+
+
+def test_a_homogeneous_pair_beside_a_factorized_one(tmp_path: Path) -> None:
+    """Of the same model: neither hides the other."""
+    models = ("small", "large")
+    rows_ = [pair(backbone, executor) for backbone in models for executor in models]
+    rows_ += [pair("large", None, topology=topology) for topology in ("homogeneous", "single_agent")]
+    tables = by_key(paper_tables(read_study(written(tmp_path, rows_, 1))))
+    assert [cells[0] for cells in tables["table-1"].rows] == ["large", "large (homogeneous)"]
+    assert [cells[0] for cells in tables["table-3"].rows] == ["small", "large"]
+    labels = [cells[:2] for cells in tables["table-5"].rows]
+    assert len(set(labels)) == len(labels) == 5
+
+
+def test_cached_is_of_what_was_told(tmp_path: Path) -> None:
+    """Half of the backbone's 100 prompt tokens; the executor's endpoint does not say, so its 900 are left out."""
+    spent = (total("delegation", 100, cached_tokens=50), total("execution", 900))
+    study = read_study(written(tmp_path, [row(spent=spent), row("q2", spent=spent)], 2))
+    costs = by_key(further_tables(study))["costs"]
+    assert costs.rows[0][costs.columns.index("cached, %")] == 50

@@ -3,8 +3,11 @@
 import math
 
 import pytest
+from rich.console import Console
+from rich.table import Table
 
 from benchmarks.study.agreement import Agreement, agreement
+from benchmarks.study.estimating import CellPilot, estimate_table, estimates
 from benchmarks.study.pareto import pareto_front
 from benchmarks.study.pricing import dollars, merged
 from benchmarks.study.scores import METRICS, compared, macro, metrics_of, micro
@@ -49,6 +52,8 @@ def test_agreement() -> None:
     assert found.kappa == pytest.approx(0.4)
     assert Agreement(9, 0, 0, 0, 0).kappa is None
     assert Agreement(0, 0, 0, 0, 2).kappa is None
+    assert Agreement(5, 5, 0, 0, 0).kappa is None, "exact match is always right"
+    assert Agreement(5, 0, 5, 0, 0).kappa is None, "the judge always accepts"
 
 
 def test_compared_by_question() -> None:
@@ -87,3 +92,31 @@ def test_sums_of_roles() -> None:
     assert (both.attempts, both.prompt_tokens, both.cached_tokens, both.nano_usd) == (2, 150, 40, 100_000)
     assert dollars([one]) == pytest.approx(1e-4)
     assert dollars([both]) is None
+
+
+def test_an_estimate_goes_by_the_pilot() -> None:
+    """Two rollouts took 100 tokens each, and three are left. Of a pair without any row nobody knows what it takes, nor
+    of a role whose endpoint does not count; then the sum is not known either.
+    """
+    pilot = CellPilot()
+    pilot.add(row("a"))
+    pilot.add(row("b"))
+    (known,) = estimates({"one": pilot, "done": CellPilot()}, {"one": 3, "done": 0})
+    assert known.prompt_tokens == 300
+    assert known.dollars == pytest.approx(3e-4)
+    found = estimates({"one": pilot, "other": CellPilot()}, {"one": 3, "other": 4})
+    assert (found[0], found[1].prompt_tokens, found[1].dollars) == (known, None, None)
+    assert said(estimate_table(found, 7)) == ["unknown"] * 3
+    assert said(estimate_table(found[:1], 3)) == ["300", "0", "0.0003"]
+    uncounted = CellPilot()
+    uncounted.add(row(spent=(total(tokens=0, attempts_without_usage=1, attempts_without_cost=1, nano_usd=None),)))
+    (unknown,) = estimates({"one": uncounted}, {"one": 3})
+    assert (unknown.prompt_tokens, unknown.completion_tokens, unknown.dollars) == (None, None, None)
+
+
+def said(table: Table) -> list[str]:
+    """Its last row: what everything takes."""
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(table)
+    return [cell.strip() for cell in captured.get().splitlines()[-2].strip("│").split("│")][2:]

@@ -9,10 +9,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from benchmarks.study.cell import prepared
+from benchmarks.study.plan import read_plan
+from benchmarks.study.pricing import merged
+from benchmarks.study.provenance import Provenance
 from benchmarks.study.result_row import ResultRow
-from benchmarks.study.results import read_rows
+from benchmarks.study.results import Results, read_rows
 from benchmarks.study.study_data import read_study
+from benchmarks.study.weights import weights_of
+from benchmarks.sweep import begun
+from router.errors import BadConfig
 from router.model import Prompt
+from router.role_total import RoleTotal
 from tests.executor_sft import test_rollout_command
 from tests.executor_sft.test_rollout_command import QUESTIONS, ROOT, Endpoint
 
@@ -104,6 +112,16 @@ def rows(folder: Path) -> list[ResultRow]:
     return sorted(untimed, key=lambda row: (row.cell, row.question_id, row.rollout))
 
 
+def unchecked(found: list[ResultRow]) -> list[ResultRow]:
+    """The same but for who has paid for a verdict that several rows share: whoever was first."""
+    return [msgspec.structs.replace(row, checking=(), checked=()) for row in found]
+
+
+def checking(found: list[ResultRow]) -> dict[str, RoleTotal]:
+    """What judging and attributing took in all, by role."""
+    return {one.role: one for one in merged(one for row in found for one in row.checking)}
+
+
 async def test_sweep(sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
     """It asks before it spends; then every pair answers everything, and the rows say who did what at what cost."""
     command = ("sweep", "--config", sweep, "--out", tmp_path / "out")
@@ -129,7 +147,9 @@ async def test_sweep(sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
     (delegation, *_), first = untaught[0].spent, untaught[0].provenance
     assert (delegation.role, delegation.model, delegation.attempts) == ("delegation", "backbone", 3)
     assert delegation.nano_usd == 3 * (10 * 1000 + 2 * 2000)
-    assert {one.role for one in untaught[0].checking} == {"judge", "execution", "answer"}
+    assert {one.role for one in untaught[0].checking} == {"judge", "answer"}, "its sub-queries were the gold ones"
+    judged = [call for call in endpoint.answered if call.startswith("judge ")]
+    assert checking(found)["judge"].attempts == len(judged), "shared verdicts are paid for once"
     assert (first.top_k, first.max_turns, first.seed) == (3, 3, 0)
     assert set(first.roles) == {"delegation", "execution", "answer", "judge"}
     assert set(found[-1].provenance.roles) == {"delegation", "judge"}
@@ -166,7 +186,8 @@ async def test_killed(sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
     status, said = await ran(*command, tmp_path / "killed")
     assert status == 0, said
     assert dict(endpoint.answered) == calls
-    assert rows(tmp_path / "killed") == rows(tmp_path / "undisturbed")
+    assert unchecked(rows(tmp_path / "killed")) == unchecked(rows(tmp_path / "undisturbed"))
+    assert checking(rows(tmp_path / "killed")) == checking(rows(tmp_path / "undisturbed"))
     assert read_study(tmp_path / "killed").whole
 
 
@@ -187,3 +208,66 @@ async def test_failed_rollouts(sweep: Path, endpoint: Endpoint, tmp_path: Path) 
     assert len(rows(tmp_path / "out")) == 24
     assert endpoint.answered.total() > calls
     assert max(endpoint.answered.values()) == 4, "each of the two pairs asks the backbone once in each rollout"
+
+
+async def test_another_index_for_another_cell(sweep: Path, tmp_path: Path) -> None:
+    """What all cells share is compared with any row that is there, whichever cell made it; budgets are each cell's."""
+    status, said = await ran("sweep", "--config", sweep, "--out", tmp_path / "out")
+    assert status == 1, said
+    made_by = rows(tmp_path / "out")[0].provenance
+    with Results.open(tmp_path / "out") as results:
+        results.check("not begun yet", msgspec.structs.replace(made_by, max_turns=9, seed=5))
+        shared: list[dict[str, object]] = [
+            {"embedder": "other"},
+            {"corpus_sha256": "0" * 64},
+            {"index": "other"},
+            {"top_k": 9},
+            {"versions": made_by.versions | {"python": "2.7"}},
+        ]
+        for change in shared:
+            other: Provenance = msgspec.structs.replace(made_by, **change)
+            with pytest.raises(BadConfig, match=f"were made with {next(iter(change))} "):
+                results.check("not begun yet", other)
+
+
+def model(folder: Path, weights: bytes = b"weights") -> Path:
+    """The folder of a model."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(weights)
+    return folder
+
+
+def test_other_weights_under_the_same_name_are_another_sweep(tmp_path: Path) -> None:
+    """From another folder or trained anew in the same one; the same ones may move."""
+    first, moved = model(tmp_path / "a"), model(tmp_path / "b")
+    sweep = tmp_path / "sweep.toml"
+    (tmp_path / "q.jsonl").write_text('{"id": "1", "question": "Who?", "answer": "me", "dataset": "a"}\n')
+    (tmp_path / "prompt.txt").write_text("You work.")
+    sweep.write_text(
+        """config = "config.toml"
+questions = ["q.jsonl"]
+[models.m]
+[[pairs]]
+backbone = ["m"]
+executor = ["m"]
+"""
+    )
+
+    def begin(engine: Path) -> None:
+        role = 'model = "m"\nprompt = "prompt.txt"\nengine = "own"\n'
+        roles = "".join(f"[roles.{name}]\n{role}" for name in ("delegation", "execution", "answer"))
+        (tmp_path / "config.toml").write_text(
+            f'{roles}[engines.own]\npath = "{engine}"\n[retrieval]\naddress = "127.0.0.1:9"\n'
+        )
+        plan = read_plan(sweep)
+        begun(tmp_path / "out", plan, prepared(plan))
+
+    begin(first)
+    begin(moved)
+    with pytest.raises(BadConfig, match="other inputs or settings"):
+        begin(model(tmp_path / "c", b"others"))
+    model(first, b"trained anew")
+    with pytest.raises(BadConfig, match="other inputs or settings"):
+        begin(first)
+    assert weights_of("owner/name") == "owner/name"
