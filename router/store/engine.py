@@ -2,6 +2,8 @@
 
 import sqlite3
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -50,6 +52,10 @@ def cannot_open(url: str, error: Exception) -> BadConfig:
 
 
 def _sqlite(address: URL) -> Engine:
+    with suppress(OSError, RuntimeError):  # then it cannot be opened either
+        own = Path("~/.cache/rolegate").expanduser()  # where presets keep their stores; nobody else makes it
+        if Path(address.database or "").parent == own:
+            own.mkdir(parents=True, exist_ok=True)
     engine = create_engine(address.set(drivername="sqlite"), hide_parameters=True, paramstyle="named")
 
     @event.listens_for(engine, "connect")

@@ -117,3 +117,11 @@ async def test_writers_of_several_processes_wait_for_each_other(tmp_path: Path) 
     assert await writing == 1
     assert await rows(database, "SELECT count(*) FROM gateways") == [(2,)]
     await database.close()
+
+
+async def test_the_presets_own_folder_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A demo that is started for the first time finds nothing in a new home."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    database = await Database.open(f"sqlite:///{tmp_path}/.cache/rolegate/mini.db")
+    await database.close()
+    assert (tmp_path / ".cache" / "rolegate" / "mini.db").exists()
