@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from serving.retrieval.atomic_file import replacing
 
@@ -26,6 +24,9 @@ class StepLoss(msgspec.Struct, frozen=True):
 
 def draw(steps: Sequence[StepLoss], path: Path) -> None:
     """Write a PNG with the loss of each step and its running mean."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(xlabel="step", ylabel="loss (nats a token)", yscale="log")

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Set up the virtual environment: sh scripts/setup.sh FOLDER [dev]
+# Set up the virtual environment: sh scripts/setup.sh FOLDER [EXTRA,…]
 # Picks the GPU or the CPU install by looking for a GPU; ROLEGATE_INSTALL=cpu or gpu decides otherwise.
 set -eu
 venv=$1
@@ -51,7 +51,7 @@ else
 fi
 
 # The tests start a PostgreSQL of their own; without one, those that are about it are skipped.
-if [ -n "$extras" ] && ! command -v initdb >/dev/null && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then
+if [ "${2:-}" = dev ] && ! command -v initdb >/dev/null && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         echo "set-up: installing PostgreSQL, for the tests"
         { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql >/dev/null; } ||

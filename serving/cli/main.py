@@ -5,29 +5,34 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 
 from router.errors import RolegateError
+from serving.extras import missing_extra
 from serving.logs import plain_tracebacks
 
 _COMMANDS = {
+    "init": "write a config, by a few questions",
+    "check": "see whether a config works, and what a question costs",
+    "index": "build an index over a corpus",
+    "serve": "run the gateway until stopped",
     "ask": "ask a question, of a running gateway or of one started for it",
     "chat": "keep asking, in a terminal",
-    "serve": "run the gateway until stopped",
-    "index": "build an index over a corpus",
-    "retrieve": "run a retrieval server",
-    "runs": "see, watch and cancel runs, and export their traces",
-    "versions": "versions of the executor: try, promote, roll back",
-    "usage": "tokens and cost, and whether the engines agree",
-    "store": "see whether everything that is stored is whole",
     "mcp": "let agents ask a running gateway (Model Context Protocol)",
-    "init": "write a config, by a few questions",
+    "runs": "see, watch and cancel runs, and export their traces",
+    "usage": "tokens and cost, and whether the engines agree",
     "keys": "say who may ask, and for what",
     "tenants": "say what each tenant may spend",
-    "check": "see whether a config works, and what a question costs",
+    "versions": "versions of the executor: try, promote, roll back",
+    "store": "see whether everything that is stored is whole",
+    "retrieve": "run a retrieval server",
 }
 _GROUP = "rolegate.commands"
 """Entry points of packages above this one; each is a `main(argv)`, loaded only when called."""
+_ABOVE = {
+    "sft": "train the executor from what was asked",
+    "bench": "measure answers and what they cost",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,13 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="rolegate",
         description=__doc__,
-        epilog=f"Also: {', '.join(sorted(others))} (see `rolegate COMMAND --help`).",
+        epilog="`rolegate COMMAND --help` explains each.",
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('rolegate')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, summary in _COMMANDS.items():
         commands.add_parser(name, help=summary, add_help=False)
-    for name in others:
-        commands.add_parser(name, add_help=False)
+    for name in sorted(others, reverse=True):
+        commands.add_parser(name, help=_ABOVE.get(name, ""), add_help=False)
     chosen, rest = parser.parse_known_args(given[:1])
     plain_tracebacks()
     try:
@@ -57,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"rolegate: {error}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
-        print(f"rolegate: {error}; install the extra that `{chosen.command}` needs (README, Commands)", file=sys.stderr)
+        advice = missing_extra(error.name, chosen.command) or "is rolegate installed as the README says?"
+        print(f"rolegate {chosen.command}: {error}; {advice}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, EOFError):
         return 130

@@ -17,6 +17,7 @@ from rolegate.v1.retrieval_service_pb2 import SearchRequest
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 
 from serving.cli.main import main
+from serving.extras import missing_extra
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import MiniLM
 from tests import scripted_gateway
@@ -522,3 +523,39 @@ def test_a_config_that_does_not_fit_its_index_is_not_called_fine(
     assert f"{file}: not ready yet" in shown
     assert "retrieval.lexical: must be false for the index in" in shown
     assert f"retrieval.embedder: the index is of {MiniLM.identity}, but other is named" in shown
+
+
+@pytest.mark.parametrize(
+    ("module", "command", "extra"),
+    [
+        ("pyarrow.parquet", "sft", "sft"),
+        ("matplotlib", "bench", "sft"),
+        ("ijson", "bench", "datasets"),
+        ("mcp.server", "mcp", "mcp"),
+        ("sentence_transformers", "index", "minilm"),
+    ],
+)
+def test_a_missing_package_names_its_extra(module: str, command: str, extra: str) -> None:
+    """As a command that can be copied; the command's own extra first, which brings all that it needs."""
+    assert missing_extra(module, command).endswith(f"sh scripts/setup.sh .venv {extra}")
+    assert not missing_extra("no_such_package", "ask")
+
+
+def test_the_help_of_training_needs_no_extra() -> None:
+    """Whoever has not installed it can read what it is for."""
+    hidden = ["accelerate", "datasets", "ijson", "matplotlib", "peft", "pyarrow", "torch", "transformers", "trl"]
+    commands = ["sft dataset", "sft train", "sft publish", "sft retrain", "bench report", "bench sweep"]
+    script = f"""
+import sys
+sys.modules.update(dict.fromkeys({hidden}))
+from serving.cli.main import main
+for command in {commands}:
+    try:
+        print(main([*command.split(), "--help"]))
+    except SystemExit as end:
+        assert end.code == 0
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for command in commands:
+        assert f"usage: rolegate {command}" in done.stdout
