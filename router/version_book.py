@@ -39,12 +39,12 @@ class Decision(msgspec.Struct, frozen=True):
 
     version: str
     decision: str
-    """`registered`, `shadow`, `canary`, `promote`, `roll_back`, `retired`, `stop` or `wait`."""
+    """`register`, `shadow`, `canary`, `promote`, `roll_back`, `retire`, `stop` or `wait`."""
     from_state: VersionState | None
     """None for a version that is new."""
     to_state: VersionState
     decided_by: str
-    """`gate` or `operator`."""
+    """`gate`, `operator` or `config`."""
     decided_at: float
     """Unix time, seconds."""
     reason: str = ""

@@ -62,7 +62,7 @@ class Draft:
     def promote(self, version: ExecutorVersion, reason: str = "") -> None:
         """Make a version the active one, and retire the one that is."""
         if active := self.active:
-            self.move(active, "retired", "retired", f"{version.version} is active now.")
+            self.move(active, "retired", "retire", f"{version.version} is active now.")
         self.move(version, "active", "promote", reason)
 
     def restore(self, active: ExecutorVersion) -> None:

@@ -70,8 +70,8 @@ class Versions:
 
         if all(version.version != name for version in await self._book.versions()):
             with suppress(BadRequest):  # another gateway was quicker
-                await self._add(name, manifest, "The config names it.")
-        await self._change(plan)
+                await self._add(name, manifest, "config", "The config names it.")
+        await self._change(plan, "config")
 
     async def register(self, name: str) -> ExecutorVersion:
         """Put a published version on record, once it is loaded. Raises `BadRequest` for a name that is none or is
@@ -81,7 +81,7 @@ class Versions:
             raise BadRequest(f"version {name!r}: is no version's name; those are like executor-000001.")
         if any(version.version == name for version in await self._book.versions()):
             raise BadRequest(f"version {name!r}: is on record already; names are used once.")
-        return await self._add(name, await self._load(name))
+        return await self._add(name, await self._load(name), "operator")
 
     async def set_traffic(self, name: str, state: VersionState, share: float = 0.0) -> ExecutorVersion:
         """Let a version run beside the active one (`shadow`), work for a share of the runs (`canary`, more than 0 and
@@ -165,10 +165,10 @@ class Versions:
         """All versions, newest first, each with what it has shown in its trial; None where it is not on trial."""
         return [(version, await self.figures(version)) for version in await self._book.versions()]
 
-    async def _add(self, name: str, manifest: str, reason: str = "") -> ExecutorVersion:
+    async def _add(self, name: str, manifest: str, decided_by: str, reason: str = "") -> ExecutorVersion:
         now = time.time()
         version = ExecutorVersion(name, "registered", 0.0, now, now, manifest)
-        decision = Decision(name, "registered", None, "registered", "operator", now, reason)
+        decision = Decision(name, "register", None, "registered", decided_by, now, reason)
         await self._book.add(version, decision)
         _tell(decision)
         return version
@@ -179,10 +179,10 @@ class Versions:
         if manifest and await self._load(name) != manifest:
             raise BadVersion(f"{name}: is not what was registered; names are used once, so publish it as the next one.")
 
-    async def _change(self, plan: Callable[[Draft], None]) -> Draft:
+    async def _change(self, plan: Callable[[Draft], None], decided_by: str = "operator") -> Draft:
         """Carry out a plan, anew where others were quicker."""
         for _ in range(_ATTEMPTS):
-            draft = Draft(await self._book.versions(), "operator")
+            draft = Draft(await self._book.versions(), decided_by)
             plan(draft)
             if not draft.decisions or await self._take(draft):
                 return draft

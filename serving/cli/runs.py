@@ -110,6 +110,8 @@ def _cancel(client: Client, given: argparse.Namespace) -> None:
 
 
 def _feedback(client: Client, given: argparse.Namespace) -> None:
+    if given.accepted is None and given.score is None and not given.right_answer and not given.comment:
+        raise BadRequest("say --good or --bad, or give --score, --right-answer or --comment.")
     noted = client.feedback(
         given.run_id,
         accepted=given.accepted,

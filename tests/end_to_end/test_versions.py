@@ -148,7 +148,7 @@ async def test_into_service_and_out_of_it(demo: Demo, tmp_path: Path) -> None:
     assert all(len(_executors(demo, run)) <= 1 for run in clients.runs)
     decisions = await stub.ListExecutorVersionDecisions(pb.ListExecutorVersionDecisionsRequest(version=name))
     taken = [each.decision for each in decisions.decisions if each.decision != "wait"]
-    assert taken == ["registered", "shadow", "canary", "promote", "roll_back"]
+    assert taken == ["register", "shadow", "canary", "promote", "roll_back"]
 
 
 async def test_what_trials_cost_is_booked_apart(demo: Demo) -> None:

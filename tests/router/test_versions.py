@@ -94,8 +94,9 @@ async def test_the_base_is_active(setting: Setting) -> None:
     }  # fmt: skip
     first, second, *_ = await setting.versions.decisions()
     assert (first.decision, first.from_state, second.decision, second.to_state) == (
-        "registered", None, "promote", "active"
+        "register", None, "promote", "active"
     )  # fmt: skip
+    assert first.decided_by == second.decided_by == "config"
     assert setting.changes == 0
 
 
@@ -177,8 +178,8 @@ async def test_traffic_is_set(setting: Setting) -> None:
     await versions.set_traffic(SECOND, "registered")
     assert await versions.traffic() == Traffic(BASE)
     assert await setting.decided() == [
-        (FIRST, "registered", "operator"),
-        (SECOND, "registered", "operator"),
+        (FIRST, "register", "operator"),
+        (SECOND, "register", "operator"),
         (FIRST, "shadow", "operator"),
         (FIRST, "canary", "operator"),
         (FIRST, "canary", "operator"),
@@ -266,7 +267,7 @@ async def test_the_gate_takes_a_good_version_all_the_way(setting: Setting) -> No
     assert promoted.reason.startswith("Not worse than the active version by more than 0.1: right in 80 of 80")
     assert promoted.figures and (promoted.figures.trials, promoted.figures.active_right) == (80, 60)
     assert [(log["version"], log["decision"], log["judged"]) for log in logs if log["event"] == "gate.decided"] == [
-        (FIRST, "canary", 80), (BASE, "retired", 80), (FIRST, "promote", 80)
+        (FIRST, "canary", 80), (BASE, "retire", 80), (FIRST, "promote", 80)
     ]  # fmt: skip
     assert setting.changes == 3
 

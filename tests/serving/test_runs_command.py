@@ -92,7 +92,7 @@ def test_cancel_and_feedback(gateway: str, run_id: str, capsys: pytest.CaptureFi
         (["show", "run-0"], "run_id 'run-0': no such run is stored here."),
         (["watch", "run-0"], "run_id 'run-0'"),
         (["cancel", "run-0"], "run_id 'run-0'"),
-        (["feedback", "run-0"], "the feedback is empty"),
+        (["feedback", "run-0"], "say --good or --bad"),
         (["list", "--since", "soon"], "'soon' is no time"),
         (["list", "--limit", "-1"], "--limit -1: must be at least 1."),
         (["feedback", "run-0", "--comment", "caf\udce9"], "can't encode character '\\udce9'"),

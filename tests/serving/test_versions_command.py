@@ -117,7 +117,7 @@ async def test_decisions_as_json(told: Command) -> None:
     """A line each, with the names of the protocol."""
     _, lines = await told("decisions", "--json")
     assert [(json.loads(line)["number"], json.loads(line)["decision"]) for line in lines] == [
-        ("1", "registered"),
+        ("1", "register"),
         ("2", "promote"),
     ]
 

@@ -114,9 +114,9 @@ async def test_decisions(tmp_path: Path) -> None:
             assert all(each.decided_by == "operator" and each.time.seconds > 1e9 for each in decisions)
             return [(each.number, each.version, each.decision) for each in decisions]
 
-        retired, promoted = (4, BASE, "retired"), (5, FIRST, "promote")
-        assert await found(after_number=2) == [(3, FIRST, "registered"), retired, promoted]
-        assert await found(version=FIRST) == [(3, FIRST, "registered"), promoted]
+        retired, promoted = (4, BASE, "retire"), (5, FIRST, "promote")
+        assert await found(after_number=2) == [(3, FIRST, "register"), retired, promoted]
+        assert await found(version=FIRST) == [(3, FIRST, "register"), promoted]
         assert await found(version="nobody") == []
         request = pb.ListExecutorVersionDecisionsRequest(after_number=2)
         new, retires, _ = (await stub.ListExecutorVersionDecisions(request)).decisions
