@@ -8,13 +8,16 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.study.further_tables import further_tables
-from benchmarks.study.pictures import pictures, published_pictures
+from benchmarks.study.further_tables import costs_table, further_tables, scores_table
 from benchmarks.study.published import PUBLISHED
 from benchmarks.study.report_pages import Report
+from benchmarks.study.report_table import ReportTable
 from benchmarks.study.study_data import Study, read_study
 from benchmarks.study.tables import paper_tables
 from serving.retrieval.atomic_file import write_atomically
+
+_FEW = 50
+"""Questions below which a report warns: the 95 % interval of a share is then more than 28 points wide."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,11 +37,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def write_report(study: Study, folder: Path) -> None:
     """Write everything into `folder`."""
-    tables = [*paper_tables(study), *further_tables(study)]
+    tables = tables_of(study)
+    from benchmarks.study.pictures import pictures, published_pictures  # they need matplotlib
+
     report = Report(
         study.plan.title or "A study of role-factorized search",
         _lead(study),
-        "" if study.whole else "This sweep is not finished: rows are missing, and not the same ones everywhere.",
+        _warnings(study),
         tables,
         pictures(study, folder),
         PUBLISHED,
@@ -50,8 +55,24 @@ def write_report(study: Study, folder: Path) -> None:
     write_atomically(folder / "report.html", report.html().encode())
 
 
+def tables_of(study: Study) -> list[ReportTable]:
+    """All of our own, what most readers look for first."""
+    return [scores_table(study), costs_table(study), *paper_tables(study), *further_tables(study)]
+
+
+def _warnings(study: Study) -> str:
+    found = []
+    if not study.whole:
+        found.append("This sweep is not finished: rows are missing, and not the same ones everywhere.")
+    if study.plan.questions < _FEW:
+        found.append(f"Only {study.plan.questions:,} questions: most differences here may be chance.")
+    return " ".join(found)
+
+
 def _lead(study: Study) -> str:
     plan = study.plan
     rows = sum(len(cell.rows) for cell in study.cells)
     asked = f"{plan.questions:,} questions, mean@{plan.rollouts}"
-    return f"{len(study.cells)} configurations, {asked}: {rows:,} rollouts in all."
+    judged = any(row.judged for cell in study.cells for row in cell.rows[:1])
+    by = "" if judged else " No judge was asked: right is what exact match says."
+    return f"{len(study.cells)} configurations, {asked}: {rows:,} rollouts in all.{by}"

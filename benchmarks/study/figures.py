@@ -12,6 +12,8 @@ from benchmarks.study.pareto import pareto_front
 from serving.retrieval.atomic_file import replacing
 
 _EXECUTION, _DELEGATION = "#2166ac", "#b2182b"
+_INTERVAL = 1.96
+"""Standard errors to each side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +24,8 @@ class Sweep:
     """Who stands in the other role."""
     models: tuple[str, ...]
     """From the smallest to the largest."""
-    scores: Mapping[str, tuple[float, ...]]
-    """In points of 100, by metric."""
+    points: Mapping[str, tuple[tuple[float, float], ...]]
+    """By metric, scores in points of 100 with their standard errors; NaN where these are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +36,15 @@ class Point:
     tokens: float
     score: float
     """In points of 100."""
+    error: float
+    """Its standard error; NaN where it is not known."""
 
 
 def draw_sensitivity(
     path: Path, execution: Sweep, delegation: Sweep, order: Sequence[str], parameters: Mapping[str, float | None]
 ) -> None:
     """Fig. 2: how much a score moves when one role grows and the other stays. `order`: all models, smallest first."""
-    names = [name for name in execution.scores if name in delegation.scores]
+    names = [name for name in execution.points if name in delegation.points]
     shown = [name for name in order if name in (*execution.models, *delegation.models)]
     known = {name: size for name in shown if (size := parameters.get(name))}
     places = known if len(known) == len(shown) else {name: float(place) for place, name in enumerate(shown)}
@@ -60,15 +64,17 @@ def draw_sensitivity(
 
 
 def draw_frontier(path: Path, points: Sequence[Point], tokens: str, score: str, title: str) -> None:
-    """Fig. 3: scores against tokens, with what no other configuration beats in both."""
+    """Fig. 3: scores against tokens with 95 % intervals, and what no other configuration beats in both."""
     figure = Figure(figsize=(8, 4.2), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(xlabel=tokens, ylabel=f"{score} (points)", title=title)
-    front = [points[index] for index in pareto_front([(point.tokens, point.score) for point in points])]
+    right = [point for point in points if point.score > 0]
+    front = [right[index] for index in pareto_front([(point.tokens, point.score) for point in right])]
     axes.plot([point.tokens for point in front], [point.score for point in front], "--", color="0.5", zorder=1)
     for number, point in enumerate(points, 1):
         color = _DELEGATION if point in front else _EXECUTION
-        axes.scatter(point.tokens, point.score, color=color, label=f"{number}  {point.name}", zorder=2)
+        label = f"{number}  {point.name}"
+        axes.errorbar(point.tokens, point.score, _INTERVAL * point.error, fmt="o", color=color, label=label, zorder=2)
         axes.annotate(str(number), (point.tokens, point.score), (4, 4), textcoords="offset points", fontsize=8)
     axes.margins(0.15)
     axes.grid(alpha=0.3)
@@ -77,10 +83,11 @@ def draw_frontier(path: Path, points: Sequence[Point], tokens: str, score: str, 
 
 
 def _line(axes: Axes, places: Mapping[str, float], sweep: Sweep, metric: str, role: str) -> None:
-    values = sweep.scores[metric]
+    values, errors = zip(*sweep.points[metric], strict=True)
     label = f"{role} grows, beside {sweep.fixed}: {values[-1] - values[0]:+.1f}"
     color = _EXECUTION if role == "execution" else _DELEGATION
-    axes.plot([places[name] for name in sweep.models], values, "o-", color=color, label=label)
+    intervals = [_INTERVAL * error for error in errors]
+    axes.errorbar([places[name] for name in sweep.models], values, intervals, fmt="o-", color=color, label=label)
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import get_args
 
 from benchmarks.study.agreement import agreement
 from benchmarks.study.pricing import dollars, merged
+from benchmarks.study.provenance_table import provenance_table
 from benchmarks.study.report_table import Cell, ReportTable
 from benchmarks.study.result_row import Loss, Scored
 from benchmarks.study.scores import METRICS, by_dataset, compared, macro, metrics_of, micro
@@ -18,12 +19,13 @@ _ROLES = ("delegation", "execution", "answer")
 
 
 def further_tables(study: Study) -> list[ReportTable]:
-    """All of them; those that have nothing to show are left out."""
-    tables = [_scores(study), _costs(study), _tokens(study), _losses(study), _differences(study), _agreements(study)]
+    """What stands behind the paper's; those that have nothing to show are left out."""
+    tables = [_tokens(study), _losses(study), _differences(study), _agreements(study), provenance_table(study)]
     return [table for table in tables if table.rows]
 
 
-def _scores(study: Study) -> ReportTable:
+def scores_table(study: Study) -> ReportTable:
+    """Of every pair on every data set."""
     names = list(dict.fromkeys(name for cell in study.cells for name in metrics_of(cell.rows)))
     rows: list[tuple[Cell, ...]] = []
     for cell in study.cells:
@@ -47,7 +49,8 @@ def _row(rows: Iterable[Scored], names: Iterable[str]) -> list[Cell]:
     return [scores[0].questions, *scores]
 
 
-def _costs(study: Study) -> ReportTable:
+def costs_table(study: Study) -> ReportTable:
+    """In money, tokens and time, for each question."""
     rows = tuple((cell.name, *_cost(cell.rows)) for cell in study.cells)
     columns = (
         "pair",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from statistics import fmean
 
@@ -37,8 +38,8 @@ def published_pictures(folder: Path) -> list[Picture]:
 
 def _published(table: ReportTable, fixed: str, models: Sequence[str]) -> Sweep:
     rows = {str(row[0]): [float(value) for value in row[-3:] if isinstance(value, float)] for row in table.rows}
-    scores = {name: tuple(rows[model][place] for model in models) for place, name in enumerate(HEADLINE)}
-    return Sweep(fixed, tuple(models), scores)
+    points = {name: tuple((rows[model][place], nan) for model in models) for place, name in enumerate(HEADLINE)}
+    return Sweep(fixed, tuple(models), points)
 
 
 def _sensitivity(study: Study, folder: Path) -> Iterator[Picture]:
@@ -56,14 +57,14 @@ def _sensitivity(study: Study, folder: Path) -> Iterator[Picture]:
         list(study.plan.parameters),
         study.plan.parameters,
     )
-    yield Picture(path, "Fig. 2: capacity sensitivity of each role, micro averages; ours")
+    yield Picture(path, "Fig. 2: capacity sensitivity of each role, micro averages with 95 % intervals; ours")
 
 
 def _sweep(study: Study, sweep: RoleSweep, *, backbones: bool) -> Sweep:
     names, cells = headline(sweep.cells[0].rows), sweep.cells
-    scores = {name: tuple(100 * micro(cell.rows, METRICS[name]).mean for cell in cells) for name in names}
+    points = {name: tuple(_points(cell, name) for cell in cells) for name in names}
     models = tuple(cell.backbone if backbones else cell.executor for cell in cells)
-    return Sweep(study.labelled(sweep.fixed, sweep.max_turns), models, scores)
+    return Sweep(study.labelled(sweep.fixed, sweep.max_turns), models, points)
 
 
 def _frontiers(study: Study, folder: Path) -> Iterator[Picture]:
@@ -72,18 +73,19 @@ def _frontiers(study: Study, folder: Path) -> Iterator[Picture]:
     for number, sweep in enumerate(study.sweeps(backbones=False), 1):
         backbone = study.labelled(sweep.fixed, sweep.max_turns)
         path = folder / (f"figure-3-{number}.png" if number > 1 else "figure-3.png")
-        points = [Point(cell.executor, _executor_tokens(cell), _points(cell, score)) for cell in sweep.cells]
+        points = [Point(cell.executor, _executor_tokens(cell), *_points(cell, score)) for cell in sweep.cells]
         draw_frontier(path, points, "executor tokens a question", score, f"backbone {backbone}")
         yield Picture(path, f"Fig. 3: {score} against executor tokens, backbone {backbone}; ours")
     if len(study.cells) > 1:
         path = folder / "all-tokens.png"
-        points = [Point(cell.name, _tokens(cell), _points(cell, score)) for cell in study.cells]
+        points = [Point(cell.name, _tokens(cell), *_points(cell, score)) for cell in study.cells]
         draw_frontier(path, points, "tokens of all roles a question", score, "all configurations")
         yield Picture(path, f"{score} against the tokens of all roles, all configurations; ours")
 
 
-def _points(cell: CellRows, score: str) -> float:
-    return 100 * micro(cell.rows, METRICS[score]).mean
+def _points(cell: CellRows, score: str) -> tuple[float, float]:
+    found = micro(cell.rows, METRICS[score])
+    return 100 * found.mean, nan if found.error is None else 100 * found.error
 
 
 def _executor_tokens(cell: CellRows) -> float:

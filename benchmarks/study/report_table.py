@@ -72,7 +72,7 @@ class ReportTable:
                 plain = f"{100 * mean:.2f}"
                 return plain if error is None else f"{plain} ± {100 * error:.2f}"
             case float():
-                return "–" if math.isnan(cell) else f"{cell:,.{self.digits}f}"
+                return "–" if math.isnan(cell) else f"{cell:,.{self.digits}f}".replace("-", "−")
             case int():
                 return f"{cell:,}"
             case _:

@@ -74,6 +74,13 @@ class Scored(msgspec.Struct, frozen=True):
         return sum(one.prompt_tokens + one.completion_tokens for one in self.spent if one.role == "execution")
 
 
+class Sourced(msgspec.Struct, frozen=True):
+    """What made a row."""
+
+    cell: str
+    provenance: Provenance
+
+
 class ResultRow(Scored, frozen=True, kw_only=True):
     """Everything."""
 

@@ -8,12 +8,12 @@ from typing import TypeVar
 import msgspec
 
 from benchmarks.study.provenance import SHARED, Provenance
-from benchmarks.study.result_row import ResultRow, Scored
+from benchmarks.study.result_row import ResultRow, Scored, Sourced
 from executor_sft.line_file import LineFile
 from router.errors import BadConfig
 
 RESULTS = "results.jsonl"
-Row = TypeVar("Row", bound=Scored)
+Row = TypeVar("Row", Scored, ResultRow, Sourced)
 Key = tuple[str, str, int]
 """A cell, a question and a rollout."""
 

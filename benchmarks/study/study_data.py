@@ -1,11 +1,13 @@
 """The rows of a finished or unfinished sweep, as its report reads them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.study.result_row import Scored
+from benchmarks.study.provenance import Provenance
+from benchmarks.study.result_row import Scored, Sourced
 from benchmarks.study.results import RESULTS, read_rows
 from router.errors import BadConfig
 
@@ -58,6 +60,8 @@ class Study:
     plan: KeptPlan
     cells: tuple[CellRows, ...]
     """Those with rows, in the order of the plan."""
+    made_by: Mapping[str, Provenance]
+    """By cell, as its first row has it."""
 
     @property
     def whole(self) -> bool:
@@ -91,19 +95,28 @@ class Study:
 
 def read_study(folder: Path) -> Study:
     """The sweep in a folder. Raises `BadConfig`."""
+    plan = read_plan_of(folder)
+    found: dict[str, list[Scored]] = {name: [] for name in plan.cells}
+    for row in read_rows(folder / RESULTS, Scored):
+        if row.cell in found and row.rollout < plan.rollouts:  # a plan may have been cut since
+            found[row.cell].append(row)
+    cells = tuple(_cell(name, rows) for name, rows in found.items() if rows)
+    if not cells:
+        raise BadConfig(f"{folder / RESULTS}: holds no row yet; finish the sweep first.")
+    made_by: dict[str, Provenance] = {}
+    for made in read_rows(folder / RESULTS, Sourced):
+        made_by.setdefault(made.cell, made.provenance)
+    return Study(plan, cells, made_by)
+
+
+def read_plan_of(folder: Path) -> KeptPlan:
+    """What the sweep in a folder is about. Raises `BadConfig`."""
     try:
-        plan = msgspec.json.decode((folder / PLAN).read_bytes(), type=KeptPlan)
+        return msgspec.json.decode((folder / PLAN).read_bytes(), type=KeptPlan)
     except OSError as error:
         raise BadConfig(f"{folder / PLAN}: cannot be read ({error.strerror}); name the folder of a sweep.") from None
     except msgspec.DecodeError as error:
         raise BadConfig(f"{folder / PLAN}: {error}; was it written by another release?") from None
-    found: dict[str, list[Scored]] = {name: [] for name in plan.cells}
-    for row in read_rows(folder / RESULTS, Scored):
-        found.setdefault(row.cell, []).append(row)
-    cells = tuple(_cell(name, rows) for name, rows in found.items() if rows)
-    if not cells:
-        raise BadConfig(f"{folder / RESULTS}: holds no row yet; finish the sweep first.")
-    return Study(plan, cells)
 
 
 def _cell(name: str, rows: list[Scored]) -> CellRows:

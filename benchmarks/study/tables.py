@@ -25,7 +25,7 @@ def _table_1(study: Study) -> Iterator[ReportTable]:
     rows: list[tuple[Cell, ...]] = []
     for single, pair in beside:
         first, second = ([micro(cell.rows, METRICS[name]) for name in names] for cell in (single, pair))
-        gains = [f"{100 * (b.mean - a.mean):+.2f}" for a, b in zip(first, second, strict=True)]
+        gains = [100 * (b.mean - a.mean) for a, b in zip(first, second, strict=True)]
         rows.append((study.labelled(_executor(pair), pair.max_turns), *first, *second, *gains))
     if rows:
         columns = ("model", *(f"{side} {name}" for side in ("single", "factorized", "gain") for name in names))

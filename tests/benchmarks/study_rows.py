@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.study.provenance import Provenance, RoleProvenance
 from benchmarks.study.result_row import Attribution, Loss, Scored
 from benchmarks.study.results import RESULTS
 from benchmarks.study.study_data import PLAN, KeptPlan
@@ -12,6 +13,19 @@ from router.role_total import RoleTotal
 from router.trajectory import TopologyName
 
 MODELS = {"small": 1e9, "middle": 4e9, "large": 30e9}
+MADE_BY = Provenance(
+    roles={"delegation": RoleProvenance("m", "5d41402abc4b2a76b9719d911017c592", 512, 0.3, 0.95, None)},
+    embedder="minilm",
+    corpus_sha256="7d793037a0760186574b0282f2f435e7",
+    index="index-1",
+    top_k=3,
+    max_rounds=3,
+    max_sub_queries=4,
+    max_turns=3,
+    max_searches=3,
+    versions={"python": "3.12.1"},
+    seed=0,
+)
 
 
 def total(role: str = "execution", tokens: int = 100, **fields: object) -> RoleTotal:
@@ -88,7 +102,9 @@ def written(folder: Path, rows: Sequence[Scored], questions: int, rollouts: int 
     names = tuple(dict.fromkeys(one.cell for one in rows))
     plan = KeptPlan("Made up", questions, rollouts, names, dict(MODELS))
     (folder / PLAN).write_bytes(msgspec.json.encode(plan))
-    (folder / RESULTS).write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in rows))
+    made = {"provenance": msgspec.to_builtins(MADE_BY)}
+    lines = (msgspec.json.encode(msgspec.to_builtins(one) | made) + b"\n" for one in rows)
+    (folder / RESULTS).write_bytes(b"".join(lines))
     return folder
 
 

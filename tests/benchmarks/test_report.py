@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.report import main
-from benchmarks.study.further_tables import further_tables
+from benchmarks.report import main, tables_of
+from benchmarks.study.further_tables import costs_table
 from benchmarks.study.published import PUBLISHED
 from benchmarks.study.report_table import ReportTable
 from benchmarks.study.result_row import Scored
@@ -67,10 +67,20 @@ def test_money_and_tokens(folder: Path) -> None:
     assert cost["cached, %"] == "", "no endpoint said"
 
 
+def test_what_made_the_figures(folder: Path) -> None:
+    """The models, prompts and sampling of every pair, and once what all have alike."""
+    found = rows(folder, "provenance")
+    assert {row["pair"] for row in found} == {row["pair"] for row in rows(folder, "scores")}
+    assert {(row["prompt (SHA-256)"], row["temperature"]) for row in found} == {("5d41402abc4b", "0.3")}
+    page = (folder / "report" / "report.md").read_text("utf-8")
+    assert page.count("index index-1, embedder minilm") == 1
+    assert "Only 8 questions" in page
+    assert "No judge was asked" not in page
+
+
 def test_published_figures_stand_apart(folder: Path) -> None:
     """No table of ours has one of them, all of them are labelled, and the page says where they are from."""
-    ours = [*paper_tables(read_study(folder / "results")), *further_tables(read_study(folder / "results"))]
-    cells = [str(cell) for table in ours for row in table.rows for cell in row]
+    cells = [str(cell) for table in tables_of(read_study(folder / "results")) for row in table.rows for cell in row]
     assert not any(name in cell for cell in cells for name in ("Qwen", "DeepSeek", "GLM"))
     assert all(table.title.startswith("Published (TBSS") for table in PUBLISHED)
     page = (folder / "report" / "report.html").read_text("utf-8")
@@ -217,5 +227,5 @@ def test_cached_is_of_what_was_told(tmp_path: Path) -> None:
     """Half of the backbone's 100 prompt tokens; the executor's endpoint does not say, so its 900 are left out."""
     spent = (total("delegation", 100, cached_tokens=50), total("execution", 900))
     study = read_study(written(tmp_path, [row(spent=spent), row("q2", spent=spent)], 2))
-    costs = by_key(further_tables(study))["costs"]
+    costs = costs_table(study)
     assert costs.rows[0][costs.columns.index("cached, %")] == 50
