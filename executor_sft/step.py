@@ -1,7 +1,7 @@
 """A step of the distillation: its folder, what it was made of, and what came of it."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -54,13 +54,18 @@ class Step:
                 raise BadConfig(f"{folder}: is not empty, and no step began there; name another folder.")
             write_atomically(begun, encoded)
         elif begun.read_bytes() != encoded:
-            raise BadConfig(f"{folder}: holds a step with other inputs or settings ({begun}); name another folder.")
+            changed = ", ".join(_changes(_origin(begun), msgspec.json.decode(encoded)))
+            raise BadConfig(f"{folder}: holds a step that was begun with {changed}; go back, or name another folder.")
         return cls(folder, origin)
 
     @property
     def finished(self) -> StepManifest | None:
         """The manifest, where everything was done before."""
         return read_manifest(self.folder) if (self.folder / MANIFEST).exists() else None
+
+    def reopen(self) -> None:
+        """There is more to do."""
+        (self.folder / MANIFEST).unlink(missing_ok=True)
 
     def finish(self, figures: Mapping[str, Any], files: list[str]) -> StepManifest:
         """Write the manifest. `files`: paths in the folder."""
@@ -74,6 +79,28 @@ class Step:
         encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
         write_atomically(self.folder / MANIFEST, encoded + b"\n")
         return manifest
+
+
+def _origin(begun: Path) -> Any:
+    try:
+        return msgspec.json.decode(begun.read_bytes())
+    except msgspec.DecodeError as error:
+        raise BadConfig(f"{begun}: {error}; name another folder.") from None
+
+
+def _changes(before: Any, now: Any, name: str = "") -> Iterator[str]:
+    """What differs, with what it was and what it is."""
+    if before == now:
+        return
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        yield f"{name} {_shown(before)} (now {_shown(now)})"
+        return
+    for key in dict.fromkeys((*before, *now)):
+        yield from _changes(before.get(key), now.get(key), f"{name}.{key}" if name else str(key))
+
+
+def _shown(value: Any) -> str:
+    return "absent" if value is None else msgspec.json.encode(value).decode()
 
 
 def read_manifest(folder: Path) -> StepManifest:

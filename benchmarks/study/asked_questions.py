@@ -21,11 +21,13 @@ def asked_questions(files: Sequence[str], limit: int | None = None) -> list[Benc
         for entry in read_entries(Path(file)):
             question = entry.question
             same = question.dataset, normal_question(question.question)
-            if same in seen or (limit is not None and of_dataset[question.dataset] >= limit):
+            if same in seen:
                 continue
             seen.add(same)
+            ids[question.id] += 1  # before the limit, so that a higher one gives no question another id
+            if limit is not None and of_dataset[question.dataset] >= limit:
+                continue
             of_dataset[question.dataset] += 1
-            ids[question.id] += 1
             apart = f"{question.id}#{ids[question.id]}" if ids[question.id] > 1 else question.id
             chosen.append(msgspec.structs.replace(question, id=apart))
     return chosen

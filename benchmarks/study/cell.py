@@ -1,5 +1,7 @@
 """A cell of a sweep: one configuration, from its models to its budgets."""
 
+import hashlib
+import re
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,12 @@ class Cell(msgspec.Struct, frozen=True):
     max_turns: int
     """Of the executor (K in TBSS 4.1)."""
     max_searches: int
+
+    @property
+    def folder(self) -> str:
+        """Its name, as a folder may be called; no two cells have the same."""
+        plain = re.sub(r"[^\w.+-]+", "-", self.name)
+        return f"{plain}-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}"
 
 
 class Prepared(msgspec.Struct, frozen=True):

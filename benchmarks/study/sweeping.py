@@ -24,7 +24,7 @@ from router.judge import Judge
 from serving.config import RoleConfig
 from serving.engine import Tell
 
-CALLS, JUDGEMENTS = "calls", "judgements.jsonl"
+CELLS, CALLS, JUDGEMENTS = "cells", "calls.jsonl", "judgements.jsonl"
 _HOPELESS = 5
 """So many questions that fail before any is done are no accident."""
 _AGAIN = "What was paid for is kept; start the same command again to go on."
@@ -58,8 +58,8 @@ class Sweeper:
         return [task for task in tasks if (name, task.question.id, task.rollout) not in done]
 
     def pilot_questions(self) -> list[BenchmarkQuestion]:
-        """Some of all, the same ones every time."""
-        count = min(self.plan.pilot, len(self.questions))
+        """Some of all, the same ones every time; more than one only while they are no more than a tenth of the work."""
+        count = min(self.plan.pilot, max(1, len(self.questions) * self.plan.rollouts // 10), len(self.questions))
         return random.Random(self.plan.seed).sample(list(self.questions), count)
 
     async def run(self, questions: Sequence[BenchmarkQuestion], rollouts: int) -> dict[str, str]:
@@ -90,19 +90,14 @@ class Sweeper:
                 judge = replace(bench, memory=judgements).judge
                 for cell, tasks in working:
                     self.tell(f"{cell.cell.name}: {len(tasks):,} rollouts")
-                    with self._memory(f"{CALLS}/{self._number(cell)}.jsonl") as memory:
+                    with self._memory(f"{CELLS}/{cell.cell.folder}/{CALLS}") as memory:
                         own = replace(bench, config=cell.config, memory=memory)
                         asker = await self._asker(cell, own, judge, judgements)
                         await self._cell(asker, tasks, failed)
 
-    def _number(self, cell: Prepared) -> str:
-        return f"{self.cells.index(cell):04}"
-
     @contextmanager
     def _memory(self, name: str) -> Iterator[Memory]:
-        path = self.folder / name
-        path.parent.mkdir(exist_ok=True)
-        with Memory.open(path) as memory:
+        with Memory.open(self.folder / name) as memory:
             yield memory
 
     async def _asker(self, cell: Prepared, bench: Workbench, judge: Judge | None, judgements: Memory) -> Asker:
@@ -157,6 +152,8 @@ def _stopped(error: Exception, cell: str, done: int, of: int) -> Exception:
 
 
 def settings_of(plan: Plan) -> dict[str, object]:
-    """What of a plan makes its results what they are, but for its models."""
-    names = "rollouts limit seed temperature attribution".split()
+    """What of a plan makes its results what they are, but for its models. Rollouts, questions and pairs may be added
+    later.
+    """
+    names = "seed temperature attribution".split()
     return {name: msgspec.to_builtins(getattr(plan, name)) for name in names}

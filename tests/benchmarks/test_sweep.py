@@ -158,10 +158,35 @@ async def test_sweep(sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
     calls = endpoint.answered.total()
     status, said = await ran(*command)
     assert (status, endpoint.answered.total()) == (0, calls), "there is nothing left to do"
-    sweep.write_text(sweep.read_text("utf-8").replace("rollouts = 2", "rollouts = 3"), "utf-8")
-    status, said = await ran(*command, "--yes")
-    assert status == 1
-    assert "other inputs or settings" in said
+
+
+async def test_a_sweep_grows(sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
+    """By rollouts, questions and pairs: what is there stays and is not paid for again; nothing else may change."""
+    whole = sweep.read_text("utf-8")
+    command = ("sweep", "--config", sweep, "--out", tmp_path / "grown", "--yes")
+    of_teacher = 'executor = ["student", "teacher"]'
+    smaller = whole.replace(of_teacher, 'executor = ["student"]').replace("rollouts = 2", "rollouts = 1\nlimit = 2")
+    sweep.write_text(smaller, "utf-8")
+    status, said = await ran(*command)
+    assert status == 0, said
+    before = {(row.cell, row.question_id, row.rollout) for row in rows(tmp_path / "grown")}
+    assert len(before) == 2 * 3
+
+    sweep.write_text(whole, "utf-8")
+    status, said = await ran(*command)
+    assert status == 0, said
+    found = rows(tmp_path / "grown")
+    assert before < {(row.cell, row.question_id, row.rollout) for row in found}
+    assert len(found) == 3 * 8
+    assert max(endpoint.answered.values()) == 4, "each of the two pairs asks the backbone once in each rollout"
+    assert read_study(tmp_path / "grown").whole
+
+    sweep.write_text(smaller, "utf-8")
+    status, said = await ran(*command)
+    assert (status, "is about 4 questions, and now there are 3; raise limit again" in said) == (1, True), said
+    sweep.write_text("seed = 7\n" + whole, "utf-8")
+    status, said = await ran(*command)
+    assert (status, "was begun with settings.seed 0 (now 7)" in said) == (1, True), said
 
 
 async def test_killed(sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
@@ -265,9 +290,9 @@ executor = ["m"]
 
     begin(first)
     begin(moved)
-    with pytest.raises(BadConfig, match="other inputs or settings"):
+    with pytest.raises(BadConfig, match=r"begun with settings\.weights\.delegation"):
         begin(model(tmp_path / "c", b"others"))
     model(first, b"trained anew")
-    with pytest.raises(BadConfig, match="other inputs or settings"):
+    with pytest.raises(BadConfig, match=r"begun with settings\.weights\.delegation"):
         begin(first)
     assert weights_of("owner/name") == "owner/name"

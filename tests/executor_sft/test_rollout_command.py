@@ -158,7 +158,7 @@ async def test_rollout(config: Path, listed: Path, endpoint: Endpoint, tmp_path:
     assert "was finished before" in said
     status, said = await ran(*command, "--limit", 1)
     assert status == 1
-    assert "other inputs or settings" in said
+    assert "was begun with settings.limit absent (now 1); go back, or name another folder" in said
 
 
 async def test_failed_questions(config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path) -> None:
