@@ -6,7 +6,7 @@ into account that a distilled one needs fewer: what that assumes is printed with
 
 import argparse
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import get_args
 
@@ -14,7 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.study.repricing import PUBLISHED_RATIO, Costs, as_booked, saved_share, token_share, what_if
+from benchmarks.study.repricing import PUBLISHED_RATIO, CostRow, Costs, as_booked, saved_share, token_share, what_if
 from benchmarks.study.traffic import Traffic, of_store, of_traces
 from router.call import RoleName
 from router.errors import BadConfig
@@ -131,7 +131,10 @@ def _prices(path: Path) -> dict[str, Price]:
 def _price(model: str, prices: dict[str, Price]) -> Price:
     price = prices.get(model) or listed_price(model)
     if price is None:
-        raise BadConfig(f"{model}: nobody knows its price; give it in a file with --prices.")
+        raise BadConfig(
+            f"{model}: nobody knows its price; give it in a file with --prices, or install the extra litellm, which "
+            "brings a table of prices."
+        )
     return price
 
 
@@ -148,25 +151,42 @@ def _show(report: CostReport, console: Console) -> None:
     console.print(f"execution has {report.execution_token_share:.1%} of the tokens", highlight=False)
     for one in report.what_if:
         changed = ", ".join(f"{role} = {model}" for role, model in one.instead.items())
-        console.print(_table(one.costs, f"what if {changed}"))
+        console.print(_table(one.costs, f"the same runs, what if {changed}", changed=set(one.instead)))
         saved = "unknown, as not every cost is" if one.saved_share is None else f"{one.saved_share:.1%}"
         console.print(f"saved: {saved}", highlight=False)
         for assumption in one.assumptions:
             console.print(f"  assumed: {assumption}", highlight=False)
 
 
-def _table(costs: Costs, title: str) -> Table:
-    table = Table("role", "model", title=title, title_justify="left", caption="–: unknown, which is not zero")
+def _table(costs: Costs, title: str, changed: Set[str] = frozenset()) -> Table:
+    table = Table(title=title, title_justify="left", caption="–: unknown, which is not zero")
+    for column in ("role", "model"):
+        table.add_column(column, overflow="fold")
     for column in ("calls", "uncounted", "prompt tokens", "of them cached", "written", "wasted", "dollars"):
         table.add_column(column, justify="right")
-    for row in costs.rows:
-        cells = (row.attempts, row.attempts_without_usage, row.prompt_tokens, row.cached_tokens)
-        further = (row.completion_tokens, row.wasted_tokens)
-        texts = ("–" if cell is None else f"{cell:,.0f}" for cell in (*cells, *further))
-        table.add_row(row.role, row.model, *texts, _dollars(row.dollars))
+    rows = [_amounts(row) for row in costs.rows]
+    for row, amounts in zip(costs.rows, rows, strict=True):
+        other = " (instead)" if row.role in changed else ""
+        table.add_row(row.role, f"{row.model}{other}", *map(_count, amounts), _dollars(row.dollars))
     table.add_section()
-    table.add_row("all", "", "", "", "", "", "", "", _dollars(costs.dollars))
+    sums = (None if None in column else sum(column) for column in zip(*rows, strict=True))
+    table.add_row("all", "", *map(_count, sums), _dollars(costs.dollars))
     return table
+
+
+def _amounts(row: CostRow) -> tuple[float | None, ...]:
+    return (
+        row.attempts,
+        row.attempts_without_usage,
+        row.prompt_tokens,
+        row.cached_tokens,
+        row.completion_tokens,
+        row.wasted_tokens,
+    )
+
+
+def _count(amount: float | None) -> str:
+    return "–" if amount is None else f"{amount:,.0f}"
 
 
 def _dollars(amount: float | None) -> str:

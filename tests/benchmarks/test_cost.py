@@ -77,6 +77,19 @@ def test_what_if(traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "as published for SFT-Qwen3-1.7B" in said
 
 
+def test_the_table_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names are folded and not cut, however long; the last row holds the sums."""
+    name = "openrouter/some-laboratory/a-model-with-a-long-name-2026-11-preview"
+    with FORMATS[".jsonl"](tmp_path / "traces.jsonl") as write:
+        write(export_row(run("r", calls=[*CALLS, call("r", 4, role="judge", model=name, usage=Usage(7, 0))])))
+    main(["--traces", str(tmp_path / "traces.jsonl")])
+    said = capsys.readouterr().out
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in said.splitlines() if line.startswith("│")]
+    assert name in "".join(row[1] for row in cells)
+    (whole,) = [row for row in cells if row[0] == "all"]
+    assert [whole[place] for place in (2, 3, 4, 6, 7)] == ["5", "0", "5,507", "350", "1,000"]
+
+
 def test_an_unknown_price_makes_the_sum_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And not lower."""
     with FORMATS[".jsonl"](tmp_path / "traces.jsonl") as write:
