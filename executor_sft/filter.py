@@ -61,6 +61,8 @@ def main(arguments: Sequence[str]) -> int:
     console = Console()
     console.print(composition_table(manifest.figures["sources"]), counts_table("kept", manifest.figures["strata"]))
     console.print(counts_table("rejected", manifest.figures["rejected"]))
+    if not manifest.figures["strata"].get("teacher_multi"):
+        console.print("Nothing is kept in teacher_multi: so no executor learns from this when to search again.")
     return 0
 
 

@@ -84,6 +84,10 @@ def publish(trained: Path, config: Config, evaluation: Path | None = None) -> Pa
 def _read(evaluation: Path) -> dict[str, Any]:
     try:
         return msgspec.json.decode(evaluation.read_bytes(), type=dict[str, Any])
+    except OSError as error:
+        raise BadConfig(
+            f"--evaluation {evaluation}: {error.strerror}; name the evaluation.json of `rolegate sft evaluate`."
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadConfig(f"{evaluation}: {error}; name the evaluation.json of `rolegate sft evaluate`.") from None
 

@@ -103,6 +103,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Further arguments of vLLM's API server."""
     adapter_rank: int | None = None
     """The largest rank of LoRA adapters that can be loaded beside the model; absent where none can."""
+    ready_within_s: float = 600.0
+    """How long loading may take, each time it is started. Large models take minutes."""
 
 
 class RoleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

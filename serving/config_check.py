@@ -224,6 +224,11 @@ def _missing_files(config: Config) -> list[str]:
         for name, engine in config.engines.items()
         if engine.path.startswith("/") and not (Path(engine.path) / "config.json").is_file()
     ]
+    found += [
+        f"engines.{name}.ready_within_s: must be more than 0."
+        for name, engine in config.engines.items()
+        if not engine.ready_within_s > 0
+    ]
     if (scope := config.search.scope) and not Path(scope).is_file():
         found.append(f"search.scope: there is no file {scope}.")
     found += [

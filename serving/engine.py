@@ -60,7 +60,8 @@ async def engine(
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
     environment = {**_ENVIRONMENT, **_offline(config), **_adapters(config), "OMP_NUM_THREADS": str(cpu_threads)}
-    process = ServerProcess(f"engines.{name}: vLLM", _command(config, served, port), port, log, environment)
+    command, patience = _command(config, served, port), config.ready_within_s
+    process = ServerProcess(f"engines.{name}: vLLM", command, port, log, environment, ready_within_s=patience)
     good = False
 
     def hear(why: str | None) -> None:

@@ -12,7 +12,6 @@ import aiohttp
 
 from router.errors import BadConfig
 
-_READY_WITHIN_S = 600.0
 _LOOKS_EVERY_S = 0.2
 _DIE = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
 _DYING_WITH_PARENT = (sys.executable, "-I", "-S", "-c", _DIE) if sys.platform == "linux" else ()
@@ -24,9 +23,18 @@ between fork and exec, it would now and then abort where gRPC's threads are at w
 class ServerProcess:
     """One that answers `GET /health` with 200 once it serves. Its output is added to a file."""
 
-    def __init__(self, name: str, command: Sequence[str], port: int, log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        port: int,
+        log: Path,
+        environment: Mapping[str, str],
+        *,
+        ready_within_s: float = 600.0,
+    ) -> None:
         """`name`: what it is, for messages. `environment`: beside this process's own, which wins."""
-        self.name, self.log = name, log
+        self.name, self.log, self._ready_within_s = name, log, ready_within_s
         self._command, self._environment, self._url = command, environment, f"http://127.0.0.1:{port}/health"
         self._process: asyncio.subprocess.Process | None = None
 
@@ -42,11 +50,11 @@ class ServerProcess:
                 env={**self._environment, **os.environ},
                 start_new_session=True,
             )
-        how = f"was not ready within {_READY_WITHIN_S:.0f} s"
+        how = f"was not ready within {self._ready_within_s:.0f} s"
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_READY_WITHIN_S):
+            async with asyncio.timeout(self._ready_within_s):
                 while self._process.returncode is None:
-                    if await self.answers(_READY_WITHIN_S):
+                    if await self.answers(self._ready_within_s):
                         return
                     await asyncio.sleep(_LOOKS_EVERY_S)
             how = self.end

@@ -11,13 +11,16 @@ from serving.retrieval.atomic_file import write_atomically
 
 
 def over(config: Config, world: Path) -> Config:
-    """The same models over the world whose files are in the folder `world`; its index and runs are kept there."""
+    """The same models over the world whose files are in the folder `world`; its index, its runs and the versions that
+    are made of these are kept there.
+    """
     retrieval = msgspec.structs.replace(
         config.retrieval, documents=(str(world / "corpus.jsonl"),), index=str(world / "index"), address=None
     )
     search = msgspec.structs.replace(config.search, scope=config.search.scope and str(world / "scope.txt"))
     server = msgspec.structs.replace(config.server, store=f"sqlite:///{world}/runs.db")
-    return msgspec.structs.replace(config, retrieval=retrieval, search=search, server=server)
+    versions = msgspec.structs.replace(config.versions, folder=str(world / "versions"))
+    return msgspec.structs.replace(config, retrieval=retrieval, search=search, server=server, versions=versions)
 
 
 def write_config(config: msgspec.Struct, file: Path) -> None:
