@@ -14,9 +14,10 @@ from pathlib import Path
 from benchmarks.child import child
 from router.readiness import Readiness
 from serving.beside import Beside
-from serving.composition import running_gateway, slow_parts
+from serving.composition import running_gateway
 from serving.config_file import load_config
 from serving.logs import errors_only
+from serving.slow_parts import slow_parts
 
 
 def _no_retriever(*, cpu_threads: int) -> AbstractAsyncContextManager[None]:

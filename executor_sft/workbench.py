@@ -28,11 +28,12 @@ from router.topology import Topology
 from router.trajectory import TopologyName
 from router.upstream_session import upstream_session
 from router.upstreams import Upstreams
-from serving.composition import new_role, slow_parts
 from serving.config import Config, RoleConfig
 from serving.engine import Tell
 from serving.readiness import missing
 from serving.retrieval.open_retriever import open_retriever
+from serving.roles import new_role
+from serving.slow_parts import slow_parts
 from serving.topologies import ROLE_OF, executor_limits, new_search, new_topology, role_configs
 from serving.versions.loading import MOST_LOADED
 

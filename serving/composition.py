@@ -1,22 +1,18 @@
 """The composition root: from a config to a running gateway, and everything closed again in reverse order."""
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 
-import aiohttp
 import msgspec
 
 from router.access import Access
 from router.accounts import Key
 from router.admission import Admission, AdmissionLimits
 from router.breaker import Breaker
-from router.call import RoleName
 from router.conductor import Conductor
 from router.edge.executor_version_service import ExecutorVersionServicer
 from router.edge.http_server import HTTPServer
@@ -33,21 +29,15 @@ from router.executors import Executors
 from router.gate import GateRule
 from router.gateway import Gateway
 from router.journal import Journal
-from router.litellm_model import LiteLLMModel, close_clients
+from router.litellm_model import close_clients
 from router.live_runs import LiveRuns
 from router.meanwhile import meanwhile
-from router.model import Model, Sampling
 from router.observed_retriever import ObservedRetriever
-from router.openai_http import OpenAIHTTP
-from router.patience import Patience
-from router.price import Price
-from router.readiness import Need, Readiness
+from router.readiness import Readiness
 from router.reconciliation import Reconciler
-from router.replicas import Replica
-from router.retrieval import IndexRetriever, Retriever
+from router.retrieval import Retriever
 from router.role import Role
-from router.role_traffic import RoleTraffic
-from router.role_watch import NEEDS, watch_roles
+from router.role_watch import watch_roles
 from router.runs import Runs
 from router.scope import Scope
 from router.shared_executor import Reuse, SharedExecutor
@@ -59,25 +49,24 @@ from router.store.ledger_sums import SQLLedgerSums
 from router.store.usages import SQLUsages
 from router.store.version_book import SQLVersionBook
 from router.topology import settings_of
-from router.trajectory import TopologyName
 from router.trials import Trials
 from router.upstream_session import upstream_session
 from router.upstreams import Upstreams
 from router.version_book import VersionBook
 from router.versions import Versions
 from serving.beside import Beside
-from serving.config import Config, RoleConfig, ServerConfig
-from serving.engine import Tell, engine
-from serving.prices import prices_of
+from serving.config import Config, ServerConfig
+from serving.engine import Tell
 from serving.readiness import missing
 from serving.retrieval.grpc_service import RetrievalServicer
 from serving.retrieval.open_retriever import open_retriever
+from serving.roles import all_roles, deployments, new_role
+from serving.slow_parts import engines_and_retriever
 from serving.telemetry.open_observers import Watched, open_observers
-from serving.topologies import ROLE_OF, executor_limits, new_search, new_topology, role_configs
+from serving.topologies import executor_limits, new_search, new_topology
 from serving.versions.loading import Loading
 
 _UPSTREAM_CONNECTIONS = 1000
-Opened = TypeVar("Opened")
 
 
 @asynccontextmanager
@@ -114,12 +103,12 @@ async def running_gateway(
         stack.push_async_callback(close_clients)
         upstreams = Upstreams()
         new = partial(new_role, session=session, engines=engines, upstreams=upstreams)
-        roles, own = await _roles(config, new)
+        roles, own = await all_roles(config, new)
         admission = Admission(AdmissionLimits(**msgspec.structs.asdict(config.admission)))
         executor: Executes | None = None
         observers = await stack.enter_async_context(
             open_observers(
-                config.telemetry, tell, Watched(admission, upstreams, lambda: executor, _deployments(roles, own))
+                config.telemetry, tell, Watched(admission, upstreams, lambda: executor, deployments(roles, own))
             )
         )
         retriever = ObservedRetriever(retriever, observers) if observers else retriever
@@ -154,7 +143,7 @@ async def running_gateway(
             then=trials.consider,
             topologies={name: new_topology(name, config, roles, role, retriever) for name, role in own.items()},
         )
-        reconciler = Reconciler(_deployments(roles, own), VLLMCounts(session), SQLLedgerSums(database))
+        reconciler = Reconciler(deployments(roles, own), VLLMCounts(session), SQLLedgerSums(database))
         tls = TLS(**msgspec.structs.asdict(config.server.tls)) if config.server.tls else None
         server = Server(
             gateway,
@@ -217,70 +206,6 @@ async def _drain(server: Server, door: HTTPServer, gateway: Gateway, grace_s: fl
         await gateway.settled()
 
 
-async def engines_and_retriever(
-    config: Config, stack: AsyncExitStack, tell: Tell, readiness: Readiness
-) -> tuple[dict[str, str], IndexRetriever]:
-    """Start all that a gateway's config names but the gateway: engines' base URLs by name, and the retriever.
-    `readiness` hears of engines that die. Raises `BadConfig` or `BadIndex`.
-    """
-    say = partial(readiness.say, "retrieval.embedder", ["retrieval"])
-    opened = partial(open_retriever, config.retrieval, tell, config.engines, say=say)
-    return await slow_parts(config, stack, tell, opened, readiness=readiness)
-
-
-async def slow_parts(
-    config: Config,
-    stack: AsyncExitStack,
-    tell: Tell,
-    opened: Callable[..., AbstractAsyncContextManager[Opened]],
-    also: Sequence[RoleConfig] = (),
-    *,
-    readiness: Readiness | None = None,
-) -> tuple[dict[str, str], Opened]:
-    """Start the engines of all roles, and of those in `also`, and open a retriever or an embedder side by side: base
-    URLs by engine name, and that. `readiness` hears of engines that die.
-
-    `opened` takes `cpu_threads`, as `engine` does. Raises `BadConfig` or `BadIndex`.
-    """
-    searcher = config.topologies.searcher
-    roles = [*config.roles.by_name.values(), *([searcher] if searcher else []), *also]
-    served = {name: models for name in config.engines if (models := _served_names(roles, name))}
-    own = config.retrieval.embedder.engine is not None
-    threads = max(1, (os.cpu_count() or 1) // max(1, len(served) + own))
-    readiness = readiness or Readiness()
-    contexts = [
-        engine(
-            name,
-            config.engines[name],
-            models,
-            tell,
-            cpu_threads=threads,
-            say=partial(readiness.say, f"engines.{name}", _nothing_without(config, name)),
-        )
-        for name, models in served.items()
-    ]
-    retrieval = opened(cpu_threads=threads)
-    try:
-        async with asyncio.TaskGroup() as group:
-            urls = [group.create_task(stack.enter_async_context(context)) for context in contexts]
-            retriever = group.create_task(stack.enter_async_context(retrieval))
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return dict(zip(served, [url.result() for url in urls], strict=True)), retriever.result()
-
-
-def _nothing_without(config: Config, engine: str) -> list[Need]:
-    """The roles that no other endpoint stands in for."""
-    roles = config.roles.by_name
-    return [
-        NEEDS[name]
-        for name, role in roles.items()
-        if all(
-            each.engine == engine and not each.replicas for each in (role, *(roles[other] for other in role.fallbacks))
-        )
-    ]
-
-
 async def _reload(config: Config, readiness: Readiness, upstreams: Upstreams, executors: Executors) -> None:
     """Once an engine is there again: call it again, and let the executor's load its versions; for ever."""
     down: set[str] = set()
@@ -290,120 +215,6 @@ async def _reload(config: Config, readiness: Readiness, upstreams: Upstreams, ex
             upstreams.endpoint(source).breaker = Breaker()
             if source == f"engines.{config.roles.execution.engine}":
                 executors.reload()
-
-
-def _served_names(roles: Sequence[RoleConfig], name: str) -> list[str]:
-    return list(dict.fromkeys(role.model for role in roles if role.engine == name))
-
-
-def new_role(
-    name: RoleName,
-    config: RoleConfig,
-    session: aiohttp.ClientSession,
-    engines: Mapping[str, str],
-    *,
-    price: Price | None = None,
-    upstreams: Upstreams | None = None,
-) -> Role:
-    """The role that a config describes, without its fallbacks. `engines`: base URLs by engine name. `upstreams`: what
-    it shares with other roles.
-    """
-    upstreams = upstreams or Upstreams()
-    base_url = engines[config.engine] if config.engine else config.base_url
-    models = _models(config, session, [base_url, *config.replicas] if base_url else [])
-    deployments = [model.endpoint for model in models]
-    if config.engine:
-        deployments[0] = f"engines.{config.engine}"
-    first, *others = [
-        Replica(model, deployment, upstreams.endpoint(deployment))
-        for model, deployment in zip(models, deployments, strict=True)
-    ]
-    return Role(
-        name,
-        first.model,
-        Path(config.prompt).read_text("utf-8").strip(),
-        Sampling(config.max_tokens, config.temperature, config.top_p, config.seed),
-        config.attempts,
-        system_role=config.system_role,
-        context_tokens=config.context_tokens,
-        deployment=first.deployment,
-        executor_version=config.model if name == "execution" else None,
-        price=price,
-        streams=base_url is not None,
-        endpoint=first.endpoint,
-        others=tuple(others),
-        patience=Patience(config.first_token_timeout_s, config.call_timeout_s),
-        traffic=upstreams.role(name, config.max_in_flight, config.hedge_percentile),
-        structured=config.structured and name == "execution",
-    )
-
-
-def _models(config: RoleConfig, session: aiohttp.ClientSession, base_urls: Sequence[str]) -> list[Model]:
-    """The role's model at each of these, or a provider's where there are none."""
-    key = os.environ.get(config.api_key_env) if config.api_key_env else None
-    if not base_urls:
-        return [LiteLLMModel(config.model, api_key=key, extra_body=config.extra_body)]
-    return [
-        OpenAIHTTP(
-            session,
-            base_url,
-            config.model,
-            api_key=key,
-            connect_timeout_s=config.connect_timeout_s,
-            thinking=config.thinking,
-            extra_body=config.extra_body,
-        )
-        for base_url in base_urls
-    ]
-
-
-def _with_fallbacks(config: Config, roles: Mapping[RoleName, Role]) -> dict[RoleName, Role]:
-    """The roles, each with the models that are asked in its model's place: with its prompt and sampling, and with room
-    for what the other one may write at most.
-    """
-
-    def stand_in(role: Role, other: Role) -> Role:
-        most = max(role.sampling.max_tokens, other.sampling.max_tokens)
-        sampling = msgspec.structs.replace(role.sampling, max_tokens=most)
-        return replace(
-            other,
-            name=role.name,
-            system=role.system,
-            sampling=sampling,
-            executor_version=other.executor_version if role.name == "execution" else None,
-            structured=role.structured,
-        )
-
-    return {
-        name: replace(role, fallbacks=tuple(stand_in(role, roles[other]) for other in described.fallbacks))
-        for (name, role), described in zip(roles.items(), config.roles.by_name.values(), strict=True)
-    }
-
-
-async def _roles(config: Config, new: Callable[..., Role]) -> tuple[dict[RoleName, Role], dict[TopologyName, Role]]:
-    """The three roles, and those that set baselines apart, which do not share the traffic of what they stand for."""
-    usual, own = config.roles.by_name, role_configs(config)
-    prices, own_prices = await prices_of(usual, config.prices), await prices_of(own, config.prices)
-    roles = {name: new(name, role, price=prices[name]) for name, role in usual.items()}
-    baselines = {
-        name: replace(
-            new(ROLE_OF[name], role, price=own_prices[name]),
-            executor_version=None,  # it is no version of the executor
-            traffic=RoleTraffic(role.max_in_flight, role.hedge_percentile),
-        )
-        for name, role in own.items()
-    }
-    return _with_fallbacks(config, roles), baselines
-
-
-def _deployments(*roles: Mapping[Any, Role]) -> dict[str, str | None]:
-    """Where models are served, each with the base URL of its engine; None for a provider's."""
-    return {
-        replica.deployment: replica.model.endpoint if role.streams else None
-        for group in roles
-        for role in group.values()
-        for replica in role.replicas
-    }
 
 
 async def _versions(config: Config, loading: Loading, book: VersionBook) -> tuple[Versions, str]:

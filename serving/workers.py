@@ -14,12 +14,13 @@ from router.meanwhile import meanwhile
 from router.readiness import Readiness
 from router.store.accounts import SQLAccounts
 from router.store.database import Database
-from serving.composition import check_addresses, engines_and_retriever
+from serving.composition import check_addresses
 from serving.config import Config
 from serving.engine import Tell
 from serving.readiness import missing
 from serving.reserved_port import reserved
 from serving.retrieval.grpc_service import RetrievalServicer
+from serving.slow_parts import engines_and_retriever
 from serving.worker_process import WorkerProcess
 from serving.worker_wire import Order
 

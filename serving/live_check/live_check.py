@@ -12,7 +12,6 @@ import msgspec
 from router.call import RoleName
 from router.litellm_model import close_clients
 from router.price import Price
-from serving.composition import new_role, slow_parts
 from serving.config import Config, RoleConfig
 from serving.engine import Tell
 from serving.live_check.cell import Cell, Cells, failed
@@ -21,6 +20,8 @@ from serving.live_check.retrieval_probe import retrieval_probe
 from serving.live_check.role_probe import RoleProbe
 from serving.live_check.served_models import Served, served_models
 from serving.prices import litellm_entry, price_of
+from serving.roles import new_role
+from serving.slow_parts import slow_parts
 
 
 class RoleFound(msgspec.Struct, frozen=True):

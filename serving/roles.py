@@ -1,0 +1,135 @@
+"""Roles, as a config describes them."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from router.call import RoleName
+from router.litellm_model import LiteLLMModel
+from router.model import Model, Sampling
+from router.openai_http import OpenAIHTTP
+from router.patience import Patience
+from router.price import Price
+from router.replicas import Replica
+from router.role import Role
+from router.role_traffic import RoleTraffic
+from router.trajectory import TopologyName
+from router.upstreams import Upstreams
+from serving.config import Config, RoleConfig
+from serving.prices import prices_of
+from serving.topologies import ROLE_OF, role_configs
+
+
+async def all_roles(config: Config, new: Callable[..., Role]) -> tuple[dict[RoleName, Role], dict[TopologyName, Role]]:
+    """The three roles, and those that set baselines apart, which do not share the traffic of what they stand for."""
+    usual, own = config.roles.by_name, role_configs(config)
+    prices, own_prices = await prices_of(usual, config.prices), await prices_of(own, config.prices)
+    roles = {name: new(name, role, price=prices[name]) for name, role in usual.items()}
+    baselines = {
+        name: replace(
+            new(ROLE_OF[name], role, price=own_prices[name]),
+            executor_version=None,  # it is no version of the executor
+            traffic=RoleTraffic(role.max_in_flight, role.hedge_percentile),
+        )
+        for name, role in own.items()
+    }
+    return _with_fallbacks(config, roles), baselines
+
+
+def new_role(
+    name: RoleName,
+    config: RoleConfig,
+    session: aiohttp.ClientSession,
+    engines: Mapping[str, str],
+    *,
+    price: Price | None = None,
+    upstreams: Upstreams | None = None,
+) -> Role:
+    """The role that a config describes, without its fallbacks. `engines`: base URLs by engine name. `upstreams`: what
+    it shares with other roles.
+    """
+    upstreams = upstreams or Upstreams()
+    base_url = engines[config.engine] if config.engine else config.base_url
+    models = _models(config, session, [base_url, *config.replicas] if base_url else [])
+    deployments = [model.endpoint for model in models]
+    if config.engine:
+        deployments[0] = f"engines.{config.engine}"
+    first, *others = [
+        Replica(model, deployment, upstreams.endpoint(deployment))
+        for model, deployment in zip(models, deployments, strict=True)
+    ]
+    return Role(
+        name,
+        first.model,
+        Path(config.prompt).read_text("utf-8").strip(),
+        Sampling(config.max_tokens, config.temperature, config.top_p, config.seed),
+        config.attempts,
+        system_role=config.system_role,
+        context_tokens=config.context_tokens,
+        deployment=first.deployment,
+        executor_version=config.model if name == "execution" else None,
+        price=price,
+        streams=base_url is not None,
+        endpoint=first.endpoint,
+        others=tuple(others),
+        patience=Patience(config.first_token_timeout_s, config.call_timeout_s),
+        traffic=upstreams.role(name, config.max_in_flight, config.hedge_percentile),
+        structured=config.structured and name == "execution",
+    )
+
+
+def deployments(*roles: Mapping[Any, Role]) -> dict[str, str | None]:
+    """Where models are served, each with the base URL of its engine; None for a provider's."""
+    return {
+        replica.deployment: replica.model.endpoint if role.streams else None
+        for group in roles
+        for role in group.values()
+        for replica in role.replicas
+    }
+
+
+def _models(config: RoleConfig, session: aiohttp.ClientSession, base_urls: Sequence[str]) -> list[Model]:
+    """The role's model at each of these, or a provider's where there are none."""
+    key = os.environ.get(config.api_key_env) if config.api_key_env else None
+    if not base_urls:
+        return [LiteLLMModel(config.model, api_key=key, extra_body=config.extra_body)]
+    return [
+        OpenAIHTTP(
+            session,
+            base_url,
+            config.model,
+            api_key=key,
+            connect_timeout_s=config.connect_timeout_s,
+            thinking=config.thinking,
+            extra_body=config.extra_body,
+        )
+        for base_url in base_urls
+    ]
+
+
+def _with_fallbacks(config: Config, roles: Mapping[RoleName, Role]) -> dict[RoleName, Role]:
+    """The roles, each with the models that are asked in its model's place: with its prompt and sampling, and with room
+    for what the other one may write at most.
+    """
+
+    def stand_in(role: Role, other: Role) -> Role:
+        most = max(role.sampling.max_tokens, other.sampling.max_tokens)
+        sampling = msgspec.structs.replace(role.sampling, max_tokens=most)
+        return replace(
+            other,
+            name=role.name,
+            system=role.system,
+            sampling=sampling,
+            executor_version=other.executor_version if role.name == "execution" else None,
+            structured=role.structured,
+        )
+
+    return {
+        name: replace(role, fallbacks=tuple(stand_in(role, roles[other]) for other in described.fallbacks))
+        for (name, role), described in zip(roles.items(), config.roles.by_name.values(), strict=True)
+    }
