@@ -11,6 +11,10 @@ from serving.versions.folder import verified, write_version
 from serving.versions.manifest import MANIFEST
 
 _WEIGHTS = "adapter_model.safetensors"
+_TIMES = 2
+"""Noise over the weights themselves, by their standard deviations. Once, the mini executor is as good as before; twice,
+three quarters of its turns are right; three times, none is.
+"""
 
 
 def publish_spoiled(versions: Path, version: str, seed: int = 0) -> str:
@@ -27,5 +31,4 @@ def publish_spoiled(versions: Path, version: str, seed: int = 0) -> str:
 
 
 def _noise(weight: torch.Tensor, chance: torch.Generator) -> torch.Tensor:
-    """As large as the weights themselves."""
-    return (weight.float().std() * torch.randn(weight.shape, generator=chance)).to(weight.dtype)
+    return (_TIMES * weight.float().std() * torch.randn(weight.shape, generator=chance)).to(weight.dtype)

@@ -106,9 +106,10 @@ def _latencies(seconds: list[float]) -> tuple[float | None, float | None]:
 def _tokens(study: Study) -> ReportTable:
     rows: list[tuple[Cell, ...]] = []
     for cell in study.cells:
-        spent = {one.role: one for one in merged(one for row in cell.rows for one in row.spent)}
-        checking = {f"{one.role}, to check": one for one in merged(one for row in cell.rows for one in row.checking)}
-        rows += [(cell.name, name, one.model, *_spent(one, len(cell.rows))) for name, one in (spent | checking).items()]
+        spent = [(one.role, one) for one in merged(one for row in cell.rows for one in row.spent)]
+        checking = merged(one for row in cell.rows for one in row.checking)
+        named = [*spent, *((f"{one.role}, to check", one) for one in checking)]
+        rows += [(cell.name, name, one.model, *_spent(one, len(cell.rows))) for name, one in named]
     columns = ("pair", "role", "model", "calls", "prompt tokens", "of them cached", "written", "wasted", "dollars")
     note = "Ours, for each question. What judging and attributing took stands apart, and in no other table."
     return ReportTable("tokens", "Tokens and money by role", columns, tuple(rows), note, digits=3)

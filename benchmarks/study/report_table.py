@@ -23,7 +23,7 @@ class ReportTable:
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
     digits: int = 2
-    """Of numbers that are not whole."""
+    """Of numbers below 100 that are not whole; larger ones are rounded."""
 
     def markdown(self) -> str:
         """With its title as a heading."""
@@ -72,7 +72,8 @@ class ReportTable:
                 plain = f"{100 * mean:.2f}"
                 return plain if error is None else f"{plain} ± {100 * error:.2f}"
             case float():
-                return "–" if math.isnan(cell) else f"{cell:,.{self.digits}f}".replace("-", "−")
+                digits = self.digits if abs(cell) < 100 else 0
+                return "–" if math.isnan(cell) else f"{cell:,.{digits}f}".replace("-", "−")
             case int():
                 return f"{cell:,}"
             case _:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.report import main, tables_of
-from benchmarks.study.further_tables import costs_table
+from benchmarks.study.further_tables import costs_table, further_tables
 from benchmarks.study.published import PUBLISHED
 from benchmarks.study.report_table import ReportTable
 from benchmarks.study.result_row import Scored
@@ -229,3 +229,15 @@ def test_cached_is_of_what_was_told(tmp_path: Path) -> None:
     study = read_study(written(tmp_path, [row(spent=spent), row("q2", spent=spent)], 2))
     costs = costs_table(study)
     assert costs.rows[0][costs.columns.index("cached, %")] == 50
+
+
+def test_a_role_with_two_models_has_two_rows(tmp_path: Path) -> None:
+    """Such as an executor with its fallback."""
+    spent = (total("execution", 900, model="own"), total("execution", 100, model="fallback"))
+    study = read_study(written(tmp_path, [row(spent=spent, checking=spent[:1])], 1))
+    tokens = by_key(further_tables(study))["tokens"]
+    assert [cells[1:3] for cells in tokens.rows] == [
+        ("execution", "own"),
+        ("execution", "fallback"),
+        ("execution, to check", "own"),
+    ]
