@@ -1,6 +1,9 @@
 """The mini executor on real vLLM: sub-queries through the gateway (`ExecutionService`), then the very prompts of their
 turns straight to the engine, with the engine's prefix cache emptied before each; both with free output and held to its
 form. In each round the pairs follow one another, so compare ratios.
+
+On a machine without a GPU, the embedder shares the engine's cores, and each search takes from what the engine could do;
+with --searched, all searches are remembered, and what is left is the gateway's own share.
 """
 
 import argparse
@@ -88,6 +91,7 @@ class Figures(msgspec.Struct, frozen=True):
     sub_queries: int
     """In each round."""
     in_flight: int
+    searched: bool
     prompt: str
     engine_arguments: tuple[str, ...]
     summaries: list[Summary]
@@ -102,6 +106,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--sub-queries", type=int, default=100, metavar="N", help="in each round (default: 100)")
     parser.add_argument("--in-flight", type=int, default=16, metavar="N", help="at a time (default: 16)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="each with new sub-queries (default: 3)")
+    parser.add_argument("--searched", action="store_true", help="work on all once before, so that no search computes")
     parser.add_argument("--prompt", type=Path, metavar="FILE", help="another system prompt, such as a long one")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where the figures go")
     parser.add_argument("engine", nargs="*", metavar="ARGUMENT", help="of vLLM, after --, such as --block-size 64")
@@ -147,11 +152,21 @@ async def _measured(given: argparse.Namespace) -> Figures:
         for number in range(given.rounds + 1):
             asked = list(islice(fresh, given.sub_queries))
             for side in sides if number % 2 else sides[::-1]:
+                if given.searched:
+                    await side.executed(asked, given.in_flight)
                 passed = await side.passed(asked, given.in_flight, partial(_empty, session, url))
                 rounds += [passed] if number else []  # the first round warms up
                 console.print(f"round {number} of {given.rounds}: {passed}", style="dim")
     summaries = [_summary([one for one in rounds if one.structured == side], len(asked)) for side in (False, True)]
-    return Figures(len(asked), given.in_flight, config.roles.execution.prompt, tuple(given.engine), summaries, rounds)
+    return Figures(
+        len(asked),
+        given.in_flight,
+        given.searched,
+        config.roles.execution.prompt,
+        tuple(given.engine),
+        summaries,
+        rounds,
+    )
 
 
 async def _side(
@@ -213,22 +228,26 @@ class _Side:
 
     async def passed(self, sub_queries: Sequence[str], at_once: int, empty: Callable[[], Awaitable[None]]) -> Passed:
         """All of them, both ways."""
-        runs: list[str] = []
-
-        async def ask(number: int) -> None:
-            runs.append(
-                (await self._execute(pb.ExecuteRequest(sub_query=sub_queries[number]), timeout=_PATIENCE_S)).run_id
-            )
-
         await empty()
         begun = time.perf_counter()
-        await in_flight(ask, len(sub_queries), at_once)
+        runs = await self.executed(sub_queries, at_once)
         gateway_s = time.perf_counter() - begun
         found = [await self._archive.load(run_id) for run_id in runs]
         await empty()
         begun = time.perf_counter()
         await in_flight(lambda number: self._again(found[number]), len(found), at_once)
         return self._counted(found, gateway_s, time.perf_counter() - begun)
+
+    async def executed(self, sub_queries: Sequence[str], at_once: int) -> list[str]:
+        """The runs of all of them through the gateway, in the order of their ends."""
+        runs: list[str] = []
+
+        async def ask(number: int) -> None:
+            request = pb.ExecuteRequest(sub_query=sub_queries[number])
+            runs.append((await self._execute(request, timeout=_PATIENCE_S)).run_id)
+
+        await in_flight(ask, len(sub_queries), at_once)
+        return runs
 
     async def _again(self, run: Run) -> None:
         """The prompts of its turns, one after the other, straight to the engine."""
