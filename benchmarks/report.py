@@ -64,15 +64,15 @@ def _warnings(study: Study) -> str:
     found = []
     if not study.whole:
         found.append("This sweep is not finished: rows are missing, and not the same ones everywhere.")
-    if study.plan.questions < _FEW:
-        found.append(f"Only {study.plan.questions:,} questions: most differences here may be chance.")
+    if len(study.plan.question_ids) < _FEW:
+        found.append(f"Only {len(study.plan.question_ids):,} questions: most differences here may be chance.")
     return " ".join(found)
 
 
 def _lead(study: Study) -> str:
     plan = study.plan
     rows = sum(len(cell.rows) for cell in study.cells)
-    asked = f"{plan.questions:,} questions, mean@{plan.rollouts}"
+    asked = f"{len(plan.question_ids):,} questions, mean@{plan.rollouts}"
     judged = any(row.judged for cell in study.cells for row in cell.rows[:1])
     by = "" if judged else " No judge was asked: right is what exact match says."
     return f"{len(study.cells)} configurations, {asked}: {rows:,} rollouts in all.{by}"

@@ -2,13 +2,14 @@
 
 First, each pair answers a few questions, and what the whole will cost is estimated from that; these answers count.
 Killed or interrupted, the same command goes on where it was: no rollout is done twice, and no call that has ended is
-paid for again. A sweep may grow: with more rollouts, a higher limit, or further pairs, it does what is missing.
+paid for again. A sweep may grow: with more rollouts, a higher limit or further pairs in its file, it does what is
+missing.
 """
 
 import argparse
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -22,12 +23,12 @@ from benchmarks.study.cell import Prepared, base_config, prepared
 from benchmarks.study.estimating import CellPilot, estimate_table, estimates
 from benchmarks.study.plan import Plan, read_plan
 from benchmarks.study.results import RESULTS, Results
-from benchmarks.study.study_data import PLAN, KeptPlan, read_plan_of
-from benchmarks.study.sweeping import CELLS, Sweeper, settings_of
+from benchmarks.study.study_data import PLAN, KeptPlan
+from benchmarks.study.sweeping import CELLS, Sweeper, begin_cell, settings_of
 from benchmarks.study.weights import weights_of
 from executor_sft.config_settings import config_settings
 from executor_sft.step import Step, digest_of
-from router.errors import BadConfig, BadRequest
+from router.errors import BadRequest
 from serving.logs import errors_only
 from serving.retrieval.atomic_file import write_atomically
 
@@ -44,17 +45,8 @@ def main(arguments: Sequence[str]) -> int:
     errors_only()
     plan = read_plan(given.config)
     cells, questions = prepared(plan), asked_questions(plan.questions, plan.limit)
-    step = begun(given.out, plan, cells)
-    _check_limit(given.out, len(questions))
-    kept = KeptPlan(
-        plan.title,
-        len(questions),
-        plan.rollouts,
-        tuple(cell.cell.name for cell in cells),
-        {name: model.parameters for name, model in plan.models.items()},
-    )
-    write_atomically(given.out / PLAN, msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n")
-    failed = asyncio.run(_swept(plan, cells, questions, step, given.yes))
+    step, settings = begun(given.out, plan, cells)
+    failed = asyncio.run(_swept(plan, cells, questions, step, settings, agreed=given.yes))
     for which, why in failed.items():
         print(f"rolegate bench: {which}: {why}", file=sys.stderr)
     if failed:
@@ -66,17 +58,18 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def begun(folder: Path, plan: Plan, cells: Sequence[Prepared]) -> Step:
-    """Begin, or go on; each pair has a folder of its own in it. Raises `BadConfig` where it holds another sweep, or a
-    pair was something else.
+def begun(folder: Path, plan: Plan, cells: Sequence[Prepared]) -> tuple[Step, dict[str, dict[str, object]]]:
+    """Begin, or go on; and by cell, what makes its calls what they are. Raises `BadConfig` where the folder holds
+    another sweep, or where a cell has begun as something else.
     """
     inputs = {f"questions {number}": Path(path) for number, path in enumerate(plan.questions, 1)}
     step = Step.begin(folder, "sweep", inputs, settings_of(plan))
     judge = base_config(plan).distillation.judge
-    weights = cache(weights_of)  # many pairs share an engine
+    weights = cache(weights_of)  # many cells share an engine
+    settings: dict[str, dict[str, object]] = {}
     for cell in cells:
         roles = {**cell.roles, "judge": judge}
-        settings = {
+        settings[cell.cell.name] = {
             "topology": cell.cell.topology,
             "adapter": cell.adapter and digest_of(cell.adapter / "adapter_model.safetensors"),
             "weights": {
@@ -88,22 +81,24 @@ def begun(folder: Path, plan: Plan, cells: Sequence[Prepared]) -> Step:
                 cell.config, {"judge": judge, **{f"{name}, here": role for name, role in cell.roles.items()}}
             ),
         }
-        Step.begin(folder / CELLS / cell.cell.folder, cell.cell.name, {}, settings)
-    return step
-
-
-def _check_limit(folder: Path, questions: int) -> None:
-    """Raise `BadConfig` where more questions than these have been asked: a report could not tell them apart."""
-    if (folder / PLAN).exists() and (before := read_plan_of(folder).questions) > questions:
-        raise BadConfig(f"{folder}: is about {before:,} questions, and now there are {questions:,}; raise limit again.")
+        if (folder / CELLS / cell.cell.folder).exists():
+            begin_cell(folder, cell.cell, settings[cell.cell.name])
+    return step, settings
 
 
 async def _swept(
-    plan: Plan, cells: Sequence[Prepared], questions: Sequence[BenchmarkQuestion], step: Step, agreed: bool
+    plan: Plan,
+    cells: Sequence[Prepared],
+    questions: Sequence[BenchmarkQuestion],
+    step: Step,
+    settings: Mapping[str, Mapping[str, object]],
+    *,
+    agreed: bool,
 ) -> dict[str, str]:
     """Why rollouts failed. Raises `BadRequest` where it is not agreed to."""
     console = Console(stderr=True)
     with Results.open(step.folder) as results, Progress(console=console) as bar:
+        _keep(plan, cells, questions, step.folder)
         task = bar.add_task("pilot")
         sweeper = Sweeper(
             plan,
@@ -113,25 +108,40 @@ async def _swept(
             results,
             lambda text: console.print(text, style="dim"),
             lambda: bar.advance(task),
+            settings,
         )
-        pilot = sweeper.pilot_questions()
-        bar.update(task, total=sum(len(sweeper.left(cell, pilot, 1)) for cell in cells))
-        await sweeper.run(pilot, 1)
-        left = {cell.cell.name: len(sweeper.left(cell, questions, plan.rollouts)) for cell in cells}
-        if not any(left.values()):
+        if not any(map(sweeper.left, cells)):
             return {}
         step.reopen()
-        pilots = {cell.cell.name: CellPilot() for cell in cells}
+        pilots = {cell.cell.name: sweeper.pilot(cell) for cell in cells}
+        bar.update(task, total=sum(map(len, pilots.values())))
+        await sweeper.run(lambda cell: pilots[cell.cell.name])
+        left = {cell.cell.name: len(sweeper.left(cell)) for cell in cells}
+        spent = {cell.cell.name: CellPilot() for cell in cells}
         for row in results.rows():
-            if row.cell in pilots:
-                pilots[row.cell].add(row)
+            if row.cell in spent:
+                spent[row.cell].add(row)
         bar.stop()
-        console.print(estimate_table(estimates(pilots, left), sum(left.values())))
+        console.print(estimate_table(estimates(spent, left), sum(left.values())))
         if not agreed:
             await asyncio.to_thread(_agree)
         bar.update(task, description="sweep", completed=0, total=sum(left.values()))
         bar.start()
-        return await sweeper.run(questions, plan.rollouts)
+        return await sweeper.run(sweeper.left)
+
+
+def _keep(plan: Plan, cells: Sequence[Prepared], questions: Sequence[BenchmarkQuestion], folder: Path) -> None:
+    """Write down what a report needs to know of the plan."""
+    kept = KeptPlan(
+        plan.title,
+        frozenset(question.id for question in questions),
+        plan.rollouts,
+        tuple(cell.cell.name for cell in cells),
+        {name: model.parameters for name, model in plan.models.items()},
+    )
+    write_atomically(
+        folder / PLAN, msgspec.json.format(msgspec.json.encode(kept, order="deterministic"), indent=2) + b"\n"
+    )
 
 
 def _agree() -> None:

@@ -3,7 +3,9 @@
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import msgspec
@@ -13,6 +15,8 @@ from serving.retrieval.atomic_file import write_atomically
 from serving.retrieval.digest import sha256_of
 
 _BEGUN, MANIFEST = "begun.json", "manifest.json"
+_MOST_TOLD, _LONGEST_TOLD = 5, 80
+"""Differences, and characters of each."""
 
 
 class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,9 +57,10 @@ class Step:
             if any(not path.name.startswith(f".{_BEGUN}.") for path in folder.iterdir()):  # left by a kill
                 raise BadConfig(f"{folder}: is not empty, and no step began there; name another folder.")
             write_atomically(begun, encoded)
-        elif begun.read_bytes() != encoded:
-            changed = ", ".join(_changes(_origin(begun), msgspec.json.decode(encoded)))
-            raise BadConfig(f"{folder}: holds a step that was begun with {changed}; go back, or name another folder.")
+        elif changed := list(islice(_changes(_read(begun), msgspec.json.decode(encoded)), _MOST_TOLD)):
+            raise BadConfig(
+                f"{folder}: holds a step that was begun with {', '.join(changed)}; go back, or name another folder."
+            )
         return cls(folder, origin)
 
     @property
@@ -81,7 +86,7 @@ class Step:
         return manifest
 
 
-def _origin(begun: Path) -> Any:
+def _read(begun: Path) -> Any:
     try:
         return msgspec.json.decode(begun.read_bytes())
     except msgspec.DecodeError as error:
@@ -89,7 +94,7 @@ def _origin(begun: Path) -> Any:
 
 
 def _changes(before: Any, now: Any, name: str = "") -> Iterator[str]:
-    """What differs, with what it was and what it is."""
+    """What differs, with what it was and what it is; what is not there is as good as null."""
     if before == now:
         return
     if not isinstance(before, dict) or not isinstance(now, dict):
@@ -100,7 +105,7 @@ def _changes(before: Any, now: Any, name: str = "") -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    return "absent" if value is None else msgspec.json.encode(value).decode()
+    return shorten("absent" if value is None else msgspec.json.encode(value).decode(), _LONGEST_TOLD, placeholder="…")
 
 
 def read_manifest(folder: Path) -> StepManifest:

@@ -89,7 +89,7 @@ def _cells(plan: Plan, search: SearchConfig) -> list[Cell]:
             searches = search.max_searches if turns == search.max_turns else turns - 1
             for backbone, executor in product(pairs.backbone, pairs.executor or (None,)):
                 cell = Cell(
-                    _name(pairs.topology, backbone, executor, turns if len(plan.max_turns) > 1 else None),
+                    _name(pairs.topology, backbone, executor, turns if turns != search.max_turns else None),
                     pairs.topology,
                     backbone,
                     executor,

@@ -64,12 +64,14 @@ def draw_sensitivity(
 
 
 def draw_frontier(path: Path, points: Sequence[Point], tokens: str, score: str, title: str) -> None:
-    """Fig. 3: scores against tokens with 95 % intervals, and what no other configuration beats in both."""
+    """Fig. 3: scores against tokens with 95 % intervals, and what no other configuration beats in both: of those that
+    score at all, as nobody wants what is cheap and never right.
+    """
     figure = Figure(figsize=(8, 4.2), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(xlabel=tokens, ylabel=f"{score} (points)", title=title)
-    right = [point for point in points if point.score > 0]
-    front = [right[index] for index in pareto_front([(point.tokens, point.score) for point in right])]
+    scoring = [point for point in points if point.score > 0]
+    front = [scoring[index] for index in pareto_front([(point.tokens, point.score) for point in scoring])]
     axes.plot([point.tokens for point in front], [point.score for point in front], "--", color="0.5", zorder=1)
     for number, point in enumerate(points, 1):
         color = _DELEGATION if point in front else _EXECUTION

@@ -1,24 +1,16 @@
 """The pictures of a report."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 from statistics import fmean
 
 from benchmarks.study import published
 from benchmarks.study.figures import Point, Sweep, draw_frontier, draw_sensitivity
+from benchmarks.study.picture import Picture
 from benchmarks.study.report_table import ReportTable
 from benchmarks.study.scores import HEADLINE, METRICS, headline, metrics_of, micro
 from benchmarks.study.study_data import CellRows, RoleSweep, Study
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A PNG file with what it shows."""
-
-    path: Path
-    caption: str
 
 
 def pictures(study: Study, folder: Path) -> list[Picture]:

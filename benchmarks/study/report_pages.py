@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from benchmarks.study.pictures import Picture
+from benchmarks.study.picture import Picture
 from benchmarks.study.report_table import ReportTable
 
 _PAGE = Path(__file__).with_name("page.html")

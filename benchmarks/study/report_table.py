@@ -8,7 +8,16 @@ from dataclasses import dataclass
 
 from benchmarks.study.scores import Score
 
-Cell = str | int | float | Score | None
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """A difference of scores, shown with its sign."""
+
+    points: float
+    """Of 100."""
+
+
+Cell = str | int | float | Score | Gain | None
 """A score is a share of 1 and is shown in points of 100, as the paper does; None is shown as a dash."""
 
 
@@ -71,6 +80,8 @@ class ReportTable:
             case Score(mean=mean, error=error):
                 plain = f"{100 * mean:.2f}"
                 return plain if error is None else f"{plain} ± {100 * error:.2f}"
+            case Gain(points=points):
+                return f"{points:+.2f}".replace("-", "−")
             case float():
                 digits = self.digits if abs(cell) < 100 else 0
                 return "–" if math.isnan(cell) else f"{cell:,.{digits}f}".replace("-", "−")
@@ -90,5 +101,7 @@ def _raw(cell: Cell, *, two: bool) -> list[object]:
     if isinstance(cell, Score):
         error = "" if cell.error is None else round(100 * cell.error, 6)
         return [round(100 * cell.mean, 6), error]
+    if isinstance(cell, Gain):
+        return [round(cell.points, 6)]
     value: object = "" if cell is None else round(cell, 6) if isinstance(cell, float) else cell
     return [value, ""] if two else [value]

@@ -18,7 +18,7 @@ class KeptPlan(msgspec.Struct, frozen=True):
     """`plan.json`: what a report needs to know of the plan."""
 
     title: str
-    questions: int
+    question_ids: frozenset[str]
     rollouts: int
     cells: tuple[str, ...]
     parameters: dict[str, float | None]
@@ -66,7 +66,7 @@ class Study:
     @property
     def whole(self) -> bool:
         """Whether every cell has answered everything."""
-        wanted = self.plan.questions * self.plan.rollouts
+        wanted = len(self.plan.question_ids) * self.plan.rollouts
         return len(self.cells) == len(self.plan.cells) and all(len(cell.rows) == wanted for cell in self.cells)
 
     def labelled(self, model: str, max_turns: int) -> str:
@@ -95,22 +95,22 @@ class Study:
 
 def read_study(folder: Path) -> Study:
     """The sweep in a folder. Raises `BadConfig`."""
-    plan = read_plan_of(folder)
+    plan = _plan(folder)
     found: dict[str, list[Scored]] = {name: [] for name in plan.cells}
     for row in read_rows(folder / RESULTS, Scored):
-        if row.cell in found and row.rollout < plan.rollouts:  # a plan may have been cut since
+        # A plan may have been cut since.
+        if row.cell in found and row.rollout < plan.rollouts and row.question_id in plan.question_ids:
             found[row.cell].append(row)
     cells = tuple(_cell(name, rows) for name, rows in found.items() if rows)
     if not cells:
         raise BadConfig(f"{folder / RESULTS}: holds no row yet; finish the sweep first.")
     made_by: dict[str, Provenance] = {}
-    for made in read_rows(folder / RESULTS, Sourced):
+    for made in read_rows(folder / RESULTS, Sourced):  # again, as the provenance of all rows would fill the memory
         made_by.setdefault(made.cell, made.provenance)
     return Study(plan, cells, made_by)
 
 
-def read_plan_of(folder: Path) -> KeptPlan:
-    """What the sweep in a folder is about. Raises `BadConfig`."""
+def _plan(folder: Path) -> KeptPlan:
     try:
         return msgspec.json.decode((folder / PLAN).read_bytes(), type=KeptPlan)
     except OSError as error:

@@ -2,24 +2,22 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
-
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.study.asker import Asker
-from benchmarks.study.cell import Prepared
+from benchmarks.study.cell import Cell, Prepared
 from benchmarks.study.engine_groups import engine_groups
 from benchmarks.study.plan import Plan
 from benchmarks.study.pricing import prices_in
 from benchmarks.study.provenance import provenance
 from benchmarks.study.results import Results
 from executor_sft.memory import Memory
+from executor_sft.step import Step
 from executor_sft.workbench import Workbench, workbench
-from router.errors import OutOfTime, RolegateError, UpstreamError, UpstreamUnavailable
+from router.errors import BadConfig, OutOfTime, RolegateError, UpstreamError, UpstreamUnavailable
 from router.judge import Judge
 from serving.config import RoleConfig
 from serving.engine import Tell
@@ -50,28 +48,35 @@ class Sweeper:
     tell: Tell
     advanced: Callable[[], None]
     """Called whenever a rollout is done, or has failed."""
+    settings: Mapping[str, Mapping[str, object]]
+    """By cell, what makes its calls what they are."""
 
-    def left(self, cell: Prepared, questions: Sequence[BenchmarkQuestion], rollouts: int) -> list[Task]:
-        """What this cell has still to do of these."""
+    def left(self, cell: Prepared) -> list[Task]:
+        """What this cell has still to do."""
         name, done = cell.cell.name, self.results.done
-        tasks = (Task(question, rollout) for rollout in range(rollouts) for question in questions)
+        tasks = (Task(question, rollout) for rollout in range(self.plan.rollouts) for question in self.questions)
         return [task for task in tasks if (name, task.question.id, task.rollout) not in done]
 
-    def pilot_questions(self) -> list[BenchmarkQuestion]:
-        """Some of all, the same ones every time; more than one only while they are no more than a tenth of the work."""
-        count = min(self.plan.pilot, max(1, len(self.questions) * self.plan.rollouts // 10), len(self.questions))
-        return random.Random(self.plan.seed).sample(list(self.questions), count)
+    def pilot(self, cell: Prepared) -> list[Task]:
+        """Some of it, to estimate the whole by; none where the cell has done something already. More than one only
+        while they are no more than a quarter of the work.
+        """
+        left = self.left(cell)
+        if len(left) < len(self.questions) * self.plan.rollouts:
+            return []
+        count = min(self.plan.pilot, max(1, len(left) // 4), len(self.questions))
+        return [Task(one, 0) for one in random.Random(self.plan.seed).sample(list(self.questions), count)]
 
-    async def run(self, questions: Sequence[BenchmarkQuestion], rollouts: int) -> dict[str, str]:
-        """Do what is left of these questions with all cells; why rollouts failed, by cell, question and rollout: their
-        rows are missing, and the same command tries them again.
+    async def run(self, tasks_of: Callable[[Prepared], list[Task]]) -> dict[str, str]:
+        """Do these tasks of all cells; why rollouts failed, by cell, question and rollout: their rows are missing, and
+        the same command tries them again.
 
         Raises `BadConfig` and `BadIndex`, `UpstreamUnavailable` once an endpoint is gone, `UpstreamError` or
         `OutOfTime` where every question fails, and `StoreFailed`.
         """
         failed: dict[str, str] = {}
         for group in engine_groups(self.cells, self.plan.engines_at_once):
-            tasks = [(cell, self.left(cell, questions, rollouts)) for cell in group]
+            tasks = [(cell, tasks_of(cell)) for cell in group]
             working = [(cell, its) for cell, its in tasks if its]
             if working:
                 await self._group(working, failed)
@@ -86,19 +91,15 @@ class Sweeper:
         adapters = {cell.version: cell.adapter for cell, _ in working if cell.version and cell.adapter}
         async with workbench(first.config, self.tell, adapters=adapters, beside=beside) as bench:
             await bench.retriever.search(["warm up"], 1)  # only then does a retriever elsewhere tell its index
-            with self._memory(JUDGEMENTS) as judgements:
+            with Memory.open(self.folder / JUDGEMENTS) as judgements:
                 judge = replace(bench, memory=judgements).judge
                 for cell, tasks in working:
                     self.tell(f"{cell.cell.name}: {len(tasks):,} rollouts")
-                    with self._memory(f"{CELLS}/{cell.cell.folder}/{CALLS}") as memory:
+                    folder = begin_cell(self.folder, cell.cell, self.settings[cell.cell.name])
+                    with Memory.open(folder / CALLS) as memory:
                         own = replace(bench, config=cell.config, memory=memory)
                         asker = await self._asker(cell, own, judge, judgements)
                         await self._cell(asker, tasks, failed)
-
-    @contextmanager
-    def _memory(self, name: str) -> Iterator[Memory]:
-        with Memory.open(self.folder / name) as memory:
-            yield memory
 
     async def _asker(self, cell: Prepared, bench: Workbench, judge: Judge | None, judgements: Memory) -> Asker:
         made_by = provenance(cell, bench.retriever.index_id, self.plan.temperature, self.plan.seed)
@@ -144,6 +145,14 @@ class Sweeper:
             raise _stopped(group_failed.exceptions[0], name, done, len(tasks)) from None
 
 
+def begin_cell(folder: Path, cell: Cell, settings: Mapping[str, object]) -> Path:
+    """The cell's folder in that of the sweep. Raises `BadConfig` where the cell was something else when it began."""
+    try:
+        return Step.begin(folder / CELLS / cell.folder, cell.name, {}, settings).folder
+    except BadConfig as error:
+        raise BadConfig(f"{cell.name} is not what it was, so its rows would not go together: {error}") from None
+
+
 def _stopped(error: Exception, cell: str, done: int, of: int) -> Exception:
     """The same error; one that is raised on purpose says how far it came."""
     if isinstance(error, RolegateError):
@@ -155,5 +164,4 @@ def settings_of(plan: Plan) -> dict[str, object]:
     """What of a plan makes its results what they are, but for its models. Rollouts, questions and pairs may be added
     later.
     """
-    names = "seed temperature attribution".split()
-    return {name: msgspec.to_builtins(getattr(plan, name)) for name in names}
+    return {"seed": plan.seed, "temperature": plan.temperature, "attribution": plan.attribution}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from benchmarks.study.report_table import Cell, ReportTable
+from benchmarks.study.report_table import Cell, Gain, ReportTable
 from benchmarks.study.score_columns import ScoreColumns
 from benchmarks.study.scores import METRICS, headline, micro
 from benchmarks.study.study_data import CellRows, Study
@@ -25,7 +25,7 @@ def _table_1(study: Study) -> Iterator[ReportTable]:
     rows: list[tuple[Cell, ...]] = []
     for single, pair in beside:
         first, second = ([micro(cell.rows, METRICS[name]) for name in names] for cell in (single, pair))
-        gains = [100 * (b.mean - a.mean) for a, b in zip(first, second, strict=True)]
+        gains = [Gain(100 * (b.mean - a.mean)) for a, b in zip(first, second, strict=True)]
         rows.append((study.labelled(_executor(pair), pair.max_turns), *first, *second, *gains))
     if rows:
         columns = ("model", *(f"{side} {name}" for side in ("single", "factorized", "gain") for name in names))

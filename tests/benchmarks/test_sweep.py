@@ -16,11 +16,14 @@ from benchmarks.study.provenance import Provenance
 from benchmarks.study.result_row import ResultRow
 from benchmarks.study.results import Results, read_rows
 from benchmarks.study.study_data import read_study
+from benchmarks.study.sweeping import begin_cell
 from benchmarks.study.weights import weights_of
 from benchmarks.sweep import begun
+from executor_sft.step import read_manifest
 from router.errors import BadConfig
 from router.model import Prompt
 from router.role_total import RoleTotal
+from serving.retrieval.digest import sha256_of
 from tests.executor_sft import test_rollout_command
 from tests.executor_sft.test_rollout_command import QUESTIONS, ROOT, Endpoint
 
@@ -181,9 +184,17 @@ async def test_a_sweep_grows(sweep: Path, endpoint: Endpoint, tmp_path: Path) ->
     assert max(endpoint.answered.values()) == 4, "each of the two pairs asks the backbone once in each rollout"
     assert read_study(tmp_path / "grown").whole
 
+    manifest = read_manifest(tmp_path / "grown")
+    assert manifest.figures["rollouts"] == 3 * 8
+    assert manifest.files == {"results.jsonl": sha256_of(tmp_path / "grown" / "results.jsonl")}
+
+    calls = endpoint.answered.total()
     sweep.write_text(smaller, "utf-8")
     status, said = await ran(*command)
-    assert (status, "is about 4 questions, and now there are 3; raise limit again" in said) == (1, True), said
+    assert (status, endpoint.answered.total()) == (0, calls), said
+    cut = read_study(tmp_path / "grown")
+    assert cut.whole
+    assert sum(len(cell.rows) for cell in cut.cells) == 2 * 3, "a report is about what the file says now"
     sweep.write_text("seed = 7\n" + whole, "utf-8")
     status, said = await ran(*command)
     assert (status, "was begun with settings.seed 0 (now 7)" in said) == (1, True), said
@@ -286,7 +297,9 @@ executor = ["m"]
             f'{roles}[engines.own]\npath = "{engine}"\n[retrieval]\naddress = "127.0.0.1:9"\n'
         )
         plan = read_plan(sweep)
-        begun(tmp_path / "out", plan, prepared(plan))
+        (cell,) = prepared(plan)
+        _, settings = begun(tmp_path / "out", plan, [cell])
+        begin_cell(tmp_path / "out", cell.cell, settings[cell.cell.name])
 
     begin(first)
     begin(moved)

@@ -133,7 +133,7 @@ def test_a_finished_step_is_not_done_again(tmp_path: Path) -> None:
     before = (tmp_path / "kept" / RESULT).stat()
     main(command)
     assert (tmp_path / "kept" / RESULT).stat() == before
-    with pytest.raises(BadConfig, match=r"begun with settings\.seed 0 \(now 2\)"):
+    with pytest.raises(BadConfig, match=r"begun with settings\.seed 1 \(now 2\)"):
         main([*command, "--seed", "2"])
 
 
