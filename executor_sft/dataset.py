@@ -26,8 +26,11 @@ from router.errors import BadConfig
 from router.execution import Execution
 from router.execution_turn import ReportTurn, Search, parse_turn
 from router.model import Completion, Message
+from serving.extras import need
 
 RESULT = "rows.parquet"
+NEEDED = ("pyarrow", "transformers")
+"""Modules that are loaded late, so that `--help` can do without."""
 LEARNT = ("search", "report")
 """The turns that have a row."""
 _BOOLEANS = {"true": True, "false": False}
@@ -47,6 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     for option, default, key in (("--thinking", None, "thinking"), ("--system-role", "true", "system_role")):
         parser.add_argument(option, choices=_BOOLEANS, default=default, help=f"as roles.execution.{key} of the config")
     given = parser.parse_args(arguments)
+    need("sft", *NEEDED)
     thinking, system_role = _BOOLEANS.get(given.thinking), _BOOLEANS[given.system_role]
     settings = {"max_length": given.max_length, "thinking": thinking, "system_role": system_role}
     step = Step.begin(given.out, "dataset", {"kept": given.kept, **tokenizer_files(given.model)}, settings)

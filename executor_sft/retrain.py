@@ -20,6 +20,7 @@ from executor_sft.step import read_manifest
 from router.errors import BadConfig
 from serving.cli.connection import access, add_connection
 from serving.cli.options import add_config, chosen_config, chosen_file
+from serving.extras import need
 from serving.versions.folder import base_sha256
 
 
@@ -55,6 +56,7 @@ Stop = str | None
 
 def _check(given: argparse.Namespace) -> None:
     """Raise `BadConfig` or `BadVersion` for what would stop a later step, before anything is spent."""
+    need("sft", *dataset.NEEDED, *train.NEEDED)
     recipe, student = load_recipe(given.recipe), _student(given)
     if recipe.method != "lora":
         raise BadConfig(

@@ -28,12 +28,15 @@ from executor_sft.row_file import read_rows
 from executor_sft.step import Step, read_manifest
 from executor_sft.trained_model import save_trained
 from router.errors import BadConfig
+from serving.extras import need
 from serving.retrieval.atomic_file import write_atomically
 from serving.versions.folder import base_sha256
 
 MODEL, LOSS, CURVE = "model", "loss.jsonl", "loss.png"
 _CHECKPOINTS, _STATE = "checkpoints", "trainer_state.json"
 _NO_LOSS = -100
+NEEDED = ("accelerate", "datasets", "matplotlib", "peft", "pyarrow", "torch", "trl")
+"""Modules that are loaded late, so that `--help` can do without."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,6 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--threads", type=int, metavar="N", help="of the CPU (default: one for each core)")
     given = parser.parse_args(arguments)
+    need("sft", *NEEDED)
     recipe = load_recipe(given.recipe)
     inputs = {"dataset": given.dataset, **base_files(given.model, given.dataset)}
     import torch

@@ -51,7 +51,8 @@ else
 fi
 
 # The tests start a PostgreSQL of their own; without one, those that are about it are skipped.
-if [ "${2:-}" = dev ] && ! command -v initdb >/dev/null && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then
+case ",${2:-}," in *,dev,*) testing=yes ;; *) testing= ;; esac
+if [ -n "$testing" ] && ! command -v initdb >/dev/null && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         echo "set-up: installing PostgreSQL, for the tests"
         { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql >/dev/null; } ||

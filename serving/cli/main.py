@@ -35,6 +35,17 @@ _ABOVE = {
 }
 
 
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002 # argparse's name
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_given: object) -> None:
+        """Print it, and end."""
+        parser.exit(message=f"rolegate {version('rolegate')}\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit status. Errors raised on purpose are printed in one line."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -45,11 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         epilog="`rolegate COMMAND --help` explains each.",
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version('rolegate')}")
+    parser.add_argument("--version", action=_Version, help="print the version")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, summary in _COMMANDS.items():
         commands.add_parser(name, help=summary, add_help=False)
-    for name in sorted(others, reverse=True):
+    for name in sorted(others, key=[*_ABOVE, *others].index):
         commands.add_parser(name, help=_ABOVE.get(name, ""), add_help=False)
     chosen, rest = parser.parse_known_args(given[:1])
     plain_tracebacks()
