@@ -1,12 +1,15 @@
 """Where versions of the executor, their trials and what was decided on them are written down."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from router.executor_version import ExecutorVersion, Stage, VersionState
 from router.trial import Judgement, Pair, Trial
+
+DecidedBy = Literal["gate", "operator", "config"]
+"""The config names the version to begin with."""
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -43,8 +46,7 @@ class Decision(msgspec.Struct, frozen=True):
     from_state: VersionState | None
     """None for a version that is new."""
     to_state: VersionState
-    decided_by: str
-    """`gate`, `operator` or `config`."""
+    decided_by: DecidedBy
     decided_at: float
     """Unix time, seconds."""
     reason: str = ""

@@ -7,14 +7,14 @@ import msgspec
 
 from router.errors import BadRequest
 from router.executor_version import ExecutorVersion, VersionState
-from router.version_book import Decision, TrialFigures
+from router.version_book import DecidedBy, Decision, TrialFigures
 
 
 class Draft:
     """Changes versions, and writes down why; of no effect until a book takes it."""
 
     def __init__(
-        self, versions: Sequence[ExecutorVersion], decided_by: str, figures: TrialFigures | None = None
+        self, versions: Sequence[ExecutorVersion], decided_by: DecidedBy, figures: TrialFigures | None = None
     ) -> None:
         """`versions`: all that are on record. `figures`: what the decisions rest on."""
         self.expected, self.decisions = tuple(versions), list[Decision]()

@@ -11,7 +11,7 @@ import structlog
 from router.errors import BadRequest, BadVersion, StoreFailed
 from router.executor_version import ExecutorVersion, Traffic, VersionState, traffic_of
 from router.gate import GateRule, decide, figures_of
-from router.version_book import Decision, TrialFigures, VersionBook
+from router.version_book import DecidedBy, Decision, TrialFigures, VersionBook
 from router.version_draft import Draft
 
 _log = structlog.get_logger("versions")
@@ -107,7 +107,7 @@ class Versions:
 
         if state != "registered":
             await self._check_loaded(name)
-        return (await self._change(plan)).find(name)
+        return (await self._change(plan, "operator")).find(name)
 
     async def promote(self, name: str) -> ExecutorVersion:
         """Make a version the active one. Raises `BadRequest`, and what `load` raises."""
@@ -119,7 +119,7 @@ class Versions:
             draft.promote(version)
 
         await self._check_loaded(name)
-        return (await self._change(plan)).find(name)
+        return (await self._change(plan, "operator")).find(name)
 
     async def roll_back(self, name: str) -> ExecutorVersion | None:
         """Take a version that is tried, or is active, out of service; the version that is active then. Raises
@@ -136,7 +136,7 @@ class Versions:
                 case _:
                     raise BadRequest(f"version {name!r}: is {version.state}, so nothing is to be taken from it.")
 
-        return (await self._change(plan)).active
+        return (await self._change(plan, "operator")).active
 
     async def review(self) -> None:
         """Let the gate decide on the version that is tried. Of no effect where another process changes versions
@@ -165,7 +165,7 @@ class Versions:
         """All versions, newest first, each with what it has shown in its trial; None where it is not on trial."""
         return [(version, await self.figures(version)) for version in await self._book.versions()]
 
-    async def _add(self, name: str, manifest: str, decided_by: str, reason: str = "") -> ExecutorVersion:
+    async def _add(self, name: str, manifest: str, decided_by: DecidedBy, reason: str = "") -> ExecutorVersion:
         now = time.time()
         version = ExecutorVersion(name, "registered", 0.0, now, now, manifest)
         decision = Decision(name, "register", None, "registered", decided_by, now, reason)
@@ -175,11 +175,11 @@ class Versions:
 
     async def _check_loaded(self, name: str) -> None:
         """Raise where the files of a version are not what they were when it was registered."""
-        manifest = Draft(await self._book.versions(), "").find(name).manifest
+        manifest = Draft(await self._book.versions(), "operator").find(name).manifest
         if manifest and await self._load(name) != manifest:
             raise BadVersion(f"{name}: is not what was registered; names are used once, so publish it as the next one.")
 
-    async def _change(self, plan: Callable[[Draft], None], decided_by: str = "operator") -> Draft:
+    async def _change(self, plan: Callable[[Draft], None], decided_by: DecidedBy) -> Draft:
         """Carry out a plan, anew where others were quicker."""
         for _ in range(_ATTEMPTS):
             draft = Draft(await self._book.versions(), decided_by)

@@ -1,7 +1,7 @@
 """Versions are tried, promoted and rolled back, by operators and by the gate, and every change is on record."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -52,7 +52,7 @@ class Setting:
     async def states(self) -> dict[str, str]:
         return {version.version: version.state for version, _ in await self.versions.list()}
 
-    async def decided(self) -> list[tuple[str, str, str]]:
+    async def decided(self) -> Sequence[tuple[str, str, str]]:
         """Version, decision and by whom, from the first decision after that on the base."""
         found = await self.versions.decisions()
         return [(each.version, each.decision, each.decided_by) for each in found][2:]
