@@ -162,14 +162,16 @@ def _table(costs: Costs, title: str, changed: Set[str] = frozenset()) -> Table:
     table = Table(title=title, title_justify="left", caption="–: unknown, which is not zero")
     for column in ("role", "model"):
         table.add_column(column, overflow="fold")
-    for column in ("calls", "uncounted", "prompt tokens", "of them cached", "written", "wasted", "dollars"):
+    names = ("calls", "uncounted", "prompt tokens", "of them cached", "written", "wasted")
+    for column in (*names, "dollars"):
         table.add_column(column, justify="right")
     rows = [_amounts(row) for row in costs.rows]
     for row, amounts in zip(costs.rows, rows, strict=True):
         other = " (instead)" if row.role in changed else ""
         table.add_row(row.role, f"{row.model}{other}", *map(_count, amounts), _dollars(row.dollars))
     table.add_section()
-    sums = (None if None in column else sum(column) for column in zip(*rows, strict=True))
+    columns = zip(*rows, strict=True) if rows else [()] * len(names)
+    sums = (None if None in column else sum(column) for column in columns)
     table.add_row("all", "", *map(_count, sums), _dollars(costs.dollars))
     return table
 

@@ -46,6 +46,7 @@ def problems(config: Config) -> list[str]:
         *(problem for name, role in config.roles.by_name.items() for problem in _role(f"roles.{name}", role, config)),
         *(problem for name, role in _distillation(config) for problem in _role(f"distillation.{name}", role, config)),
         *_topologies(config),
+        *_engines(config),
         *_missing_files(config),
         *_versions(config),
         *_gate(config.versions.gate),
@@ -218,16 +219,19 @@ def _topologies(config: Config) -> list[str]:
     return found
 
 
+def _engines(config: Config) -> list[str]:
+    return [
+        f"engines.{name}.ready_within_s: must be 1 to 86400 seconds."
+        for name, engine in config.engines.items()
+        if not 1 <= engine.ready_within_s <= 86_400
+    ]
+
+
 def _missing_files(config: Config) -> list[str]:
     found = [
         f"engines.{name}.path: {engine.path} holds no config.json; it must be a model's folder."
         for name, engine in config.engines.items()
         if engine.path.startswith("/") and not (Path(engine.path) / "config.json").is_file()
-    ]
-    found += [
-        f"engines.{name}.ready_within_s: must be more than 0."
-        for name, engine in config.engines.items()
-        if not engine.ready_within_s > 0
     ]
     if (scope := config.search.scope) and not Path(scope).is_file():
         found.append(f"search.scope: there is no file {scope}.")

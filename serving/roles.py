@@ -56,12 +56,12 @@ def new_role(
     upstreams = upstreams or Upstreams()
     base_url = engines[config.engine] if config.engine else config.base_url
     models = _models(config, session, [base_url, *config.replicas] if base_url else [])
-    deployments = [model.endpoint for model in models]
+    places = [model.endpoint for model in models]
     if config.engine:
-        deployments[0] = f"engines.{config.engine}"
+        places[0] = f"engines.{config.engine}"
     first, *others = [
         Replica(model, deployment, upstreams.endpoint(deployment))
-        for model, deployment in zip(models, deployments, strict=True)
+        for model, deployment in zip(models, places, strict=True)
     ]
     return Role(
         name,

@@ -31,7 +31,7 @@ class ServerProcess:
         log: Path,
         environment: Mapping[str, str],
         *,
-        ready_within_s: float = 600.0,
+        ready_within_s: float,
     ) -> None:
         """`name`: what it is, for messages. `environment`: beside this process's own, which wins."""
         self.name, self.log, self._ready_within_s = name, log, ready_within_s

@@ -90,6 +90,14 @@ def test_the_table_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert [whole[place] for place in (2, 3, 4, 6, 7)] == ["5", "0", "5,507", "350", "1,000"]
 
 
+def test_nothing_has_cost_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its sums are zeros in their own columns."""
+    (tmp_path / "traces.jsonl").write_text("")
+    main(["--traces", str(tmp_path / "traces.jsonl")])
+    (whole,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│ all")]
+    assert [cell.strip() for cell in whole.split("│")[3:-1]] == ["0"] * 6 + ["0.0000"]
+
+
 def test_an_unknown_price_makes_the_sum_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And not lower."""
     with FORMATS[".jsonl"](tmp_path / "traces.jsonl") as write:

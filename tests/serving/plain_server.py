@@ -1,6 +1,7 @@
 """A server that is well as long as nothing in its folder says otherwise: `python -S plain_server.py PORT FOLDER`.
 
-With a file `broken` there, it ends at its start, with code 3. It writes its process number to `pid`.
+With a file `broken` there, it ends at its start, with code 3; with one called `loading`, it is not ready. It writes its
+process number to `pid`.
 """
 
 import os
@@ -13,7 +14,7 @@ class Handler(BaseHTTPRequestHandler):
     """Says that it is well."""
 
     def do_GET(self) -> None:
-        self.send_response(200)
+        self.send_response(503 if (folder / "loading").exists() else 200)
         self.end_headers()
 
 

@@ -273,6 +273,14 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         ("[retrieval]", "[reuse]\nkeep_s = -1\n[retrieval]", "reuse.keep_s: must be 0 to 86400 seconds."),
         ("[retrieval]", "[reuse]\nmost = -1\n[retrieval]", "reuse.most: must be 0 or more; 0 keeps none."),
         ("[retrieval]", "[retrieval]\ntimeout_s = 0", "retrieval.timeout_s: must be more than 0."),
+        *(
+            (
+                "[retrieval]",
+                f"[engines.b]\npath = 'm'\nready_within_s = {seconds}\n[retrieval]",
+                "engines.b.ready_within_s: must be 1 to 86400 seconds.",
+            )
+            for seconds in ("0", "inf", "nan")
+        ),
         (
             "[retrieval]",
             "[retrieval.batching]\nwait_ms = -1\n[retrieval]",

@@ -11,7 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import psutil
+import pytest
 
+from router.errors import BadConfig
 from router.meanwhile import meanwhile
 from serving.backoff import Backoff
 from serving.server_process import ServerProcess
@@ -24,12 +26,14 @@ SCRIPT = Path(__file__).parent / "plain_server.py"
 class Watched:
     """A server, and what is heard of it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ready_within_s: float = 60.0) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
         command = [sys.executable, "-S", str(SCRIPT), port, str(folder)]
-        self.process = ServerProcess("engines.small", command, int(port), folder / "log", {})
+        self.process = ServerProcess(
+            "engines.small", command, int(port), folder / "log", {}, ready_within_s=ready_within_s
+        )
         self.heard: asyncio.Queue[str | None] = asyncio.Queue()
         self._folder = folder
 
@@ -52,6 +56,17 @@ async def watched(folder: Path, watch: Watch = WATCH) -> AsyncIterator[Watched]:
         await server.process.start()
         async with meanwhile(keep_running(server.process, server.heard.put_nowait, watch)):
             yield server
+    finally:
+        await server.process.stop()
+
+
+async def test_one_that_is_never_ready(tmp_path: Path) -> None:
+    """Is waited for as long as its config says, and no longer."""
+    (tmp_path / "loading").touch()
+    server = Watched(tmp_path, ready_within_s=1.0)
+    try:
+        with pytest.raises(BadConfig, match=r"engines\.small was not ready within 1 s; the end of "):
+            await server.process.start()
     finally:
         await server.process.stop()
 
