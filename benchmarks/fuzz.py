@@ -67,7 +67,14 @@ def main(arguments: Sequence[str]) -> int:
         prog="rolegate bench fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--inputs", type=int, default=1_000_000, metavar="N", help="over all targets (default: 10⁶)")
-    parser.add_argument("--targets", nargs="+", default=list(TARGETS), choices=TARGETS, metavar="NAME")
+    parser.add_argument(
+        "--targets",
+        nargs="+",
+        default=list(TARGETS),
+        choices=TARGETS,
+        metavar="NAME",
+        help=f"of {', '.join(TARGETS)} (default: all)",
+    )
     parser.add_argument("--longest", type=int, default=1000, metavar="BYTES", help="of an input (default: 1000)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="(default: 1)")
     parser.add_argument("--keep", type=Path, default=Path(), metavar="DIR", help="for inputs that made one fail")
