@@ -26,14 +26,26 @@ def test_a_finished_step_is_not_done_again(tmp_path: Path, source: Path) -> None
 
 
 def test_a_folder_of_other_inputs_is_refused(tmp_path: Path, source: Path) -> None:
-    """What was begun with one input or setting is not gone on with from another."""
+    """What was begun with one input or setting is not gone on with from another; a few words say what differs."""
     out = tmp_path / "out"
-    Step.begin(out, "filter", {"rollouts": source}, {"mix": None})
-    with pytest.raises(BadConfig, match="other inputs"):
-        Step.begin(out, "filter", {"rollouts": source}, {"mix": 3})
+    settings: dict[str, object] = {"mix": None, "model": {"temperature": 0, "stop": ["a"]}}
+    Step.begin(out, "filter", {"rollouts": source}, settings)
+    with pytest.raises(BadConfig, match=r"with settings\.mix absent \(now 3\); go back"):
+        Step.begin(out, "filter", {"rollouts": source}, settings | {"mix": 3})
+    with pytest.raises(BadConfig, match=r"with settings\.model\.temperature 0 \(now 0\.5\); go back"):
+        Step.begin(out, "filter", {"rollouts": source}, settings | {"model": {"temperature": 0.5, "stop": ["a"]}})
+    with pytest.raises(BadConfig) as refused:
+        Step.begin(out, "filter", {"rollouts": source}, {f"key {number}": "long " * 1000 for number in range(100)})
+    assert len(str(refused.value)) < 1000
     source.write_text('{"changed": true}\n')
-    with pytest.raises(BadConfig, match="other inputs"):
-        Step.begin(out, "filter", {"rollouts": source}, {"mix": None})
+    with pytest.raises(BadConfig, match=r"with inputs\.rollouts \"[0-9a-f]{64}\" \(now \"[0-9a-f]{64}\"\)"):
+        Step.begin(out, "filter", {"rollouts": source}, settings)
+
+
+def test_the_same_settings_in_other_words(tmp_path: Path, source: Path) -> None:
+    """Neither their order nor a further one that is not set makes another step of it."""
+    Step.begin(tmp_path / "out", "filter", {"rollouts": source}, {"seed": 1, "mix": 2})
+    Step.begin(tmp_path / "out", "filter", {"rollouts": source}, {"mix": 2, "seed": 1, "later": None})
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, source: Path) -> None:
