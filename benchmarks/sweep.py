@@ -134,14 +134,12 @@ def _keep(plan: Plan, cells: Sequence[Prepared], questions: Sequence[BenchmarkQu
     """Write down what a report needs to know of the plan."""
     kept = KeptPlan(
         plan.title,
-        frozenset(question.id for question in questions),
+        tuple(question.id for question in questions),
         plan.rollouts,
         tuple(cell.cell.name for cell in cells),
         {name: model.parameters for name, model in plan.models.items()},
     )
-    write_atomically(
-        folder / PLAN, msgspec.json.format(msgspec.json.encode(kept, order="deterministic"), indent=2) + b"\n"
-    )
+    write_atomically(folder / PLAN, msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n")
 
 
 def _agree() -> None:

@@ -18,7 +18,7 @@ class KeptPlan(msgspec.Struct, frozen=True):
     """`plan.json`: what a report needs to know of the plan."""
 
     title: str
-    question_ids: frozenset[str]
+    question_ids: tuple[str, ...]
     rollouts: int
     cells: tuple[str, ...]
     parameters: dict[str, float | None]
@@ -96,10 +96,11 @@ class Study:
 def read_study(folder: Path) -> Study:
     """The sweep in a folder. Raises `BadConfig`."""
     plan = _plan(folder)
+    asked = frozenset(plan.question_ids)
     found: dict[str, list[Scored]] = {name: [] for name in plan.cells}
     for row in read_rows(folder / RESULTS, Scored):
         # A plan may have been cut since.
-        if row.cell in found and row.rollout < plan.rollouts and row.question_id in plan.question_ids:
+        if row.cell in found and row.rollout < plan.rollouts and row.question_id in asked:
             found[row.cell].append(row)
     cells = tuple(_cell(name, rows) for name, rows in found.items() if rows)
     if not cells:

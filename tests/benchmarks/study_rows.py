@@ -102,7 +102,7 @@ def written(folder: Path, rows: Sequence[Scored], questions: int, rollouts: int 
     names = tuple(dict.fromkeys(one.cell for one in rows))
     asked = {one.question_id for one in rows}
     others = (f"not asked yet {number}" for number in range(questions - len(asked)))
-    plan = KeptPlan("Made up", frozenset({*asked, *others}), rollouts, names, dict(MODELS))
+    plan = KeptPlan("Made up", (*sorted(asked), *others), rollouts, names, dict(MODELS))
     (folder / PLAN).write_bytes(msgspec.json.encode(plan))
     made = {"provenance": msgspec.to_builtins(MADE_BY)}
     lines = (msgspec.json.encode(msgspec.to_builtins(one) | made) + b"\n" for one in rows)

@@ -72,9 +72,9 @@ rollouts = 2
 pilot = 2
 concurrency = 2
 attribution = true
+[models.student]
 [models.big]
 parameters = 1e9
-[models.student]
 [models.teacher]
 settings = {{ model = "teacher", base_url = "{url}" }}
 [[pairs]]
@@ -194,6 +194,7 @@ async def test_a_sweep_grows(sweep: Path, endpoint: Endpoint, tmp_path: Path) ->
     assert (status, endpoint.answered.total()) == (0, calls), said
     cut = read_study(tmp_path / "grown")
     assert cut.whole
+    assert list(cut.plan.parameters) == ["student", "big", "teacher"], "in the order of the file, which is that of size"
     assert sum(len(cell.rows) for cell in cut.cells) == 2 * 3, "a report is about what the file says now"
     sweep.write_text("seed = 7\n" + whole, "utf-8")
     status, said = await ran(*command)
