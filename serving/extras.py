@@ -15,7 +15,8 @@ def need(command: str, *modules: str) -> None:
     """Raise `BadConfig` where one of the modules that a command will need is missing, before it has done anything."""
     for module in modules:
         if find_spec(module) is None:
-            raise BadConfig(f"the package {module} is missing; {missing_extra(module, command)}")
+            advice = missing_extra(module, command) or "is rolegate installed as the README says?"
+            raise BadConfig(f"the package {module} is missing; {advice}")
 
 
 def missing_extra(module: str | None, command: str) -> str:
