@@ -71,6 +71,8 @@ class Scope:
     """When it would spend or reserve something, in Unix time."""
     open_calls: bool = False
     """Whether it needs to know the run's open calls."""
+    promised: bool = False
+    """Whether a client will be told: then it must outlast the machine, and not only the gateway."""
 
 
 class Books:

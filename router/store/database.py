@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from router.errors import BadConfig, StoreFailed
 from router.store.direct import translated
-from router.store.engine import WRITES, cannot_open, engine_of
+from router.store.engine import NOTES, WRITES, cannot_open, engine_of
 
 _log = structlog.get_logger("store")
 _READERS = 4
@@ -25,7 +25,8 @@ class Database:
     """Runs queries in threads: any number of readers, one writer, so that nothing blocks the event loop."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine, self._writing = engine, engine.execution_options(**WRITES)
+        self._engine = engine
+        self._writing, self._noting = engine.execution_options(**WRITES), engine.execution_options(**NOTES)
         self._writer, self._readers = ThreadPoolExecutor(1), ThreadPoolExecutor(_READERS)
 
     @classmethod
@@ -37,12 +38,14 @@ class Database:
         """What `query` reads, in one transaction. Raises `StoreFailed`."""
         return await self._run(self._readers, lambda: self._read(query))
 
-    async def write(self, change: Callable[[Connection], Value]) -> Value:
+    async def write(self, change: Callable[[Connection], Value], *, on_disk: bool = True) -> Value:
         """What `change` returns, once its one transaction is on disk. Raises `StoreFailed`; then nothing has changed.
 
-        `change` may be called again, where other processes were in its way.
+        `change` may be called again, where other processes were in its way. Without `on_disk`, it is once the
+        transaction is committed: it outlasts this process, and the machine only if a later one is waited for on disk,
+        which takes all earlier ones with it.
         """
-        return await self._run(self._writer, lambda: self._write(change))
+        return await self._run(self._writer, lambda: self._write(change, self._writing if on_disk else self._noting))
 
     async def close(self) -> None:
         """Finish what is being written, and disconnect."""
@@ -54,10 +57,10 @@ class Database:
         with self._engine.connect() as connection:
             return query(connection)
 
-    def _write(self, change: Callable[[Connection], Value]) -> Value:
+    def _write(self, change: Callable[[Connection], Value], engine: Engine) -> Value:
         for attempts_left in reversed(range(_ATTEMPTS)):
             try:
-                with translated(self._engine), self._writing.begin() as connection:
+                with translated(engine), engine.begin() as connection:
                     return change(connection)
             except DBAPIError as error:
                 if not attempts_left or getattr(error.orig, "sqlstate", None) not in _LOST_TO_OTHERS:

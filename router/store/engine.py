@@ -13,10 +13,13 @@ from sqlalchemy.exc import ArgumentError
 from router.errors import BadConfig
 
 WRITES: dict[str, Any] = {"writes": True}
-"""Execution options of a transaction that writes."""
+"""Execution options of a transaction that writes, and is on disk when it has been committed."""
+NOTES: dict[str, Any] = {**WRITES, "notes": True}
+"""Of one that outlasts this process, but perhaps not the machine; a later one that does takes it with it."""
 _CONNECT_S = 10
 _WAIT_S = 10.0
-_PRAGMAS = (f"busy_timeout={_WAIT_S * 1000:.0f}", "synchronous=FULL", "foreign_keys=ON")
+_ON_DISK, _NOTED = "PRAGMA synchronous=FULL", "PRAGMA synchronous=NORMAL"
+_SETTINGS = (f"PRAGMA busy_timeout={_WAIT_S * 1000:.0f}", _ON_DISK, "PRAGMA foreign_keys=ON")
 
 
 def engine_of(url: str) -> Engine:
@@ -24,13 +27,7 @@ def engine_of(url: str) -> Engine:
     address = make_url(url)
     match address.get_backend_name():
         case "postgresql":
-            return create_engine(
-                address.set(drivername="postgresql+psycopg"),
-                isolation_level="READ COMMITTED",  # what a lock has let through must be seen
-                connect_args={"connect_timeout": _CONNECT_S},
-                hide_parameters=True,
-                pool_pre_ping=True,
-            )
+            return _postgresql(address)
         case "sqlite" if address.database not in (None, "", ":memory:"):
             return _sqlite(address)
     raise ArgumentError("neither postgresql://… nor sqlite:///FILE")
@@ -51,6 +48,23 @@ def cannot_open(url: str, error: Exception) -> BadConfig:
     return BadConfig(f"server.store: cannot open {shown}: {said}; {advice}")
 
 
+def _postgresql(address: URL) -> Engine:
+    engine = create_engine(
+        address.set(drivername="postgresql+psycopg"),
+        isolation_level="READ COMMITTED",  # what a lock has let through must be seen
+        connect_args={"connect_timeout": _CONNECT_S},
+        hide_parameters=True,
+        pool_pre_ping=True,
+    )
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        if connection.get_execution_options().get("notes"):
+            connection.exec_driver_sql("SET LOCAL synchronous_commit TO off")
+
+    return engine
+
+
 def _sqlite(address: URL) -> Engine:
     with suppress(OSError, RuntimeError):  # then it cannot be opened either
         own = Path("~/.cache/rolegate").expanduser()  # where presets keep their stores; nobody else makes it
@@ -61,14 +75,19 @@ def _sqlite(address: URL) -> Engine:
     @event.listens_for(engine, "connect")
     def set_up(connection: Any, _record: object) -> None:
         connection.isolation_level = None  # Python's driver would begin by itself, and too late
-        for pragma in _PRAGMAS:
-            connection.execute(f"PRAGMA {pragma}")
+        for setting in _SETTINGS:
+            connection.execute(setting)
         _keep_journal(connection)
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
+        options = connection.get_execution_options()
+        if not options.get("writes"):
+            connection.exec_driver_sql("BEGIN")
+            return
+        connection.exec_driver_sql(_NOTED if options.get("notes") else _ON_DISK)  # no more once it has begun
         # A writer locks before it reads, so that what it has read is still so when it writes.
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("writes") else "BEGIN")
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
 

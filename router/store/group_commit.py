@@ -54,7 +54,10 @@ class GroupCommit:
         self._put(_Entry(operation))
 
     async def ask(self, operation: Operation) -> object:
-        """What `operation` comes to, once it is on disk. Raises what it raises, and `StoreFailed`."""
+        """What `operation` comes to, once that is committed, and on disk where it is promised to a client.
+
+        Raises what it raises, and `StoreFailed`.
+        """
         answer = asyncio.get_running_loop().create_future()
         self._put(_Entry(operation, answer))
         return await answer
@@ -97,7 +100,10 @@ class GroupCommit:
         """Write `batch`; what is to be tried again."""
         operations = [entry.operation for entry in batch]
         try:
-            outcomes = await self._database.write(partial(_written, operations, self._gateway_id))
+            outcomes = await self._database.write(
+                partial(_written, operations, self._gateway_id),
+                on_disk=any(operation.scope.promised for operation in operations),
+            )
         except Exception as error:
             cause = error.__cause__ if isinstance(error, StoreFailed) else error
             passing = isinstance(cause, DBAPIError) and not isinstance(cause, DataError | IntegrityError)

@@ -202,7 +202,7 @@ class Finish:
     @property
     def scope(self) -> Scope:
         """The run, with the calls whose ends could not be written before."""
-        return Scope(self.run.tenant, self.run.id, open_calls=True)
+        return Scope(self.run.tenant, self.run.id, open_calls=True, promised=True)
 
     @property
     def otherwise(self) -> "Finish":

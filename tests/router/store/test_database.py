@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from router.errors import BadConfig, StoreFailed
 from router.store.database import Database
@@ -58,6 +58,25 @@ async def test_writes_are_durable(tmp_path: Path) -> None:
     for run in (database.read, database.write, database.read):
         for name, value in wanted.items():
             assert await run(lambda connection, name=name: connection.execute(text(f"PRAGMA {name}")).scalar()) == value  # type: ignore[misc]
+    await database.close()
+
+
+async def test_a_note_does_not_wait_for_the_disk(url: str) -> None:
+    """And the next write does."""
+    database = await Database.open(url)
+    setting, noted, waiting = (
+        ("PRAGMA synchronous", 1, 2) if "sqlite" in url else ("SHOW synchronous_commit", "off", "on")
+    )
+
+    def read(connection: Connection) -> object:
+        return connection.execute(text(setting)).scalar()
+
+    assert [await database.write(read, on_disk=on_disk) for on_disk in (True, False, True, False)] == [
+        waiting,
+        noted,
+        waiting,
+        noted,
+    ]
     await database.close()
 
 

@@ -37,7 +37,7 @@ async def change(database: Database, statement: str) -> None:
 
 
 async def test_the_way_of_a_run(database: Database, journal: SQLJournal) -> None:
-    """It is running, its call is open, then ended; at its end it is read as it was. Each is on disk when told."""
+    """It is running, its call is open, then ended; at its end it is read as it was. Each is on record when told."""
     calls = [ended("run-1", 0), ended("run-1", 1, usage=None, outcome="refused", nano_usd=None)]
     assert await journal.begin(start("run-1", request_id="mine")) == Began()
     assert await rows(database, "SELECT status, trace_bytes, request_id FROM runs") == [("running", 0, "mine")]
@@ -264,8 +264,8 @@ class HardOfHearing(Database):
 
     misses = False
 
-    async def write(self, change: Callable[[Connection], Value]) -> Value:
-        written = await super().write(change)
+    async def write(self, change: Callable[[Connection], Value], *, on_disk: bool = True) -> Value:
+        written = await super().write(change, on_disk=on_disk)
         if self.misses:
             self.misses = False
             raise StoreFailed("gone") from OperationalError("COMMIT", None, Exception("gone"))
@@ -282,6 +282,34 @@ async def test_an_end_that_is_on_disk_though_nobody_heard_so(url: str) -> None:
         with pytest.raises(StoreFailed):
             await journal.finish(run("run-1", NOW, request_id="mine"))
         assert await journal.begin(start("run-2", request_id="mine")) == Earlier("run-1", "finished", True)
+    await database.close()
+
+
+class Listening(Database):
+    """Notes which transactions were to be on disk."""
+
+    waited: list[bool]
+
+    async def write(self, change: Callable[[Connection], Value], *, on_disk: bool = True) -> Value:
+        self.waited.append(on_disk)
+        return await super().write(change, on_disk=on_disk)
+
+
+async def test_the_disk_is_waited_for_once_a_run(url: str) -> None:
+    """Before its end is told to a client; what comes before goes with it."""
+    database = await Listening.open(url)
+    assert isinstance(database, Listening)
+    database.waited = []
+    async with SQLJournal.writing(database) as journal:
+        database.waited.clear()
+        await journal.begin(start("run-1"))
+        await journal.open(opened(ended("run-1", 0)))
+        await journal.hold("run-1", Amount(5, 0))
+        assert not any(database.waited)
+
+        journal.settle(ended("run-1", 0))
+        await journal.finish(run("run-1", NOW, [ended("run-1", 0)]))
+        assert database.waited[-1]
     await database.close()
 
 
