@@ -20,7 +20,7 @@ from executor_sft.minimodel.training import Schedule, save, train
 from executor_sft.miniworld.dialogues import Dialogue, RolePrompts
 
 SHAPES = {"backbone": BACKBONE, "executor": EXECUTOR, "student": EXECUTOR, "teacher": EXECUTOR}
-STEPS = {"backbone": 3200, "executor": 4300, "student": 4100, "teacher": 6300, "generalist": 6000}
+STEPS = {"backbone": 3200, "executor": 4300, "student": 4100, "teacher": 6300, "generalist": 4000}
 FIRST_WORLD = {"backbone": 1_000, "executor": 2_000, "student": 4_000, "teacher": 3_000, "generalist": 5_000}
 _LONG_ROW_TOKENS = 1024
 """For single agents, whose conversations hold what all their searches found."""
