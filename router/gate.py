@@ -27,7 +27,7 @@ no pair loses everything.
 _MEASURES = 3
 _MOST_LOG = 500.0
 """Evidence is cut at e to this, which every format can hold."""
-Verdict = Literal["promote", "wait", "roll_back"]
+Verdict = Literal["promote", "wait", "stop", "roll_back"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,8 @@ class GateRule:
     """
     most_tokens: float
     """Its tokens as a multiple of the active version's, at most; more is worse."""
+    most_trials: int
+    """Of a stage; where there is no decision by then, the trial is over, as trials cost tokens."""
 
 
 def decide(pairs: Sequence[Pair], rule: GateRule) -> tuple[Verdict, TrialFigures, str]:
@@ -57,6 +59,8 @@ def decide(pairs: Sequence[Pair], rule: GateRule) -> tuple[Verdict, TrialFigures
         return "roll_back", figures, f"Worse than the active version in {said}: {_summary(figures)}."
     if open_ := [each for each in figures.evidence if each.in_favour < enough]:
         said = ", ".join(f"{each.measure} (evidence {each.in_favour:.3g} of {enough:.3g})" for each in open_)
+        if len(pairs) >= rule.most_trials:
+            return "stop", figures, f"Not decided in {rule.most_trials:,} trials on {said}: {_summary(figures)}."
         return "wait", figures, f"Not decided yet on {said}: {_summary(figures)}."
     return "promote", figures, f"Not worse than the active version by more than {rule.margin:g}: {_summary(figures)}."
 

@@ -155,6 +155,8 @@ class Versions:
             return
         if verdict == "roll_back":
             draft.move(candidate, "rolled_back", "roll_back", reason)
+        elif verdict == "stop":
+            draft.move(candidate, "registered", "stop", reason)
         elif traffic.stage == "shadow":
             draft.move(candidate, "canary", "canary", reason, self._canary_share)
         else:

@@ -220,7 +220,7 @@ async def _reload(config: Config, readiness: Readiness, upstreams: Upstreams, ex
 async def _versions(config: Config, loading: Loading, book: VersionBook) -> tuple[Versions, str]:
     """Versions, of which one is active, and the one that the config names. Raises `BadConfig`."""
     gate, model = config.versions.gate, config.roles.execution.model
-    rule = GateRule(gate.margin, gate.error, gate.most_tokens) if gate.enabled else None
+    rule = GateRule(gate.margin, gate.error, gate.most_tokens, gate.most_trials) if gate.enabled else None
     versions = Versions(book, loading.load, rule, gate.canary_share)
     name, manifest = await loading.first() or (model, "")
     await versions.ensure_base(name, manifest)

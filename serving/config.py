@@ -225,6 +225,8 @@ class GateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """The share of runs that a shadow which passes goes on to work for."""
     most_tokens: float = 2.0
     """Its executor tokens as a multiple of the active one's, at most."""
+    most_trials: int = 10_000
+    """Of a stage; without a decision by then, as where no feedback comes, the trial is over."""
 
 
 class VersionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -270,6 +270,8 @@ def _gate(gate: GateConfig) -> list[str]:
     ]
     if not 0 < gate.canary_share <= 1:
         found.append("versions.gate.canary_share: must be more than 0 and at most 1; 1 is all runs.")
+    if gate.most_trials < 1:
+        found.append("versions.gate.most_trials: must be 1 or more; a decision takes a hundred or more.")
     if not 0 < gate.most_tokens < math.inf:
         found.append("versions.gate.most_tokens: must be more than 0; 1 allows no more than the active version spends.")
     return found

@@ -144,7 +144,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[str]:
 
     errors_only()  # its log is not what the command prints
     database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
-    versions = Versions(SQLVersionBook(database), load, GateRule(0.05, 0.05, 2.0))
+    versions = Versions(SQLVersionBook(database), load, GateRule(0.05, 0.05, 2.0, 10_000))
     await versions.ensure_base("mini-executor")
     server = Server(None, None, versions=ExecutorVersionServicer(versions))
     yield f"127.0.0.1:{await server.start('127.0.0.1:0')}"

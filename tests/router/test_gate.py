@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from router.gate import STAKES, GateRule, Verdict, decide, figures_of
 from router.trial import Judgement, Pair
 
-RULE = GateRule(margin=0.05, error=0.05, most_tokens=2.0)
-STRICT = GateRule(margin=0.05, error=0.05, most_tokens=1.0)
+RULE = GateRule(margin=0.05, error=0.05, most_tokens=2.0, most_trials=10_000)
+STRICT = GateRule(margin=0.05, error=0.05, most_tokens=1.0, most_trials=10_000)
 """With it, versions that spend the same are at the edge of what is allowed."""
 STREAMS, LENGTH = 1000, 500
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -140,20 +140,21 @@ def test_nobody_is_promoted_unjudged() -> None:
     verdict, figures, reason = decide([pair(None, tokens=10)] * 1000, RULE)
     assert (verdict, figures.judged) == ("wait", 0)
     assert "correctness (evidence 1 of 20): no run has been judged" in reason
+    assert decide([pair(None, tokens=10)] * 10_000, RULE)[0] == "stop"
 
 
 def test_the_margin_allows_for_some_loss() -> None:
     """A version that is a little worse is promoted with a wide margin and not with a narrow one."""
     pairs = ([pair(False)] * 3 + [pair(True, False)] * 2 + [pair()] * 45) * 10
-    assert pairs_until_decided(pairs, GateRule(0.2, 0.05, 2.0))[0] == "promote"
-    assert decide(pairs, GateRule(0.01, 0.05, 2.0))[0] == "wait"
+    assert pairs_until_decided(pairs, GateRule(0.2, 0.05, 2.0, 10_000))[0] == "promote"
+    assert decide(pairs, GateRule(0.01, 0.05, 2.0, 10_000))[0] == "wait"
 
 
 def test_what_it_may_spend() -> None:
     """The same tokens are too many where half of them are allowed, and few where twice as many are."""
     pairs = [pair()] * 300
     assert decide(pairs, RULE)[0] == "promote"
-    assert decide(pairs, GateRule(0.05, 0.05, 0.5))[0] == "roll_back"
+    assert decide(pairs, GateRule(0.05, 0.05, 0.5, 10_000))[0] == "roll_back"
     assert decide(pairs, STRICT)[0] == "wait"
 
 

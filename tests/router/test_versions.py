@@ -17,7 +17,7 @@ from router.versions import Versions
 from tests.router.store.stored import put, run
 
 BASE, FIRST, SECOND = "mini-executor", "executor-000001", "executor-000002"
-RULE = GateRule(margin=0.1, error=0.05, most_tokens=2.0)
+RULE = GateRule(margin=0.1, error=0.05, most_tokens=2.0, most_trials=200)
 BROKEN = "executor-000666"
 
 
@@ -57,8 +57,10 @@ class Setting:
         found = await self.versions.decisions()
         return [(each.version, each.decision, each.decided_by) for each in found][2:]
 
-    async def show(self, times: int, *, right: bool, candidate_tokens: int = 100) -> None:
-        """Trials of whoever is tried by now, in which the active version is right three times of four."""
+    async def show(self, times: int, *, right: bool | None, candidate_tokens: int = 100) -> None:
+        """Trials of whoever is tried by now, in which the active version is right three times of four. `right`: None
+        where nobody says.
+        """
         traffic = await self.versions.traffic()
         assert traffic.candidate and traffic.stage
         runs = [run(f"run-{self._runs + number}") for number in range(times)]
@@ -68,7 +70,8 @@ class Setting:
         for number, each in enumerate(runs):
             sides = Side("a", False, candidate_tokens), Side("b", False, 100)
             await self.book.add_trial(Trial(each.id, traffic.candidate, traffic.active, traffic.stage, *sides, now))
-            await self.book.judge(each.id, Judgement(right, number % 4 > 0))
+            if right is not None:
+                await self.book.judge(each.id, Judgement(right, number % 4 > 0))
 
 
 @pytest.fixture
@@ -298,6 +301,19 @@ async def test_the_gate_waits(setting: Setting) -> None:
     assert (waits.number, waits.from_state, waits.to_state) == (7, "shadow", "shadow")
     assert waits.figures and waits.figures.trials == 6
     assert setting.changes == 1
+
+
+async def test_the_gate_does_not_wait_for_ever(setting: Setting) -> None:
+    """What most trials did not decide is for the operator: the version costs no more."""
+    await setting.versions.set_traffic(FIRST, "shadow")
+    for count, verdict in ((RULE.most_trials - 1, "wait"), (1, "stop")):
+        await setting.show(count, right=None)
+        await setting.versions.review()
+        last = (await setting.versions.decisions())[-1]
+        assert (last.decision, last.decided_by) == (verdict, "gate")
+    assert last.reason.startswith("Not decided in 200 trials on correctness (evidence 1 of 20): no run has been judged")
+    assert await setting.states() == {SECOND: "registered", FIRST: "registered", BASE: "active"}
+    assert (await setting.versions.traffic()).candidate is None
 
 
 async def test_gateways_that_review_at_once(setting: Setting) -> None:

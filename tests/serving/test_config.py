@@ -411,6 +411,11 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         ),
         (
             "[retrieval]",
+            "[versions.gate]\nmost_trials = 0\n[retrieval]",
+            "versions.gate.most_trials: must be 1 or more; a decision takes a hundred or more.",
+        ),
+        (
+            "[retrieval]",
             "[versions.gate]\nmost_tokens = 0\n[retrieval]",
             "versions.gate.most_tokens: must be more than 0; 1 allows no more than the active version spends.",
         ),

@@ -37,7 +37,7 @@ async def load(name: str) -> str:
 async def stub_over(folder: Path) -> AsyncIterator[tuple["ExecutorVersionServiceAsyncStub", Database]]:
     """A stub of a service over a store in which the base is active, and the store."""
     database = await Database.open(f"sqlite:///{folder / 'versions.db'}")
-    versions = Versions(SQLVersionBook(database), load, GateRule(0.05, 0.05, 2.0))
+    versions = Versions(SQLVersionBook(database), load, GateRule(0.05, 0.05, 2.0, 10_000))
     await versions.ensure_base(BASE)
     server = Server(None, None, versions=ExecutorVersionServicer(versions))
     async with served(server) as channel:
