@@ -76,7 +76,8 @@ def draw_frontier(path: Path, points: Sequence[Point], tokens: str, score: str, 
     for number, point in enumerate(points, 1):
         color = _DELEGATION if point in front else _EXECUTION
         label = f"{number}  {point.name}"
-        axes.errorbar(point.tokens, point.score, _INTERVAL * point.error, fmt="o", color=color, label=label, zorder=2)
+        interval = _intervals([point.score], [point.error])
+        axes.errorbar(point.tokens, point.score, interval, fmt="o", color=color, label=label, zorder=2)
         axes.annotate(str(number), (point.tokens, point.score), (4, 4), textcoords="offset points", fontsize=8)
     axes.margins(0.15)
     axes.grid(alpha=0.3)
@@ -88,8 +89,15 @@ def _line(axes: Axes, places: Mapping[str, float], sweep: Sweep, metric: str, ro
     values, errors = zip(*sweep.points[metric], strict=True)
     label = f"{role} grows, beside {sweep.fixed}: {values[-1] - values[0]:+.1f}"
     color = _EXECUTION if role == "execution" else _DELEGATION
-    intervals = [_INTERVAL * error for error in errors]
+    intervals = _intervals(values, errors)
     axes.errorbar([places[name] for name in sweep.models], values, intervals, fmt="o-", color=color, label=label)
+
+
+def _intervals(scores: Sequence[float], errors: Sequence[float]) -> list[list[float]]:
+    """How far they reach down and up; no score is below 0 or above 100."""
+    widths = [_INTERVAL * error for error in errors]
+    below = [min(width, score) for width, score in zip(widths, scores, strict=True)]
+    return [below, [min(width, 100 - score) for width, score in zip(widths, scores, strict=True)]]
 
 
 def _save(figure: Figure, path: Path) -> None:
