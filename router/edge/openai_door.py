@@ -60,7 +60,7 @@ def openai_app(
         asked = _decoded(await _body(request, limits.opening_s))
         if asked.model not in (ANSWERING, EXECUTING):
             return _unknown(asked.model)
-        work = _work(gateway, asked.model, asked.question)
+        work = _work(gateway, asked)
         if asked.stream:
             return await _streamed(request, asked, work, limits.reading_s)
         return json_response(200, whole(asked.model, await work(lambda _event: None)))
@@ -90,9 +90,9 @@ def openai_app(
     return app
 
 
-def _work(gateway: Gateway, model: str, question: str) -> Work:
-    terms = Terms(identity=caller())
-    if model == EXECUTING:
+def _work(gateway: Gateway, asked: ChatRequest) -> Work:
+    question, terms = asked.question, Terms(identity=caller(), fresh=bool(asked.fresh))
+    if asked.model == EXECUTING:
         return lambda _emit: gateway.execute(question, terms)
     return lambda emit: gateway.answer(question, terms, emit)
 

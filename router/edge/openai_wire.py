@@ -45,6 +45,8 @@ class ChatRequest(msgspec.Struct, frozen=True):
     stream_options: StreamOptions | None = None
     n: int | None = None
     tool_choice: Any = None
+    fresh: bool | None = None
+    """Not OpenAI's: whether all is to be worked on anew, as the field of that name over gRPC."""
 
     @property
     def question(self) -> str:

@@ -15,9 +15,12 @@ from router.edge.openai_door import MAX_BODY_BYTES, openai_app
 from router.edge.openai_failure import HTTP_STATUS, refused
 from router.edge.status import STATUS
 from router.errors import BadConfig, BadRequest, UpstreamUnavailable
+from router.events import Emit
 from router.gateway import Gateway
 from router.model import Completion, Usage
+from router.run import Run
 from router.scripted_model import ScriptedModel
+from router.terms import Terms
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
 
@@ -68,6 +71,28 @@ async def test_a_web_page_of_another_host_is_refused(door: aiohttp.ClientSession
     body = {"model": "rolegate", "messages": [USER]}
     async with door.post(PATH, json=body, headers={"Origin": origin}) as response:
         assert (response.status, (await response.json())["error"]["code"]) == (403, "forbidden")
+
+
+@pytest.mark.parametrize("body", [{}, {"fresh": None}, {"fresh": False}, {"fresh": True}])
+async def test_work_that_is_wanted_anew(body: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """For either model, and only where it is asked for."""
+    gateway, told = Deployment().gateway(), list[Terms]()
+    answer, execute = gateway.answer, gateway.execute
+
+    async def answering(question: str, terms: Terms, emit: Emit) -> Run:
+        told.append(terms)
+        return await answer(question, terms, emit)
+
+    async def executing(sub_query: str, terms: Terms) -> Run:
+        told.append(terms)
+        return await execute(sub_query, terms)
+
+    monkeypatch.setattr(gateway, "answer", answering)
+    monkeypatch.setattr(gateway, "execute", executing)
+    async with served(gateway) as session:
+        for model in ("rolegate", "rolegate-executor"):
+            assert (await posted(session, model=model, **body))[0] == 200
+    assert [terms.fresh for terms in told] == [body == {"fresh": True}] * 2
 
 
 async def test_health_and_models(door: aiohttp.ClientSession) -> None:
