@@ -5,6 +5,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from rolegate.client import GatewayError
+
 from router.errors import RolegateError
 
 _BENCHMARKS = {
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     benchmark = importlib.import_module(f"benchmarks.{chosen.benchmark.replace('-', '_')}")
     try:
         return int(benchmark.main([*rest, *given[1:]]) or 0)
-    except RolegateError as error:
+    except (RolegateError, GatewayError) as error:
         print(f"rolegate bench: {error}", file=sys.stderr)
         return 1
 

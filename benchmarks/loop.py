@@ -2,59 +2,46 @@
 
 The untuned executor serves behind a gateway over gRPC; clients ask and tell the right answers afterwards. `rolegate sft
 retrain` makes a version of that, which works as shadow; the gate takes it to canary and to active while clients keep
-asking. Then a spoiled version is let in as a canary, and the gate takes it out again.
+asking. Then a spoiled version is let in as a canary, and the gate takes it out again. A loop that was stopped goes on
+in its folder where it was.
 """
 
 import argparse
 import asyncio
-import itertools
 import sys
 import tempfile
-import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, closing
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
-from rich.progress import Progress
-from rolegate.client import AsyncClient, GatewayError
-from rolegate.v1.executor_version_service_pb2 import ExecutorVersionState
+from rolegate.client import AsyncClient
+from rolegate.v1.executor_version_service_pb2 import ExecutorVersion, ExecutorVersionState
 
 from benchmarks.child import child
+from benchmarks.loop_asking import ENDED, Asked, LoopAsking
 from benchmarks.mini_deployment import mini_deployment
 from benchmarks.spoiled import publish_spoiled
+from executor_sft.line_file import LineFile
 from executor_sft.miniworld.config import over
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.questions import Question
 from executor_sft.miniworld.world import World
-from executor_sft.step import read_manifest
+from executor_sft.step import Step, read_manifest
 from router.errors import RolegateError
-from router.scoring import exact_match
+from serving.config import Config
 from serving.config_file import load_config, preset
 from serving.engine import Tell
 from serving.logs import errors_only
 from serving.retrieval.atomic_file import write_atomically
 
-_LAST_TRIALS_S = 10.0
-"""What the last trials may take after the last answer."""
-_ENDED = ("EXECUTOR_VERSION_STATE_ACTIVE", "EXECUTOR_VERSION_STATE_ROLLED_BACK")
-
-
-class Asked(msgspec.Struct, frozen=True):
-    """Some questions, one after the other or side by side."""
-
-    questions: int
-    right: int
-    failed: int
-    """Requests that ended in an error."""
-
-    @property
-    def exact_match(self) -> float:
-        """The share of right answers."""
-        return self.right / self.questions if self.questions else 0.0
+_REGISTERED = ExecutorVersionState.EXECUTOR_VERSION_STATE_REGISTERED
+_NOTES = "asked.jsonl"
+_CANARY_SHARE = 0.5
+"""Of the questions; with the default, most of them would be no trial."""
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -67,9 +54,8 @@ class Figures(msgspec.Struct, frozen=True):
     """The held-out questions, before."""
     after: Asked
     """The same ones, with the version that was promoted."""
-    retrain_s: float
     steps_s: dict[str, float]
-    """Seconds of each step of the training."""
+    """Seconds of each step of `retrain`."""
     swap: Asked
     """What was asked while the version went from shadow to active."""
     version_state: str
@@ -107,117 +93,77 @@ def main(arguments: Sequence[str]) -> int:
     failed = sum(
         asked.failed for asked in (figures.logged, figures.before, figures.swap, figures.after, figures.spoiled)
     )
-    return int(failed > 0 or (figures.version_state, figures.spoiled_state) != _ENDED)
+    return int(failed > 0 or (figures.version_state, figures.spoiled_state) != ENDED)
 
 
 async def _looped(given: argparse.Namespace, work: Path) -> Figures:
-    console = Console(stderr=True)
-    if (work / "runs.db").exists():
-        raise RolegateError(f"{work}: holds another loop's runs and versions; name a new folder.")
-    world, preset_mini = work / "world", load_config(preset("mini"))
-    questions = _distinct(export(World(given.seed, "test"), world, given.questions + given.held_out + 2 * given.most))
-    held_out, logged = questions[: given.held_out], questions[given.held_out :][: given.questions]
-    fresh = iter(questions[given.held_out + given.questions :])
+    settings = {name: getattr(given, name) for name in ("seed", "questions", "held_out", "most", "recipe")}
+    step = Step.begin(work, "loop", {}, settings)
+    if done := step.finished:
+        return msgspec.convert(done.figures, Figures)
+    questions = _distinct(export(World(given.seed, "test"), work / "world", sum(_counts(given))))
+    parts = iter(questions)
+    held_out, logged, tried, tried_spoiled = (list(islice(parts, count)) for count in _counts(given))
     lines = msgspec.json.Encoder().encode_lines(
         [{"id": one.id, "text": one.text, "answer": one.answer} for one in held_out]
     )
     write_atomically(work / "held_out.jsonl", lines)
+    console, file = Console(stderr=True), work / "rolegate.toml"
     async with AsyncExitStack() as stack:
-        deployment = mini_deployment(_teller(console), over(preset_mini, world), teacher=True)
+        notes = stack.enter_context(closing(LineFile(work / _NOTES)))
+        deployment = mini_deployment(_teller(console), _config(work / "world"), teacher=True)
         mini = await stack.enter_async_context(deployment)
-        file = work / "rolegate.toml"
         mini.config(file, f"sqlite:///{work}/runs.db", versions=work / "versions")
         gateway = await stack.enter_async_context(child("benchmarks.gateway_child", str(file)))
         client = await stack.enter_async_context(AsyncClient(gateway.told[0]))
-        asking = _Asking(client, given.in_flight, console)
-        before = await asking.all(held_out, "held-out questions, before", feedback=False)
-        told = await asking.all(logged, "logged questions", feedback=True)
-        begun = time.monotonic()
-        await _retrain(given, file, gateway.told[0], work)
-        retrain_s = time.monotonic() - begun
-        (version,) = [one.version for one in await client.versions() if one.manifest_json]
-        swap, state = await asking.until_decided(version, fresh, given.most)
-        after = await asking.all(held_out, "held-out questions, after", feedback=False)
-        bad = publish_spoiled(work / "versions", version)
-        await client.register_version(bad)
-        await client.set_version_traffic(bad, "canary", 0.5)
-        spoiled, bad_state = await asking.until_decided(bad, fresh, given.most)
+        asking = LoopAsking(client, given.in_flight, notes, console)
+        await asking.all("before", held_out, "held-out questions, before", feedback=False)
+        await asking.all("logged", logged, "logged questions", feedback=True)
+        if not await _published(client):
+            await _retrain(given, file, gateway.told[0], work)
+        version, *others = await _published(client)
+        if version.state == _REGISTERED:
+            await client.set_version_traffic(version.version, "shadow")
+        state = await asking.until_decided("swap", version.version, tried)
+        await asking.all("after", held_out, "held-out questions, after", feedback=False)
+        if not others:
+            await client.register_version(publish_spoiled(work / "versions", version.version))
+        _, bad = await _published(client)
+        if bad.state == _REGISTERED:
+            await client.set_version_traffic(bad.version, "canary", _CANARY_SHARE)
+        bad_state = await asking.until_decided("spoiled", bad.version, tried_spoiled)
         decided = [MessageToDict(one) for one in await client.version_decisions()]
-    return Figures(
-        given.seed,
-        told,
-        before,
-        after,
-        round(retrain_s, 1),
-        _seconds(work),
-        swap,
-        state,
-        [one for one in decided if one["version"] == version],
-        spoiled,
-        bad_state,
-        [one for one in decided if one["version"] == bad],
+    figures = Figures(
+        seed=given.seed,
+        logged=asking.asked("logged"),
+        before=asking.asked("before"),
+        after=asking.asked("after"),
+        steps_s=_seconds(work),
+        swap=asking.asked("swap"),
+        version_state=state,
+        decisions=[one for one in decided if one["version"] == version.version],
+        spoiled=asking.asked("spoiled"),
+        spoiled_state=bad_state,
+        spoiled_decisions=[one for one in decided if one["version"] == bad.version],
     )
+    step.finish(msgspec.to_builtins(figures), [_NOTES])
+    return figures
 
 
-class _Asking:
-    """Clients that ask, and tell the right answers."""
+def _counts(given: argparse.Namespace) -> tuple[int, ...]:
+    """Questions: held out, logged, and for each trial."""
+    return given.held_out, given.questions, given.most, given.most
 
-    def __init__(self, client: AsyncClient, in_flight: int, console: Console) -> None:
-        self._client, self._in_flight, self._console = client, in_flight, console
 
-    async def all(self, questions: Sequence[Question], title: str, *, feedback: bool) -> Asked:
-        """Ask them all."""
-        with Progress(console=self._console) as progress:
-            waiting = iter(progress.track(questions, description=title))
-            return await self._ask(waiting, feedback=feedback)
+def _config(world: Path) -> Config:
+    config = over(load_config(preset("mini")), world)
+    gate = msgspec.structs.replace(config.versions.gate, canary_share=_CANARY_SHARE)
+    return msgspec.structs.replace(config, versions=msgspec.structs.replace(config.versions, gate=gate))
 
-    async def until_decided(self, version: str, questions: Iterator[Question], most: int) -> tuple[Asked, str]:
-        """Ask on until the gate has promoted the version or rolled it back; and what it came to."""
-        ended = asyncio.Event()
 
-        def wanted() -> Iterator[Question]:
-            for question in itertools.islice(questions, most):
-                if ended.is_set():
-                    return
-                yield question
-
-        async with asyncio.TaskGroup() as group:
-            watching = group.create_task(self._watch(version, ended))
-            asked = await self._ask(wanted(), feedback=True)
-            if not ended.is_set():
-                await asyncio.sleep(_LAST_TRIALS_S)
-                ended.set()
-        return asked, watching.result()
-
-    async def _watch(self, version: str, ended: asyncio.Event) -> str:
-        """The version's state, once it is one of `_ENDED`, or when all was asked."""
-        while True:
-            (state,) = [one.state for one in await self._client.versions() if one.version == version]
-            name = ExecutorVersionState.Name(state)
-            if name in _ENDED or ended.is_set():
-                ended.set()
-                return name
-            await asyncio.sleep(1)
-
-    async def _ask(self, questions: Iterator[Question], *, feedback: bool) -> Asked:
-        tally: Counter[str] = Counter()
-
-        async def keep_asking() -> None:
-            for question in questions:
-                tally["questions"] += 1
-                try:
-                    answer = await self._client.ask(question.text)
-                    if feedback:
-                        await self._client.feedback(answer.run_id, gold_answer=question.answer)
-                    tally["right"] += exact_match(answer.answer, [question.answer])
-                except GatewayError as error:
-                    self._console.print(f"failed: {error}", style="red")
-                    tally["failed"] += 1
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(self._in_flight):
-                group.create_task(keep_asking())
-        return Asked(tally["questions"], tally["right"], tally["failed"])
+async def _published(client: AsyncClient) -> list[ExecutorVersion]:
+    """The versions that are on record as adapters, oldest first."""
+    return sorted((one for one in await client.versions() if one.manifest_json), key=lambda one: one.version)
 
 
 async def _retrain(given: argparse.Namespace, config: Path, address: str, work: Path) -> None:
