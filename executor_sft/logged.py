@@ -12,7 +12,7 @@ from router.errors import NotFound, StoreFailed
 from router.feedback import Feedback
 from router.model import Usage
 from router.run import Run
-from router.trajectory import Trajectory
+from router.trajectory import NOT_FOUND, Trajectory
 
 _PAGE = 100
 SOURCE = "logged"
@@ -84,9 +84,11 @@ async def select(
 
 def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
     """The run's question with what clients said: their right answers, and the run's own if the last of them who told
-    liked it; otherwise that one is known to be wrong.
+    liked it; otherwise that one is known to be wrong. Who likes an honest refusal has not told what would be right.
     """
-    answer = run.result.answer if isinstance(run.result, Trajectory) else ""
+    result = run.result
+    refused = not isinstance(result, Trajectory) or result.outcome == "out_of_scope" or result.answer == NOT_FOUND
+    answer = "" if refused else result.answer
     golds = [said.gold_answer for said in feedback if said.gold_answer.strip()]
     verdicts = [said.good for said in feedback if said.good is not None]
     liked = verdicts[-1] if verdicts and answer else None

@@ -21,7 +21,7 @@ from router.store.archive import SQLArchive
 from router.store.database import Database
 from router.store.schema import RUNS
 from router.tenant import Tenant
-from router.trajectory import Trajectory
+from router.trajectory import NOT_FOUND, AnswerOutcome, Trajectory
 from tests.router.store.stored import ANSWER, EXECUTIONS, call, put, run
 
 WANTED = RunFilter(kind="answer", training=True)
@@ -77,6 +77,19 @@ async def test_what_feedback_tells(database: Database) -> None:
         Question("changed", "About changed?", ("answer of changed",), "logged"),
     ]
     assert selection.counts == Counts(read=10, right_answer_unknown=5, selected=5)
+
+
+@pytest.mark.parametrize("outcome", ["not_found", "no_search", "out_of_scope"])
+@pytest.mark.parametrize("accepted", [True, False])
+async def test_a_refusal_is_no_right_answer(outcome: AnswerOutcome, accepted: bool, database: Database) -> None:
+    """However much it is liked; nor is it a wrong one. A right answer that is told counts."""
+    refused = Trajectory("not in the demo world" if outcome == "out_of_scope" else NOT_FOUND, outcome)
+    await put(database, asked("told", "T?", 2.0, result=refused), asked("liked", "L?", 1.0, result=refused))
+    for name, gold in (("told", "A"), ("liked", "")):
+        await say(database, name, accepted=accepted, gold_answer=gold)
+    selection = await selected(database)
+    assert selection.questions == [Question("told", "T?", ("A",), "logged")]
+    assert selection.counts == Counts(read=2, right_answer_unknown=1, selected=1)
 
 
 async def test_with_a_judge(database: Database) -> None:
