@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -160,11 +161,12 @@ def _show(report: CostReport, console: Console) -> None:
 
 def _table(costs: Costs, title: str, changed: Set[str] = frozenset()) -> Table:
     table = Table(title=title, title_justify="left", caption="–: unknown, which is not zero")
+    table.box, table.padding, table.show_edge = SIMPLE_HEAD, 0, False  # so that numbers are whole on 80 columns
     for column in ("role", "model"):
         table.add_column(column, overflow="fold")
-    names = ("calls", "uncounted", "prompt tokens", "of them cached", "written", "wasted")
+    names = ("calls", "un-\ncounted", "prompt\ntokens", "of them\ncached", "written", "wasted")
     for column in (*names, "dollars"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     rows = [_amounts(row) for row in costs.rows]
     for row, amounts in zip(costs.rows, rows, strict=True):
         other = " (instead)" if row.role in changed else ""
