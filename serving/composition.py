@@ -58,6 +58,7 @@ from serving.beside import Beside
 from serving.config import Config, ServerConfig
 from serving.engine import Tell
 from serving.readiness import missing
+from serving.reserved_port import reserved
 from serving.retrieval.grpc_service import RetrievalServicer
 from serving.retrieval.open_retriever import open_retriever
 from serving.roles import all_roles, deployments, new_role
@@ -92,7 +93,7 @@ async def running_gateway(
         database = await Database.open(config.server.store)
         stack.push_async_callback(database.close)
         access = Access(SQLAccounts(database), key)
-        await check_addresses(address, http, access)  # before anything slow begins
+        await check_addresses(address, http, access, alone=beside is None)  # before anything slow begins
         readiness = beside.readiness if beside else Readiness()
         if beside:
             engines = beside.engines
@@ -182,11 +183,15 @@ async def _journal(
         yield journal
 
 
-async def check_addresses(address: str, http: str | None, access: Access) -> None:
-    """See that nobody but this machine gets in without a key. Raises `BadConfig` and `StoreFailed`."""
+async def check_addresses(address: str, http: str | None, access: Access, *, alone: bool) -> None:
+    """See that nobody but this machine gets in without a key, and where it is to listen `alone`, that nobody else does.
+    Raises `BadConfig` and `StoreFailed`.
+    """
     for setting, wanted in (("server.address", address), ("server.http", http)):
         if wanted:
             await check_listening(wanted, setting, access)
+        if wanted and alone:
+            reserved(wanted, setting)[0].close()
 
 
 async def _use_versions(executors: Executors, named: str, tell: Tell) -> None:

@@ -72,7 +72,7 @@ async def _check_store(config: Config, address: str, http: str | None) -> None:
     """Before anything slow begins. Raises `BadConfig` and `StoreFailed`."""
     database = await Database.open(config.server.store)
     try:
-        await check_addresses(address, http, Access(SQLAccounts(database)))
+        await check_addresses(address, http, Access(SQLAccounts(database)), alone=False)
     finally:
         await database.close()
 

@@ -69,6 +69,27 @@ async def test_a_role_s_keys_reach_its_calls(tmp_path: Path) -> None:
     assert not {"top_k", "chat_template_kwargs"} & unchanged.keys()
 
 
+@pytest.mark.parametrize("setting", ["address", "http"])
+async def test_a_port_in_use_is_told_before_anything_slow(
+    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines take minutes to load."""
+    monkeypatch.setattr("serving.composition.engines_and_retriever", NotImplemented)
+    (tmp_path / "prompt.txt").write_text("Answer.\n", "utf-8")
+    async with serving() as server:
+        role = RoleConfig(model=MODEL, prompt=f"{tmp_path}/prompt.txt", base_url=server.base_url)
+        config = Config(
+            roles=RolesConfig(delegation=role, execution=role, answer=role),
+            retrieval=RetrievalConfig(address="127.0.0.1:9"),
+            server=ServerConfig(store=f"sqlite:///{tmp_path}/runs.db"),
+        )
+        taken = server.base_url.split("/")[2]
+        addresses = {"address": "127.0.0.1:0", "http": "127.0.0.1:0"} | {setting: taken}
+        with pytest.raises(BadConfig, match=f"^server.{setting}: cannot listen on {taken}; is the port in use?"):
+            async with running_gateway(config, addresses["address"], ignored, addresses["http"]):
+                pass
+
+
 async def test_replicas_and_fallbacks(tmp_path: Path) -> None:
     """Where one endpoint is dead and its replica overloaded, the backbone answers, at its own length; the ledger's rows
     name them, and each is reconciled by itself.
