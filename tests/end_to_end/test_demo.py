@@ -4,6 +4,7 @@ import asyncio
 import re
 import sqlite3
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -116,10 +117,12 @@ async def test_executes_a_single_sub_query(demo: Demo) -> None:
 
 async def test_completes_whole_and_streamed_alike(demo: Demo) -> None:
     """A client with a loop of its own gets the same greedy output in one piece or in many, ended by the stop string."""
-    message = completion_pb.ChatMessage(role="user", content=_questions(1, single_search=True)[0].text)
+    prompt = Path(demo.config.roles.delegation.prompt).read_text("utf-8").strip()
+    texts = {"system": prompt, "user": _questions(1, single_search=True)[0].text}
+    messages = [completion_pb.ChatMessage(role=role, content=text) for role, text in texts.items()]
     role, stop = usage_pb2.ROLE_DELEGATION, ["</search>"]
-    call = completion_pb.CompleteRequest(role=role, messages=[message], stop=stop)
-    streamed = completion_pb.StreamCompleteRequest(role=role, messages=[message], stop=stop)
+    call = completion_pb.CompleteRequest(role=role, messages=messages, stop=stop)
+    streamed = completion_pb.StreamCompleteRequest(role=role, messages=messages, stop=stop)
     stub = CompletionServiceStub(demo.channel)
     whole = await stub.Complete(call, timeout=60)
     pieces = [piece async for piece in stub.StreamComplete(streamed, timeout=60)]
