@@ -87,8 +87,9 @@ def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
     liked it; otherwise that one is known to be wrong. Who likes an honest refusal has not told what would be right.
     """
     result = run.result
-    refused = not isinstance(result, Trajectory) or result.outcome == "out_of_scope" or result.answer == NOT_FOUND
-    answer = "" if refused else result.answer
+    answer = result.answer if isinstance(result, Trajectory) and result.outcome != "out_of_scope" else ""
+    if answer == NOT_FOUND:
+        answer = ""
     golds = [said.gold_answer for said in feedback if said.gold_answer.strip()]
     verdicts = [said.good for said in feedback if said.good is not None]
     liked = verdicts[-1] if verdicts and answer else None
