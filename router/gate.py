@@ -52,6 +52,7 @@ def decide(pairs: Sequence[Pair], rule: GateRule) -> tuple[Verdict, TrialFigures
     It is promoted when the evidence in favour has reached 1/error on all three measures: all must be in error for it to
     be a wrong one. It is rolled back when the evidence against it has reached 3/error on any of them: the share of each
     in the error is a third (Bonferroni). Where both hold, it is worse, if within the margin, and rolled back.
+    Where neither does after `most_trials`, its trial is over.
     """
     figures, enough, too_much = figures_of(pairs, rule), 1 / rule.error, _MEASURES / rule.error
     if worse := [each for each in figures.evidence if each.against >= too_much]:

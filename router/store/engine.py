@@ -85,7 +85,7 @@ def _sqlite(address: URL) -> Engine:
         if not options.get("writes"):
             connection.exec_driver_sql("BEGIN")
             return
-        connection.exec_driver_sql(_NOTED if options.get("notes") else _ON_DISK)  # no more once it has begun
+        connection.exec_driver_sql(_NOTED if options.get("notes") else _ON_DISK)  # fixed once it has begun
         # A writer locks before it reads, so that what it has read is still so when it writes.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
