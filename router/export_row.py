@@ -1,9 +1,12 @@
 """A run as a row of an exported table."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from router.events import brief
 from router.execution import Conversation, Execution
+from router.feedback import Feedback
 from router.role_total import sum_known
 from router.run import Run
 from router.trajectory import Trajectory
@@ -37,12 +40,14 @@ class ExportRow(msgspec.Struct, frozen=True):
     """Billionths of a dollar."""
     cost_known: bool
     """Whether this is the cost of all calls."""
+    feedback: str
+    """What was said of it, oldest first, as a JSON array."""
     trace: str
     """Everything that was said, found and spent, as JSON."""
 
 
-def export_row(run: Run) -> ExportRow:
-    """The row of a run that has ended."""
+def export_row(run: Run, feedback: Sequence[Feedback] = ()) -> ExportRow:
+    """The row of a run that has ended, with what was said of it."""
     usages = [call.usage for call in run.calls if call.usage is not None]
     costs = [call.nano_usd for call in run.calls]
     answer = run.result if run.status == "finished" and isinstance(run.result, Trajectory) else None
@@ -64,6 +69,7 @@ def export_row(run: Run) -> ExportRow:
         tokens_known=len(usages) == len(run.calls),
         cost_nano_usd=sum_known(costs) or 0,
         cost_known=None not in costs,
+        feedback=msgspec.json.encode(feedback).decode(),
         trace=trace_json(run),
     )
 

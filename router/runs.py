@@ -35,6 +35,10 @@ class Runs:
         """A run, running or ended. Raises `NotFound`."""
         return await self._archive.load(run_id, identity.tenant)
 
+    async def feedback_on(self, run: Run) -> tuple[Feedback, ...]:
+        """What was said of it, oldest first."""
+        return await self._archive.feedback(run.id)
+
     async def list(self, wanted: RunFilter, size: int, page: str, identity: Identity) -> RunPage:
         """Runs, newest first. Raises `BadRequest` for a page that there is not."""
         return (

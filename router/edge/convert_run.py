@@ -1,5 +1,7 @@
 """Stored runs, from values to wire types and back."""
 
+from collections.abc import Iterable
+
 from rolegate.v1 import run_service_pb2 as pb
 
 from router.archive import RunFilter, RunSummary
@@ -8,7 +10,7 @@ from router.edge.convert import ANSWER_OUTCOMES
 from router.edge.convert_time import duration_to_proto, span_from_proto, timestamp_to_proto
 from router.edge.convert_usage import ROLES, usage_to_proto
 from router.errors import BadRequest
-from router.export_row import trace_json
+from router.export_row import output_of, trace_json
 from router.feedback import Feedback
 from router.run import Run, RunKind, RunStatus
 from router.trajectory import AnswerOutcome, Trajectory
@@ -39,6 +41,7 @@ _VERDICTS: dict[pb.Verdict, bool | None] = {
     pb.VERDICT_ACCEPTED: True,
     pb.VERDICT_REJECTED: False,
 }
+_VERDICT_NUMBERS = {verdict: number for number, verdict in _VERDICTS.items()}
 
 
 def list_filter_from_proto(request: pb.ListRunsRequest) -> RunFilter:
@@ -93,14 +96,26 @@ def run_to_proto(run: Run | RunSummary) -> pb.Run:
     )
 
 
-def whole_run_to_proto(run: Run, *, with_trace: bool) -> pb.GetRunResponse:
-    """A run with what it spent."""
+def feedback_to_proto(feedback: Feedback) -> pb.Feedback:
+    """Feedback, as it was given."""
+    return pb.Feedback(
+        verdict=_VERDICT_NUMBERS[feedback.accepted],
+        score=feedback.score,
+        gold_answer=feedback.gold_answer,
+        comment=feedback.comment,
+    )
+
+
+def whole_run_to_proto(run: Run, feedback: Iterable[Feedback], *, with_trace: bool) -> pb.GetRunResponse:
+    """A run with what it spent, and what was said of it."""
     return pb.GetRunResponse(
         run=run_to_proto(run),
         usage=usage_to_proto(run.calls),
         calls=map(_call_to_proto, run.calls),
         error=run.error,
         trace_json=trace_json(run) if with_trace else "",
+        output=output_of(run),
+        feedback=map(feedback_to_proto, feedback),
     )
 
 

@@ -12,6 +12,7 @@ from router.edge.convert import event_to_proto, last_events_to_proto
 from router.edge.convert_run import (
     export_filter_from_proto,
     feedback_from_proto,
+    feedback_to_proto,
     list_filter_from_proto,
     run_to_proto,
     whole_run_to_proto,
@@ -34,7 +35,7 @@ class RunServicer(pb_grpc.RunServiceServicer):
     async def GetRun(self, request: pb.GetRunRequest, _context: Any) -> pb.GetRunResponse:
         """One run."""
         run = as_seen_by(await self._runs.get(request.run_id, caller()), caller())
-        return whole_run_to_proto(run, with_trace=request.include_trace)
+        return whole_run_to_proto(run, await self._runs.feedback_on(run), with_trace=request.include_trace)
 
     async def ListRuns(self, request: pb.ListRunsRequest, _context: Any) -> pb.ListRunsResponse:
         """A page of runs, newest first."""
@@ -72,4 +73,9 @@ class RunServicer(pb_grpc.RunServiceServicer):
         identity = caller()
         async for run in self._runs.export(export_filter_from_proto(request), identity):
             seen = as_seen_by(run, identity)
-            yield pb.ExportRunsResponse(run=run_to_proto(seen), output=output_of(seen), trace_json=trace_json(seen))
+            yield pb.ExportRunsResponse(
+                run=run_to_proto(seen),
+                output=output_of(seen),
+                trace_json=trace_json(seen),
+                feedback=map(feedback_to_proto, await self._runs.feedback_on(run)),
+            )

@@ -12,7 +12,7 @@ from serving.cli.answer_view import AnswerView
 from serving.cli.connection import add_connection, with_client
 from serving.cli.message_json import message_json
 from serving.cli.moment import FORMATS, moment
-from serving.cli.runs_table import KINDS, STATUSES, calls_table, runs_table
+from serving.cli.runs_table import KINDS, STATUSES, calls_table, feedback_line, runs_table
 from serving.cli.usage_table import usage_table
 
 
@@ -37,7 +37,9 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("--until", type=moment, metavar="TIME", help="runs that started before")
     listing.add_argument("--tenant", default="", help="one tenant's only")
     listing.set_defaults(work=_list)
-    show = commands.add_parser("show", help="one run", description="Shows a run with its calls and sums.")
+    show = commands.add_parser(
+        "show", help="one run", description="Shows a run with its calls and sums, and the feedback on it."
+    )
     show.add_argument("--trace", action="store_true", help="print all that was said and found, as JSON")
     show.set_defaults(work=_show)
     watch = commands.add_parser(
@@ -90,6 +92,11 @@ def _show(client: Client, given: argparse.Namespace) -> None:
     else:
         console = Console()
         console.print(runs_table([found.run]))
+        for name, text in (("request", found.run.request), ("output", found.output)):
+            if text:
+                console.print(f"{name}: {text}", markup=False, highlight=False)
+        for feedback in found.feedback:
+            console.print(f"feedback: {feedback_line(feedback)}", markup=False, highlight=False)
         console.print(calls_table(found.calls))
         console.print(usage_table(found.usage))
         if found.error:

@@ -63,8 +63,9 @@ async def _export(given: argparse.Namespace) -> int:
             FORMATS[given.out.suffix](unfinished) as write,
         ):
             task = bar.add_task("", total=None)
-            async for run in SQLArchive(database).export(wanted):
-                write(export_row(run))
+            archive = SQLArchive(database)
+            async for run in archive.export(wanted):
+                write(export_row(run, await archive.feedback(run.id)))
                 runs += 1
                 bar.update(task, completed=runs)
             if not runs:  # `load_dataset` cannot read a file without rows

@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
 from rolegate.v1.answer_service_pb2 import AnswerOutcome
-from rolegate.v1.run_service_pb2 import Run, RunKind, RunStatus, UpstreamCall
+from rolegate.v1.run_service_pb2 import Feedback, Run, RunKind, RunStatus, UpstreamCall, Verdict
 from rolegate.v1.usage_pb2 import Role
 
 from serving.cli.usage_table import cost
@@ -58,6 +58,14 @@ def calls_table(calls: Sequence[UpstreamCall]) -> Table:
             f"{call.duration.ToTimedelta().total_seconds():.2f}",
         )
     return table
+
+
+def feedback_line(feedback: Feedback) -> str:
+    """What was said of a run, as far as anything was."""
+    verdict = Verdict.Name(feedback.verdict).removeprefix("VERDICT_").lower() if feedback.verdict else ""
+    score = f"score {feedback.score:g}" if feedback.HasField("score") else ""
+    gold = f"right answer {feedback.gold_answer!r}" if feedback.gold_answer else ""
+    return ", ".join(filter(None, (verdict, score, gold, feedback.comment))) or "its texts are not kept"
 
 
 def _status(run: Run) -> str:

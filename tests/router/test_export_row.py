@@ -7,6 +7,7 @@ import msgspec
 
 from router.execution import Conversation
 from router.export_row import ExportRow, export_row
+from router.feedback import Feedback
 from router.model import Completion, Message, Usage
 from router.run import Run
 from tests.router.store.stored import EXECUTIONS, call, run
@@ -17,7 +18,8 @@ NO_RESULT: dict[str, Any] = {"result": None, "events": ()}
 def test_an_answer() -> None:
     """With what it spent; cached tokens are a part of the prompt."""
     calls = [call("run-1", usage=Usage(10, 2, 4)), call("run-1", 1, usage=Usage(5, 1), nano_usd=30)]
-    row = export_row(run("run-1", 3.5, calls, request_id="mine", tenant="acme"))
+    said = [Feedback("run-1", True, comment="so it is"), Feedback("run-1", score=0.5)]
+    row = export_row(run("run-1", 3.5, calls, request_id="mine", tenant="acme"), said)
 
     assert row == ExportRow(
         run_id="run-1",
@@ -37,8 +39,10 @@ def test_an_answer() -> None:
         tokens_known=True,
         cost_nano_usd=37,
         cost_known=True,
+        feedback=row.feedback,
         trace=row.trace,
     )
+    assert msgspec.json.decode(row.feedback, type=list[Feedback]) == said
 
 
 def test_unknown_spending() -> None:

@@ -84,6 +84,11 @@ def test_cancel_and_feedback(gateway: str, run_id: str, capsys: pytest.CaptureFi
     told, noted = lines(capsys)
     assert told == f"told {run_id} to stop"
     assert noted.startswith("noted as feedback-")
+    assert main(["runs", "show", run_id, "--address", gateway]) == 0
+    shown = lines(capsys)
+    assert f"request: {QUESTION}" in shown
+    assert "output: in 1943" in shown
+    assert "feedback: rejected, right answer '1944'" in shown
 
 
 @pytest.mark.parametrize(

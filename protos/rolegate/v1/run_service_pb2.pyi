@@ -119,18 +119,22 @@ class GetRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., include_trace: _Optional[bool] = ...) -> None: ...
 
 class GetRunResponse(_message.Message):
-    __slots__ = ("run", "usage", "calls", "error", "trace_json")
+    __slots__ = ("run", "usage", "calls", "error", "trace_json", "output", "feedback")
     RUN_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     TRACE_JSON_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    FEEDBACK_FIELD_NUMBER: _ClassVar[int]
     run: Run
     usage: _containers.RepeatedCompositeFieldContainer[_usage_pb2.RoleUsage]
     calls: _containers.RepeatedCompositeFieldContainer[UpstreamCall]
     error: str
     trace_json: str
-    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ..., calls: _Optional[_Iterable[_Union[UpstreamCall, _Mapping]]] = ..., error: _Optional[str] = ..., trace_json: _Optional[str] = ...) -> None: ...
+    output: str
+    feedback: _containers.RepeatedCompositeFieldContainer[Feedback]
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ..., calls: _Optional[_Iterable[_Union[UpstreamCall, _Mapping]]] = ..., error: _Optional[str] = ..., trace_json: _Optional[str] = ..., output: _Optional[str] = ..., feedback: _Optional[_Iterable[_Union[Feedback, _Mapping]]] = ...) -> None: ...
 
 class ListRunsRequest(_message.Message):
     __slots__ = ("page_size", "page_token", "tenant", "kind", "status", "start_time", "end_time")
@@ -182,6 +186,18 @@ class CancelRunResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Feedback(_message.Message):
+    __slots__ = ("verdict", "score", "gold_answer", "comment")
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    GOLD_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    COMMENT_FIELD_NUMBER: _ClassVar[int]
+    verdict: Verdict
+    score: float
+    gold_answer: str
+    comment: str
+    def __init__(self, verdict: _Optional[_Union[Verdict, str]] = ..., score: _Optional[float] = ..., gold_answer: _Optional[str] = ..., comment: _Optional[str] = ...) -> None: ...
+
 class SubmitFeedbackRequest(_message.Message):
     __slots__ = ("run_id", "verdict", "score", "gold_answer", "comment")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -217,11 +233,13 @@ class ExportRunsRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., kind: _Optional[_Union[RunKind, str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., for_training: _Optional[bool] = ...) -> None: ...
 
 class ExportRunsResponse(_message.Message):
-    __slots__ = ("run", "output", "trace_json")
+    __slots__ = ("run", "output", "trace_json", "feedback")
     RUN_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     TRACE_JSON_FIELD_NUMBER: _ClassVar[int]
+    FEEDBACK_FIELD_NUMBER: _ClassVar[int]
     run: Run
     output: str
     trace_json: str
-    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., output: _Optional[str] = ..., trace_json: _Optional[str] = ...) -> None: ...
+    feedback: _containers.RepeatedCompositeFieldContainer[Feedback]
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., output: _Optional[str] = ..., trace_json: _Optional[str] = ..., feedback: _Optional[_Iterable[_Union[Feedback, _Mapping]]] = ...) -> None: ...
