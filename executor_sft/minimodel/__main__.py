@@ -20,10 +20,10 @@ from executor_sft.minimodel.training import Schedule, save, train
 from executor_sft.miniworld.dialogues import Dialogue, RolePrompts
 
 SHAPES = {"backbone": BACKBONE, "executor": EXECUTOR, "student": EXECUTOR, "teacher": EXECUTOR}
-STEPS = {"backbone": 3200, "executor": 4300, "student": 4100, "teacher": 6300, "generalist": 4000}
+STEPS = {"backbone": 3200, "executor": 4300, "student": 4100, "teacher": 6300, "generalist": 2500}
 FIRST_WORLD = {"backbone": 1_000, "executor": 2_000, "student": 4_000, "teacher": 3_000, "generalist": 5_000}
-_LONG_ROW_TOKENS = 1024
-"""For single agents, whose conversations hold what all their searches found."""
+_GENERALIST_ROWS = (ROW_TOKENS, 1024)
+"""The long ones are for single agents, whose conversations hold what all their searches found."""
 
 
 def mini_tokenizer(system: RolePrompts) -> PreTrainedTokenizerFast:
@@ -68,8 +68,9 @@ def main(given: Sequence[str] | None = None) -> int:
         if arguments.start
         else new_model(_shape(arguments.role, arguments.size), tokenizer)
     )
-    lessons = _conversations(arguments.role, system, FIRST_WORLD[arguments.role] * arguments.seed)
-    source = batches(lessons, tokenizer, _LONG_ROW_TOKENS if arguments.role == "generalist" else ROW_TOKENS)
+    first_world = FIRST_WORLD[arguments.role] * arguments.seed
+    lessons = _conversations(arguments.role, system, first_world, copies=arguments.start is not None)
+    source = batches(lessons, tokenizer, _GENERALIST_ROWS if arguments.role == "generalist" else (ROW_TOKENS,))
     schedule = Schedule(arguments.steps or STEPS[arguments.role], arguments.rate, tuple(arguments.context_weight))
     train(model, source, schedule, arguments.work)
     save(model, tokenizer, arguments.out)
@@ -80,11 +81,13 @@ def _shape(role: str, size: str) -> Shape:
     return LADDER[size] if role == "generalist" else SHAPES[role]
 
 
-def _conversations(role: str, system: RolePrompts, first_world: int) -> Iterator[Dialogue]:
-    """What a model learns from."""
+def _conversations(role: str, system: RolePrompts, first_world: int, *, copies: bool) -> Iterator[Dialogue]:
+    """What a model learns from that `copies` already or not."""
     match role:
         case "teacher":
             return conversations("executor", system, first_world, two_searches=True, passages=3)
+        case "generalist" if copies:
+            return conversations("generalist", system, first_world, passages=3)
         case "backbone" | "executor" | "student" | "generalist":
             return conversations(role, system, first_world)
     raise AssertionError(role)

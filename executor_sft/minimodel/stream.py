@@ -3,7 +3,7 @@
 import bisect
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +17,7 @@ from executor_sft.miniworld.world import World
 Role = Literal["backbone", "executor", "student", "generalist"]
 CONVERSATIONS_PER_WORLD = 800
 WORLDS_PER_STAGE = 25
+GENERALIST_WORLDS_PER_STAGE = 10
 ROW_TOKENS, BATCH_TOKENS = 512, 4096
 _WAITING = 64
 Encoded = tuple[list[int], list[bool]]
@@ -60,11 +61,12 @@ def conversations(
     role: Role, system: RolePrompts, first_world: int, *, two_searches: bool = False, passages: int | None = None
 ) -> Iterator[Dialogue]:
     """Conversations of training worlds `first_world`, `first_world + 1`, … Unless told how many `passages` a search
-    finds, executors begin with one and go on to two, then three: in a short context copying is learnt sooner. Students
-    can copy already."""
+    finds, executors and generalists begin with one and go on to two, then three: in a short context copying is learnt
+    sooner. Students can copy already."""
+    stage = GENERALIST_WORLDS_PER_STAGE if role == "generalist" else WORLDS_PER_STAGE
     for number in itertools.count():
         writer = DialogueWriter(World(first_world + number, "train"), system)
-        shown = passages or min(3, 1 + number // WORLDS_PER_STAGE)
+        shown = passages or min(3, 1 + number // stage)
         match role:
             case "backbone":
                 source = writer.backbone()
@@ -78,28 +80,31 @@ def conversations(
 
 
 def batches(
-    source: Iterator[Dialogue], tokenizer: PreTrainedTokenizerFast, row_tokens: int = ROW_TOKENS
+    source: Iterator[Dialogue], tokenizer: PreTrainedTokenizerFast, row_tokens: Sequence[int] = (ROW_TOKENS,)
 ) -> Iterator[Batch]:
-    """Pack `source` into full rows, `BATCH_TOKENS` in all: each takes the longest waiting conversation that still fits,
-    until none does. Those that are longer than a row are left out.
+    """Pack `source` into full rows, `BATCH_TOKENS` in all. A row begins with any waiting conversation, has the first of
+    the lengths `row_tokens` (ascending) that holds it, and takes the longest that still fits, until none does:
+    attention costs the square of a row, so most should be short. Conversations longer than all rows are left out.
     """
     waiting: list[Encoded] = []
-    rows: list[list[Encoded]] = []
+    rows: dict[int, list[list[Encoded]]] = {length: [] for length in row_tokens}
     while True:
         while len(waiting) < _WAITING:
             encoded = encode(next(source), tokenizer)
-            if len(encoded[0]) <= row_tokens:
+            if len(encoded[0]) <= row_tokens[-1]:
                 bisect.insort(waiting, encoded, key=lambda member: len(member[0]))
-        rows.append(_fill(waiting, row_tokens))
-        if len(rows) == BATCH_TOKENS // row_tokens:
-            yield _pack(rows, row_tokens)
-            rows = []
+        first = waiting.pop(len(waiting) // 2)  # any, so that all get used
+        length = row_tokens[bisect.bisect_left(row_tokens, len(first[0]))]
+        rows[length].append(_fill(first, waiting, length))
+        if len(rows[length]) == BATCH_TOKENS // length:
+            yield _pack(rows[length], length)
+            rows[length] = []
 
 
-def _fill(waiting: list[Encoded], row_tokens: int) -> list[Encoded]:
-    """Take one row's conversations out of `waiting`, sorted by length; the first is any, so that all get used."""
-    row = [waiting.pop(len(waiting) // 2)]
-    room = row_tokens - len(row[0][0])
+def _fill(first: Encoded, waiting: list[Encoded], row_tokens: int) -> list[Encoded]:
+    """A row that begins with `first`; the others are taken out of `waiting`, sorted by length."""
+    row = [first]
+    room = row_tokens - len(first[0])
     while at := bisect.bisect_right(waiting, room, key=lambda member: len(member[0])):
         row.append(waiting.pop(at - 1))
         room -= len(row[-1][0])

@@ -35,5 +35,5 @@ def test_nearly_all_fit_a_long_row(taught: list[Dialogue], system: RolePrompts) 
     lengths = [len(encode(dialogue, tokenizer)[0]) for dialogue in taught]
     assert sum(length > 1024 for length in lengths) < 0.02 * len(lengths)
     assert sum(length > 512 for length in lengths) > 0.05 * len(lengths)
-    batch = next(batches(iter(taught), tokenizer, 1024))
+    batch = next(batches(iter(taught), tokenizer, (1024,)))
     assert batch.attention().shape == (4, 1, 1024, 1024)
