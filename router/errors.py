@@ -12,7 +12,8 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 ├── RunCancelled               somebody cancelled the run
 ├── OutOfTime                  the deadline passed before there was anything to answer from
 ├── BudgetExhausted            the request's budget does not suffice for an answer
-│   └── QuotaExhausted         the tenant's quota does not, for now
+│   ├── QuotaExhausted         the tenant's quota does not, for now
+│   └── PriceUnknown           nobody can tell: it is in money, and a model has no price
 ├── Overloaded                 as many runs are under way or waiting as may be
 ├── SlowReader                 the client takes nothing of what it asked to be told
 ├── AccessDenied               the key must not do this
@@ -86,6 +87,10 @@ class QuotaExhausted(BudgetExhausted):
         super().__init__(message, contended=contended)
         self.retry_after_s = retry_after_s
         """When to come back, in seconds from now."""
+
+
+class PriceUnknown(BudgetExhausted):
+    """The tenant's quota is in money, and what the next call costs is not known."""
 
 
 class Overloaded(RolegateError):

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from router.amount import NOTHING, Amount
-from router.errors import BudgetExhausted, QuotaExhausted
+from router.errors import PriceUnknown, QuotaExhausted
 from router.tenant import Tenant
 
 _DAY_S = 86400
@@ -62,7 +62,7 @@ class Spending:
             self._change(tenant.name, period).requests += 1
 
     def check(self, tenant: Tenant, at: float, amount: Amount, held: Amount = NOTHING) -> None:
-        """Raise `QuotaExhausted` where `amount` is more than what is left; `BudgetExhausted` where nobody can tell.
+        """Raise `QuotaExhausted` where `amount` is more than what is left; `PriceUnknown` where nobody can tell.
 
         `held`: what is reserved for whoever asks, and will not come back before it is done.
         """
@@ -78,9 +78,9 @@ class Spending:
             if nano_usd is None:
                 continue
             if wanted.nano_usd is None or without.nano_usd is None:
-                raise BudgetExhausted(
-                    f"tenant {tenant.name}: nano_usd_per_{unit} limits what calls may cost, and the price of the next "
-                    "one's model is not known; give it in [prices] of the config."
+                raise PriceUnknown(
+                    f"tenant {tenant.name}: has a limit in dollars for each {unit}, and the price of the next call's "
+                    "model is not known; give it in [prices] of the config, or limit tokens instead."
                 )
             if wanted.nano_usd > nano_usd:
                 contended = without.nano_usd <= nano_usd

@@ -20,8 +20,10 @@ from router.identity import DEFAULT_TENANT
 from router.store.accounts import SQLAccounts
 from router.tenant import Tenant
 from serving.cli.opened_store import opened_store
-from serving.cli.options import add_config, tenant_name
+from serving.cli.options import add_config, chosen_file, tenant_name
+from serving.config_file import read_config
 from serving.logs import errors_only
+from serving.prices import prices_of
 
 _NANO = 1_000_000_000
 _MOST = 2**63 - 1
@@ -106,9 +108,26 @@ async def _run(given: argparse.Namespace) -> None:
             changes = {field: value for field, value in vars(given).items() if field in Tenant.__struct_fields__[1:]}
             tenants[given.name] = msgspec.structs.replace(named, **changes)
             await accounts.set_tenant(tenants[given.name])
+            if changes.get("nano_usd_per_day") is not None or changes.get("nano_usd_per_month") is not None:
+                await _warn_of_unpriced(given)
         if given.name not in tenants:
             raise BadRequest(f"there is no tenant {given.name!r}; there are: {', '.join(tenants)}.")
         _show(tenants[given.name], await _spent(accounts, given.name), given)
+
+
+async def _warn_of_unpriced(given: argparse.Namespace) -> None:
+    """A limit in dollars refuses every call of a model without a price."""
+    config = read_config(chosen_file(given))
+    roles = config.roles.by_name
+    prices = await prices_of(roles, config.prices)
+    if unpriced := list(dict.fromkeys(roles[name].model for name, price in prices.items() if price is None)):
+        Console(stderr=True).print(
+            f"what {' and '.join(unpriced)} cost{'s' if len(unpriced) == 1 else ''} is not known, so all that tenant "
+            f'{given.name} asks is refused until there is a [prices."{unpriced[0]}"] in the config',
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 async def _spent(accounts: Accounts, name: str) -> list[Spent]:

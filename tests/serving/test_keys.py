@@ -146,6 +146,13 @@ def test_a_tenant_is_made_by_being_set(commands: Commands) -> None:
     assert named["acme"]["tokens_per_day"] == 1000
 
 
+def test_a_limit_in_dollars_needs_prices(commands: Commands) -> None:
+    """Where one is missing, that is told when the limit is set, and not only when a question is refused."""
+    _, err = commands.run("tenants set acme --usd-per-day 5")
+    assert err.startswith("what m costs is not known, so all that tenant acme asks is refused until")
+    assert commands.run("tenants set acme --usd-per-day none")[1] == ""
+
+
 def test_a_key_makes_its_tenant(commands: Commands) -> None:
     """Without limits."""
     commands.run("keys create --tenant acme")
