@@ -48,6 +48,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--evaluation", type=Path, nargs="+", action="extend", default=[], metavar="FILE", help="questions to leave out"
     )
+    parser.add_argument(
+        "--then-evaluate", type=int, default=0, metavar="RUNS", help="that are to follow, for what all this takes"
+    )
     parser.add_argument("--yes", action="store_true", help="do not ask")
     given = parser.parse_args(arguments)
     errors_only()
@@ -88,7 +91,9 @@ async def _selected(config: Config, given: argparse.Namespace) -> Selection | No
         console.print("What cannot be read: `rolegate store check` names it; an older release may read it.")
     if not selection.questions:
         raise BadRequest("no logged question can be used; send feedback with right answers, or name a judge.")
-    console.print(estimate_table(estimate(calls, await asyncio.to_thread(_prices, config), shared)))
+    prices = await asyncio.to_thread(_prices, config)
+    evaluated = given.then_evaluate / len(selection.questions)
+    console.print(estimate_table(estimate(calls, prices, shared, evaluated)))
     return selection if given.yes or _agreed(len(selection.questions)) else None
 
 

@@ -21,6 +21,7 @@ _TIMES: Mapping[str, tuple[RoleName, float]] = {
     "answer": ("answer", 1 + _LED_SHARE),
 }
 """Whose tokens each of them is expected to need, and how many times."""
+_EVALUATED = "delegation", "student", "answer"
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -33,10 +34,15 @@ class Share(msgspec.Struct, frozen=True):
     """None where the price is not known."""
 
 
-def estimate(calls: Sequence[Call], prices: Mapping[str, Price | None], shared: Sequence[Usage] = ()) -> list[Share]:
+def estimate(
+    calls: Sequence[Call],
+    prices: Mapping[str, Price | None],
+    shared: Sequence[Usage] = (),
+    evaluated: float = 0.0,
+) -> list[Share]:
     """`calls`: of the logged runs; what is not known of them counts like the mean of the others. `prices`: of
-    delegation, teacher, student and answer. `shared`: of the executors whose reports the runs had from others. The
-    judge, who is asked little, is left out.
+    delegation, teacher, student and answer. `shared`: of the executors whose reports the runs had from others.
+    `evaluated`: runs of the student that are to follow, to the logged ones. The judge, asked little, is left out.
     """
     spared = sum(usage.prompt_tokens for usage in shared), sum(usage.completion_tokens for usage in shared)
     needed: dict[RoleName, tuple[float, float]] = {"execution": spared}
@@ -48,7 +54,12 @@ def estimate(calls: Sequence[Call], prices: Mapping[str, Price | None], shared: 
             prompt_tokens + scale * total.prompt_tokens,
             completion_tokens + scale * total.completion_tokens,
         )
-    return [_share(name, needed.get(role, (0.0, 0.0)), times, prices[name]) for name, (role, times) in _TIMES.items()]
+    nothing = 0.0, 0.0
+    shares = [_share(name, needed.get(role, nothing), times, prices[name]) for name, (role, times) in _TIMES.items()]
+    if evaluated:
+        runs = [_share(name, needed.get(_TIMES[name][0], nothing), evaluated, prices[name]) for name in _EVALUATED]
+        shares.append(_sum("evaluation", runs))
+    return shares
 
 
 def estimate_table(shares: Sequence[Share]) -> Table:
@@ -56,17 +67,20 @@ def estimate_table(shares: Sequence[Share]) -> Table:
     table = Table("role", title="What that would take, about", title_justify="left")
     for column in ("prompt tokens", "written", "dollars"):
         table.add_column(column, justify="right")
+    for share in (*shares, _sum("all", shares)):
+        dollars = "unknown" if share.dollars is None else f"{share.dollars:.4f}"
+        table.add_row(share.name, f"{share.prompt_tokens:,}", f"{share.completion_tokens:,}", dollars)
+    return table
+
+
+def _sum(name: str, shares: Sequence[Share]) -> Share:
     known = [share.dollars for share in shares if share.dollars is not None]
-    whole = Share(
-        "all",
+    return Share(
+        name,
         sum(share.prompt_tokens for share in shares),
         sum(share.completion_tokens for share in shares),
         sum(known) if len(known) == len(shares) else None,
     )
-    for share in (*shares, whole):
-        dollars = "unknown" if share.dollars is None else f"{share.dollars:.4f}"
-        table.add_row(share.name, f"{share.prompt_tokens:,}", f"{share.completion_tokens:,}", dollars)
-    return table
 
 
 def _share(name: str, needed: tuple[float, float], times: float, price: Price | None) -> Share:

@@ -200,6 +200,8 @@ async def test_what_it_would_take(database: Database) -> None:
         Share("student", 1000, 100, None),
         Share("answer", 400, 20, 0.0006),
     ]
+    assert estimate(logged, prices, evaluated=3.0)[-1] == Share("evaluation", 6600, 630, None)
+    assert estimate(logged, dict.fromkeys(prices, price), evaluated=3.0)[-1] == Share("evaluation", 6600, 630, 0.0129)
 
 
 async def test_reports_of_other_runs_would_have_to_be_paid_for(database: Database) -> None:
