@@ -105,6 +105,9 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """The largest rank of LoRA adapters that can be loaded beside the model; absent where none can."""
     ready_within_s: float = 600.0
     """How long loading may take, each time it is started. Large models take minutes."""
+    health_timeout_s: float = 10.0
+    """How long its health check may take. An engine that misses three in a row is started again; where others take all
+    cores, a busy one may need longer."""
 
 
 class RoleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -221,9 +221,10 @@ def _topologies(config: Config) -> list[str]:
 
 def _engines(config: Config) -> list[str]:
     return [
-        f"engines.{name}.ready_within_s: must be 1 to 86400 seconds."
+        f"engines.{name}.{key}: must be 1 to 86400 seconds."
         for name, engine in config.engines.items()
-        if not 1 <= engine.ready_within_s <= 86_400
+        for key in ("ready_within_s", "health_timeout_s")
+        if not 1 <= getattr(engine, key) <= 86_400
     ]
 
 

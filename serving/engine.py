@@ -74,7 +74,7 @@ async def engine(
         await process.start()
         good = True
         tell(f"vLLM engine {name}: ready at http://127.0.0.1:{port}/v1")
-        async with meanwhile(keep_running(process, hear, Watch())):
+        async with meanwhile(keep_running(process, hear, Watch(within_s=config.health_timeout_s))):
             yield f"http://127.0.0.1:{port}/v1"
     finally:
         await process.stop()

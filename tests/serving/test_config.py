@@ -276,9 +276,10 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         *(
             (
                 "[retrieval]",
-                f"[engines.b]\npath = 'm'\nready_within_s = {seconds}\n[retrieval]",
-                "engines.b.ready_within_s: must be 1 to 86400 seconds.",
+                f"[engines.b]\npath = 'm'\n{key} = {seconds}\n[retrieval]",
+                f"engines.b.{key}: must be 1 to 86400 seconds.",
             )
+            for key in ("ready_within_s", "health_timeout_s")
             for seconds in ("0", "inf", "nan")
         ),
         (
