@@ -99,7 +99,7 @@ async def _swept(
     console = Console(stderr=True)
     with Results.open(step.folder) as results, Progress(console=console) as bar:
         _keep(plan, cells, questions, step.folder)
-        task = bar.add_task("pilot")
+        task = bar.add_task("pilot", visible=False)
         sweeper = Sweeper(
             plan,
             cells,
@@ -114,7 +114,7 @@ async def _swept(
             return {}
         step.reopen()
         pilots = {cell.cell.name: sweeper.pilot(cell) for cell in cells}
-        bar.update(task, total=sum(map(len, pilots.values())))
+        bar.update(task, total=sum(map(len, pilots.values())), visible=True)
         await sweeper.run(lambda cell: pilots[cell.cell.name])
         left = {cell.cell.name: len(sweeper.left(cell)) for cell in cells}
         spent = {cell.cell.name: CellPilot() for cell in cells}

@@ -38,6 +38,8 @@ def main(arguments: Sequence[str]) -> int:
     errors_only()
     if given.out.suffix not in FORMATS:
         raise BadConfig(f"--out {given.out}: name a file that ends in {' or '.join(FORMATS)}.")
+    if not given.out.parent.is_dir():
+        raise BadConfig(f"--out {given.out}: the folder {given.out.parent} is not there.")
     if given.out.exists() and not given.force:
         raise BadConfig(f"--out {given.out}: is there already; --force replaces it.")
     runs = asyncio.run(_export(given))

@@ -16,15 +16,15 @@ from rolegate.v1.executor_version_service_pb2 import (
 
 
 def versions_table(versions: Iterable[ExecutorVersion]) -> Table:
-    """A row each. Figures of a trial are those of the version, then, after a slash, those of the active one, tokens
-    those of a run.
-    """
+    """A row each."""
     names = (Column(name, no_wrap=True) for name in ("version", "state", "since (UTC)"))
     figures = (Column(name, justify="right", overflow="fold") for name in ("runs", "right", "failed", "tokens"))
-    table = Table(*names, *figures, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    table = Table(*names, *figures, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, caption_justify="left")
     for version in versions:
         shown = _figures(version.figures) if version.HasField("figures") else ()
         table.add_row(escape(version.version), state_of(version), _time(version.state_time), *shown)
+        if shown:
+            table.caption = "before the slash the version's, behind it the active one's, on the same runs; tokens a run"
     return table
 
 

@@ -220,6 +220,8 @@ def test_a_file_that_is_there(folder: Path, suffix: str, capsys: pytest.CaptureF
     assert export(out.name) == 1
     assert out.read_text() == "mine"
     assert f"--out {out.name}: is there already; --force replaces it." in capsys.readouterr().err
+    assert export("elsewhere/runs.jsonl") == 1
+    assert "--out elsewhere/runs.jsonl: the folder elsewhere is not there." in capsys.readouterr().err
 
     assert export(out.name, "--force") == 0
     assert len(loaded(out)) == 7

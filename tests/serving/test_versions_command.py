@@ -99,6 +99,7 @@ async def test_what_a_trial_shows(told: Command, database: Database) -> None:
     await book.judge("run-1", Judgement(True, False))
     _, lines = await told("list")
     assert lines[2].endswith(" 2 1/0 of 1 0/2 600/1,000")
+    assert any(line.strip().startswith("before the slash the version's") for line in lines)
     assert lines[-1].startswith(f"evidence for {FIRST}, to that against it: correctness 1.5 to 0.5, failures ")
     _, lines = await told("list", "--json")
     figures = json.loads(lines[0])["figures"]
