@@ -100,7 +100,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     path: str
     """The model's folder, or a name that vLLM knows."""
     arguments: tuple[str, ...] = ()
-    """Further arguments of vLLM's API server."""
+    """Further arguments of vLLM's API server. Where it computes on a processor without bf16, fp32 is the default, which
+    is faster there; `["--dtype", "bfloat16"]` takes half the memory."""
     adapter_rank: int | None = None
     """The largest rank of LoRA adapters that can be loaded beside the model; absent where none can."""
     ready_within_s: float = 600.0

@@ -1,0 +1,18 @@
+"""What this machine's processor can do."""
+
+from pathlib import Path
+
+_CPUINFO = Path("/proc/cpuinfo")
+_BF16 = {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"}
+"""Of x86 and of ARM."""
+
+
+def computes_in_bf16(described: Path = _CPUINFO) -> bool:
+    """Whether it has instructions for that, by the system's description of it; taken for granted without one."""
+    try:
+        text = described.read_text()
+    except OSError:
+        return True
+    lines = (line.partition(":") for line in text.splitlines())
+    features = next((value.split() for name, _, value in lines if name.strip() in ("flags", "Features")), None)
+    return features is None or not _BF16.isdisjoint(features)
