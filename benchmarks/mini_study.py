@@ -1,7 +1,8 @@
 """The paper's study in miniature: models of three sizes as backbones, as executors and alone, on two mini worlds whose
 names none of them has seen, through real vLLM and real retrieval (TBSS 4.2 to 4.4).
 
-Models that are not there yet are trained first, for hours; every step goes on where it was, and is skipped once done.
+The models come with the project; `--models` takes others, and trains those that are not there yet, which takes hours.
+Every step goes on where it was, and is skipped once done.
 """
 
 import argparse
@@ -22,6 +23,11 @@ from serving.config import EngineConfig
 from serving.config_file import load_config, preset
 
 SIZES = ("small", "medium", "large")
+_SHIPPED = Path(__file__).resolve().parent / "study" / "models"
+_BEGINNINGS = {"medium": ("executor", 900), "large": ("teacher", 700)}
+"""Which of the demo's models, of the same size, goes on learning, and for how many steps; others begin from scratch."""
+_GENTLY = ("--rate", "1.5e-3", "--context-weight", "0.3", "0.1")
+"""How those learn that can copy already."""
 _WEIGHTS = "model.safetensors"
 _BYTES = 2
 """Of a parameter in a file."""
@@ -33,14 +39,16 @@ def main(arguments: Sequence[str]) -> int:
         prog="rolegate bench mini-study", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="where everything is kept")
-    parser.add_argument("--models", type=Path, metavar="DIR", help="where the models are, or go (default: in --work)")
+    parser.add_argument(
+        "--models", type=Path, default=_SHIPPED, metavar="DIR", help="where they are, or go (default: the shipped ones)"
+    )
     parser.add_argument("--worlds", type=int, nargs="+", default=[21, 22], metavar="SEED", help="(default: 21 22)")
     parser.add_argument("--questions", type=int, default=75, metavar="N", help="of each world (default: 75)")
     parser.add_argument("--rollouts", type=int, default=4, metavar="K", help="of each question (default: 4)")
     parser.add_argument("--threads", type=int, default=2, metavar="N", help="that train (default: 2)")
     given = parser.parse_args(arguments)
     work = given.work.resolve()
-    models = (given.models or work / "models").resolve()
+    models = given.models.resolve()
     for size in SIZES:
         asyncio.run(_train(size, models, given.threads))
     plan = write_plan(work, models, given.worlds, given.questions, given.rollouts)
@@ -54,14 +62,14 @@ def write_plan(work: Path, models: Path, worlds: Sequence[int], questions: int, 
     is in two of them.
     """
     folders = [work / f"world-{seed}" for seed in worlds]
-    for seed, folder in zip(worlds, folders, strict=True):
-        export(World(seed, "test"), folder, questions)
+    corpora = [folder / f"{folder.name}.jsonl" for folder in folders]  # an index knows files by their names
+    for seed, folder, corpus in zip(worlds, folders, corpora, strict=True):
+        export(World(seed, "test"), folder, questions, folder.name)
+        (folder / "corpus.jsonl").replace(corpus)
     config = load_config(preset("mini"))
     backbone = config.engines["backbone"]
     engines = {size: EngineConfig(path=str(models / size), arguments=backbone.arguments) for size in SIZES}
-    retrieval = msgspec.structs.replace(
-        config.retrieval, documents=tuple(str(folder / "corpus.jsonl") for folder in folders), index=str(work / "index")
-    )
+    retrieval = msgspec.structs.replace(config.retrieval, documents=tuple(map(str, corpora)), index=str(work / "index"))
     largest = SIZES[-1]
     execution = msgspec.structs.replace(config.roles.execution, engine=largest, model=largest)
     config = msgspec.structs.replace(
@@ -106,10 +114,15 @@ async def _train(size: str, models: Path, threads: int) -> None:
     if done.exists():
         return
     print(f"{done}: training", file=sys.stderr)
-    tokenizer = load_config(preset("mini")).engines["backbone"].path
+    engines = load_config(preset("mini")).engines
+    further: tuple[str, ...] = ()
+    if size in _BEGINNINGS:
+        beginning, steps = _BEGINNINGS[size]
+        further = "--start", engines[beginning].path, "--steps", str(steps), *_GENTLY
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "executor_sft", "mini-model", "generalist", "--size", size, "--threads", str(threads)),
-        *("--tokenizer", tokenizer, "--out", str(unfinished), "--work", str(work)),
+        *("--tokenizer", engines["backbone"].path, "--out", str(unfinished), "--work", str(work)),
+        *further,
     )
     if status := await process.wait():
         raise RolegateError(f"training {done} ended with status {status}; the same command goes on with it.")

@@ -20,10 +20,10 @@ EXECUTOR = Shape(width=192, layers=5, feed_forward=288)
 """About 1.8 million parameters: executes."""
 LADDER = {
     "small": Shape(width=96, layers=4, feed_forward=192),
-    "medium": Shape(width=160, layers=5, feed_forward=320),
+    "medium": EXECUTOR,
     "large": BACKBONE,
 }
-"""The study's models, of about 0.5, 1.5 and 4 million parameters: each speaks every role."""
+"""The study's models, of about 0.5, 1.8 and 4 million parameters: each speaks every role."""
 HEAD_WIDTH = 32
 
 

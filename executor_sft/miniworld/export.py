@@ -17,10 +17,12 @@ class _Document(msgspec.Struct, frozen=True):
     text: str
 
 
-def export(world: World, folder: Path, questions: int) -> list[Question]:
-    """Write `corpus.jsonl`, `questions.jsonl` and `scope.txt` into `folder`; the questions."""
+def export(world: World, folder: Path, questions: int, prefix: str = "mini") -> list[Question]:
+    """Write `corpus.jsonl`, with ids that begin with `prefix`, `questions.jsonl` and `scope.txt` into `folder`; the
+    questions.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    library = Library(world)
+    library = Library(world, prefix)
     examiner = Examiner(world, library)
     asked = [examiner.draw() for _ in range(questions)]
     encoder = msgspec.json.Encoder()

@@ -21,7 +21,9 @@ class Statement:
 class Library:
     """All passages of a world, in a fixed order, with the statement behind each fact, detour and alias."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, prefix: str = "mini") -> None:
+        """`prefix`: what the passages' ids begin with; worlds that share an index need one each."""
+        self._prefix = prefix
         self._rng = random.Random(f"{world.seed}/{world.side}/passages")
         self._world = world
         self.passages: list[Passage] = []
@@ -83,7 +85,7 @@ class Library:
         shown = [_capital(sentence) for sentence in sentences]
         for _ in range(self._rng.choice((0, 1, 1, 2) if len(shown) < 3 else (0, 0, 1))):
             shown.insert(self._rng.randint(1, len(shown)), self._rng.choice(FILLER))
-        identity = f"mini-{len(self.passages):05d}"
+        identity = f"{self._prefix}-{len(self.passages):05d}"
         self.passages.append(Passage(identity, title, " ".join(shown)))
         return identity
 

@@ -1,11 +1,14 @@
 """The study in miniature, up to where models work."""
 
+import json
 from pathlib import Path
 
 from benchmarks.mini_study import SIZES, write_plan
 from benchmarks.study.asked_questions import asked_questions
 from benchmarks.study.cell import prepared
 from benchmarks.study.plan import read_plan
+from serving.config_file import load_config
+from serving.documents.source import find_sources
 
 
 def test_the_plan_can_be_read(tmp_path: Path) -> None:
@@ -30,6 +33,11 @@ def test_the_plan_can_be_read(tmp_path: Path) -> None:
     ]
     assert max(len(cell.engines) for cell in cells) == plan.engines_at_once
     assert [model.parameters for model in plan.models.values()] == [1000, 2000, 3000]
+    documents = find_sources([Path(path) for path in load_config(tmp_path / "rolegate.toml").retrieval.documents])
+    passages = [
+        json.loads(line)["id"] for source in documents.sources for line in Path(source.path).read_text().splitlines()
+    ]
+    assert len(set(passages)) == len(passages)
     questions = asked_questions(plan.questions)
     assert len({question.id for question in questions}) == 6
     assert all(question.decomposition for question in questions)
