@@ -24,7 +24,7 @@ from serving.config_file import load_config, preset
 
 SIZES = ("small", "medium", "large")
 _SHIPPED = Path(__file__).resolve().parent / "study" / "models"
-_BEGINNINGS = {"medium": ("executor", 600), "large": ("teacher", 700)}
+_BEGINNINGS = {"large": ("teacher", 700)}
 """Which of the demo's models, of the same size, goes on learning, and for how many steps; others begin from scratch."""
 _GENTLY = ("--rate", "1.5e-3", "--context-weight", "0.3", "0.1")
 """How those learn that can copy already."""

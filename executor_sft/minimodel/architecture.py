@@ -19,11 +19,11 @@ BACKBONE = Shape(width=256, layers=5, feed_forward=640)
 EXECUTOR = Shape(width=192, layers=5, feed_forward=288)
 """About 1.8 million parameters: executes."""
 LADDER = {
-    "small": Shape(width=96, layers=4, feed_forward=192),
-    "medium": EXECUTOR,
-    "large": BACKBONE,
+    "small": Shape(width=64, layers=4, feed_forward=128),
+    "medium": Shape(width=96, layers=4, feed_forward=192),
+    "large": EXECUTOR,
 }
-"""The study's models, of about 0.5, 1.8 and 4 million parameters: each speaks every role."""
+"""The study's models, of about 0.25, 0.5 and 1.8 million parameters: each speaks every role."""
 HEAD_WIDTH = 32
 
 
