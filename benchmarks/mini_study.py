@@ -1,12 +1,13 @@
 """The paper's study in miniature: models of three sizes as backbones, as executors and alone, on two mini worlds whose
 names none of them has seen, through real vLLM and real retrieval (TBSS 4.2 to 4.4).
 
-The models come with the project; `--models` takes others, and trains those that are not there yet, which takes hours.
-Every step goes on where it was, and is skipped once done.
+Two of the models come with the project; one that is neither there nor shipped is trained first. Every step goes on
+where it was, and is skipped once done.
 """
 
 import argparse
 import asyncio
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,16 +40,14 @@ def main(arguments: Sequence[str]) -> int:
         prog="rolegate bench mini-study", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="where everything is kept")
-    parser.add_argument(
-        "--models", type=Path, default=_SHIPPED, metavar="DIR", help="where they are, or go (default: the shipped ones)"
-    )
+    parser.add_argument("--models", type=Path, metavar="DIR", help="where the models are, or go (default: in --work)")
     parser.add_argument("--worlds", type=int, nargs="+", default=[21, 22], metavar="SEED", help="(default: 21 22)")
     parser.add_argument("--questions", type=int, default=75, metavar="N", help="of each world (default: 75)")
     parser.add_argument("--rollouts", type=int, default=4, metavar="K", help="of each question (default: 4)")
     parser.add_argument("--threads", type=int, default=2, metavar="N", help="that train (default: 2)")
     given = parser.parse_args(arguments)
     work = given.work.resolve()
-    models = given.models.resolve()
+    models = (given.models or work / "models").resolve()
     for size in SIZES:
         asyncio.run(_train(size, models, given.threads))
     plan = write_plan(work, models, given.worlds, given.questions, given.rollouts)
@@ -109,9 +108,15 @@ def _model(size: str, folder: Path) -> StudyModel:
 
 
 async def _train(size: str, models: Path, threads: int) -> None:
-    """Train one that is not there, in a process of its own, which leaves no memory behind. Raises `RolegateError`."""
+    """Take the shipped one, or train one in a process of its own, which leaves no memory behind. Raises
+    `RolegateError`.
+    """
     done, unfinished, work = models / size, models / f"{size}-unfinished", models / f"{size}-work"
     if done.exists():
+        return
+    if (shipped := _SHIPPED / size).exists():
+        shutil.copytree(shipped, unfinished, dirs_exist_ok=True)
+        unfinished.rename(done)
         return
     print(f"{done}: training", file=sys.stderr)
     engines = load_config(preset("mini")).engines

@@ -49,7 +49,11 @@ def main(arguments: Sequence[str]) -> int:
         "--evaluation", type=Path, nargs="+", action="extend", default=[], metavar="FILE", help="questions to leave out"
     )
     parser.add_argument(
-        "--then-evaluate", type=int, default=0, metavar="RUNS", help="that are to follow, for what all this takes"
+        "--then-evaluate",
+        type=int,
+        default=0,
+        metavar="RUNS",
+        help="runs of an evaluation that is to follow; the estimate counts them",
     )
     parser.add_argument("--yes", action="store_true", help="do not ask")
     given = parser.parse_args(arguments)

@@ -42,7 +42,7 @@ def estimate(
 ) -> list[Share]:
     """`calls`: of the logged runs; what is not known of them counts like the mean of the others. `prices`: of
     delegation, teacher, student and answer. `shared`: of the executors whose reports the runs had from others.
-    `evaluated`: runs of the student that are to follow, to the logged ones. The judge, asked little, is left out.
+    `evaluated`: runs of an evaluation that follows, for each logged one. The judge, asked little, is left out.
     """
     spared = sum(usage.prompt_tokens for usage in shared), sum(usage.completion_tokens for usage in shared)
     needed: dict[RoleName, tuple[float, float]] = {"execution": spared}

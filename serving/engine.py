@@ -12,7 +12,7 @@ from pathlib import Path
 from router.errors import BadConfig
 from router.meanwhile import meanwhile
 from serving.config import EngineConfig
-from serving.processor import computes_in_bf16
+from serving.processor import computes_in_bf16, precision
 from serving.server_process import ServerProcess
 from serving.supervision import Say, Watch, keep_running
 from serving.versions.loading import MOST_LOADED
@@ -93,15 +93,9 @@ def _command(config: EngineConfig, served: list[str], port: int) -> list[str]:
         "--enable-prompt-tokens-details",
         *(("--enable-lora", "--max-lora-rank", str(config.adapter_rank)) if config.adapter_rank else ()),
         *(("--max-loras", str(_ADAPTERS)) if config.adapter_rank else ()),
-        *_precision(config),
+        *precision(config.arguments, on_cpu=_on_cpu(), bf16=computes_in_bf16()),
         *config.arguments,
     ]
-
-
-def _precision(config: EngineConfig) -> tuple[str, ...]:
-    """On a processor without bf16, emulating it takes half as long again as computing in fp32."""
-    chosen = any(argument.partition("=")[0] == "--dtype" for argument in config.arguments)
-    return () if chosen or not _on_cpu() or computes_in_bf16() else ("--dtype", "float32")
 
 
 def _on_cpu() -> bool:

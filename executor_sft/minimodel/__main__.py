@@ -44,7 +44,9 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--work", type=Path, required=True, help="where checkpoints and the loss log go; reuse it to resume"
     )
-    parser.add_argument("--steps", type=int, help="batches of 4,096 tokens (default: what the shipped models took)")
+    parser.add_argument(
+        "--steps", type=int, help="batches of 4,096 tokens (default: what the shipped models took from scratch)"
+    )
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
     parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate (default: 3e-3)")
     parser.add_argument(
@@ -82,7 +84,7 @@ def _shape(role: str, size: str) -> Shape:
 
 
 def _conversations(role: str, system: RolePrompts, first_world: int, *, copies: bool) -> Iterator[Dialogue]:
-    """What a model learns from that `copies` already or not."""
+    """What a model learns from. `copies`: it can copy already, so a generalist finds three passages from the start."""
     match role:
         case "teacher":
             return conversations("executor", system, first_world, two_searches=True, passages=3)

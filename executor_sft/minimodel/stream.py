@@ -18,6 +18,7 @@ Role = Literal["backbone", "executor", "student", "generalist"]
 CONVERSATIONS_PER_WORLD = 800
 WORLDS_PER_STAGE = 25
 GENERALIST_WORLDS_PER_STAGE = 10
+"""Fewer, as their training is shorter."""
 ROW_TOKENS, BATCH_TOKENS = 512, 4096
 _WAITING = 64
 Encoded = tuple[list[int], list[bool]]
@@ -82,9 +83,10 @@ def conversations(
 def batches(
     source: Iterator[Dialogue], tokenizer: PreTrainedTokenizerFast, row_tokens: Sequence[int] = (ROW_TOKENS,)
 ) -> Iterator[Batch]:
-    """Pack `source` into full rows, `BATCH_TOKENS` in all. A row begins with any waiting conversation, has the first of
-    the lengths `row_tokens` (ascending) that holds it, and takes the longest that still fits, until none does:
-    attention costs the square of a row, so most should be short. Conversations longer than all rows are left out.
+    """Pack `source` into full rows, `BATCH_TOKENS` in all. A row begins with the middle one of the waiting
+    conversations by length, has the first of the lengths `row_tokens` (ascending) that holds it, and takes the longest
+    that still fits, until none does: attention costs the square of a row, so most should be short. Conversations longer
+    than all rows are left out.
     """
     waiting: list[Encoded] = []
     rows: dict[int, list[list[Encoded]]] = {length: [] for length in row_tokens}
@@ -93,7 +95,7 @@ def batches(
             encoded = encode(next(source), tokenizer)
             if len(encoded[0]) <= row_tokens[-1]:
                 bisect.insort(waiting, encoded, key=lambda member: len(member[0]))
-        first = waiting.pop(len(waiting) // 2)  # any, so that all get used
+        first = waiting.pop(len(waiting) // 2)  # long ones gather until they are in the middle, so all get used
         length = row_tokens[bisect.bisect_left(row_tokens, len(first[0]))]
         rows[length].append(_fill(first, waiting, length))
         if len(rows[length]) == BATCH_TOKENS // length:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from executor_sft.minimodel.stream import Batch
+from serving.processor import computes_in_bf16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,7 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = torch.optim.AdamW(_groups(model), lr=schedule.peak_rate, betas=(0.9, 0.95))
     step = _resume(model, optimizer, folder / "checkpoint.pt")
-    losses: Any = torch.compile(_loss, dynamic=False) if compiled else _loss
-    halves = torch.cpu.get_capabilities().get("avx512_bf16", False)
+    losses: Any = torch.compile(_loss, dynamic=False) if compiled else _loss  # a graph for each length of rows
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -58,7 +58,7 @@ def train(
                 group["lr"] = schedule.rate(step)
             share, (first, last) = step / schedule.steps, schedule.context_weight
             weight = first * (1 - share) + last * share
-            with torch.autocast("cpu", torch.bfloat16, enabled=halves):
+            with torch.autocast("cpu", torch.bfloat16, enabled=computes_in_bf16()):
                 loss, own = losses(
                     model,
                     tokens=batch.tokens,

@@ -78,6 +78,7 @@ _FOR_TENANTS: dict[type[RolegateError], str] = {
     BadConfig: "The gateway is not set up for this; tell its operator.",
     BadIndex: "The gateway's index cannot be used; tell its operator.",
     BadVersion: "The gateway is not set up for this; tell its operator.",
+    PriceUnknown: "Your limit is in dollars, and what a model costs is not known; tell the gateway's operator.",
     UpstreamUnavailable: "{who} is not available for now; try again later.",
     UpstreamRefused: "{who} refuses what it is asked; tell the gateway's operator.",
     ContextTooLong: "{who} takes no prompt as long as this one; ask for something shorter.",

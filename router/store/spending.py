@@ -79,7 +79,7 @@ class Spending:
                 continue
             if wanted.nano_usd is None or without.nano_usd is None:
                 raise PriceUnknown(
-                    f"tenant {tenant.name}: has a limit in dollars for each {unit}, and the price of the next call's "
+                    f"tenant {tenant.name} has a limit in dollars for each {unit}, and the price of the next call's "
                     "model is not known; give it in [prices] of the config, or limit tokens instead."
                 )
             if wanted.nano_usd > nano_usd:

@@ -116,14 +116,15 @@ async def _run(given: argparse.Namespace) -> None:
 
 
 async def _warn_of_unpriced(given: argparse.Namespace) -> None:
-    """A limit in dollars refuses every call of a model without a price."""
+    """Name the models without a price, whose calls a limit in dollars refuses."""
     config = read_config(chosen_file(given))
     roles = config.roles.by_name
     prices = await prices_of(roles, config.prices)
     if unpriced := list(dict.fromkeys(roles[name].model for name, price in prices.items() if price is None)):
+        tables = ", ".join(f'[prices."{model}"]' for model in unpriced)
         Console(stderr=True).print(
-            f"what {' and '.join(unpriced)} cost{'s' if len(unpriced) == 1 else ''} is not known, so all that tenant "
-            f'{given.name} asks is refused until there is a [prices."{unpriced[0]}"] in the config',
+            f"no price is known for {', '.join(unpriced)}: their calls for tenant {given.name} are refused until the "
+            f"config has {tables}",
             markup=False,
             highlight=False,
             soft_wrap=True,

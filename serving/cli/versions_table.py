@@ -1,6 +1,6 @@
 """Versions of the executor and decisions on them, for a terminal."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -14,8 +14,10 @@ from rolegate.v1.executor_version_service_pb2 import (
     TrialFigures,
 )
 
+_KEY = "before the slash the version's, behind it the active one's, on the same runs; tokens a run"
 
-def versions_table(versions: Iterable[ExecutorVersion]) -> Table:
+
+def versions_table(versions: Sequence[ExecutorVersion]) -> Table:
     """A row each."""
     names = (Column(name, no_wrap=True) for name in ("version", "state", "since (UTC)"))
     figures = (Column(name, justify="right", overflow="fold") for name in ("runs", "right", "failed", "tokens"))
@@ -23,8 +25,8 @@ def versions_table(versions: Iterable[ExecutorVersion]) -> Table:
     for version in versions:
         shown = _figures(version.figures) if version.HasField("figures") else ()
         table.add_row(escape(version.version), state_of(version), _time(version.state_time), *shown)
-        if shown:
-            table.caption = "before the slash the version's, behind it the active one's, on the same runs; tokens a run"
+    if any(version.HasField("figures") for version in versions):
+        table.caption = _KEY
     return table
 
 

@@ -34,10 +34,10 @@ def test_the_plan_can_be_read(tmp_path: Path) -> None:
     assert max(len(cell.engines) for cell in cells) == plan.engines_at_once
     assert [model.parameters for model in plan.models.values()] == [1000, 2000, 3000]
     documents = find_sources([Path(path) for path in load_config(tmp_path / "rolegate.toml").retrieval.documents])
-    passages = [
+    ids = [
         json.loads(line)["id"] for source in documents.sources for line in Path(source.path).read_text().splitlines()
     ]
-    assert len(set(passages)) == len(passages)
+    assert len(set(ids)) == len(ids)
     questions = asked_questions(plan.questions)
     assert len({question.id for question in questions}) == 6
     assert all(question.decomposition for question in questions)

@@ -149,7 +149,9 @@ def test_a_tenant_is_made_by_being_set(commands: Commands) -> None:
 def test_a_limit_in_dollars_needs_prices(commands: Commands) -> None:
     """Where one is missing, that is told when the limit is set, and not only when a question is refused."""
     _, err = commands.run("tenants set acme --usd-per-day 5")
-    assert err.startswith("what m costs is not known, so all that tenant acme asks is refused until")
+    assert err.startswith(
+        "no price is known for m: their calls for tenant acme are refused until the config has [prices."
+    )
     assert commands.run("tenants set acme --usd-per-day none")[1] == ""
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.processor import computes_in_bf16
+from serving.processor import computes_in_bf16, precision
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,12 @@ def test_bf16(tmp_path: Path, described: str, can: bool) -> None:
     path.write_text(described)
     assert computes_in_bf16(path) == can
     assert computes_in_bf16(tmp_path / "none")
+
+
+def test_precision() -> None:
+    """Is fp32 on a processor without bf16, unless somebody chose; nothing else is meddled with."""
+    assert precision(("--max-num-seqs", "8"), on_cpu=True, bf16=False) == ("--dtype", "float32")
+    assert precision((), on_cpu=True, bf16=True) == ()
+    assert precision((), on_cpu=False, bf16=False) == ()
+    assert precision(("--dtype", "bfloat16"), on_cpu=True, bf16=False) == ()
+    assert precision(("--dtype=bfloat16",), on_cpu=True, bf16=False) == ()

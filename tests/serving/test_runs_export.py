@@ -14,8 +14,10 @@ from pyarrow.parquet import ParquetFile
 
 from router.execution import Conversation
 from router.export_row import ExportRow, export_row
+from router.feedback import Feedback
 from router.model import Completion, Message
 from router.run import Run
+from router.store.archive import SQLArchive
 from router.store.database import Database
 from router.tenant import Tenant
 from serving import export_file
@@ -208,6 +210,23 @@ def test_nothing_to_export(folder: Path, suffix: str, capsys: pytest.CaptureFixt
     out.write_text("mine")
     assert export(out.name, "--force") == 1
     assert out.read_text() == "mine"
+
+
+def test_what_was_said_of_a_run(folder: Path) -> None:
+    """Stands in its row."""
+    said = Feedback("run-01", accepted=False, gold_answer="1995")
+
+    async def write() -> None:
+        database = await Database.open("sqlite:///rolegate.db")
+        await put(database, *RUNS[:2])
+        await SQLArchive(database).add_feedback(said)
+        await database.close()
+
+    asyncio.run(write())
+    assert export("runs.jsonl") == 0
+    first, second = loaded(folder / "runs.jsonl")
+    assert msgspec.json.decode(first["feedback"], type=list[Feedback]) == [said]
+    assert second["feedback"] == "[]"
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

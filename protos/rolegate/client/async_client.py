@@ -90,7 +90,7 @@ class AsyncClient:
         )
 
     async def run(self, run_id: str, *, trace: bool = False) -> GetRunResponse:
-        """A run, running or ended, with its calls and, if wanted, its trace."""
+        """A run, running or ended, with its output, its calls, the feedback on it and, if wanted, its trace."""
         return await self._called(self._runs.GetRun, GetRunRequest(run_id=run_id, include_trace=trace))
 
     async def runs(self, **wanted: Unpack[ListFilter]) -> AsyncIterator[Run]:

@@ -87,7 +87,7 @@ class Client:
         return Stream(self._begun(self._answers.StreamAnswer, stream_request(question, terms), timeout_s), self._to)
 
     def run(self, run_id: str, *, trace: bool = False) -> GetRunResponse:
-        """A run, running or ended, with its calls and, if wanted, its trace."""
+        """A run, running or ended, with its output, its calls, the feedback on it and, if wanted, its trace."""
         return self._called(self._runs.GetRun, GetRunRequest(run_id=run_id, include_trace=trace))
 
     def runs(self, **wanted: Unpack[ListFilter]) -> Iterator[Run]:

@@ -358,12 +358,16 @@ async def test_a_run_under_way_has_no_duration() -> None:
     ],
 )
 async def test_feedback(given: dict[str, Any], noted: dict[str, Any]) -> None:
-    """What is stated is kept; what is not stays unstated, and a score of 0 is one."""
+    """What is stated is kept, and told again; what is not stays unstated, and a score of 0 is one."""
     store, run = await kept("finished")
     async with showing(store) as stub:
         response = await stub.SubmitFeedback(pb.SubmitFeedbackRequest(run_id=run.id, **given))
+        found = await stub.GetRun(pb.GetRunRequest(run_id=run.id))
+        exported = [item async for item in stub.ExportRuns(pb.ExportRunsRequest())]
     assert response.feedback_id
     assert store.given == [Feedback(run.id, **noted)]
+    assert list(found.feedback) == [pb.Feedback(**given)]
+    assert [list(item.feedback) for item in exported] == [[pb.Feedback(**given)]]
 
 
 @pytest.mark.parametrize(

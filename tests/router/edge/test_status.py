@@ -18,6 +18,7 @@ from router.errors import (
     BadVersion,
     OutOfTime,
     Overloaded,
+    PriceUnknown,
     QuotaExhausted,
     RolegateError,
     StoreFailed,
@@ -123,7 +124,7 @@ def test_tenants_read_no_addresses_and_no_files(kind: type[RolegateError]) -> No
     error = kind(said, **NEEDS.get(kind, {"endpoint": "http://10.0.0.1"} if issubclass(kind, UpstreamError) else {}))
     status = status_of(error, TENANT)
     assert (status.code, info(status).reason) == STATUS[kind]
-    names_things = issubclass(kind, UpstreamError) or kind in (BadConfig, BadIndex, BadVersion)
+    names_things = issubclass(kind, UpstreamError) or kind in (BadConfig, BadIndex, BadVersion, PriceUnknown)
     assert (status.message == said) != names_things
     assert "10.0.0.1" not in status.message or not names_things
 
