@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     work = given.work.resolve()
     models = (given.models or work / "models").resolve()
     for size in SIZES:
-        asyncio.run(_train(size, models, given.threads))
+        asyncio.run(_provide(size, models, given.threads))
     plan = write_plan(work, models, given.worlds, given.questions, given.rollouts)
     if status := sweep.main(["--config", str(plan), "--out", str(work / "results"), "--yes"]):
         return status
@@ -107,7 +107,7 @@ def _model(size: str, folder: Path) -> StudyModel:
     return StudyModel(settings={"model": size, "engine": size}, parameters=parameters)
 
 
-async def _train(size: str, models: Path, threads: int) -> None:
+async def _provide(size: str, models: Path, threads: int) -> None:
     """Take the shipped one, or train one in a process of its own, which leaves no memory behind. Raises
     `RolegateError`.
     """

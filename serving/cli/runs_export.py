@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.out.suffix not in FORMATS:
         raise BadConfig(f"--out {given.out}: name a file that ends in {' or '.join(FORMATS)}.")
     if not given.out.parent.is_dir():
-        raise BadConfig(f"--out {given.out}: the folder {given.out.parent} is not there.")
+        raise BadConfig(f"--out {given.out}: the folder {given.out.parent} is not there; make it first.")
     if given.out.exists() and not given.force:
         raise BadConfig(f"--out {given.out}: is there already; --force replaces it.")
     runs = asyncio.run(_export(given))

@@ -240,7 +240,7 @@ def test_a_file_that_is_there(folder: Path, suffix: str, capsys: pytest.CaptureF
     assert out.read_text() == "mine"
     assert f"--out {out.name}: is there already; --force replaces it." in capsys.readouterr().err
     assert export("elsewhere/runs.jsonl") == 1
-    assert "--out elsewhere/runs.jsonl: the folder elsewhere is not there." in capsys.readouterr().err
+    assert "--out elsewhere/runs.jsonl: the folder elsewhere is not there; make it first." in capsys.readouterr().err
 
     assert export(out.name, "--force") == 0
     assert len(loaded(out)) == 7
