@@ -49,6 +49,14 @@ class RunPage(msgspec.Struct, frozen=True):
     """What to ask the next page with; empty at the end."""
 
 
+class ToldRun(msgspec.Struct, frozen=True):
+    """A run that has ended, and what was said of it."""
+
+    run: Run
+    feedback: tuple[Feedback, ...]
+    """Oldest first."""
+
+
 class Archive(Protocol):
     """Stored runs, by whoever may see them; what may not be seen is as if it were not there.
 
@@ -61,7 +69,7 @@ class Archive(Protocol):
     async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
         """At most `size` runs, newest first. Raises `BadRequest` for a `page` that no list gave."""
 
-    def export(self, wanted: RunFilter) -> AsyncIterator[Run]:
+    def export(self, wanted: RunFilter) -> AsyncIterator[ToldRun]:
         """All runs that have ended, oldest first, read in pieces; redacted ones too."""
 
     async def add_feedback(self, feedback: Feedback, tenant: str | None = None) -> str:

@@ -65,9 +65,8 @@ async def _export(given: argparse.Namespace) -> int:
             FORMATS[given.out.suffix](unfinished) as write,
         ):
             task = bar.add_task("", total=None)
-            archive = SQLArchive(database)
-            async for run in archive.export(wanted):
-                write(export_row(run, await archive.feedback(run.id)))
+            async for told in SQLArchive(database).export(wanted):
+                write(export_row(told.run, told.feedback))
                 runs += 1
                 bar.update(task, completed=runs)
             if not runs:  # `load_dataset` cannot read a file without rows

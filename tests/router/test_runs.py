@@ -127,7 +127,7 @@ async def test_anothers_run_is_not_there() -> None:
     assert (await ended(answering)).status == "finished"
     for wanted in (RunFilter(), RunFilter("owner")):
         assert not (await runs.list(wanted, 50, "", OTHER)).runs
-        assert not [run async for run in runs.export(wanted, OTHER)]
+        assert not [told async for told in runs.export(wanted, OTHER)]
     assert [run.id for run in (await runs.list(RunFilter(), 50, "", OWNER)).runs] == [run_id]
 
 

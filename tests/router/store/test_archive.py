@@ -31,7 +31,7 @@ def archive(database: Database) -> SQLArchive:
 
 
 async def exported(archive: SQLArchive, wanted: RunFilter = RunFilter()) -> list[Run]:  # noqa: B008 - frozen
-    return [each async for each in archive.export(wanted)]
+    return [told.run async for told in archive.export(wanted)]
 
 
 async def listed(archive: SQLArchive, size: int, wanted: RunFilter = RunFilter()) -> list[list[str]]:  # noqa: B008
@@ -232,10 +232,10 @@ async def test_an_export_holds_no_transaction(database: Database, archive: SQLAr
     """Whoever reads slowly hinders nobody; a run that is deleted meanwhile is passed over."""
     await put(database, *(run(f"run-{number:03}", float(number)) for number in range(70)))
     found: list[str] = []
-    async for each in archive.export(RunFilter()):
+    async for told in archive.export(RunFilter()):
         if not found:
             await database.write(lambda connection: connection.execute(RUNS.delete().where(RUNS.c.run_id == "run-060")))
-        found.append(each.id)
+        found.append(told.run.id)
     assert found == [f"run-{number:03}" for number in range(70) if number != 60]
 
 
@@ -293,12 +293,14 @@ async def test_cancelling(database: Database, archive: SQLArchive) -> None:
 
 async def test_feedback_is_read_again(database: Database, archive: SQLArchive) -> None:
     """That on one run, oldest first."""
-    await put(database, run("run-1"), run("run-2"))
+    await put(database, run("run-1"), run("run-2"), run("run-3"))
     given = [Feedback("run-1", True), Feedback("run-1", score=0.25, gold_answer="Mann"), Feedback("run-1", comment="…")]
     for feedback in (given[0], Feedback("run-2", False), *given[1:]):
         await archive.add_feedback(feedback)
     assert await archive.feedback("run-1") == tuple(given)
     assert await archive.feedback("run-3") == ()
+    told = {each.run.id: each.feedback async for each in archive.export(RunFilter())}
+    assert told == {"run-1": tuple(given), "run-2": (Feedback("run-2", False),), "run-3": ()}
 
 
 async def test_shadows_are_seen_only_where_they_are_asked_for(database: Database, archive: SQLArchive) -> None:

@@ -158,7 +158,7 @@ async def test_the_runs_of_an_older_database(url: str) -> None:
         ),
     )
     run = msgspec.convert({**_old_run("run-2", None), "calls": calls}, Run)
-    assert [each async for each in archive.export(RunFilter())][1] == run
+    assert [told.run async for told in archive.export(RunFilter())][1] == run
     assert (await archive.load("run-1")).result == ANSWER
     await database.close()
 
