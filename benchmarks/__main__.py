@@ -18,7 +18,7 @@ _BENCHMARKS = {
     "sweep": "a grid of backbones, executors and topologies on the same questions; goes on after a kill",
     "report": "the paper's tables and figures from a sweep, with what answers cost and which role loses them",
     "cost": "what logged traffic cost, by role, and what it would have cost with other models",
-    "mini-study": "the paper's study in miniature: three sizes in every role, trained where they are missing",
+    "mini-study": "the paper's study in miniature: models of three sizes in every role",
     "executors": "the naive, the distilled and the teaching executor on held-out mini worlds",
     "filtering": "what an executor learns with the filter, without it, and from gold trajectories",
     "loop": "from logged traffic to a better executor in service, and a spoiled one out of it",

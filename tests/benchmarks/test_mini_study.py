@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
-from benchmarks.mini_study import SIZES, write_plan
+import pytest
+
+from benchmarks.mini_study import MODELS, SIZES, write_plan
 from benchmarks.study.asked_questions import asked_questions
 from benchmarks.study.cell import prepared
 from benchmarks.study.plan import read_plan
+from router.errors import BadConfig
 from serving.config_file import load_config
 from serving.documents.source import find_sources
 
@@ -41,3 +44,16 @@ def test_the_plan_can_be_read(tmp_path: Path) -> None:
     questions = asked_questions(plan.questions)
     assert len({question.id for question in questions}) == 6
     assert all(question.decomposition for question in questions)
+
+
+def test_the_models_that_come_with_it(tmp_path: Path) -> None:
+    """Are of the sizes that are told of them."""
+    plan = read_plan(write_plan(tmp_path, MODELS, [21], 1, 1))
+    sizes = [round((model.parameters or 0.0) / 1e6, 2) for model in plan.models.values()]
+    assert sizes == pytest.approx([0.25, 0.5, 1.8], rel=0.1)
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    """Is named, before anything is asked."""
+    with pytest.raises(BadConfig, match=rf"--models: {tmp_path}/small/model\.safetensors: No such file"):
+        write_plan(tmp_path / "work", tmp_path, [21], 1, 1)

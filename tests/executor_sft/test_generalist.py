@@ -1,11 +1,12 @@
 """What the study's models learn from."""
 
 import itertools
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from executor_sft.minimodel.stream import batches, conversations, encode
+from executor_sft.minimodel.stream import BATCH_TOKENS, batches, conversations, encode
 from executor_sft.minimodel.tokenizer import load_tokenizer
 from executor_sft.miniworld.dialogues import Dialogue, RolePrompts
 
@@ -37,3 +38,15 @@ def test_nearly_all_fit_a_long_row(taught: list[Dialogue], system: RolePrompts) 
     assert sum(length > 512 for length in lengths) > 0.05 * len(lengths)
     batch = next(batches(iter(taught), tokenizer, (1024,)))
     assert batch.attention().shape == (4, 1, 1024, 1024)
+
+
+def test_most_stand_in_short_rows(taught: list[Dialogue]) -> None:
+    """A batch has rows of one length; a long one begins with a conversation that no short one holds."""
+    tokenizer = load_tokenizer(_MODELS / "mini-backbone")
+    packed = list(itertools.islice(batches(itertools.cycle(taught), tokenizer, (512, 1024)), 40))
+    shapes = Counter(batch.tokens.shape for batch in packed)
+    assert set(shapes) == {(BATCH_TOKENS // 512, 512), (BATCH_TOKENS // 1024, 1024)}
+    assert shapes[8, 512] > shapes[4, 1024]
+    for batch in packed:
+        longest = [int(row.max()) + 1 for row in batch.positions]
+        assert batch.tokens.shape[1] == 512 or min(longest) > 512
