@@ -27,6 +27,7 @@ _ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",  # modules that lie in the working directory are not ours
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # no worker beside the engine's core on a CPU: each spins while it waits
     "VLLM_NO_USAGE_STATS": "1",
 }
 """What is not set otherwise."""
