@@ -1,8 +1,8 @@
 """The paper's study in miniature: models of three sizes as backbones, as executors and alone, on two mini worlds whose
 names none of them has seen, through real vLLM and real retrieval (TBSS 4.2 to 4.4).
 
-The models come with the project; `rolegate sft mini-model generalist --size SIZE` trains others. A study that was
-stopped goes on in its folder where it was.
+The models come with the project; docs/LOG.md says how they were trained. A study that was stopped goes on in its
+folder where it was.
 """
 
 import argparse
@@ -13,7 +13,6 @@ import msgspec
 
 from benchmarks import report, sweep
 from benchmarks.study.plan import Pairs, Plan, StudyModel
-from executor_sft.minimodel.architecture import LADDER
 from executor_sft.miniworld.config import write_config
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
@@ -21,7 +20,7 @@ from router.errors import BadConfig
 from serving.config import EngineConfig
 from serving.config_file import load_config, preset
 
-SIZES = tuple(LADDER)
+SIZES = ("small", "medium", "large")
 """From the smallest to the largest."""
 MODELS = Path(__file__).resolve().parent / "study" / "models"
 _WEIGHTS = "model.safetensors"
@@ -40,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         type=Path,
         default=MODELS,
         metavar="DIR",
-        help="holds small, medium and large (default: ours)",
+        help="holds small, medium and large (default: those that come with the project)",
     )
     parser.add_argument("--worlds", type=int, nargs="+", default=[21, 22], metavar="SEED", help="(default: 21 22)")
     parser.add_argument("--questions", type=int, default=75, metavar="N", help="of each world (default: 75)")
@@ -106,4 +105,5 @@ def _parameters(model: Path) -> float:
     try:
         return float((model / _WEIGHTS).stat().st_size // _BYTES)
     except OSError as error:
-        raise BadConfig(f"--models: {model / _WEIGHTS}: {error.strerror}; see `rolegate sft mini-model`.") from error
+        how = f"`rolegate sft mini-model generalist --size {model.name}` trains one"
+        raise BadConfig(f"--models: {model / _WEIGHTS}: {error.strerror}; {how}.") from error

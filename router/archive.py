@@ -49,7 +49,7 @@ class RunPage(msgspec.Struct, frozen=True):
     """What to ask the next page with; empty at the end."""
 
 
-class ToldRun(msgspec.Struct, frozen=True):
+class ExportedRun(msgspec.Struct, frozen=True):
     """A run that has ended, and what was said of it."""
 
     run: Run
@@ -69,8 +69,8 @@ class Archive(Protocol):
     async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
         """At most `size` runs, newest first. Raises `BadRequest` for a `page` that no list gave."""
 
-    def export(self, wanted: RunFilter) -> AsyncIterator[ToldRun]:
-        """All runs that have ended, oldest first, read in pieces; redacted ones too."""
+    def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
+        """All runs that have ended, with their feedback, oldest first, read in pieces; redacted ones too."""
 
     async def add_feedback(self, feedback: Feedback, tenant: str | None = None) -> str:
         """Keep feedback; its identifier. Raises `NotFound`."""

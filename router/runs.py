@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 
-from router.archive import Archive, RunFilter, RunPage, ToldRun
+from router.archive import Archive, ExportedRun, RunFilter, RunPage
 from router.ended_run import ended_run
 from router.errors import BadRequest, StoreFailed
 from router.events import Event
@@ -45,8 +45,8 @@ class Runs:
             await self._archive.list(_own(wanted, identity), size, page) if _may(wanted, identity) else RunPage((), "")
         )
 
-    def export(self, wanted: RunFilter, identity: Identity) -> AsyncIterator[ToldRun]:
-        """All runs that have ended, oldest first."""
+    def export(self, wanted: RunFilter, identity: Identity) -> AsyncIterator[ExportedRun]:
+        """All runs that have ended, with their feedback, oldest first."""
         return self._archive.export(_own(wanted, identity)) if _may(wanted, identity) else _nothing()
 
     async def watch(self, run_id: str, after: int, identity: Identity) -> AsyncIterator[tuple[int, Event | Run]]:
@@ -103,7 +103,7 @@ def _own(wanted: RunFilter, identity: Identity) -> RunFilter:
     return wanted if identity.tenant is None else msgspec.structs.replace(wanted, tenant=identity.tenant)
 
 
-async def _nothing() -> AsyncIterator[ToldRun]:
-    nothing: tuple[ToldRun, ...] = ()
+async def _nothing() -> AsyncIterator[ExportedRun]:
+    nothing: tuple[ExportedRun, ...] = ()
     for told in nothing:
         yield told

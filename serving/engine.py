@@ -22,15 +22,19 @@ _ADAPTERS = MOST_LOADED + 1
 with whatever stands in the last place (its index there is -1), which must therefore stay empty.
 """
 _LOGS = Path("~/.cache/rolegate/logs")
+_BOUND = "VLLM_CPU_OMP_THREADS_BIND"
 _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "PYTHONSAFEPATH": "1",  # modules that lie in the working directory are not ours
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # no worker beside the engine's core on a CPU: each spins while it waits
+    _BOUND: "nobind",
     "VLLM_NO_USAGE_STATS": "1",
 }
 """What is not set otherwise."""
+_WITHOUT_WORKER = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""On a CPU, vLLM puts the worker of an engine beside its core, and both spin while they wait for each other. Only a
+worker of its own can bind threads to cores; ours are bound nowhere.
+"""
 Tell = Callable[[str], None]
 
 
@@ -49,7 +53,8 @@ async def engine(
     hang, it is started again at the same address, without its adapters; `say` hears of it.
 
     `cpu_threads`: for computing without a GPU. Threads of vLLM spin while they wait, so more than there are cores, over
-    all engines, make all of them several times slower.
+    all engines, make all of them several times slower. A computation that hangs there is not noticed here, as health
+    checks are answered beside it; calls of it end by their own timeouts.
 
     vLLM's own output goes to a file in the folder `logs`, which is kept where it fails. Raises `BadConfig` where vLLM
     is not installed or does not get ready.
@@ -62,7 +67,7 @@ async def engine(
     log = logs.expanduser() / f"{name}-{os.getpid()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
-    environment = {**_ENVIRONMENT, **_offline(config), **_adapters(config), "OMP_NUM_THREADS": str(cpu_threads)}
+    environment = _environment(config, cpu_threads)
     command, patience = _command(config, served, port), config.ready_within_s
     process = ServerProcess(f"engines.{name}: vLLM", command, port, log, environment, ready_within_s=patience)
     good = False
@@ -106,6 +111,16 @@ def _on_cpu() -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
+
+
+def _environment(config: EngineConfig, cpu_threads: int) -> dict[str, str]:
+    return {
+        **_ENVIRONMENT,
+        **_offline(config),
+        **_adapters(config),
+        **(_WITHOUT_WORKER if _on_cpu() and _BOUND not in os.environ else {}),
+        "OMP_NUM_THREADS": str(cpu_threads),
+    }
 
 
 def _adapters(config: EngineConfig) -> dict[str, str]:

@@ -4,13 +4,14 @@ import base64
 import math
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
 
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, false, select, tuple_
 
-from router.archive import RunFilter, RunPage, RunSummary, ToldRun
+from router.archive import ExportedRun, RunFilter, RunPage, RunSummary
 from router.call import Call
 from router.errors import BadRequest, NotFound
 from router.feedback import Feedback
@@ -45,8 +46,8 @@ class SQLArchive:
         before = _place(page) if page else None
         return await self._database.read(partial(_list, wanted=wanted, size=size, before=before))
 
-    async def export(self, wanted: RunFilter) -> AsyncIterator[ToldRun]:
-        """All runs that have ended, oldest first, read in pieces; redacted ones too."""
+    async def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
+        """All runs that have ended, with their feedback, oldest first, read in pieces; redacted ones too."""
         after: tuple[float, str] | None = None
         while piece := await self._database.read(partial(_piece, wanted=wanted, after=after)):
             for told in piece:
@@ -62,7 +63,8 @@ class SQLArchive:
 
     async def feedback(self, run_id: str) -> tuple[Feedback, ...]:
         """What was said of a run, oldest first; nothing of one that is not there."""
-        return (await self._database.read(partial(_feedback, run_ids=[storable(run_id)]))).get(run_id, ())
+        run_id = storable(run_id)
+        return (await self._database.read(partial(_feedback, run_ids=[run_id]))).get(run_id, ())
 
     async def request_cancel(self, run_id: str) -> None:
         """Ask the process that works on it to cancel a run; of no effect on one that has ended."""
@@ -86,13 +88,13 @@ def _list(connection: Connection, wanted: RunFilter, size: int, before: tuple[fl
     return RunPage(runs, _token(runs[-1]) if len(rows) > size else "")
 
 
-def _piece(connection: Connection, wanted: RunFilter, after: tuple[float, str] | None) -> list[ToldRun]:
+def _piece(connection: Connection, wanted: RunFilter, after: tuple[float, str] | None) -> list[ExportedRun]:
     query = select(RUNS).where(RUNS.c.status != "running", *_conditions(wanted))
     if after is not None:
         query = query.where(_stands_at > after)
     rows = connection.execute(query.order_by(RUNS.c.started_at, RUNS.c.run_id).limit(_PIECE)).all()
     said = _feedback(connection, [row.run_id for row in rows])
-    return [ToldRun(run, said.get(run.id, ())) for run in _runs(connection, rows)]
+    return [ExportedRun(run, said.get(run.id, ())) for run in _runs(connection, rows)]
 
 
 def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str, tenant: str | None) -> None:
@@ -109,10 +111,10 @@ def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str, 
 def _feedback(connection: Connection, run_ids: Sequence[str]) -> dict[str, tuple[Feedback, ...]]:
     """What was said of runs, oldest first; those of which nothing was said are left out."""
     of_runs = select(FEEDBACK).where(FEEDBACK.c.run_id.in_(run_ids)).order_by(FEEDBACK.c.given_at)
-    said: dict[str, tuple[Feedback, ...]] = {}
+    said = defaultdict[str, list[Feedback]](list)
     for row in connection.execute(of_runs):
-        said[row.run_id] = *said.get(row.run_id, ()), msgspec.convert(row, Feedback, from_attributes=True)
-    return said
+        said[row.run_id].append(msgspec.convert(row, Feedback, from_attributes=True))
+    return {run_id: tuple(each) for run_id, each in said.items()}
 
 
 def _visible(run_id: str, tenant: str | None) -> list[ColumnElement[bool]]:

@@ -1,6 +1,7 @@
 """The study in miniature, up to where models work."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from benchmarks.mini_study import MODELS, SIZES, write_plan
 from benchmarks.study.asked_questions import asked_questions
 from benchmarks.study.cell import prepared
 from benchmarks.study.plan import read_plan
+from executor_sft.minimodel.architecture import LADDER
 from router.errors import BadConfig
 from serving.config_file import load_config
 from serving.documents.source import find_sources
@@ -16,6 +18,7 @@ from serving.documents.source import find_sources
 
 def test_the_plan_can_be_read(tmp_path: Path) -> None:
     """Both sweeps, each model alone, and with itself; no more engines for a pair than may run side by side."""
+    assert tuple(LADDER) == SIZES
     for number, size in enumerate(SIZES, 1):
         (tmp_path / "models" / size).mkdir(parents=True)
         (tmp_path / "models" / size / "model.safetensors").write_bytes(bytes(2000 * number))
@@ -47,13 +50,18 @@ def test_the_plan_can_be_read(tmp_path: Path) -> None:
 
 
 def test_the_models_that_come_with_it(tmp_path: Path) -> None:
-    """Are of the sizes that are told of them."""
+    """Are of the sizes that are told of them, and read what the answerer reads."""
     plan = read_plan(write_plan(tmp_path, MODELS, [21], 1, 1))
     sizes = [round((model.parameters or 0.0) / 1e6, 2) for model in plan.models.values()]
     assert sizes == pytest.approx([0.25, 0.5, 1.8], rel=0.1)
+    answerer = Path(load_config(tmp_path / "rolegate.toml").engines["backbone"].path)
+    for size in LADDER:
+        assert (MODELS / size / "tokenizer.json").read_bytes() == (answerer / "tokenizer.json").read_bytes()
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     """Is named, before anything is asked."""
-    with pytest.raises(BadConfig, match=rf"--models: {tmp_path}/small/model\.safetensors: No such file"):
+    missing = re.escape(str(tmp_path / "small" / "model.safetensors"))
+    with pytest.raises(BadConfig, match=f"--models: {missing}: No such file"):
         write_plan(tmp_path / "work", tmp_path, [21], 1, 1)
+    assert not (tmp_path / "work").exists()

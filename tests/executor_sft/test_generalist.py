@@ -44,7 +44,7 @@ def test_most_stand_in_short_rows(taught: list[Dialogue]) -> None:
     """A batch has rows of one length; a long one begins with a conversation that no short one holds."""
     tokenizer = load_tokenizer(_MODELS / "mini-backbone")
     packed = list(itertools.islice(batches(itertools.cycle(taught), tokenizer, (512, 1024)), 40))
-    shapes = Counter(batch.tokens.shape for batch in packed)
+    shapes = Counter(tuple(batch.tokens.shape) for batch in packed)
     assert set(shapes) == {(BATCH_TOKENS // 512, 512), (BATCH_TOKENS // 1024, 1024)}
     assert shapes[8, 512] > shapes[4, 1024]
     for batch in packed:

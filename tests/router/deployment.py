@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from router.admission import Admission
 from router.answerer import Answerer
-from router.archive import RunFilter, RunPage, RunSummary, ToldRun
+from router.archive import ExportedRun, RunFilter, RunPage, RunSummary
 from router.call import Call, RoleName
 from router.conductor import Conductor, Then, ignore_run
 from router.context import RunContext
@@ -198,10 +198,10 @@ class Kept(NoJournal):
         more = first + size < len(summaries)
         return RunPage(tuple(summaries[first : first + size]), str(first + size) if more else "")
 
-    async def export(self, wanted: RunFilter) -> AsyncIterator[ToldRun]:
+    async def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
         for run in self.runs:
             if wanted.tenant in (None, run.tenant):
-                yield ToldRun(run, await self.feedback(run.id))
+                yield ExportedRun(run, await self.feedback(run.id))
 
     async def add_feedback(self, feedback: Feedback, tenant: str | None = None) -> str:
         await self.load(feedback.run_id, tenant)

@@ -8,7 +8,7 @@ from pathlib import Path
 from aiohttp import web
 
 BASE, LARGEST_RANK = "mini-executor", 32
-_WORKER = "Call to add_lora method failed: Worker failed with error '{}', please check the stack trace above for the "
+_REFUSED = "Call to add_lora method failed: "
 
 
 class AdapterServer:
@@ -41,9 +41,9 @@ class AdapterServer:
             return _failure(404, f"Loading lora {name} failed: No adapter found for {folder}")
         if (rank := json.loads((folder / "adapter_config.json").read_text())["r"]) > LARGEST_RANK:
             said = f"LoRA rank {rank} is greater than max_lora_rank {LARGEST_RANK}."
-            return _failure(500, _WORKER.format(said) + "root cause")
+            return _failure(500, _REFUSED + said)
         if self.shapes:
-            return _failure(500, _WORKER.format(self.shapes) + "root cause")
+            return _failure(500, _REFUSED + self.shapes)
         self.adapters[name] = str(folder)
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 

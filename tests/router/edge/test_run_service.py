@@ -18,7 +18,7 @@ from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 
-from router.archive import RunFilter, RunPage, ToldRun
+from router.archive import ExportedRun, RunFilter, RunPage
 from router.edge.caller import CALLER
 from router.edge.run_service import RunServicer
 from router.edge.server import Server
@@ -189,10 +189,10 @@ class Recording(Kept):
         self.wanted.append((wanted, size))
         return RunPage((), "")
 
-    async def export(self, wanted: RunFilter) -> AsyncIterator[ToldRun]:
+    async def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
         self.wanted.append((wanted, 0))
         for run in self.runs:
-            yield ToldRun(run, ())
+            yield ExportedRun(run, ())
 
 
 async def test_filters() -> None:
