@@ -21,7 +21,7 @@ from executor_sft.step import StepManifest, digest_of, read_manifest
 from executor_sft.train import MODEL
 from router.errors import BadConfig, BadVersion
 from serving.cli.connection import add_certificates, with_client
-from serving.cli.options import add_config, chosen_config
+from serving.cli.options import add_config, chosen_config, host_port
 from serving.config import Config
 from serving.versions.folder import base_sha256, verified, write_version
 from serving.versions.manifest import MANIFEST, VersionManifest
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("trained", type=Path, metavar="TRAINED", help="the folder of `rolegate sft train`")
     add_config(parser)
     parser.add_argument("--evaluation", type=Path, metavar="FILE", help="evaluation.json of `rolegate sft evaluate`")
-    parser.add_argument("--address", metavar="HOST:PORT", help="a running gateway that is to take it in")
+    parser.add_argument("--address", type=host_port, metavar="HOST:PORT", help="a running gateway, to take it in")
     parser.add_argument(
         "--traffic", choices=["none", "shadow"], default="none", help="what it does there (default: none)"
     )

@@ -60,7 +60,7 @@ def estimates(pilots: Mapping[str, CellPilot], left: Mapping[str, int]) -> list[
 
 def estimate_table(found: Sequence[Estimate], left: int) -> Table:
     """A row for each role and model, and their sum."""
-    table = Table("role", "model", title=f"{left:,} rollouts are left; they will take about", title_justify="left")
+    table = Table("role", "model", title=f"{left:,} rollouts are left; they will cost about", title_justify="left")
     for column in ("prompt tokens", "written", "dollars"):
         table.add_column(column, justify="right")
     for one in (*found, _sum("all", "", found)):

@@ -89,7 +89,7 @@ class Chat:
                 case [":usage"]:
                     self._out.print(usage_table(summed(row for answer in self._answers for row in answer.usage)))
                 case [word, *_] if word.startswith(":"):
-                    self._say(_HINT)
+                    self._say(f"{word} is no command here.\n{_HINT}")
                 case _:
                     self._ask(line)
         except GatewayError as error:

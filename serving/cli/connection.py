@@ -8,13 +8,16 @@ from pathlib import Path
 from rolegate.client import Access, Client, Connection, GatewayError
 
 from router.errors import BadConfig
+from serving.cli.options import host_port
 
 ADDRESS = "127.0.0.1:50551"
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
     """`--address HOST:PORT` and what `add_certificates` adds."""
-    parser.add_argument("--address", default=ADDRESS, metavar="HOST:PORT", help="the gateway (default: %(default)s)")
+    parser.add_argument(
+        "--address", type=host_port, default=ADDRESS, metavar="HOST:PORT", help="the gateway (default: %(default)s)"
+    )
     add_certificates(parser)
 
 

@@ -47,6 +47,13 @@ def tenant_name(text: str) -> str:
     return text
 
 
+def host_port(text: str) -> str:
+    """Where to listen, or to connect to."""
+    if not re.fullmatch(r".+:\d{1,5}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} has no port; write HOST:PORT")
+    return text
+
+
 def timeout(text: str) -> float:
     """A positive number of seconds."""
     seconds = float(text)

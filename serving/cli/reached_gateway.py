@@ -12,13 +12,15 @@ from rolegate.client import AsyncClient
 from router.access import new_key
 from router.identity import SCOPES
 from serving.cli.connection import add_certificates, connection
-from serving.cli.options import add_config, chosen_config, timeout
+from serving.cli.options import add_config, chosen_config, host_port, timeout
 from serving.composition import running_gateway
 
 
 def add_gateway(parser: argparse.ArgumentParser) -> None:
     """`--address HOST:PORT` with certificates, or the config of a gateway to be started; and `--timeout SECONDS`."""
-    add_config(parser).add_argument("--address", metavar="HOST:PORT", help="ask the gateway that runs there")
+    add_config(parser).add_argument(
+        "--address", type=host_port, metavar="HOST:PORT", help="ask the gateway that runs there"
+    )
     parser.add_argument("--timeout", type=timeout, default=120.0, metavar="SECONDS", help="the deadline (default: 120)")
     add_certificates(parser)
 

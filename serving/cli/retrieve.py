@@ -9,10 +9,12 @@ from pathlib import Path
 from router.edge.http_server import HTTPServer
 from router.edge.server import Server
 from serving.cli.index import add_embedder, embedder_config
+from serving.cli.options import host_port
 from serving.cli.until_stopped import tell, until_stopped
 from serving.config import RetrievalConfig
 from serving.retrieval.grpc_service import RetrievalServicer
 from serving.retrieval.http_service import retrieval_app
+from serving.retrieval.manifest import read_manifest
 from serving.retrieval.open_retriever import open_retriever
 
 _GRACE_S = 10.0
@@ -29,13 +31,15 @@ def main(arguments: Sequence[str]) -> int:
         '{"queries", "topk", "return_scores"} or {"query_list", "k"}.',
     )
     serve.add_argument("--index", type=Path, required=True, metavar="DIR", help="what `index build` wrote")
-    serve.add_argument("--address", default="127.0.0.1:50552", metavar="HOST:PORT", help="gRPC (default: %(default)s)")
-    serve.add_argument("--http", default="127.0.0.1:50553", metavar="HOST:PORT", help="HTTP (default: %(default)s)")
+    for option, default, what in (("--address", "127.0.0.1:50552", "gRPC"), ("--http", "127.0.0.1:50553", "HTTP")):
+        serve.add_argument(
+            option, type=host_port, default=default, metavar="HOST:PORT", help=f"{what} (default: %(default)s)"
+        )
     serve.add_argument("--top-k", type=int, default=3, help="passages where a caller does not say (default: 3)")
-    serve.add_argument("--lexical", action="store_true", help="the index was built with --lexical")
     add_embedder(serve)
     given = parser.parse_args(arguments)
-    config = RetrievalConfig(index=str(given.index), lexical=given.lexical, embedder=embedder_config(given))
+    lexical = read_manifest(given.index).lexical
+    config = RetrievalConfig(index=str(given.index), lexical=lexical, embedder=embedder_config(given))
     asyncio.run(until_stopped(_serving(config, given)))
     return 0
 

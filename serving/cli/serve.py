@@ -4,7 +4,7 @@ import argparse
 import asyncio
 from collections.abc import Sequence
 
-from serving.cli.options import add_config, chosen_config
+from serving.cli.options import add_config, chosen_config, host_port
 from serving.cli.until_stopped import tell, until_stopped
 from serving.composition import running_gateway
 from serving.workers import running_workers
@@ -16,8 +16,11 @@ def main(arguments: Sequence[str]) -> int:
     """Serve until told to stop."""
     parser = argparse.ArgumentParser(prog="rolegate serve", description=__doc__)
     add_config(parser)
-    parser.add_argument("--address", metavar="HOST:PORT", help="listen here instead of at the config's server.address")
-    parser.add_argument("--http", metavar="HOST:PORT", help="open the OpenAI-compatible door here, not at server.http")
+    for option, what in (
+        ("--address", "listen here instead of at the config's server.address"),
+        ("--http", "open the OpenAI-compatible door here, not at server.http"),
+    ):
+        parser.add_argument(option, type=host_port, metavar="HOST:PORT", help=what)
     parser.add_argument("--workers", type=_count, default=1, metavar="N", help="processes (default: %(default)s)")
     given = parser.parse_args(arguments)
     config = chosen_config(given)

@@ -37,7 +37,7 @@ def decode(content: bytes, path: Path, declared: str | None = None) -> str:
         if content.startswith(mark):
             return content.decode(encoding, "replace").removeprefix("\ufeff")
     if is_binary(content):
-        raise BadDocument(f"{path}: is not text, as its name says; remove it, or save it as UTF-8.")
+        raise BadDocument(f"{path}: is not text; remove it, or save it as UTF-8.")
     try:
         return content.decode()
     except UnicodeDecodeError:

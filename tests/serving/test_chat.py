@@ -151,6 +151,7 @@ async def test_feedback_on_the_last_answer() -> None:
     ]
     assert run.stderr.count("the last question has no answer") == 2
     assert run.stderr.count(":bad [RIGHT ANSWER]") == 2
+    assert ":nonsense is no command here." in run.stderr
 
 
 async def test_ctrl_c_cancels_the_running_question_alone() -> None:

@@ -384,8 +384,8 @@ def test_an_endpoint_without_a_model_is_refused(
 
 
 def test_a_retrieval_server_answers_both_ways_and_ends_at_sigterm(corpus: Path, tmp_path: Path) -> None:
-    """gRPC and HTTP, each on a free port that the log tells; status 0 in the end."""
-    build_index([corpus], tmp_path / "index", MiniLM())
+    """gRPC and HTTP, each on a free port that the log tells, over an index of either kind; status 0 in the end."""
+    build_index([corpus], tmp_path / "index", MiniLM(), lexical=True)
     arguments = ["--index", "index", "--address", "127.0.0.1:0", "--http", "127.0.0.1:0", "--top-k", "1"]
 
     with service("retrieve", "serve", *arguments, cwd=tmp_path) as server:
@@ -402,6 +402,15 @@ def test_a_retrieval_server_answers_both_ways_and_ends_at_sigterm(corpus: Path, 
     assert [document["id"] for document in posted["result"][0]] == ["bee"]
     assert "serve.stopped" in log
     assert server.process.returncode == 0
+
+
+@pytest.mark.parametrize("command", ["serve", "retrieve serve", "ask x", "runs list"])
+def test_an_address_without_a_port(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Is told at once, with how one is written."""
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--address", "localhost"])
+
+    assert "--address: 'localhost' has no port; write HOST:PORT" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["serve", "retrieve serve"])
