@@ -23,7 +23,6 @@ from router.judge import Judge
 from router.ledger import Ledger
 from router.scoring import exact_match, fold, token_f1
 from router.trajectory import Trajectory
-from serving.config import RoleConfig
 
 _TRACED = ("factorized", "homogeneous")
 """Topologies in which a loss can be told from another."""
@@ -52,7 +51,7 @@ class Asker:
         """
         seeded = self.bench.sampled(seed, self.temperature)
         cell = self.prepared.cell
-        executor = seeded.executor(seeded.role("execution", self._executing, version=self.prepared.version))
+        executor = self._executor(seeded)
         context, begun = seeded.context(), time.monotonic()
         found = await seeded.topology(cell.topology, executor).loop.run(question.question, context)
         latency_s = time.monotonic() - begun
@@ -61,7 +60,7 @@ class Asker:
         accepted = await self._accepted(question, found.answer, judging.ledger)
         right = exact_match(found.answer, question.answers) if accepted is None else accepted
         calls, tracing, attribution = context.ledger.calls, seeded.context(), None
-        if self.attributes and not right and question.decomposition and cell.topology in _TRACED:
+        if self.attributes and not right and question.decomposition and executor and cell.topology in _TRACED:
             attribution = await self._attributed(question, seeded, executor, tracing)
         memories = {"judge": self.judgements} | ({cell.name: seeded.memory} if seeded.memory else {})
         checks = first_calls((*judging.ledger.calls, *tracing.ledger.calls), memories, self.booked, calls)
@@ -96,9 +95,11 @@ class Asker:
             provenance=msgspec.structs.replace(self.made_by, seed=seed),
         )
 
-    @property
-    def _executing(self) -> RoleConfig:
-        return self.prepared.roles.get("execution", self.prepared.config.roles.execution)
+    def _executor(self, seeded: Workbench) -> Executor | None:
+        """Who executes; None where nobody does, whose engine then need not be there."""
+        if (config := self.prepared.roles.get("execution")) is None:
+            return None
+        return seeded.executor(seeded.role("execution", config, version=self.prepared.version))
 
     async def _accepted(self, question: BenchmarkQuestion, answer: str, ledger: Ledger) -> bool | None:
         if self.judge is None:
