@@ -6,15 +6,17 @@ from benchmarks.study.cell import Prepared
 
 
 def engine_groups(cells: Sequence[Prepared], at_once: int) -> list[list[Prepared]]:
-    """The cells in order, split so that the cells of a group need at most `at_once` engines; a cell that needs more
-    stands alone.
+    """The cells, each in the first group that then needs at most `at_once` engines, as starting them takes long; a cell
+    that needs more stands alone.
     """
     groups: list[list[Prepared]] = []
-    running: frozenset[str] = frozenset()
+    running: list[frozenset[str]] = []
     for cell in cells:
-        if not groups or len(running | cell.engines) > at_once:
-            groups.append([])
-            running = frozenset()
-        groups[-1].append(cell)
-        running |= cell.engines
+        fits = (number for number, engines in enumerate(running) if len(engines | cell.engines) <= at_once)
+        if (number := next(fits, None)) is None:
+            groups.append([cell])
+            running.append(cell.engines)
+        else:
+            groups[number].append(cell)
+            running[number] |= cell.engines
     return groups

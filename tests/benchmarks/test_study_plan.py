@@ -100,17 +100,17 @@ def test_each_question_once(tmp_path: Path) -> None:
 
 
 def test_engines_that_run_together(tmp_path: Path) -> None:
-    """As many cells in a row as the limit of engines allows; the order stays."""
+    """Each cell with the first ones that leave it room, wherever it stands; the order stays."""
     engines = "".join(f'[engines.e{name}]\npath = "owner/{name}"\n' for name in "abc")
     models = "".join(f'[models.{name}]\nsettings = {{ model = "{name}", engine = "e{name}" }}\n' for name in "abc")
-    pairs = '[[pairs]]\nbackbone = ["a", "b", "c"]\nexecutor = ["a"]\n'
+    pairs = '[[pairs]]\nbackbone = ["a", "b", "c"]\nexecutor = ["a"]\n[[pairs]]\nbackbone = ["a"]\nexecutor = ["b"]\n'
     file = write(tmp_path, pairs, models)
     config = tmp_path / "config.toml"
     config.write_text(config.read_text() + engines)
     cells = prepared(read_plan(file))
     names = [[cell.cell.name for cell in group] for group in engine_groups(cells, 2)]
-    assert names == [["a + a", "b + a"], ["c + a"]]
-    assert [len(group) for group in engine_groups(cells, 1)] == [1, 1, 1]
+    assert names == [["a + a", "b + a", "a + b"], ["c + a"]]
+    assert [len(group) for group in engine_groups(cells, 1)] == [1, 1, 1, 1]
 
 
 def executed(text: str, answer: str) -> Execution:
