@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
+import aiohttp
 import msgspec
 
 from router.errors import BadConfig
@@ -112,6 +113,8 @@ class LiteLLMModel:
         try:
             yield
         except Exception as error:  # LiteLLM has no common base class, but all that come from a provider have a status
+            if (unconnected := _unconnected(error)) is not None:
+                raise self._upstream.from_transport(unconnected) from error
             status = getattr(error, "status_code", None)
             if not isinstance(status, int):
                 raise self._upstream.garbled(f"{type(error).__name__}: {error}") from error
@@ -136,6 +139,13 @@ def load_litellm() -> Any:
     litellm.telemetry = False
     litellm.suppress_debug_info = True
     return litellm
+
+
+def _unconnected(error: BaseException | None) -> aiohttp.ClientConnectorError | None:
+    """What LiteLLM wraps where there was nobody to connect to; it gives that a status of 500, which no server said."""
+    while error is not None and not isinstance(error, aiohttp.ClientConnectorError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _count(litellm: Any, name: str, prompt: Prompt, text: str) -> Usage | None:

@@ -1,6 +1,7 @@
 """Hosted models: the real LiteLLM against a server on the loopback."""
 
 import asyncio
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -185,6 +186,19 @@ async def test_failures(
         assert caught.value.endpoint == openai_server.base_url
         assert "sk-secret" not in f"{caught.value} {caught.value!r}"
     assert len(openai_server.bodies) == 2
+
+
+@pytest.mark.parametrize("name", ["openai/tiny", "anthropic/tiny", "gemini/tiny"])
+async def test_nobody_there(name: str) -> None:
+    """A server that cannot be reached has said nothing: no status is made up for it, and nothing was spent."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        model = LiteLLMModel(name, api_key="sk-secret", api_base=f"http://127.0.0.1:{bound.getsockname()[1]}")
+        with pytest.raises(UpstreamUnavailable, match="Cannot connect") as caught:
+            await model.complete(PROMPT)
+    assert "HTTP" not in str(caught.value)
+    assert caught.value.unspent
+    await close_clients()
 
 
 async def test_every_error(model: LiteLLMModel) -> None:
