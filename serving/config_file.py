@@ -1,5 +1,6 @@
 """Reading a configuration file, and the shipped ones."""
 
+import difflib
 import re
 from collections.abc import Callable
 from functools import partial
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.inspect import DictType, StructType, Type, UnionType, type_info
 
 from router.errors import BadConfig
 from serving.config import (
@@ -64,16 +66,31 @@ def preset(name: str) -> Path:
 
 
 def _plainly(message: str, tables: dict[str, Any]) -> str:
-    """msgspec's message with the key first: `roles.execution.max_turn: unknown field`."""
+    """msgspec's message with the key first: `roles.execution.max_turn: unknown field; …`."""
     text, _, where = message.partition(" - at `$")
-    key = where.strip("`").lstrip(".")
+    key = place = where.strip("`").lstrip(".")
     if key.startswith("engines[...]"):
         key = key.replace("[...]", f".{_bad_engine(tables['engines'])}", 1)
     if unknown := re.fullmatch(r"Object contains unknown field `(.+)`", text):
-        return f"{'.'.join(filter(None, (key, unknown[1])))}: unknown field"
+        return f"{'.'.join(filter(None, (key, unknown[1])))}: unknown field; {_instead(unknown[1], place)}"
     if missing := re.fullmatch(r"Object missing required field `(.+)`", text):
         return f"{'.'.join(filter(None, (key, missing[1])))}: missing"
     return f"{key or 'the file'}: {text}"
+
+
+def _instead(unknown: str, place: str) -> str:
+    """What may have been meant, at a place such as `engines[...]`."""
+    kind: Type = type_info(Config)
+    for step in re.findall(r"\[|\w+", place):
+        if isinstance(kind, DictType):
+            kind = kind.value_type
+        elif isinstance(kind, StructType):
+            kind = next(field.type for field in kind.fields if field.encode_name == step)
+        if isinstance(kind, UnionType):  # with None, for a table that may be left out
+            kind = next(one for one in kind.types if isinstance(one, StructType))
+    known = [field.encode_name for field in kind.fields] if isinstance(kind, StructType) else []
+    close = difflib.get_close_matches(unknown, known, 1)
+    return f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
 
 
 def _bad_engine(engines: dict[str, Any]) -> str:

@@ -144,13 +144,29 @@ def test_a_name_that_vllm_knows_is_no_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("good", "bad", "said"),
     [
-        ("[roles.delegation]", "sever = 1\n[roles.delegation]", "sever: unknown field"),
-        ("[retrieval]", "[retrival]\n[retrieval]", "retrival: unknown field"),
-        ("[retrieval]", "[server]\nadress = 'a:1'\n[retrieval]", "server.adress: unknown field"),
-        ("[roles.execution]", "[roles.execution]\nmax_turn = 3", "roles.execution.max_turn: unknown field"),
-        ("[retrieval]", "[roles.judge]\n[retrieval]", "roles.judge: unknown field"),
-        ("[retrieval]", "[retrieval.embedder]\nkynd = 'minilm'\n[retrieval]", "retrieval.embedder.kynd: unknown field"),
-        ("[retrieval]", "[engines.a]\npath='m'\n[engines.b]\npth='m'\n[retrieval]", "engines.b.pth: unknown field"),
+        ("[roles.delegation]", "sever = 1\n[roles.delegation]", "sever: unknown field; did you mean server?"),
+        ("[retrieval]", "[retrival]\n[retrieval]", "retrival: unknown field; did you mean retrieval?"),
+        ("[retrieval]", "[server]\nadress = 'a:1'\n[retrieval]", "server.adress: unknown field; did you mean address?"),
+        (
+            "[roles.execution]",
+            "[roles.execution]\nmax_turn = 3",
+            "roles.execution.max_turn: unknown field; did you mean max_tokens?",
+        ),
+        (
+            "[retrieval]",
+            "[roles.judge]\n[retrieval]",
+            "roles.judge: unknown field; there are: delegation, execution, answer",
+        ),
+        (
+            "[retrieval]",
+            "[retrieval.embedder]\nkynd = 'minilm'\n[retrieval]",
+            "retrieval.embedder.kynd: unknown field; did you mean kind?",
+        ),
+        (
+            "[retrieval]",
+            "[engines.a]\npath='m'\n[engines.b]\npth='m'\n[retrieval]",
+            "engines.b.pth: unknown field; did you mean path?",
+        ),
     ],
 )
 def test_an_unknown_key_is_named_at_any_depth(tmp_path: Path, good: str, bad: str, said: str) -> None:
