@@ -69,6 +69,11 @@ class Study:
         wanted = len(self.plan.question_ids) * self.plan.rollouts
         return len(self.cells) == len(self.plan.cells) and all(len(cell.rows) == wanted for cell in self.cells)
 
+    @property
+    def places(self) -> dict[str, int]:
+        """Of the models in the sweep's file, where small ones come first."""
+        return {name: number for number, name in enumerate(self.plan.parameters)}
+
     def labelled(self, model: str, max_turns: int) -> str:
         """A model's name, with its limit of turns where the plan has several."""
         several = len({cell.max_turns for cell in self.cells}) > 1
@@ -78,16 +83,16 @@ class Study:
         """With each executor its backbones, or else with each backbone its executors. Two limits of turns are two
         sweeps. Those of the most models come first, and of these the smallest executor, or else the largest backbone.
         """
-        order = {name: number for number, name in enumerate(self.plan.parameters)}
+        places = self.places
         groups: dict[tuple[str, int], dict[str, CellRows]] = {}
         for cell in filter(lambda cell: cell.pair, self.cells):
             fixed, varied = (cell.executor, cell.backbone) if backbones else (cell.backbone, cell.executor)
             group = groups.setdefault((fixed, cell.max_turns), {})
             if varied not in group or cell.topology == "factorized":
                 group[varied] = cell
-        found = sorted(groups, key=lambda key: (-len(groups[key]), order[key[0]] * (1 if backbones else -1)))
+        found = sorted(groups, key=lambda key: (-len(groups[key]), places[key[0]] * (1 if backbones else -1)))
         return [
-            RoleSweep(*key, tuple(groups[key][name] for name in sorted(groups[key], key=order.__getitem__)))
+            RoleSweep(*key, tuple(groups[key][name] for name in sorted(groups[key], key=places.__getitem__)))
             for key in found
             if len(groups[key]) > 1
         ]

@@ -20,6 +20,7 @@ def _table_1(study: Study) -> Iterator[ReportTable]:
     """From a single agent to a factorized pair of the same model."""
     alone = {(cell.backbone, cell.max_turns): cell for cell in study.cells if cell.topology == "single_agent"}
     pairs = [cell for cell in study.cells if cell.pair and cell.backbone == cell.executor]
+    pairs.sort(key=lambda cell: study.places[cell.backbone])
     beside = [(alone[key], cell) for cell in pairs if (key := (cell.backbone, cell.max_turns)) in alone]
     names = headline([row for both in beside for cell in both for row in cell.rows])
     rows: list[tuple[Cell, ...]] = []
@@ -73,8 +74,7 @@ def _table_5(study: Study) -> Iterator[ReportTable]:
     for cell in pairs:
         under.setdefault((cell.executor, cell.max_turns), set()).add(cell.backbone)
     shown = [cell for cell in pairs if len(under[cell.executor, cell.max_turns]) > 1]
-    order = list(dict.fromkeys((cell.backbone, cell.max_turns) for cell in shown))
-    shown.sort(key=lambda cell: order.index((cell.backbone, cell.max_turns)))
+    shown.sort(key=lambda cell: (study.places[cell.backbone], cell.max_turns, study.places[cell.executor]))
     if len({cell.executor for cell in shown}) > 1:
         scores = ScoreColumns.of(shown)
         rows = tuple(

@@ -83,8 +83,8 @@ def lost(by: Loss) -> Attribution:
 
 def grid(folder: Path, *, questions: int = 8) -> Path:
     """The folder of a sweep in which larger backbones answer more, and larger executors a little more."""
-    pairs = [(backbone, "small") for backbone in MODELS]
-    pairs += [("large", "middle"), ("large", "large"), ("small", "large")]
+    pairs = [("large", executor) for executor in reversed(MODELS)]
+    pairs += [("small", "large"), ("small", "small"), ("middle", "small")]
     cells: list[tuple[TopologyName, str, str | None, str]] = [
         ("factorized", backbone, executor, f"{backbone} + {executor}") for backbone, executor in pairs
     ]
