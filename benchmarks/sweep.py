@@ -20,7 +20,7 @@ from rich.progress import Progress
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.study.asked_questions import asked_questions
 from benchmarks.study.cell import Prepared, base_config, prepared
-from benchmarks.study.estimating import CellPilot, estimate_table, estimates
+from benchmarks.study.estimating import CellPilot, estimate_table, estimates, seconds_left
 from benchmarks.study.plan import Plan, read_plan
 from benchmarks.study.results import RESULTS, Results
 from benchmarks.study.study_data import PLAN, KeptPlan
@@ -122,7 +122,8 @@ async def _swept(
             if row.cell in spent:
                 spent[row.cell].add(row)
         bar.stop()
-        console.print(estimate_table(estimates(spent, left), sum(left.values())))
+        seconds = seconds_left(sweeper.paces, left)
+        console.print(estimate_table(estimates(spent, left), sum(left.values()), seconds))
         if not agreed:
             await asyncio.to_thread(_agree)
         bar.update(task, description="sweep", completed=0, total=sum(left.values()))

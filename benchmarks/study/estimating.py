@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from rich.table import Table
 
@@ -58,9 +59,19 @@ def estimates(pilots: Mapping[str, CellPilot], left: Mapping[str, int]) -> list[
     return [*sums.values(), *blind]
 
 
-def estimate_table(found: Sequence[Estimate], left: int) -> Table:
-    """A row for each role and model, and their sum."""
-    table = Table("role", "model", title=f"{left:,} rollouts are left; they will cost about", title_justify="left")
+def seconds_left(paces: Mapping[str, float], left: Mapping[str, int]) -> float | None:
+    """How long the rollouts that are left will take, by their cells' seconds a rollout; None where one is not known."""
+    cells = [cell for cell, count in left.items() if count]
+    return sum(left[cell] * paces[cell] for cell in cells) if paces.keys() >= set(cells) else None
+
+
+def estimate_table(found: Sequence[Estimate], left: int, seconds: float | None) -> Table:
+    """A row for each role and model, and their sum; below it the time, where that is known."""
+    title = f"{left:,} rollouts are left; they will cost about"
+    caption = (
+        None if seconds is None else f"and take about {timedelta(seconds=round(seconds))}, beside starts of engines"
+    )
+    table = Table("role", "model", title=title, title_justify="left", caption=caption, caption_justify="left")
     for column in ("prompt tokens", "written", "dollars"):
         table.add_column(column, justify="right")
     for one in (*found, _sum("all", "", found)):
