@@ -93,3 +93,13 @@ def test_the_command_writes_the_demos_world(tmp_path: Path, capsys: pytest.Captu
     for name, shipped in (("corpus.jsonl", corpus), ("scope.txt", config.search.scope)):
         assert shipped is not None
         assert (tmp_path / name).read_bytes() == Path(shipped).read_bytes()
+
+
+def test_the_command_writes_over_nothing_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A config that somebody has changed stays, unless told otherwise."""
+    (tmp_path / "rolegate.toml").write_text("mine")
+    assert main(["mini-world", "--out", str(tmp_path)]) == 1
+    assert "is not empty" in capsys.readouterr().err
+    assert (tmp_path / "rolegate.toml").read_text() == "mine"
+    assert main(["mini-world", "--out", str(tmp_path), "--questions", "3", "--force"]) == 0
+    assert load_config(tmp_path / "rolegate.toml").search.scope == str(tmp_path / "scope.txt")
