@@ -19,9 +19,9 @@ Say = Callable[[str | None], None]
 class Watch:
     """How a server is looked after."""
 
-    every_s: float = 2.0
-    within_s: float = 10.0
+    within_s: float
     """How long its health check may take."""
+    every_s: float = 2.0
     misses: int = 3
     """Failed checks in a row after which it is taken to hang."""
     backoff: Callable[[], Backoff] = field(default=Backoff)
