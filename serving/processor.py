@@ -1,11 +1,17 @@
 """What this machine's processor can do."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
 _BF16 = {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"}
 """Of x86 and of ARM."""
+
+
+def cores() -> int:
+    """How many of it this process may use, which may be fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def computes_in_bf16(described: Path = _CPUINFO) -> bool:

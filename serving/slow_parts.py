@@ -1,7 +1,6 @@
 """What takes long to start: engines and an index, side by side."""
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
@@ -12,6 +11,7 @@ from router.retrieval import IndexRetriever
 from router.role_watch import NEEDS
 from serving.config import Config, RoleConfig
 from serving.engine import Tell, engine
+from serving.processor import cores
 from serving.retrieval.open_retriever import open_retriever
 
 Opened = TypeVar("Opened")
@@ -46,7 +46,7 @@ async def slow_parts(
     roles = [*config.roles.by_name.values(), *([searcher] if searcher else []), *also]
     served = {name: models for name in config.engines if (models := _served_names(roles, name))}
     own = config.retrieval.embedder.engine is not None
-    threads = max(1, (os.cpu_count() or 1) // max(1, len(served) + own))
+    threads = max(1, cores() // max(1, len(served) + own))
     readiness = readiness or Readiness()
     contexts = [
         engine(

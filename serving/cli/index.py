@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from router.errors import BadConfig
 from serving.cli.options import add_config, chosen_config
 from serving.config import EmbedderConfig, EngineConfig, RetrievalConfig
+from serving.processor import cores
 from serving.retrieval.adopt import adopt_index
 from serving.retrieval.build import Built, build_index
 from serving.retrieval.embedder import Embedder
@@ -81,7 +81,7 @@ def _retrieval(
 
 async def _build(config: RetrievalConfig, engines: Mapping[str, EngineConfig], *, as_json: bool) -> int:
     console = Console(stderr=True)
-    async with open_embedder(config.embedder, engines, console.print, cpu_threads=os.cpu_count() or 1) as embedder:
+    async with open_embedder(config.embedder, engines, console.print, cpu_threads=cores()) as embedder:
         built = await stoppable(partial(_built, config, embedder, console))
     if as_json:
         print(orjson.dumps(_for_programs(built)).decode())

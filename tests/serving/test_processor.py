@@ -1,10 +1,11 @@
 """What a processor can do, by its description."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from serving.processor import computes_in_bf16, precision
+from serving.processor import computes_in_bf16, cores, precision
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,15 @@ def test_precision() -> None:
     assert precision((), on_cpu=False, bf16=False) == ()
     assert precision(("--dtype", "bfloat16"), on_cpu=True, bf16=False) == ()
     assert precision(("--dtype=bfloat16",), on_cpu=True, bf16=False) == ()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores")
+def test_cores() -> None:
+    """Are those that the process is bound to: more threads than that would spin in each other's way."""
+    bound = os.sched_getaffinity(0)
+    assert cores() == len(bound)
+    try:
+        os.sched_setaffinity(0, {min(bound)})
+        assert cores() == 1
+    finally:
+        os.sched_setaffinity(0, bound)
