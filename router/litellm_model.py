@@ -110,11 +110,12 @@ class LiteLLMModel:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
+        before = sys.exception()  # a fallback works while its primary's error is being handled
         try:
             yield
         except Exception as error:  # LiteLLM has no common base class, but all that come from a provider have a status
-            if (unconnected := _unconnected(error)) is not None:
-                raise self._upstream.from_transport(unconnected) from error
+            if (broken := _transport_error(error, before)) is not None:
+                raise self._upstream.from_transport(broken) from error
             status = getattr(error, "status_code", None)
             if not isinstance(status, int):
                 raise self._upstream.garbled(f"{type(error).__name__}: {error}") from error
@@ -141,11 +142,18 @@ def load_litellm() -> Any:
     return litellm
 
 
-def _unconnected(error: BaseException | None) -> aiohttp.ClientConnectorError | None:
-    """What LiteLLM wraps where there was nobody to connect to; it gives that a status of 500, which no server said."""
-    while error is not None and not isinstance(error, aiohttp.ClientConnectorError):
-        error = error.__cause__ or error.__context__
-    return error
+def _transport_error(error: BaseException, before: BaseException | None) -> aiohttp.ClientError | None:
+    """What LiteLLM wraps where no connection came about, or it broke: it gives that a status of 500, which no server
+    said. `before`: what was being handled when the call began.
+    """
+    seen: list[BaseException | None] = [None, before]
+    each: BaseException | None = error
+    while each not in seen:
+        if isinstance(each, aiohttp.ClientError) and not isinstance(each, aiohttp.ClientResponseError):
+            return each
+        seen.append(each)
+        each = each and (each.__cause__ or each.__context__)
+    return None
 
 
 def _count(litellm: Any, name: str, prompt: Prompt, text: str) -> Usage | None:

@@ -63,6 +63,8 @@ _TURNED_AWAY = frozenset({_THROTTLED, 503})
 """Statuses of a server that did not begin."""
 _WRONG_ADDRESS = (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, aiohttp.RedirectClientError)
 _WRONG_CERTIFICATE = (aiohttp.ClientConnectorCertificateError, aiohttp.ServerFingerprintMismatch)
+_SSL = re.compile(r" ssl:(<[^>]*>|\w+)")
+"""With which aiohttp names a host, as an object or by its name."""
 _GARBLED = (aiohttp.ClientResponseError, HttpProcessingError)
 
 
@@ -103,7 +105,7 @@ class Upstream:
 
     def from_transport(self, error: ForeignError) -> UpstreamError:
         """The error for whatever aiohttp or the socket raised."""
-        said = f"{type(error).__name__}: {error}"
+        said = f"{type(error).__name__}: {_SSL.sub('', str(error))}"
         if isinstance(error, _WRONG_ADDRESS):
             return self._refused(f"{said}; check its address")
         if isinstance(error, _WRONG_CERTIFICATE):

@@ -1,6 +1,7 @@
 """Hosted models: the real LiteLLM against a server on the loopback."""
 
 import asyncio
+import re
 import socket
 import subprocess
 import sys
@@ -183,6 +184,7 @@ async def test_failures(
         await streamed(model)
     for caught in (whole, stream):
         assert said in str(caught.value)
+        assert behaviour is not reset or "HTTP" not in str(caught.value)
         assert caught.value.endpoint == openai_server.base_url
         assert "sk-secret" not in f"{caught.value} {caught.value!r}"
     assert len(openai_server.bodies) == 2
@@ -196,9 +198,19 @@ async def test_nobody_there(name: str) -> None:
         model = LiteLLMModel(name, api_key="sk-secret", api_base=f"http://127.0.0.1:{bound.getsockname()[1]}")
         with pytest.raises(UpstreamUnavailable, match="Cannot connect") as caught:
             await model.complete(PROMPT)
-    assert "HTTP" not in str(caught.value)
+    assert not re.search("HTTP|ssl", str(caught.value))
     assert caught.value.unspent
     await close_clients()
+
+
+async def test_another_models_failure(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
+    """One that is being handled is no part of this one's."""
+    openai_server.plays(fails(400, "at most 512 tokens"))
+    with pytest.raises(UpstreamRefused, match="at most 512 tokens"):
+        try:
+            await LiteLLMModel("openai/tiny", api_key="sk-x", api_base="http://127.0.0.1:9").complete(PROMPT)
+        except UpstreamUnavailable:
+            await model.complete(PROMPT)
 
 
 async def test_every_error(model: LiteLLMModel) -> None:
