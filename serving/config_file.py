@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from serving.config_check import problems
 _PACKAGE = Path(__file__).resolve().parent
 _PRESETS = _PACKAGE / "presets"
 _SHIPPED = "shipped:"
+_ALIKE = 0.75
+"""So much (`difflib`) that one key may be another one misspelt: `kynd` is `kind`, but `max_turn` is no `max_tokens`."""
 
 
 def load_config(path: Path) -> Config:
@@ -79,18 +81,26 @@ def _plainly(message: str, tables: dict[str, Any]) -> str:
 
 
 def _instead(unknown: str, place: str) -> str:
-    """What may have been meant, at a place such as `engines[...]`."""
-    kind: Type = type_info(Config)
-    for step in re.findall(r"\[|\w+", place):
-        if isinstance(kind, DictType):
-            kind = kind.value_type
-        elif isinstance(kind, StructType):
-            kind = next(field.type for field in kind.fields if field.encode_name == step)
-        if isinstance(kind, UnionType):  # with None, for a table that may be left out
-            kind = next(one for one in kind.types if isinstance(one, StructType))
-    known = [field.encode_name for field in kind.fields] if isinstance(kind, StructType) else []
-    close = difflib.get_close_matches(unknown, known, 1)
-    return f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
+    """What may have been meant, at a place such as `engines[...]`, or else all keys that there are."""
+    every = list(_keys(type_info(Config)))
+    table = place.replace("[...]", ".NAME") + "." if place else ""
+    here = [key.removeprefix(table) for key in every if key.startswith(table) and "." not in key.removeprefix(table)]
+    elsewhere = [key for key in every if key.endswith(f".{unknown}")]
+    likely = elsewhere if len(elsewhere) == 1 else difflib.get_close_matches(unknown, here, 1, _ALIKE)
+    return f"did you mean {likely[0]}?" if likely else f"there are: {', '.join(here)}"
+
+
+def _keys(kind: Type, table: str = "") -> Iterator[str]:
+    """All keys below a table, with the tables that they are in; `NAME` stands for one that the user chooses."""
+    if isinstance(kind, UnionType):  # with None, for a table that may be left out
+        for one in kind.types:
+            yield from _keys(one, table)
+    elif isinstance(kind, DictType):
+        yield from _keys(kind.value_type, f"{table}NAME.")
+    elif isinstance(kind, StructType):
+        for field in kind.fields:
+            yield table + field.encode_name
+            yield from _keys(field.type, f"{table}{field.encode_name}.")
 
 
 def _bad_engine(engines: dict[str, Any]) -> str:

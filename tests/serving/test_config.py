@@ -147,15 +147,16 @@ def test_a_name_that_vllm_knows_is_no_path(tmp_path: Path) -> None:
         ("[roles.delegation]", "sever = 1\n[roles.delegation]", "sever: unknown field; did you mean server?"),
         ("[retrieval]", "[retrival]\n[retrieval]", "retrival: unknown field; did you mean retrieval?"),
         ("[retrieval]", "[server]\nadress = 'a:1'\n[retrieval]", "server.adress: unknown field; did you mean address?"),
+        ("[retrieval]", "[roles.x]\n[retrieval]", "roles.x: unknown field; there are: delegation, execution, answer"),
         (
             "[roles.execution]",
-            "[roles.execution]\nmax_turn = 3",
-            "roles.execution.max_turn: unknown field; did you mean max_tokens?",
+            "[roles.execution]\nmax_turns = 3",
+            "roles.execution.max_turns: unknown field; did you mean search.max_turns?",
         ),
         (
             "[retrieval]",
             "[roles.judge]\n[retrieval]",
-            "roles.judge: unknown field; there are: delegation, execution, answer",
+            "roles.judge: unknown field; did you mean distillation.judge?",
         ),
         (
             "[retrieval]",
