@@ -1,9 +1,9 @@
 """A grid of backbones, executors and topologies on the same questions, as often as it takes (TBSS 4.1).
 
-First, each pair answers a few questions, and what the whole will cost is estimated from that; these answers count.
-Killed or interrupted, the same command goes on where it was: no rollout is done twice, and no call that has ended is
-paid for again. A sweep may grow: with more rollouts, a higher limit or further pairs in its file, it does what is
-missing.
+First, each pair answers a few questions, and what the whole will cost and how long it will take are estimated from
+that; these answers count. Killed or interrupted, the same command goes on where it was: no rollout is done twice, and
+no call that has ended is paid for again. A sweep may grow: with more rollouts, a higher limit or further pairs in its
+file, it does what is missing.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from rich.progress import Progress
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.study.asked_questions import asked_questions
 from benchmarks.study.cell import Prepared, base_config, prepared
-from benchmarks.study.estimating import CellPilot, estimate_table, estimates, seconds_left
+from benchmarks.study.estimating import CellPilot, estimate_table, estimates, seconds_left, time_line
 from benchmarks.study.plan import Plan, read_plan
 from benchmarks.study.results import RESULTS, Results
 from benchmarks.study.study_data import PLAN, KeptPlan
@@ -122,8 +122,8 @@ async def _swept(
             if row.cell in spent:
                 spent[row.cell].add(row)
         bar.stop()
-        seconds = seconds_left(sweeper.paces, left)
-        console.print(estimate_table(estimates(spent, left), sum(left.values()), seconds))
+        console.print(estimate_table(estimates(spent, left), sum(left.values())))
+        console.print(time_line(seconds_left(spent, left, plan.concurrency)), highlight=False)
         if not agreed:
             await asyncio.to_thread(_agree)
         bar.update(task, description="sweep", completed=0, total=sum(left.values()))

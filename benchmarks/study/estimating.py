@@ -1,5 +1,6 @@
 """What a sweep will take, by what its pilot took."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,10 +18,12 @@ class CellPilot:
 
     rows: int = 0
     spent: list[RoleTotal] = field(default_factory=list)
+    latencies_s: list[float] = field(default_factory=list)
 
     def add(self, row: Scored) -> None:
         """Count another row."""
         self.rows += 1
+        self.latencies_s += [] if row.latency_s is None else [row.latency_s]
         self.spent = merged([*self.spent, *row.spent, *row.checking])
 
 
@@ -59,19 +62,26 @@ def estimates(pilots: Mapping[str, CellPilot], left: Mapping[str, int]) -> list[
     return [*sums.values(), *blind]
 
 
-def seconds_left(paces: Mapping[str, float], left: Mapping[str, int]) -> float | None:
-    """How long the rollouts that are left will take, by their cells' seconds a rollout; None where one is not known."""
-    cells = [cell for cell, count in left.items() if count]
-    return sum(left[cell] * paces[cell] for cell in cells) if paces.keys() >= set(cells) else None
+def seconds_left(pilots: Mapping[str, CellPilot], left: Mapping[str, int], concurrency: int) -> float | None:
+    """How long the rollouts that are left will take to answer, `left` by cell and `concurrency` at a time; None where
+    nobody knows how long one of some cell takes.
+    """
+    latencies_s = {name: pilot.latencies_s for name, pilot in pilots.items() if pilot.latencies_s}
+    counts = {name: count for name, count in left.items() if count}
+    if counts.keys() - latencies_s.keys():
+        return None
+    return sum(count * statistics.fmean(latencies_s[name]) for name, count in counts.items()) / concurrency
 
 
-def estimate_table(found: Sequence[Estimate], left: int, seconds: float | None) -> Table:
-    """A row for each role and model, and their sum; below it the time, where that is known."""
-    title = f"{left:,} rollouts are left; they will cost about"
-    caption = (
-        None if seconds is None else f"and take about {timedelta(seconds=round(seconds))}, beside starts of engines"
-    )
-    table = Table("role", "model", title=title, title_justify="left", caption=caption, caption_justify="left")
+def time_line(seconds: float | None) -> str:
+    """The same in words."""
+    known = "an unknown time" if seconds is None else f"about {timedelta(seconds=round(seconds))}"
+    return f"and take {known}, besides starting engines, judging and attributing"
+
+
+def estimate_table(found: Sequence[Estimate], left: int) -> Table:
+    """A row for each role and model, and their sum."""
+    table = Table("role", "model", title=f"{left:,} rollouts are left; they will cost about", title_justify="left")
     for column in ("prompt tokens", "written", "dollars"):
         table.add_column(column, justify="right")
     for one in (*found, _sum("all", "", found)):

@@ -71,7 +71,7 @@ class Study:
 
     @property
     def places(self) -> dict[str, int]:
-        """Of the models in the sweep's file, where small ones come first."""
+        """Each model's place in the sweep's file, which goes from the smallest to the largest."""
         return {name: number for number, name in enumerate(self.plan.parameters)}
 
     def labelled(self, model: str, max_turns: int) -> str:

@@ -2,9 +2,8 @@
 
 import asyncio
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.datasets.question import BenchmarkQuestion
@@ -51,8 +50,6 @@ class Sweeper:
     """Called whenever a rollout is done, or has failed."""
     settings: Mapping[str, Mapping[str, object]]
     """By cell, what makes its calls what they are."""
-    paces: dict[str, float] = field(default_factory=dict, init=False)
-    """Seconds a rollout, by cell, with as many beside each other as there were; the start of engines apart."""
 
     def left(self, cell: Prepared) -> list[Task]:
         """What this cell has still to do."""
@@ -122,7 +119,7 @@ class Sweeper:
 
     async def _cell(self, asker: Asker, tasks: Sequence[Task], failed: dict[str, str]) -> None:
         gate, done = asyncio.Semaphore(self.plan.concurrency), 0
-        name, failures, began = asker.prepared.cell.name, 0, time.monotonic()
+        name, failures = asker.prepared.cell.name, 0
 
         async def one(task: Task) -> None:
             nonlocal done, failures
@@ -146,7 +143,6 @@ class Sweeper:
                     group.create_task(one(task))
         except ExceptionGroup as group_failed:
             raise _stopped(group_failed.exceptions[0], name, done, len(tasks)) from None
-        self.paces[name] = (time.monotonic() - began) / len(tasks)
 
 
 def begin_cell(folder: Path, cell: Cell, settings: Mapping[str, object]) -> Path:

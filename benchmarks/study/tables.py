@@ -20,7 +20,8 @@ def _table_1(study: Study) -> Iterator[ReportTable]:
     """From a single agent to a factorized pair of the same model."""
     alone = {(cell.backbone, cell.max_turns): cell for cell in study.cells if cell.topology == "single_agent"}
     pairs = [cell for cell in study.cells if cell.pair and cell.backbone == cell.executor]
-    pairs.sort(key=lambda cell: study.places[cell.backbone])
+    places = study.places
+    pairs.sort(key=lambda cell: (places[cell.backbone], cell.max_turns))
     beside = [(alone[key], cell) for cell in pairs if (key := (cell.backbone, cell.max_turns)) in alone]
     names = headline([row for both in beside for cell in both for row in cell.rows])
     rows: list[tuple[Cell, ...]] = []
@@ -74,7 +75,8 @@ def _table_5(study: Study) -> Iterator[ReportTable]:
     for cell in pairs:
         under.setdefault((cell.executor, cell.max_turns), set()).add(cell.backbone)
     shown = [cell for cell in pairs if len(under[cell.executor, cell.max_turns]) > 1]
-    shown.sort(key=lambda cell: (study.places[cell.backbone], cell.max_turns, study.places[cell.executor]))
+    places = study.places
+    shown.sort(key=lambda cell: (places[cell.backbone], cell.max_turns, places[cell.executor]))
     if len({cell.executor for cell in shown}) > 1:
         scores = ScoreColumns.of(shown)
         rows = tuple(

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.study.agreement import Agreement, agreement
-from benchmarks.study.estimating import CellPilot, estimate_table, estimates, seconds_left
+from benchmarks.study.estimating import CellPilot, estimate_table, estimates, seconds_left, time_line
 from benchmarks.study.pareto import pareto_front
 from benchmarks.study.pricing import dollars, merged
 from benchmarks.study.scores import METRICS, compared, macro, metrics_of, micro
@@ -106,8 +106,8 @@ def test_an_estimate_goes_by_the_pilot() -> None:
     assert known.dollars == pytest.approx(3e-4)
     found = estimates({"one": pilot, "other": CellPilot()}, {"one": 3, "other": 4})
     assert (found[0], found[1].prompt_tokens, found[1].dollars) == (known, None, None)
-    assert said(estimate_table(found, 7, None)) == ["unknown"] * 3
-    assert said(estimate_table(found[:1], 3, None)) == ["300", "0", "0.0003"]
+    assert said(estimate_table(found, 7)) == ["unknown"] * 3
+    assert said(estimate_table(found[:1], 3)) == ["300", "0", "0.0003"]
     uncounted = CellPilot()
     uncounted.add(row(spent=(total(tokens=0, attempts_without_usage=1, attempts_without_cost=1, nano_usd=None),)))
     (unknown,) = estimates({"one": uncounted}, {"one": 3})
@@ -116,10 +116,14 @@ def test_an_estimate_goes_by_the_pilot() -> None:
 
 def test_the_time_goes_by_the_pilot() -> None:
     """Of each cell; not known where a cell with work left had none."""
-    seconds = seconds_left({"one": 2.0, "other": 10.0}, {"one": 3, "other": 9, "done": 0})
-    assert seconds == 96
-    assert seconds_left({"one": 2.0}, {"one": 3, "other": 1}) is None
-    assert estimate_table([], 12, seconds).caption == "and take about 0:01:36, beside starts of engines"
+    one, other = CellPilot(), CellPilot()
+    for pilot, latency_s in ((one, 1.0), (one, 3.0), (one, None), (other, 10.0)):
+        pilot.add(row(latency_s=latency_s))
+    seconds = seconds_left({"one": one, "other": other}, {"one": 3, "other": 9, "done": 0}, 4)
+    assert seconds == 24
+    assert seconds_left({"one": one, "other": CellPilot()}, {"one": 3, "other": 1}, 4) is None
+    assert "take about 0:00:24, " in time_line(seconds)
+    assert "take an unknown time, " in time_line(None)
 
 
 def said(table: Table) -> list[str]:
