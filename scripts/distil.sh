@@ -8,7 +8,7 @@ models=$(cd "$(dirname "$0")/../serving/models" && pwd)
 
 world() { # SEED SIDE QUESTIONS
     [ -e "$out/world-$1/rolegate.toml" ] ||
-        rolegate sft mini-world --seed "$1" --side "$2" --questions "$3" --out "$out/world-$1"
+        rolegate sft mini-world --force --seed "$1" --side "$2" --questions "$3" --out "$out/world-$1"
 }
 
 for seed in 9001 9002 9003 9004; do
