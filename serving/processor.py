@@ -10,7 +10,7 @@ _BF16 = {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"}
 
 
 def cores() -> int:
-    """How many of it this process may use, which may be fewer than there are."""
+    """How many this process is bound to, or else how many there are; a quota on their time is not seen."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -35,11 +35,10 @@ def test_precision() -> None:
     assert precision(("--dtype=bfloat16",), on_cpu=True, bf16=False) == ()
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores")
 def test_cores() -> None:
     """Are those that the process is bound to: more threads than that would spin in each other's way."""
-    bound = os.sched_getaffinity(0)
-    assert cores() == len(bound)
+    if not hasattr(os, "sched_setaffinity") or len(bound := os.sched_getaffinity(0)) < 2:
+        pytest.skip("there is nothing to choose from on this system, or on one core")
     try:
         os.sched_setaffinity(0, {min(bound)})
         assert cores() == 1
