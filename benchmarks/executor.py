@@ -2,8 +2,9 @@
 turns straight to the engine, with the engine's prefix cache emptied before each; both with free output and held to its
 form. In each round the pairs follow one another, so compare ratios.
 
-On a machine without a GPU, the embedder shares the engine's cores, and each search takes from what the engine could do;
-with --searched, all searches are remembered, and what is left is the gateway's own share.
+On a machine without a GPU, gateway and embedder compute on the engine's cores, which it then lacks. With --apart, it
+has half of the cores to itself, both ways. With --searched, every search is remembered, and what the embedder would
+take is no part of the difference.
 """
 
 import argparse
@@ -12,8 +13,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -31,6 +32,7 @@ from benchmarks.child import child
 from benchmarks.mini_deployment import MiniDeployment, mini_deployment
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
+from router.errors import BadRequest
 from router.execution import Execution
 from router.execution_pattern import turn_pattern
 from router.executor import STOP
@@ -91,6 +93,8 @@ class Figures(msgspec.Struct, frozen=True):
     sub_queries: int
     """In each round."""
     in_flight: int
+    apart: bool
+    """Whether the engine had cores of its own."""
     searched: bool
     prompt: str
     engine_arguments: tuple[str, ...]
@@ -106,6 +110,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--sub-queries", type=int, default=100, metavar="N", help="in each round (default: 100)")
     parser.add_argument("--in-flight", type=int, default=16, metavar="N", help="at a time (default: 16)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="each with new sub-queries (default: 3)")
+    parser.add_argument("--apart", action="store_true", help="half of the cores for the engine, half for all others")
     parser.add_argument("--searched", action="store_true", help="work on all once before, so that no search computes")
     parser.add_argument("--prompt", type=Path, metavar="FILE", help="another system prompt, such as a long one")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where the figures go")
@@ -142,8 +147,10 @@ async def _measured(given: argparse.Namespace) -> Figures:
     console, config = Console(stderr=True), _config(given)
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        move_away = stack.enter_context(_two_halves()) if given.apart else lambda: None
         mini = await stack.enter_async_context(mini_deployment(lambda step: console.print(step, style="dim"), config))
         (url,) = mini.engines.values()
+        move_away()
         session = await stack.enter_async_context(aiohttp.ClientSession())
         straight = OpenAIHTTP(session, url, config.roles.execution.model, thinking=False)
         sides = [await _side(stack, structured, mini, straight, folder) for structured in (False, True)]
@@ -161,12 +168,34 @@ async def _measured(given: argparse.Namespace) -> Figures:
     return Figures(
         len(asked),
         given.in_flight,
+        given.apart,
         given.searched,
         config.roles.execution.prompt,
         tuple(given.engine),
         summaries,
         rounds,
     )
+
+
+@contextmanager
+def _two_halves() -> Iterator[Callable[[], None]]:
+    """Bind this process to half of its cores, and with it what it starts; what is yielded moves it alone to the others.
+    Raises `BadRequest` where that cannot be.
+    """
+    if not hasattr(os, "sched_setaffinity") or len(cores := sorted(os.sched_getaffinity(0))) < 2:
+        raise BadRequest("--apart: this system binds no process to cores, or has one only; leave the option out.")
+    half = len(cores) // 2
+    _bind(cores[:half])
+    try:
+        yield lambda: _bind(cores[half:])
+    finally:
+        _bind(cores)
+
+
+def _bind(cores: Sequence[int]) -> None:
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 async def _side(
