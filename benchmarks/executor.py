@@ -308,14 +308,13 @@ class _Side:
 
 
 def _show(figures: Figures) -> None:
-    table = Table("output", "ratio", "per s", "turns", "malformed", "reported", "tokens", "cached")
+    table = Table("output", "ratio", "per s", "malformed", "reported", "tokens", "cached")
     for one in figures.summaries:
         table.add_row(
             "structured" if one.structured else "free",
             f"{one.ratio:.3f}",
             f"{one.per_s:.1f}",
-            str(one.turns),
-            str(one.malformed),
+            f"{one.malformed} of {one.turns}",
             str(one.reported),
             f"{one.prompt_tokens} + {one.completion_tokens}",
             f"{one.cached_share:.3f}",
