@@ -16,25 +16,26 @@ from serving.cli.usage_table import cost
 KINDS = [name.removeprefix("RUN_KIND_").lower() for name in RunKind.keys()[1:]]
 STATUSES = [name.removeprefix("RUN_STATUS_").lower() for name in RunStatus.keys()[1:]]
 _MARKS = {"reported": "", "lower_bound": "≥", "estimated": "~"}
-_SHOWN = 60
-"""Characters of a request."""
+_IDENTIFIER, _SHOWN = 36, 60
+"""Characters of a run's, and of a request as far as it is shown."""
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
-    """A row each; whose they are only where they are not all of one tenant."""
+    """A row each, with what was asked below its identifier, which stays whole on 80 columns; whose they are only where
+    they are not all of one tenant.
+    """
     tenants = len({run.tenant for run in runs}) > 1
-    names = ("run", *(["tenant"] if tenants else []), "kind", "status", "started (UTC)", "s")
-    columns = (Column(name, no_wrap=True) for name in names)
-    table = Table(*columns, "request", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    names = (*(["tenant"] if tenants else []), "kind", "status", "started (UTC)", "s")
+    columns = (Column("run, request", min_width=_IDENTIFIER), *(Column(name, no_wrap=True) for name in names))
+    table = Table(*columns, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for run in runs:
         table.add_row(
-            run.run_id,
+            f"{run.run_id}\n[dim]{escape(shorten(run.request, _SHOWN, placeholder='…'))}[/dim]",
             *([escape(run.tenant)] if tenants else []),
             RunKind.Name(run.kind).removeprefix("RUN_KIND_").lower(),
             _status(run),
-            run.start_time.ToDatetime(UTC).strftime("%Y-%m-%d %H:%M:%S"),
+            run.start_time.ToDatetime(UTC).strftime("%Y-%m-%d %H:%M"),
             f"{run.duration.ToTimedelta().total_seconds():.1f}" if run.HasField("duration") else "",
-            escape(shorten(run.request, _SHOWN, placeholder="…")),
         )
     return table
 

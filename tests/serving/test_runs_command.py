@@ -1,6 +1,7 @@
 """`rolegate runs` against a gateway in a process of its own."""
 
 import json
+import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -14,7 +15,7 @@ from serving.cli.runs_table import calls_table, runs_table
 from tests import scripted_gateway
 from tests.scripted_gateway import QUESTION
 
-HEADER = "run kind status started (UTC) s request"
+HEADER = "run, request kind status started (UTC) s"
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +111,9 @@ def test_what_cannot_be_done(gateway: str, arguments: list[str], said: str, caps
     assert said in line
 
 
-def rows(table: RenderableType) -> list[str]:
+def rows(table: RenderableType, width: int = 120) -> list[str]:
     """What a terminal shows."""
-    with (console := Console(width=120)).capture() as shown:
+    with (console := Console(width=width)).capture() as shown:
         console.print(table)
     return [" ".join(line.split()) for line in shown.get().splitlines()]
 
@@ -124,10 +125,19 @@ def test_whose_runs_they_are() -> None:
         pb.Run(run_id="run-2", tenant="other", kind=pb.RUN_KIND_EXECUTE, status=pb.RUN_STATUS_FAILED),
     ]
     shown = rows(runs_table(runs))
-    assert "run-1 acme complete running 1970-01-01 00:00:00 [b]?" in shown
+    first = shown.index("run-1 acme complete running 1970-01-01 00:00")
+    assert shown[first + 1] == "[b]?"
     assert any(line.startswith("run-2 other execute failed") for line in shown)
     runs[0].request = "a word " * 30
-    assert any("a word a…" in line for line in rows(runs_table(runs[:1])))
+    assert any(line.endswith("a…") for line in rows(runs_table(runs[:1])))
+
+
+def test_a_run_can_be_named_on_80_columns() -> None:
+    """Its identifier is there to be copied, and what was asked to be read."""
+    run = pb.Run(run_id=str(uuid.uuid4()), kind=pb.RUN_KIND_ANSWER, status=pb.RUN_STATUS_RUNNING, request="who " * 12)
+    run.duration.FromMilliseconds(12_300)
+    text = " ".join(rows(runs_table([run]), 80))
+    assert f"{run.run_id} answer running 1970-01-01 00:00 12.3 {'who ' * 12}".strip() in text
 
 
 def test_how_tokens_are_known() -> None:
