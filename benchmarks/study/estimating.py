@@ -62,20 +62,29 @@ def estimates(pilots: Mapping[str, CellPilot], left: Mapping[str, int]) -> list[
     return [*sums.values(), *blind]
 
 
-def seconds_left(pilots: Mapping[str, CellPilot], left: Mapping[str, int], concurrency: int) -> float | None:
-    """How long the rollouts that are left will take to answer, `left` by cell and `concurrency` at a time; None where
-    nobody knows how long one of some cell takes.
+def seconds_left(
+    pilots: Mapping[str, CellPilot], left: Mapping[str, int], concurrency: int
+) -> tuple[float, float] | None:
+    """How long the rollouts that are left will take to answer, `left` by cell and `concurrency` at a time.
+
+    At least, where none slows down another one; and at most, where models answer no more at a time than in the pilot.
+    None where nobody knows how long one of some cell takes.
     """
-    latencies_s = {name: pilot.latencies_s for name, pilot in pilots.items() if pilot.latencies_s}
-    counts = {name: count for name, count in left.items() if count}
-    if counts.keys() - latencies_s.keys():
-        return None
-    return sum(count * statistics.fmean(latencies_s[name]) for name, count in counts.items()) / concurrency
+    least = most = 0.0
+    for name, count in left.items():
+        if count and not (name in pilots and pilots[name].latencies_s):
+            return None
+        if count:
+            each_s = count * statistics.fmean(pilots[name].latencies_s)
+            least += each_s / concurrency
+            most += each_s / min(concurrency, pilots[name].rows)
+    return least, most
 
 
-def time_line(seconds: float | None) -> str:
+def time_line(seconds: tuple[float, float] | None) -> str:
     """The same in words."""
-    known = "an unknown time" if seconds is None else f"about {timedelta(seconds=round(seconds))}"
+    ends = list(dict.fromkeys(str(timedelta(seconds=round(end))) for end in seconds or ()))
+    known = f"about {' to '.join(ends)}" if ends else "an unknown time"
     return f"and take {known}, besides starting engines, judging and attributing"
 
 

@@ -115,14 +115,17 @@ def test_an_estimate_goes_by_the_pilot() -> None:
 
 
 def test_the_time_goes_by_the_pilot() -> None:
-    """Of each cell; not known where a cell with work left had none."""
+    """Of each cell; not known where a cell with work left had none. One rollout does not tell whether four at a time
+    take as long each, or four times as long.
+    """
     one, other = CellPilot(), CellPilot()
     for pilot, latency_s in ((one, 1.0), (one, 3.0), (one, None), (other, 10.0)):
         pilot.add(row(latency_s=latency_s))
     seconds = seconds_left({"one": one, "other": other}, {"one": 3, "other": 9, "done": 0}, 4)
-    assert seconds == 24
+    assert seconds == (24, 92)
     assert seconds_left({"one": one, "other": CellPilot()}, {"one": 3, "other": 1}, 4) is None
-    assert "take about 0:00:24, " in time_line(seconds)
+    assert "take about 0:00:24 to 0:01:32, " in time_line(seconds)
+    assert "take about 0:00:24, " in time_line((24.1, 24.2))
     assert "take an unknown time, " in time_line(None)
 
 
