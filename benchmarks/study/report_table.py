@@ -32,7 +32,7 @@ class ReportTable:
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
     digits: int = 2
-    """Of numbers below 100 that are not whole; larger ones are rounded."""
+    """Of numbers below 10 that are not whole; those from 10 on have no more than two, from 100 on none."""
 
     def markdown(self) -> str:
         """With its title as a heading."""
@@ -83,12 +83,16 @@ class ReportTable:
             case Gain(points=points):
                 return f"{points:+.2f}".replace("-", "−")
             case float():
-                digits = self.digits if abs(cell) < 100 else 0
-                return "–" if math.isnan(cell) else f"{cell:,.{digits}f}".replace("-", "−")
+                return "–" if math.isnan(cell) else f"{cell:,.{self._digits(abs(cell))}f}".replace("-", "−")
             case int():
                 return f"{cell:,}"
             case _:
                 return cell
+
+    def _digits(self, size: float) -> int:
+        if size == 0 or size >= 100:
+            return 0
+        return self.digits if size < 10 else min(self.digits, 2)
 
     def _is_text(self, place: int) -> bool:
         return all(isinstance(row[place], str) for row in self.rows)

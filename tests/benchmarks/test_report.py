@@ -1,6 +1,7 @@
 """A report: what is in its tables and files, and what never stands together."""
 
 import csv
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -154,6 +155,15 @@ def test_cells_are_text_and_nothing_else() -> None:
     assert "&lt;b&gt;|" in table.html()
     assert "| <b>\\| | 50.00 ± 1.00 | – |" in table.markdown()
     assert table.csv() == "a|b,score,score standard error,n\n<b>|,50.0,1.0,\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0, "0"), (0.00012, "0.0001"), (-1.5, "−1.5000"), (48.23061, "48.23"), (1571.6, "1,572"), (math.nan, "–")],
+)
+def test_a_number_has_as_many_digits_as_say_something(value: float, shown: str) -> None:
+    """Cents of a cent count beside little money, and not beside a large share."""
+    assert ReportTable("t", "T", (), (), digits=4).text(value) == shown
 
 
 def pair(backbone: str, executor: str | None, turns: int = 3, topology: str = "factorized", **fields: object) -> Scored:
