@@ -114,9 +114,10 @@ class LiteLLMModel:
         try:
             yield
         except Exception as error:  # LiteLLM has no common base class, but all that come from a provider have a status
-            if (broken := _transport_error(error, before)) is not None:
-                raise self._upstream.from_transport(broken) from error
-            status = getattr(error, "status_code", None)
+            happened = _happened(error, before)
+            if isinstance(happened, aiohttp.ClientError):
+                raise self._upstream.from_transport(happened) from error
+            status = happened or getattr(error, "status_code", None)
             if not isinstance(status, int):
                 raise self._upstream.garbled(f"{type(error).__name__}: {error}") from error
             headers = getattr(error, "litellm_response_headers", None)
@@ -142,17 +143,20 @@ def load_litellm() -> Any:
     return litellm
 
 
-def _transport_error(error: BaseException, before: BaseException | None) -> aiohttp.ClientError | None:
-    """What LiteLLM wraps where no connection came about, or it broke: it gives that a status of 500, which no server
-    said. `before`: what was being handled when the call began.
+def _happened(error: BaseException, before: BaseException | None) -> aiohttp.ClientError | int | None:
+    """The status of the reply, or what went wrong with the connection, that LiteLLM made `error` of, whose own status
+    may be one that no server said; None where neither is behind it. `before`: what was handled when the call began.
     """
-    seen: list[BaseException | None] = [None, before]
+    seen: list[BaseException] = []
     each: BaseException | None = error
-    while each not in seen:
+    while each is not None and each is not before and each not in seen:
+        status = getattr(getattr(each, "response", None), "status_code", None)
+        if isinstance(status, int) and not type(each).__module__.startswith("litellm"):  # which makes up responses
+            return status
         if isinstance(each, aiohttp.ClientError) and not isinstance(each, aiohttp.ClientResponseError):
             return each
         seen.append(each)
-        each = each and (each.__cause__ or each.__context__)
+        each = each.__cause__ or each.__context__
     return None
 
 

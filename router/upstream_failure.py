@@ -64,7 +64,7 @@ _TURNED_AWAY = frozenset({_THROTTLED, 503})
 _WRONG_ADDRESS = (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, aiohttp.RedirectClientError)
 _WRONG_CERTIFICATE = (aiohttp.ClientConnectorCertificateError, aiohttp.ServerFingerprintMismatch)
 _SSL = re.compile(r" ssl:(<[^>]*>|\w+)")
-"""With which aiohttp names a host, as an object or by its name."""
+"""What aiohttp puts behind a host: how its certificate is checked, by name or as an object."""
 _GARBLED = (aiohttp.ClientResponseError, HttpProcessingError)
 
 

@@ -3,6 +3,8 @@
 import asyncio
 import hashlib
 import json
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -103,6 +105,7 @@ async def serving() -> AsyncIterator[OpenAIServer]:
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     server = OpenAIServer("")
     app.router.add_post("/v1/chat/completions", server.answer)
+    app.router.add_post("/v1/messages", server.answer)  # Anthropic's
     app.router.add_get("/v1/models", server.models)
     app.router.add_post("/tokenize", server.tokenize)
     app.router.add_post("/v1/embeddings", server.embeddings)
@@ -198,6 +201,16 @@ async def reset(request: web.Request) -> web.StreamResponse:
     """Reset the connection instead of answering."""
     await break_off(request)
     return web.Response()
+
+
+async def lose(request: web.Request) -> web.StreamResponse:
+    """Reset the connection on the network itself, as one that was closed long ago does."""
+    assert request.transport is not None
+    linger_on, no_time = 1, 0
+    request.transport.get_extra_info("socket").setsockopt(
+        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", linger_on, no_time)
+    )
+    return await reset(request)
 
 
 DONE = b"data: [DONE]\n\n"

@@ -26,6 +26,7 @@ from tests.router.openai_server import (
     fails,
     hang,
     hang_on,
+    lose,
     replies,
     reset,
     says,
@@ -184,7 +185,6 @@ async def test_failures(
         await streamed(model)
     for caught in (whole, stream):
         assert said in str(caught.value)
-        assert behaviour is not reset or "HTTP" not in str(caught.value)
         assert caught.value.endpoint == openai_server.base_url
         assert "sk-secret" not in f"{caught.value} {caught.value!r}"
     assert len(openai_server.bodies) == 2
@@ -203,14 +203,38 @@ async def test_nobody_there(name: str) -> None:
     await close_clients()
 
 
+async def test_a_broken_connection(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
+    """Has no status either, and may have cost something."""
+    openai_server.plays(reset)
+    for asked in (model.complete(PROMPT), streamed(model)):
+        with pytest.raises(UpstreamUnavailable) as caught:
+            await asked
+        assert "HTTP" not in str(caught.value)
+        assert not caught.value.unspent
+
+
 async def test_another_models_failure(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
     """One that is being handled is no part of this one's."""
     openai_server.plays(fails(400, "at most 512 tokens"))
-    with pytest.raises(UpstreamRefused, match="at most 512 tokens"):
-        try:
-            await LiteLLMModel("openai/tiny", api_key="sk-x", api_base="http://127.0.0.1:9").complete(PROMPT)
-        except UpstreamUnavailable:
-            await model.complete(PROMPT)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        other = LiteLLMModel("openai/tiny", api_key="sk-x", api_base=f"http://127.0.0.1:{bound.getsockname()[1]}")
+        for ask in (model.complete, lambda _prompt: streamed(model)):
+            with pytest.raises(UpstreamRefused, match="at most 512 tokens"):
+                try:
+                    await other.complete(PROMPT)
+                except UpstreamUnavailable:
+                    await ask(PROMPT)
+
+
+async def test_what_litellm_asks_again(openai_server: OpenAIServer) -> None:
+    """Over a connection that turned out to be closed: what the second request is told counts."""
+    model = LiteLLMModel("anthropic/tiny", api_key="sk-secret", api_base=openai_server.base_url.removesuffix("/v1"))
+    openai_server.plays(lose, fails(401, "no such key"))
+    with pytest.raises(UpstreamRefused, match="check the API key"):
+        await model.complete(PROMPT)
+    assert len(openai_server.bodies) == 2
+    await close_clients()
 
 
 async def test_every_error(model: LiteLLMModel) -> None:
