@@ -7,6 +7,7 @@ from textwrap import shorten
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 from rolegate.v1.answer_service_pb2 import AnswerOutcome
 from rolegate.v1.run_service_pb2 import Feedback, Run, RunKind, RunStatus, UpstreamCall, Verdict
 from rolegate.v1.usage_pb2 import Role
@@ -16,25 +17,30 @@ from serving.cli.usage_table import cost
 KINDS = [name.removeprefix("RUN_KIND_").lower() for name in RunKind.keys()[1:]]
 STATUSES = [name.removeprefix("RUN_STATUS_").lower() for name in RunStatus.keys()[1:]]
 _MARKS = {"reported": "", "lower_bound": "≥", "estimated": "~"}
-_IDENTIFIER, _SHOWN = 36, 60
-"""Characters of a run's, and of a request as far as it is shown."""
+_IDENTIFIER = 36
+"""Characters of a run's name."""
+_STATUS, _TIME = len("budget exhausted"), len("2026-01-31 23:59")
+_SHOWN = 60
+"""Characters of a request, at most."""
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
-    """A row each, with what was asked below its identifier, which stays whole on 80 columns; whose they are only where
-    they are not all of one tenant.
-    """
+    """Two lines each, which fit on 80 columns. Whose they are is shown where they are not all of one tenant."""
     tenants = len({run.tenant for run in runs}) > 1
-    names = (*(["tenant"] if tenants else []), "kind", "status", "started (UTC)", "s")
-    columns = (Column("run, request", min_width=_IDENTIFIER), *(Column(name, no_wrap=True) for name in names))
+    columns = (
+        Column("run\nrequest", min_width=_IDENTIFIER),
+        Column("kind\nstatus", min_width=_STATUS, max_width=_STATUS),
+        Column("started (UTC)\ntenant" if tenants else "started (UTC)", min_width=_TIME, max_width=_TIME),
+        Column("s", no_wrap=True),
+    )
     table = Table(*columns, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for run in runs:
+        kind = RunKind.Name(run.kind).removeprefix("RUN_KIND_").lower()
+        started = run.start_time.ToDatetime(UTC).strftime("%Y-%m-%d %H:%M")
         table.add_row(
-            f"{run.run_id}\n[dim]{escape(shorten(run.request, _SHOWN, placeholder='…'))}[/dim]",
-            *([escape(run.tenant)] if tenants else []),
-            RunKind.Name(run.kind).removeprefix("RUN_KIND_").lower(),
-            _status(run),
-            run.start_time.ToDatetime(UTC).strftime("%Y-%m-%d %H:%M"),
+            Text(f"{run.run_id}\n").append(shorten(run.request, _SHOWN, placeholder="…"), style="dim"),
+            f"{kind}\n{_status(run)}",
+            Text(f"{started}\n{run.tenant}" if tenants else started),
             f"{run.duration.ToTimedelta().total_seconds():.1f}" if run.HasField("duration") else "",
         )
     return table

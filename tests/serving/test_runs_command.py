@@ -9,13 +9,14 @@ from rich.console import Console, RenderableType
 from rolegate.client import Client
 from rolegate.v1 import run_service_pb2 as pb
 from rolegate.v1 import usage_pb2
+from rolegate.v1.answer_service_pb2 import AnswerOutcome
 
 from serving.cli.main import main
 from serving.cli.runs_table import calls_table, runs_table
 from tests import scripted_gateway
 from tests.scripted_gateway import QUESTION
 
-HEADER = "run, request kind status started (UTC) s"
+HEADER = "request status started (UTC) s"
 
 
 @pytest.fixture(scope="module")
@@ -125,19 +126,30 @@ def test_whose_runs_they_are() -> None:
         pb.Run(run_id="run-2", tenant="other", kind=pb.RUN_KIND_EXECUTE, status=pb.RUN_STATUS_FAILED),
     ]
     shown = rows(runs_table(runs))
-    first = shown.index("run-1 acme complete running 1970-01-01 00:00")
-    assert shown[first + 1] == "[b]?"
-    assert any(line.startswith("run-2 other execute failed") for line in shown)
+    first = shown.index("run-1 complete 1970-01-01 00:00")
+    assert shown[first + 1] == "[b]? running acme"
+    first = shown.index("run-2 execute 1970-01-01 00:00")
+    assert shown[first + 1] == "failed other"
     runs[0].request = "a word " * 30
-    assert any(line.endswith("a…") for line in rows(runs_table(runs[:1])))
+    assert any("a…" in line for line in rows(runs_table(runs[:1])))
 
 
-def test_a_run_can_be_named_on_80_columns() -> None:
-    """Its identifier is there to be copied, and what was asked to be read."""
-    run = pb.Run(run_id=str(uuid.uuid4()), kind=pb.RUN_KIND_ANSWER, status=pb.RUN_STATUS_RUNNING, request="who " * 12)
-    run.duration.FromMilliseconds(12_300)
-    text = " ".join(rows(runs_table([run]), 80))
-    assert f"{run.run_id} answer running 1970-01-01 00:00 12.3 {'who ' * 12}".strip() in text
+@pytest.mark.parametrize("outcome", AnswerOutcome.values())
+@pytest.mark.parametrize("tenants", [["acme"], ["acme", "a tenant of a long name"]])
+def test_80_columns(outcome: AnswerOutcome, tenants: list[str]) -> None:
+    """Are enough for a run's identifier, to be copied, and for all the rest."""
+    runs = [
+        pb.Run(run_id=str(uuid.uuid4()), tenant=tenant, kind=pb.RUN_KIND_COMPLETE, outcome=outcome, request="who " * 9)
+        for tenant in tenants
+    ]
+    for run in runs:
+        run.duration.FromMilliseconds(123_400)
+    lines_ = rows(runs_table(runs), 80)
+    for run in runs:
+        first = lines_.index(f"{run.run_id} complete 1970-01-01 00:00 123.4")
+        said = AnswerOutcome.Name(outcome).removeprefix("ANSWER_OUTCOME_").lower().split("_")[-1]
+        assert lines_[first + 1].startswith(("who " * 9).strip())
+        assert not outcome or said in lines_[first + 1]
 
 
 def test_how_tokens_are_known() -> None:
