@@ -26,7 +26,7 @@ _PACKAGE = Path(__file__).resolve().parent
 _PRESETS = _PACKAGE / "presets"
 _SHIPPED = "shipped:"
 _ALIKE = 0.75
-"""So much (`difflib`) that one key may be another one misspelt: `kynd` is `kind`, but `max_turn` is no `max_tokens`."""
+"""The least `difflib` ratio of a key and its misspelling: `kynd` and `kind`, but not `max_turns` and `max_tokens`."""
 
 
 def load_config(path: Path) -> Config:
@@ -74,20 +74,22 @@ def _plainly(message: str, tables: dict[str, Any]) -> str:
     if key.startswith("engines[...]"):
         key = key.replace("[...]", f".{_bad_engine(tables['engines'])}", 1)
     if unknown := re.fullmatch(r"Object contains unknown field `(.+)`", text):
-        return f"{'.'.join(filter(None, (key, unknown[1])))}: unknown field; {_instead(unknown[1], place)}"
+        return f"{'.'.join(filter(None, (key, unknown[1])))}: unknown field; {_instead(unknown[1], place, key)}"
     if missing := re.fullmatch(r"Object missing required field `(.+)`", text):
         return f"{'.'.join(filter(None, (key, missing[1])))}: missing"
     return f"{key or 'the file'}: {text}"
 
 
-def _instead(unknown: str, place: str) -> str:
-    """What may have been meant, at a place such as `engines[...]`, or else all keys that there are."""
+def _instead(unknown: str, place: str, table: str) -> str:
+    """What may have been meant in `table`, or else its keys. `place`: what msgspec calls it, such as `engines[...]`."""
+    inside = place.replace("[...]", ".NAME") + "." if place else ""
     every = list(_keys(type_info(Config)))
-    table = place.replace("[...]", ".NAME") + "." if place else ""
-    here = [key.removeprefix(table) for key in every if key.startswith(table) and "." not in key.removeprefix(table)]
-    elsewhere = [key for key in every if key.endswith(f".{unknown}")]
-    likely = elsewhere if len(elsewhere) == 1 else difflib.get_close_matches(unknown, here, 1, _ALIKE)
-    return f"did you mean {likely[0]}?" if likely else f"there are: {', '.join(here)}"
+    here = [key.removeprefix(inside) for key in every if key.startswith(inside) and "." not in key.removeprefix(inside)]
+    others = {key.partition(".")[2]: key for key in every if key.count(".") == 1}  # of sections; deeper ones are far
+    close_by, far = (difflib.get_close_matches(unknown, keys, 1, _ALIKE) for keys in (here, others))
+    if unknown not in others and close_by:
+        return f"did you mean {'.'.join(filter(None, (table, close_by[0])))}?"
+    return f"did you mean {others[far[0]]}?" if far else f"there are: {', '.join(here)}"
 
 
 def _keys(kind: Type, table: str = "") -> Iterator[str]:

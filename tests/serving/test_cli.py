@@ -228,7 +228,10 @@ def test_a_bad_config_is_refused_in_one_line(tmp_path: Path, capsys: pytest.Capt
     assert main(["check", "--config", str(file)]) == 1
 
     shown = capsys.readouterr()
-    assert (shown.out, shown.err) == ("", f"rolegate: {file}: retrieval.adress: unknown field; did you mean address?\n")
+    assert (shown.out, shown.err) == (
+        "",
+        f"rolegate: {file}: retrieval.adress: unknown field; did you mean retrieval.address?\n",
+    )
 
 
 def test_an_answer_is_shown_with_its_evidence_and_tokens(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,12 +146,21 @@ def test_a_name_that_vllm_knows_is_no_path(tmp_path: Path) -> None:
     [
         ("[roles.delegation]", "sever = 1\n[roles.delegation]", "sever: unknown field; did you mean server?"),
         ("[retrieval]", "[retrival]\n[retrieval]", "retrival: unknown field; did you mean retrieval?"),
-        ("[retrieval]", "[server]\nadress = 'a:1'\n[retrieval]", "server.adress: unknown field; did you mean address?"),
+        (
+            "[retrieval]",
+            "[server]\nadress = 'a:1'\n[retrieval]",
+            "server.adress: unknown field; did you mean server.address?",
+        ),
         ("[retrieval]", "[roles.x]\n[retrieval]", "roles.x: unknown field; there are: delegation, execution, answer"),
         (
             "[roles.execution]",
             "[roles.execution]\nmax_turns = 3",
             "roles.execution.max_turns: unknown field; did you mean search.max_turns?",
+        ),
+        (
+            "[roles.execution]",
+            "[roles.execution]\ntop_k = 3",
+            "roles.execution.top_k: unknown field; did you mean search.top_k?",
         ),
         (
             "[retrieval]",
@@ -161,12 +170,12 @@ def test_a_name_that_vllm_knows_is_no_path(tmp_path: Path) -> None:
         (
             "[retrieval]",
             "[retrieval.embedder]\nkynd = 'minilm'\n[retrieval]",
-            "retrieval.embedder.kynd: unknown field; did you mean kind?",
+            "retrieval.embedder.kynd: unknown field; did you mean retrieval.embedder.kind?",
         ),
         (
             "[retrieval]",
             "[engines.a]\npath='m'\n[engines.b]\npth='m'\n[retrieval]",
-            "engines.b.pth: unknown field; did you mean path?",
+            "engines.b.pth: unknown field; did you mean engines.b.path?",
         ),
     ],
 )
