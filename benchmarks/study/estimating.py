@@ -67,25 +67,26 @@ def seconds_left(
 ) -> tuple[float, float] | None:
     """How long the rollouts that are left will take to answer, `left` by cell and `concurrency` at a time.
 
-    At least, where none slows down another one; and at most, where models answer no more at a time than in the pilot.
-    None where nobody knows how long one of some cell takes.
+    At least, where many at a time take no longer each than those that were measured; at most, where models do no more
+    at a time than that. None where nobody knows how long one of some cell takes.
     """
     least = most = 0.0
     for name, count in left.items():
-        if count and not (name in pilots and pilots[name].latencies_s):
+        measured_s = pilots[name].latencies_s if name in pilots else []
+        if count and not measured_s:
             return None
         if count:
-            each_s = count * statistics.fmean(pilots[name].latencies_s)
-            least += each_s / concurrency
-            most += each_s / min(concurrency, pilots[name].rows)
+            all_s, at_once = count * statistics.fmean(measured_s), min(concurrency, count)
+            least += all_s / at_once
+            most += all_s / min(at_once, len(measured_s))
     return least, most
 
 
 def time_line(seconds: tuple[float, float] | None) -> str:
-    """The same in words."""
+    """What `seconds_left` tells, in words."""
     ends = list(dict.fromkeys(str(timedelta(seconds=round(end))) for end in seconds or ()))
     known = f"about {' to '.join(ends)}" if ends else "an unknown time"
-    return f"and take {known}, besides starting engines, judging and attributing"
+    return f"They will take {known}, besides starting engines, judging and attributing."
 
 
 def estimate_table(found: Sequence[Estimate], left: int) -> Table:
