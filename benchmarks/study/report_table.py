@@ -32,7 +32,7 @@ class ReportTable:
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
     digits: int = 2
-    """Of numbers below 10 that are not whole; those from 10 on have no more than two, from 100 on none."""
+    """Of floats below 10; from 10 on at most two, and from 100 on, and for 0, none."""
 
     def markdown(self) -> str:
         """With its title as a heading."""
@@ -83,16 +83,19 @@ class ReportTable:
             case Gain(points=points):
                 return f"{points:+.2f}".replace("-", "−")
             case float():
-                return "–" if math.isnan(cell) else f"{cell:,.{self._digits(abs(cell))}f}".replace("-", "−")
+                return "–" if math.isnan(cell) else self._number(cell).replace("-", "−")
             case int():
                 return f"{cell:,}"
             case _:
                 return cell
 
-    def _digits(self, size: float) -> int:
-        if size == 0 or size >= 100:
-            return 0
-        return self.digits if size < 10 else min(self.digits, 2)
+    def _number(self, value: float) -> str:
+        digits = self.digits
+        if abs(round(value, digits)) >= 10:
+            digits = min(digits, 2)
+        if abs(round(value, digits)) >= 100 or not round(value, digits):
+            digits = 0
+        return f"{round(value, digits) + 0.0:,.{digits}f}"  # there is a zero below zero, which + 0.0 is not
 
     def _is_text(self, place: int) -> bool:
         return all(isinstance(row[place], str) for row in self.rows)

@@ -159,10 +159,20 @@ def test_cells_are_text_and_nothing_else() -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0.0, "0"), (0.00012, "0.0001"), (-1.5, "−1.5000"), (48.23061, "48.23"), (1571.6, "1,572"), (math.nan, "–")],
+    [
+        (0.0, "0"),
+        (-0.00001, "0"),
+        (0.00012, "0.0001"),
+        (-1.5, "−1.5000"),
+        (9.99999, "10.00"),
+        (48.23061, "48.23"),
+        (99.999, "100"),
+        (1571.6, "1,572"),
+        (math.nan, "–"),
+    ],
 )
 def test_a_number_has_as_many_digits_as_say_something(value: float, shown: str) -> None:
-    """Cents of a cent count beside little money, and not beside a large share."""
+    """Hundredths of a cent count in small sums, and no such part of a large share does."""
     assert ReportTable("t", "T", (), (), digits=4).text(value) == shown
 
 
