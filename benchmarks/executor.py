@@ -2,9 +2,9 @@
 turns straight to the engine, with the engine's prefix cache emptied before each; both with free output and held to its
 form. In each round the pairs follow one another, so compare ratios.
 
-On a machine without a GPU, gateway and embedder compute on the engine's cores, which it then lacks. With --apart, it
-has half of the cores to itself, both ways. With --searched, every search is remembered, and what the embedder would
-take is no part of the difference.
+On a machine without a GPU, gateway and embedder compute on the engine's cores. With --apart, the engine has half of the
+cores to itself, through the gateway and straight; should it be started again, it loses them. With --searched, all
+searches are answered from memory, so that the embedder computes nothing.
 """
 
 import argparse
