@@ -26,6 +26,8 @@ from serving.config import (
 from serving.versions.manifest import MANIFEST
 
 _MOST_PASSAGES = 100
+_LAST_PORT = 65_535
+_NO_VARIABLE = "is no name of an environment variable; put the key into one, and name that here."
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM takes for the largest."""
 _NOT_EXTRA = {
@@ -56,11 +58,22 @@ def problems(config: Config) -> list[str]:
     ]
 
 
+def is_address(text: str) -> bool:
+    """Whether it is host:port; a port that is too high would be cut to another one."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and re.fullmatch("[0-9]{1,5}", port) is not None and int(port) <= _LAST_PORT
+
+
+def is_variable(text: str) -> bool:
+    """Whether an environment variable may be called so, unlike most keys of models."""
+    return re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", text) is not None
+
+
 def _server(server: ServerConfig) -> list[str]:
     found: list[str] = []
     for key, address in (("address", server.address), ("http", server.http)):
-        if address is not None and not re.fullmatch(r".+:\d{1,5}", address):
-            found.append(f"server.{key}: {address!r} is not host:port.")
+        if address is not None and not is_address(address):
+            found.append(f"server.{key}: {address!r} is not host:port, with a port of 0 to 65535.")
     if not 0 < server.timeout_s <= 86_400:
         found.append("server.timeout_s: must be more than 0 and at most 86400 seconds.")
     if not 0 <= server.grace_s <= 86_400:
@@ -79,7 +92,7 @@ def _server(server: ServerConfig) -> list[str]:
 
 def _telemetry(telemetry: TelemetryConfig) -> list[str]:
     found = []
-    if telemetry.metrics is not None and not re.fullmatch(r".+:\d{1,5}", telemetry.metrics):
+    if telemetry.metrics is not None and not is_address(telemetry.metrics):
         found.append(f"telemetry.metrics: {telemetry.metrics!r} is not host:port, such as 127.0.0.1:9464.")
     if telemetry.otlp is not None and not re.match("https?://.", telemetry.otlp):
         found.append("telemetry.otlp: must begin with http:// or https://, such as http://127.0.0.1:4317.")
@@ -160,6 +173,8 @@ def _role(key: str, role: RoleConfig, config: Config) -> list[str]:
         for field, advice in _NOT_EXTRA.items()
         if field in role.extra_body
     ]
+    if role.api_key_env and not is_variable(role.api_key_env):
+        found.append(f"{key}.api_key_env: {_NO_VARIABLE}")
     if role.context_tokens is not None and role.context_tokens <= role.max_tokens:
         found.append(f"{key}.context_tokens: must be more than max_tokens, which are a part of them.")
     if not Path(role.prompt).is_file():
@@ -309,6 +324,8 @@ def _embedder(embedder: EmbedderConfig, config: Config) -> list[str]:
         for key in ("model", "dimension")
         if key not in given
     ]
+    if embedder.api_key_env and not is_variable(embedder.api_key_env):
+        found.append(f"retrieval.embedder.api_key_env: {_NO_VARIABLE}")
     if (embedder.engine is None) == (embedder.base_url is None):
         found.append("retrieval.embedder: give either engine (a table of engines) or base_url.")
     if embedder.engine is not None and embedder.engine not in config.engines:

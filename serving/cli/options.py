@@ -7,6 +7,7 @@ from pathlib import Path
 
 from router.errors import BadConfig
 from serving.config import Config
+from serving.config_check import is_address
 from serving.config_file import load_config, preset
 
 CONFIG = Path("rolegate.toml")
@@ -49,8 +50,8 @@ def tenant_name(text: str) -> str:
 
 def host_port(text: str) -> str:
     """Where to listen, or to connect to."""
-    if not re.fullmatch(r".+:\d{1,5}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} has no port; write HOST:PORT")
+    if not is_address(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, with a port of 0 to 65535")
     return text
 
 

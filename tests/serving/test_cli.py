@@ -414,7 +414,7 @@ def test_an_address_without_a_port(command: str, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         main([*command.split(), "--address", "localhost"])
 
-    assert "--address: 'localhost' has no port; write HOST:PORT" in capsys.readouterr().err
+    assert "--address: 'localhost' is not HOST:PORT, with a port of 0 to 65535" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["serve", "retrieve serve"])
@@ -474,15 +474,18 @@ def test_the_openai_compatible_door_is_opened(tmp_path: Path, dead: str) -> None
 
 @pytest.mark.parametrize(
     ("address", "said"),
-    [("0.0.0.0:8080", "make one with `rolegate keys create`"), ("127.0.0.1:99999", "cannot listen on")],
+    [("0.0.0.0:8080", "make one with `rolegate keys create`"), ("{gateway}", "cannot listen on")],
 )
 def test_a_door_that_cannot_be_opened(
-    address: str, said: str, tmp_path: Path, dead: str, capsys: pytest.CaptureFixture[str]
+    address: str, said: str, tmp_path: Path, gateway: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Is told in one line, with the key; status 1."""
-    file = config_file(tmp_path, f"http://{dead}/v1", f'address = "{dead}"')
+    file, http = (
+        config_file(tmp_path, "http://127.0.0.1:9/v1", 'address = "127.0.0.1:9"'),
+        address.format(gateway=gateway),
+    )
 
-    assert main(["serve", "--config", str(file), "--address", "127.0.0.1:0", "--http", address]) == 1
+    assert main(["serve", "--config", str(file), "--address", "127.0.0.1:0", "--http", http]) == 1
 
     (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("rolegate:"))
     assert line.startswith("rolegate: server.http: ")

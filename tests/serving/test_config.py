@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from router.errors import BadConfig
+from serving.config_check import is_address
 from serving.config_file import load_config, preset
 from tests.router.edge.certificates import Authority
 
@@ -496,3 +497,31 @@ def test_a_config_is_read_without_the_environment(tmp_path: Path, monkeypatch: p
     config = load_config(written(tmp_path, GOOD.replace('model = "m"', 'model = "m"\napi_key_env = "A_KEY_OF_MINE"')))
 
     assert config.roles.answer.api_key_env not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("address", "good"),
+    [("127.0.0.1:0", True), ("[::1]:65535", True), ("a:65536", False), ("a:٣", False), (":80", False), ("a", False)],
+)
+def test_an_address_has_a_port_that_there_is(address: str, good: bool) -> None:
+    """65536 would be taken for 0."""
+    assert is_address(address) == good
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "key"),
+    [
+        ("[roles.execution]", '[roles.execution]\napi_key_env = "sk-secret"', "roles.execution"),
+        (
+            "[retrieval]",
+            '[retrieval.embedder]\nkind = "endpoint"\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "m"\ndimension = 8\n'
+            'api_key_env = "sk-secret"\n[retrieval]',
+            "retrieval.embedder",
+        ),
+    ],
+)
+def test_a_key_in_the_place_of_its_variable_is_not_repeated(tmp_path: Path, good: str, bad: str, key: str) -> None:
+    """Who writes it there is told where it belongs, and nobody else sees it."""
+    said = refused(tmp_path, GOOD.replace(good, bad, 1))
+    assert said.startswith(f"{key}.api_key_env: is no name of an environment variable")
+    assert "sk-secret" not in said
