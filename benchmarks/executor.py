@@ -13,8 +13,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -29,10 +29,10 @@ from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 
 from benchmarks.asking import in_flight
 from benchmarks.child import child
+from benchmarks.core_halves import two_halves
 from benchmarks.mini_deployment import MiniDeployment, mini_deployment
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
-from router.errors import BadRequest
 from router.execution import Execution
 from router.execution_pattern import turn_pattern
 from router.executor import STOP
@@ -147,7 +147,7 @@ async def _measured(given: argparse.Namespace) -> Figures:
     console, config = Console(stderr=True), _config(given)
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        move_away = stack.enter_context(_two_halves()) if given.apart else lambda: None
+        move_away = stack.enter_context(two_halves()) if given.apart else lambda: None
         mini = await stack.enter_async_context(mini_deployment(lambda step: console.print(step, style="dim"), config))
         (url,) = mini.engines.values()
         move_away()
@@ -175,27 +175,6 @@ async def _measured(given: argparse.Namespace) -> Figures:
         summaries,
         rounds,
     )
-
-
-@contextmanager
-def _two_halves() -> Iterator[Callable[[], None]]:
-    """Bind this process to half of its cores, and with it what it starts; what is yielded moves it alone to the others.
-    Raises `BadRequest` where that cannot be.
-    """
-    if not hasattr(os, "sched_setaffinity") or len(cores := sorted(os.sched_getaffinity(0))) < 2:
-        raise BadRequest("--apart: this system binds no process to cores, or has one only; leave the option out.")
-    half = len(cores) // 2
-    _bind(cores[:half])
-    try:
-        yield lambda: _bind(cores[half:])
-    finally:
-        _bind(cores)
-
-
-def _bind(cores: Sequence[int]) -> None:
-    for thread in Path("/proc/self/task").iterdir():
-        with suppress(ProcessLookupError):  # it has ended
-            os.sched_setaffinity(int(thread.name), cores)
 
 
 async def _side(

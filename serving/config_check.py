@@ -7,6 +7,7 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
+from router.edge.listening import is_address
 from router.edge.tls import TLS
 from router.errors import BadConfig
 from router.secret import without_userinfo
@@ -26,8 +27,6 @@ from serving.config import (
 from serving.versions.manifest import MANIFEST
 
 _MOST_PASSAGES = 100
-_LAST_PORT = 65_535
-_NO_VARIABLE = "is no name of an environment variable; put the key into one, and name that here."
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM takes for the largest."""
 _NOT_EXTRA = {
@@ -56,17 +55,6 @@ def problems(config: Config) -> list[str]:
         *_prices(config),
         *_telemetry(config.telemetry),
     ]
-
-
-def is_address(text: str) -> bool:
-    """Whether it is host:port; a port that is too high would be cut to another one."""
-    host, _, port = text.rpartition(":")
-    return bool(host) and re.fullmatch("[0-9]{1,5}", port) is not None and int(port) <= _LAST_PORT
-
-
-def is_variable(text: str) -> bool:
-    """Whether an environment variable may be called so, unlike most keys of models."""
-    return re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", text) is not None
 
 
 def _server(server: ServerConfig) -> list[str]:
@@ -151,6 +139,13 @@ def _reuse(reuse: ReuseConfig) -> list[str]:
     return found if reuse.most >= 0 else [*found, "reuse.most: must be 0 or more; 0 keeps none."]
 
 
+def _key_variable(key: str, name: str | None) -> list[str]:
+    """Without a word of it: it may be the key itself."""
+    if not name or re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
+        return []
+    return [f"{key}.api_key_env: is no name of an environment variable; put the key into one, and name that here."]
+
+
 def _role(key: str, role: RoleConfig, config: Config) -> list[str]:
     found: list[str] = []
     if not role.model.strip():
@@ -173,8 +168,7 @@ def _role(key: str, role: RoleConfig, config: Config) -> list[str]:
         for field, advice in _NOT_EXTRA.items()
         if field in role.extra_body
     ]
-    if role.api_key_env and not is_variable(role.api_key_env):
-        found.append(f"{key}.api_key_env: {_NO_VARIABLE}")
+    found += _key_variable(key, role.api_key_env)
     if role.context_tokens is not None and role.context_tokens <= role.max_tokens:
         found.append(f"{key}.context_tokens: must be more than max_tokens, which are a part of them.")
     if not Path(role.prompt).is_file():
@@ -324,8 +318,7 @@ def _embedder(embedder: EmbedderConfig, config: Config) -> list[str]:
         for key in ("model", "dimension")
         if key not in given
     ]
-    if embedder.api_key_env and not is_variable(embedder.api_key_env):
-        found.append(f"retrieval.embedder.api_key_env: {_NO_VARIABLE}")
+    found += _key_variable("retrieval.embedder", embedder.api_key_env)
     if (embedder.engine is None) == (embedder.base_url is None):
         found.append("retrieval.embedder: give either engine (a table of engines) or base_url.")
     if embedder.engine is not None and embedder.engine not in config.engines:

@@ -10,6 +10,13 @@ from router.edge.tls import TLS
 from router.errors import BadConfig
 
 _log = structlog.get_logger("edge")
+_LAST_PORT = 65_535
+
+
+def is_address(text: str) -> bool:
+    """Whether it is host:port; a port that is too high would be cut to another one."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and re.fullmatch("[0-9]{1,5}", port) is not None and int(port) <= _LAST_PORT
 
 
 def is_loopback(address: str) -> bool:

@@ -5,9 +5,9 @@ import re
 import sys
 from pathlib import Path
 
+from router.edge.listening import is_address
 from router.errors import BadConfig
 from serving.config import Config
-from serving.config_check import is_address
 from serving.config_file import load_config, preset
 
 CONFIG = Path("rolegate.toml")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from router.edge.listening import is_address
 from router.errors import BadConfig
-from serving.config_check import is_address
 from serving.config_file import load_config, preset
 from tests.router.edge.certificates import Authority
 

@@ -1,4 +1,4 @@
-"""The executor's benchmark, as far as it needs no engine."""
+"""How a benchmark shares out the cores."""
 
 import os
 import subprocess
@@ -6,16 +6,16 @@ import sys
 
 import pytest
 
-from benchmarks.executor import _two_halves
+from benchmarks.core_halves import two_halves
 from router.errors import BadRequest
 
 _ALL = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 @pytest.mark.skipif(len(_ALL) < 2, reason="there is nothing to share out on this system, or on one core")
-def test_two_halves() -> None:
+def testtwo_halves() -> None:
     """What is started first has the one, this process then the other, and in the end everything, as before."""
-    with pytest.raises(ZeroDivisionError), _two_halves() as move_away:
+    with pytest.raises(ZeroDivisionError), two_halves() as move_away:
         tell = "import os; print(*os.sched_getaffinity(0))"
         told = subprocess.run([sys.executable, "-c", tell], check=True, capture_output=True, text=True).stdout
         move_away()
@@ -29,7 +29,7 @@ def test_one_core_has_no_halves() -> None:
     """It says so before anything is started."""
     try:
         os.sched_setaffinity(0, _ALL[:1])
-        with pytest.raises(BadRequest, match="leave the option out"), _two_halves():
+        with pytest.raises(BadRequest, match="leave the option out"), two_halves():
             pass
     finally:
         os.sched_setaffinity(0, _ALL)
