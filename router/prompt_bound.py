@@ -1,8 +1,9 @@
 """The most tokens that a prompt can have, told without asking its model."""
 
+from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
-from unicodedata import normalize
+from unicodedata import decomposition, normalize
 
 from router.model import Message
 
@@ -24,10 +25,23 @@ def _bytes_of(message: Message) -> int:
 
 
 def _most_bytes(text: str) -> int:
+    """No form of a text has more bytes than its characters, each decomposed by itself: decomposing only reorders them
+    further, and composing makes no pair longer. So nothing is normalized as a whole, which takes quadratic time where
+    combining marks follow each other.
+    """
     if text.isascii():
         return len(text)
-    forms = (text, normalize("NFC", text), normalize("NFKC", text))
-    return max(len(form.encode(errors="surrogatepass")) for form in forms)
+    counts = Counter(text).items()
+    grown = sum(count * _growth(character) for character, count in counts if decomposition(character))
+    return len(text.encode(errors="surrogatepass")) + grown
+
+
+def _growth(character: str) -> int:
+    """How many bytes more than the character its decomposition may have. Hangul syllables count as they are, as they
+    are always composed again; Unicode lists no decomposition of theirs.
+    """
+    longest = max(len(normalize(form, character).encode()) for form in ("NFD", "NFKD"))
+    return max(0, longest - len(character.encode()))
 
 
 _known_bytes = lru_cache(maxsize=8)(_most_bytes)
