@@ -8,7 +8,8 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from router.errors import BadVersion, UpstreamUnavailable
+from router.errors import JSON_ERRORS, BadVersion, UpstreamUnavailable
+from router.upstream_session import read_body
 
 _LOADING_S = 120.0
 _MOST_CHARS = 300
@@ -57,11 +58,11 @@ class Adapters:
                     return False
                 wanted, url = {"lora_name": name, "lora_path": str(folder)}, f"{self._base_url}/load_lora_adapter"
                 async with self._session.post(url, json=wanted, headers=self._headers) as reply:
-                    status, said = reply.status, await reply.read()
+                    status, said = reply.status, await read_body(reply)
                 if status != 200 and not await self._knows(name):  # another gateway may have been quicker
                     raise BadVersion(f"{name}: the engine at {self._base_url} refuses it: {_reason(said, folder)}")
                 return status == 200
-        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (aiohttp.ClientError, TimeoutError, *JSON_ERRORS) as error:
             raise UpstreamUnavailable(
                 f"loading {name} failed: {type(error).__name__}", endpoint=self._base_url
             ) from error
@@ -72,18 +73,18 @@ class Adapters:
             async with asyncio.timeout(_LOADING_S):
                 url = f"{self._base_url}/unload_lora_adapter"
                 async with self._session.post(url, json={"lora_name": name}, headers=self._headers) as reply:
-                    await reply.read()
+                    await read_body(reply)
 
     async def names(self) -> list[str]:
         """Those that the engine has, whoever loaded them; none where it cannot be reached."""
-        with suppress(aiohttp.ClientError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError):
+        with suppress(aiohttp.ClientError, TimeoutError, *JSON_ERRORS):
             async with asyncio.timeout(_LOADING_S):
                 return [model.id for model in await self._served() if model.parent is not None]
         return []
 
     async def _served(self) -> list[_Model]:
         async with self._session.get(f"{self._base_url}/models", headers=self._headers) as reply:
-            return msgspec.json.decode(await reply.read(), type=_Models).data
+            return msgspec.json.decode(await read_body(reply), type=_Models).data
 
     async def _knows(self, name: str) -> bool:
         known = next((model for model in await self._served() if model.id == name), None)
@@ -95,7 +96,7 @@ class Adapters:
 def _reason(said: bytes, folder: Path) -> str:
     try:
         message = msgspec.json.decode(said, type=_Failure).error.message
-    except (msgspec.DecodeError, UnicodeDecodeError):  # there is no such route
+    except JSON_ERRORS:  # there is no such route
         return (
             "it loads no adapters while it runs; set engines.….adapter_rank, or start it with --enable-lora and "
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."

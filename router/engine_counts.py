@@ -8,6 +8,7 @@ import aiohttp
 from router.errors import UpstreamError, UpstreamGarbled, UpstreamUnavailable
 from router.reconciliation import EngineCount, Tokens
 from router.secret import without_userinfo
+from router.upstream_session import read_body
 
 _TIMEOUT = aiohttp.ClientTimeout(total=10)
 _SAMPLE = re.compile(
@@ -33,7 +34,7 @@ class VLLMCounts:
         shown = without_userinfo(url)
         try:
             async with self._session.get(url, timeout=_TIMEOUT, allow_redirects=True) as response:
-                said = await response.text(errors="replace")
+                said = (await read_body(response)).decode(errors="replace")
         except (aiohttp.ClientError, OSError) as error:
             raise UpstreamUnavailable(f"{shown} cannot be read: {type(error).__name__}", endpoint=shown) from error
         return _count(said, shown)

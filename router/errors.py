@@ -26,6 +26,11 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
     └── UpstreamGarbled        it answered something that is not its protocol
 """
 
+import msgspec
+
+JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""All that decoding JSON from outside raises; the last one for what is nested too deeply."""
+
 
 class RolegateError(Exception):
     """Base of all errors that this project raises on purpose."""

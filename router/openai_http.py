@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 from aiohttp.http import HttpProcessingError
 
-from router.errors import UpstreamError, UpstreamRefused, UpstreamUnavailable
+from router.errors import JSON_ERRORS, UpstreamError, UpstreamRefused, UpstreamUnavailable
 from router.model import Completion, Delta, Prompt, Usage, joined
 from router.openai_reply import ChatReply, ErrorReply, FailureReply, completion, read_reply
 from router.openai_request import REQUEST_ID, StreamOptions, chat_body
@@ -18,13 +18,16 @@ from router.secret import without_userinfo
 from router.sse import EventReader, EventTooLong
 from router.streamed_reply import StreamedReply
 from router.upstream_failure import Upstream
+from router.upstream_session import Bodies
 from router.vllm_tokenizer import VLLMTokenizer
 
 _DONE = b"[DONE]"
 _NOTHING = Delta()
 _LINGER_S = 1.0
-_MOST_BYTES = 64 << 20
-"""Of a reply; no model writes as much, and what does not end must not be kept."""
+_MOST_BYTES, _MOST_STREAMED, _MOST_SAID = 8 << 20, 64 << 20, 64 << 10
+"""Of a whole reply, of a stream with all that stands around its pieces, and of what a server says of a failure. No
+model writes as much, and what does not end must not be kept, nor hold up others while it is decoded.
+"""
 _OPTION = re.compile("stream_options|include_usage|continuous_usage_stats")
 _STRUCTURE = re.compile("structured.outputs?|grammar|regex", re.IGNORECASE)
 _THINKS = "think>"
@@ -49,13 +52,15 @@ class OpenAIHTTP:
         connect_timeout_s: float = 5.0,
         thinking: bool | None = None,
         extra_body: Mapping[str, Any] | None = None,
+        bodies: Bodies | None = None,
     ) -> None:
-        """`base_url`: such as `http://127.0.0.1:8000/v1`.
+        """`base_url`: such as `http://127.0.0.1:8000/v1`. `bodies`: what it shares with other models; None for nothing.
 
         `thinking`: for chat templates that know `enable_thinking`. `extra_body`: further fields of every request, which
         win over those that are set here, but for model, messages and stream.
         """
         self._session, self._thinking, self._extra = session, thinking, extra_body
+        self._bodies = bodies or Bodies()
         # Nothing may be in the way of a model that thinks in its text: what it writes freely shows whether it does.
         self._structures: bool | None = True if thinking is False else None
         self._options: StreamOptions | None = StreamOptions(include_usage=True, continuous_usage_stats=True)
@@ -103,7 +108,7 @@ class OpenAIHTTP:
             response = await self._post(prompt, self._body(prompt, stream=stream, options=options))
             if response.status == 200:
                 return response
-            said = _said(await self._body_of(response))
+            said = _said(await self._body_of(response, most=_MOST_SAID, cut=True))
             failure = self._upstream.from_status(response.status, said, response.headers)
             if self._unhold(prompt, failure):
                 continue
@@ -188,23 +193,25 @@ class OpenAIHTTP:
         if response.content_type != "text/event-stream":
             raise self._upstream.garbled(f"{response.content_type} where an event stream was asked for")
         reader, size = EventReader(), 0
-        while True:
-            try:
-                with self._translated():
-                    received = await response.content.readany()
-                size += len(received)
-                self._check_size(size)
-                events = reader.feed(received)
-            except EventTooLong as error:
-                raise self._upstream.garbled(str(error)) from error
-            except UpstreamUnavailable:
-                if not reply.whole:
-                    raise
-                return
-            if not received:
-                return
-            if events:
-                yield events
+        with self._bodies.reading() as hold:
+            while True:
+                try:
+                    with self._translated():
+                        received = await response.content.readany()
+                    size += len(received)
+                    self._check_size(size, _MOST_STREAMED)
+                    events = reader.feed(received)
+                    self._check_room(hold(reader.size))
+                except EventTooLong as error:
+                    raise self._upstream.garbled(str(error)) from error
+                except UpstreamUnavailable:
+                    if not reply.whole:
+                        raise
+                    return
+                if not received:
+                    return
+                if events:
+                    yield events
 
     def _unhold(self, prompt: Prompt, failure: UpstreamError) -> bool:
         """Whether it is the prompt's pattern that is refused; none is sent from then on."""
@@ -222,26 +229,36 @@ class OpenAIHTTP:
             elif re.fullmatch(prompt.pattern, text):
                 self._structures = True
 
-    async def _body_of(self, response: aiohttp.ClientResponse) -> bytes:
+    async def _body_of(self, response: aiohttp.ClientResponse, *, most: int = _MOST_BYTES, cut: bool = False) -> bytes:
+        """The body, inflated, of `most` bytes at most; `cut`: a longer one is cut, instead of being an error."""
         body = bytearray()
         try:
-            with self._translated():
+            with self._translated(), self._bodies.reading() as hold:
                 while received := await response.content.readany():
                     body += received
-                    self._check_size(len(body))
+                    self._check_room(hold(len(body)))
+                    await asyncio.sleep(0)  # what inflates is there at once, however much it is
+                    if cut and len(body) > most:
+                        response.close()
+                        return bytes(body[:most])
+                    self._check_size(len(body), most)
         except BaseException:
             response.close()
             raise
         return bytes(body)
 
-    def _check_size(self, size: int) -> None:
-        if size > _MOST_BYTES:
-            raise self._upstream.garbled(f"a reply of more than {_MOST_BYTES >> 20} MiB")
+    def _check_size(self, size: int, most: int) -> None:
+        if size > most:
+            raise self._upstream.garbled(f"a reply of more than {most >> 20} MiB")
+
+    def _check_room(self, there: bool) -> None:
+        if not there:
+            raise self._upstream.unavailable("the replies that are being read fill the memory that they may have")
 
     def _decoded(self, body: bytes) -> ChatReply:
         try:
             reply = read_reply(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except JSON_ERRORS as error:
             raise self._upstream.garbled(f"{error} in {body[:100]!r}") from error
         if isinstance(reply.error, ErrorReply):
             raise self._upstream.from_report(reply.error.code, reply.error.said)
@@ -259,7 +276,7 @@ class OpenAIHTTP:
 
 def _said(body: bytes) -> str:
     """What went wrong, from the body of a reply with an error status."""
-    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+    with suppress(*JSON_ERRORS):
         if said := _failure.decode(body).said:
             return said
     return body.decode(errors="replace")

@@ -1,6 +1,6 @@
 """Server-sent events, read from bytes that may be split anywhere."""
 
-MAX_EVENT_BYTES = 4 * 2**20
+MAX_EVENT_BYTES = 2**20
 """No chat completion chunk comes near; a line without an end must not fill the memory."""
 
 
@@ -21,6 +21,11 @@ class EventReader:
         self._data: list[bytes] = []
         self._size = self._rest_size = 0
 
+    @property
+    def size(self) -> int:
+        """Bytes that are kept until their event is complete."""
+        return self._rest_size + self._size
+
     def feed(self, received: bytes) -> list[bytes]:
         """The data of the events that `received` completes. Raises `EventTooLong`."""
         if self._after_cr and received:
@@ -34,7 +39,7 @@ class EventReader:
             self._rest = [lines.pop()] if not lines[-1].endswith((b"\n", b"\r")) else []
             self._rest_size = sum(map(len, self._rest))
             events = [event for line in lines if (event := self._line(line.rstrip(b"\r\n")))]
-        if self._rest_size + self._size > MAX_EVENT_BYTES:
+        if self.size > MAX_EVENT_BYTES:
             raise EventTooLong(f"an event of more than {MAX_EVENT_BYTES} bytes")
         return events
 

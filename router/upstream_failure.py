@@ -14,6 +14,8 @@ from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, Upstre
 from router.secret import Secrets, without_userinfo
 
 MAX_SAID_CHARS = 300
+_MOST_READ = 4096
+"""Characters of what a server says that are looked at."""
 
 _TOO_LARGE = 413
 _BROKEN, _THROTTLED = 500, 429
@@ -80,6 +82,7 @@ class Upstream:
 
     def from_status(self, status: int, said: str, headers: Mapping[str, str] | None = None) -> UpstreamError:
         """The error for an HTTP status. `said`: the server's words. `headers`: its reply's, in lower case or in any."""
+        said = said[:_MOST_READ]
         message = f"model {self._model!r}: HTTP {status}: {self._short(said)}"
         if status == _TOO_LARGE or _TOO_LONG.search(said):
             hint = "show the model fewer or shorter passages, or serve it with a longer context"
@@ -127,7 +130,7 @@ class Upstream:
         return UpstreamRefused(f"model {self._model!r}: {self._short(said)}", endpoint=self._endpoint)
 
     def _short(self, said: str) -> str:
-        said = self._secrets.hidden(" ".join(said.split())) or "(no message)"
+        said = self._secrets.hidden(" ".join(said[:_MOST_READ].split())) or "(no message)"
         return said if len(said) <= MAX_SAID_CHARS else f"{said[: MAX_SAID_CHARS - 1]}…"
 
 

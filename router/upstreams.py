@@ -3,6 +3,7 @@
 from router.call import RoleName
 from router.endpoint import Endpoint
 from router.role_traffic import RoleTraffic
+from router.upstream_session import Bodies
 
 
 class Upstreams:
@@ -11,6 +12,7 @@ class Upstreams:
     def __init__(self) -> None:
         self.endpoints: dict[str, Endpoint] = {}
         """By deployment, as the ledger names it."""
+        self.bodies = Bodies()
         self.roles: dict[RoleName, RoleTraffic] = {}
 
     def endpoint(self, deployment: str) -> Endpoint:

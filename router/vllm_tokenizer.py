@@ -8,6 +8,9 @@ import aiohttp
 import msgspec
 from aiohttp.http import HttpProcessingError
 
+from router.errors import JSON_ERRORS
+from router.upstream_session import read_body
+
 _RENDERED = ("messages", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 _NOT_THERE = frozenset({401, 403, 404, 405, 501})
 _TIMEOUT = aiohttp.ClientTimeout(total=5)
@@ -39,8 +42,8 @@ class VLLMTokenizer:
         if not self._there:
             return None
         body = msgspec.json.encode({"model": self._model, **asked})
-        with suppress(aiohttp.ClientError, HttpProcessingError, OSError, msgspec.DecodeError, UnicodeDecodeError):
+        with suppress(aiohttp.ClientError, HttpProcessingError, OSError, *JSON_ERRORS):
             async with self._session.post(self._url, data=body, headers=self._headers, timeout=_TIMEOUT) as response:
                 self._there = response.status not in _NOT_THERE
-                return msgspec.json.decode(await response.read(), type=_Tokens).count if response.ok else None
+                return msgspec.json.decode(await read_body(response), type=_Tokens).count if response.ok else None
         return None

@@ -19,6 +19,7 @@ from router.replicas import Replica
 from router.role import Role
 from router.role_traffic import RoleTraffic
 from router.trajectory import TopologyName
+from router.upstream_session import Bodies
 from router.upstreams import Upstreams
 from serving.config import Config, RoleConfig
 from serving.prices import prices_of
@@ -55,7 +56,7 @@ def new_role(
     """
     upstreams = upstreams or Upstreams()
     base_url = engines[config.engine] if config.engine else config.base_url
-    models = _models(config, session, [base_url, *config.replicas] if base_url else [])
+    models = _models(config, session, [base_url, *config.replicas] if base_url else [], upstreams.bodies)
     places = [model.endpoint for model in models]
     if config.engine:
         places[0] = f"engines.{config.engine}"
@@ -93,7 +94,9 @@ def deployments(*roles: Mapping[Any, Role]) -> dict[str, str | None]:
     }
 
 
-def _models(config: RoleConfig, session: aiohttp.ClientSession, base_urls: Sequence[str]) -> list[Model]:
+def _models(
+    config: RoleConfig, session: aiohttp.ClientSession, base_urls: Sequence[str], bodies: Bodies
+) -> list[Model]:
     """The role's model at each of these, or a provider's where there are none."""
     key = os.environ.get(config.api_key_env) if config.api_key_env else None
     if not base_urls:
@@ -107,6 +110,7 @@ def _models(config: RoleConfig, session: aiohttp.ClientSession, base_urls: Seque
             connect_timeout_s=config.connect_timeout_s,
             thinking=config.thinking,
             extra_body=config.extra_body,
+            bodies=bodies,
         )
         for base_url in base_urls
     ]

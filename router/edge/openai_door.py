@@ -24,7 +24,7 @@ from router.edge.observing import observing
 from router.edge.openai_failure import failed, failure, json_response, refused
 from router.edge.openai_wire import ChatRequest, Said, chunk, last_chunks, opened, whole
 from router.edge.running import Running
-from router.errors import BadRequest
+from router.errors import JSON_ERRORS, BadRequest
 from router.events import Emit, Event
 from router.gateway import Gateway
 from router.observer import Observer
@@ -63,7 +63,7 @@ def openai_app(
         work = _work(gateway, asked)
         if asked.stream:
             return await _streamed(request, asked, work, limits.reading_s)
-        return json_response(200, whole(asked.model, await work(lambda _event: None)))
+        return json_response(200, await whole(asked.model, await work(lambda _event: None)))
 
     async def models(_request: web.Request) -> web.Response:
         return json_response(200, {"object": "list", "data": [_model(ANSWERING), _model(EXECUTING)]})
@@ -133,7 +133,7 @@ async def _streamed(request: web.Request, asked: ChatRequest, work: Work, readin
                     await send(chunk(stream, Said(reasoning_content=f"{line}\n")))
             run = await running.result()
         with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-        for reply in last_chunks(stream, run, with_usage=with_usage):
+        for reply in await last_chunks(stream, run, with_usage=with_usage):
             await send(reply)
         await write(b"data: [DONE]\n\n")
     except Exception as error:
@@ -178,7 +178,7 @@ def _check_origin(origin: str) -> None:
 def _decoded(body: bytes) -> ChatRequest:
     try:
         return msgspec.json.decode(body, type=ChatRequest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except JSON_ERRORS as error:
         raise BadRequest(f"The body is no chat completion request: {error}.") from None
 
 

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 import aiohttp
 import msgspec
 
+from router.errors import JSON_ERRORS
+from router.upstream_session import read_body
+
 
 class _Model(msgspec.Struct, frozen=True):
     id: str
@@ -25,7 +28,7 @@ async def served_models(session: aiohttp.ClientSession, base_url: str, key: str 
     timeout = aiohttp.ClientTimeout(total=10)
     try:
         async with session.get(f"{base_url.rstrip('/')}/models", headers=headers, timeout=timeout) as response:
-            models = msgspec.json.decode(await response.read(), type=_Models)
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, msgspec.DecodeError):
+            models = msgspec.json.decode(await read_body(response), type=_Models)
+    except (aiohttp.ClientError, OSError, ValueError, *JSON_ERRORS):
         return None
     return {model.id: model.max_model_len for model in models.data}

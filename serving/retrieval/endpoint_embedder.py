@@ -8,10 +8,13 @@ import aiohttp
 import msgspec
 import numpy as np
 
-from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.errors import JSON_ERRORS, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
 from router.secret import Secrets, without_userinfo
+from router.upstream_session import read_body
 from serving.retrieval.embedder import Vectors
 
+_MOST_BYTES = 32 << 20
+"""Of a reply: 64 vectors of 16,384 dimensions, written out."""
 _CHARS_A_TOKEN = 3
 """Fewer than tokenizers need for most languages, so that an estimate is rather too high."""
 
@@ -92,7 +95,7 @@ class EndpointEmbedder:
         body = await self._post(msgspec.json.encode({"model": self._model, "input": inputs}))
         try:
             data = sorted(msgspec.json.decode(body, type=_Embeddings).data, key=lambda entry: entry.index)
-        except msgspec.DecodeError as error:
+        except JSON_ERRORS as error:
             raise UpstreamGarbled(f"Not a list of embeddings: {error}", endpoint=self._endpoint) from error
         if [entry.index for entry in data] != list(range(len(inputs))):
             raise UpstreamGarbled(
@@ -111,7 +114,7 @@ class EndpointEmbedder:
         try:
             headers = {"Content-Type": "application/json"}
             async with self._session.post(self._url, data=body, headers=headers) as response:
-                content = await response.read()
+                content = await read_body(response, _MOST_BYTES)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise UpstreamUnavailable(
                 f"No embeddings: {without_userinfo(str(error)) or type(error).__name__}", endpoint=self._endpoint

@@ -5,7 +5,7 @@ import hashlib
 import json
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -161,11 +161,13 @@ def streams(*pieces: bytes, then: Callable[[web.Request], Awaitable[None]] | Non
     return play
 
 
-def replies(body: bytes, content_type: str = "application/json") -> Behaviour:
+def replies(
+    body: bytes, content_type: str = "application/json", status: int = 200, headers: Mapping[str, str] = {}
+) -> Behaviour:
     """Send these bytes."""
 
     async def play(_request: web.Request) -> web.StreamResponse:
-        return web.Response(body=body, content_type=content_type)
+        return web.Response(body=body, content_type=content_type, status=status, headers=headers)
 
     return play
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
 from router.model import Completion, Delta, Message, Model, Prompt, Sampling, Usage
 from router.openai_http import OpenAIHTTP
+from router.upstream_session import Bodies
 from tests.router.openai_server import (
     DONE,
     MODEL,
@@ -335,13 +336,27 @@ async def test_garbage(model: OpenAIHTTP, openai_server: OpenAIServer, body: byt
 
 
 @pytest.mark.parametrize(
-    "behaviour", [replies(b" " * (65 << 20)), streams(*[b": " + b"x" * (1 << 20) + b"\n\n"] * 65, then=hang_on)]
+    ("behaviour", "most"),
+    [(replies(b" " * (9 << 20)), 8), (streams(*[b": " + b"x" * (1 << 19) + b"\n\n"] * 130, then=hang_on), 64)],
 )
-async def test_a_reply_without_an_end(model: OpenAIHTTP, openai_server: OpenAIServer, behaviour: Behaviour) -> None:
+async def test_a_reply_without_an_end(
+    model: OpenAIHTTP, openai_server: OpenAIServer, behaviour: Behaviour, most: int
+) -> None:
     """It is left where no model would have written as much."""
     openai_server.plays(behaviour)
-    with pytest.raises(UpstreamGarbled, match="a reply of more than 64 MiB"):
+    with pytest.raises(UpstreamGarbled, match=f"a reply of more than {most} MiB"):
         await streamed(model)
+
+
+async def test_replies_share_their_room(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+    """A reply for which there is no room is given up, whole or streamed, and leaves the room to others."""
+    bodies = Bodies(100_000)
+    model = OpenAIHTTP(session, openai_server.base_url, MODEL, bodies=bodies)
+    for large in (replies(b" " * 200_000), streams(b"data: " + b" " * 200_000, then=hang_on)):
+        openai_server.plays(large, says("a"))
+        with pytest.raises(UpstreamUnavailable, match="fill the memory"):
+            await streamed(model)
+        assert joined(await streamed(model)).text == "a"
 
 
 ERROR = event({"error": {"message": "engine died", "type": "InternalServerError", "code": 500}})
@@ -362,7 +377,7 @@ HEAD = text_event("a")
         (streams(HEAD, b"data: {nope\n\n"), UpstreamGarbled, "nope"),
         (streams(HEAD, b'data: {"choices": 7}\n\n'), UpstreamGarbled, "choices"),
         (streams(HEAD, b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n\n'), UpstreamGarbled, "utf-8"),
-        (streams(HEAD, b"x" * (2**22 + 1)), UpstreamGarbled, "4194304"),
+        (streams(HEAD, b"x" * (2**20 + 1)), UpstreamGarbled, "1048576"),
     ],
 )
 async def test_broken_streams(
