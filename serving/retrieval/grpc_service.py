@@ -26,9 +26,9 @@ class RetrievalServicer(RetrievalServiceServicer):
         self, request: SearchRequest, context: grpc.aio.ServicerContext[SearchRequest, SearchResponse]
     ) -> SearchResponse:
         """Raises `BadRequest`, and what the retriever raises."""
+        check_queries(request.queries)
         queries = list(request.queries)
-        check_queries(queries)
-        top_k = chosen_top_k(request.top_k, self._default_top_k)
+        top_k = chosen_top_k(request.top_k, self._default_top_k, len(queries))
         response = response_to_proto(await self._retriever.search(queries, top_k))
         response.index_id = self._index_id() or ""
         return response

@@ -11,7 +11,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from router.errors import BadRequest, UpstreamError
+from router.errors import JSON_ERRORS, BadRequest, UpstreamError
 from router.passage import Passage
 from router.retrieval import Retriever
 from serving.retrieval.limits import check_queries, chosen_top_k
@@ -48,7 +48,7 @@ def retrieval_app(retriever: Retriever, *, default_top_k: int = 3) -> web.Applic
         if queries is None or (body.queries is not None and body.query_list is not None):
             raise BadRequest('Send the queries either as "queries" or as "query_list", a list of strings.')
         check_queries(queries)
-        top_k = chosen_top_k(body.topk or body.k or 0, default_top_k)
+        top_k = chosen_top_k(body.topk or body.k or 0, default_top_k, len(queries))
         results = await retriever.search(queries, top_k)
         shown = [[_shown(passage, body.return_scores) for passage in passages] for passages in results]
         return _json(200, {"result": shown})
@@ -79,7 +79,7 @@ async def _plain_errors(
 def _decoded(body: bytes) -> _Body:
     try:
         return msgspec.json.decode(body, type=_Body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except JSON_ERRORS as error:
         raise BadRequest(
             f"The body cannot be used: {error}. "
             'Send {"queries": ["…"], "topk": 3} or {"query_list": ["…"], "k": 3}.'

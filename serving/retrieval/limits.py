@@ -7,6 +7,8 @@ from router.errors import BadRequest
 MAX_QUERIES = 256
 MAX_QUERY_CHARS = 8192
 MAX_TOP_K = 100
+MAX_PASSAGES = 2560
+"""Of all queries of a search together."""
 
 
 def check_queries(queries: Sequence[str]) -> None:
@@ -20,8 +22,16 @@ def check_queries(queries: Sequence[str]) -> None:
             raise BadRequest(f"queries[{number}]: {len(query)} characters; send at most {MAX_QUERY_CHARS}.")
 
 
-def chosen_top_k(top_k: int, default: int) -> int:
-    """`top_k`, or `default` where it is 0. Raises `BadRequest` unless it is 0 to 100."""
+def chosen_top_k(top_k: int, default: int, queries: int) -> int:
+    """`top_k`, or `default` where it is 0. Raises `BadRequest` unless it is 0 to 100, and where that is more than
+    2560 passages for so many `queries`.
+    """
     if not 0 <= top_k <= MAX_TOP_K:
         raise BadRequest(f"top_k: {top_k}; send 1 to {MAX_TOP_K}, or 0 for the default of {default}.")
-    return top_k or default
+    top_k = top_k or default
+    if queries * top_k > MAX_PASSAGES:
+        raise BadRequest(
+            f"top_k: {top_k} passages for each of {queries} queries; a search returns at most {MAX_PASSAGES}, so send "
+            "fewer queries at a time."
+        )
+    return top_k

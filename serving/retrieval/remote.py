@@ -12,7 +12,7 @@ from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
 from router.passage import Passage
 
-MAX_RESPONSE_BYTES = 64 << 20
+MAX_RESPONSE_BYTES = 16 << 20
 _RETRIES = {
     "methodConfig": [
         {

@@ -8,8 +8,8 @@ def test_the_largest_search_is_allowed() -> None:
     """256 queries of 8192 characters, 100 passages each; 0 takes the default."""
     check_queries(["x" * 8192] * 256)
 
-    assert chosen_top_k(100, 3) == 100
-    assert chosen_top_k(0, 3) == 3
+    assert chosen_top_k(100, 3, 25) == 100
+    assert chosen_top_k(0, 3, 1) == 3
 
 
 @pytest.mark.parametrize(
@@ -31,4 +31,4 @@ def test_queries_beyond_the_limits_are_refused(queries: list[str], said: str) ->
 def test_top_k_beyond_the_limits_is_refused(top_k: int) -> None:
     """From 0 to 100."""
     with pytest.raises(BadRequest, match=f"top_k: {top_k}; send 1 to 100, or 0 for the default of 3"):
-        chosen_top_k(top_k, 3)
+        chosen_top_k(top_k, 3, 1)
