@@ -147,7 +147,7 @@ def _write_gold(folder: Path, gold: Sequence[Kept]) -> None:
 
 def _found(kept: Kept) -> bool:
     """Whether every point of the report stands in a passage that was found."""
-    return all(kept.execution.citations(point) for point in kept.execution.report.evidence)
+    return all(kept.execution.citations(kept.execution.report.evidence))
 
 
 def _bench(mini: MiniDeployment, folder: Path, adapters: Mapping[str, Path]) -> AbstractAsyncContextManager[Workbench]:

@@ -1,6 +1,7 @@
 """Where a point of evidence stands: passage, document, page, and the sentence that says it."""
 
 from collections.abc import Iterable
+from functools import cached_property
 
 import msgspec
 
@@ -24,17 +25,12 @@ class Citation(msgspec.Struct, frozen=True):
     """Word for word; lines are joined."""
 
 
-def cite(point: str, passages: Iterable[Passage]) -> list[Citation]:
-    """The sentences that `point` may rest on: one of each passage that holds its names and numbers and the most of its
-    words, if that is most of them; in the order of the passages, each passage once.
+def cite(points: Iterable[str], passages: Iterable[Passage]) -> list[list[Citation]]:
+    """The sentences that each of `points` may rest on: one of each passage that holds its names and numbers and the
+    most of its words, if that is most of them; in the order of the passages, each passage once.
     """
-    wanted, named = words(point), _named(point)
-    shown = {passage.id: passage for passage in passages}
-    shares = {key: _share(wanted, named, passage) for key, passage in shown.items()}
-    best = max(shares.values(), default=0.0)
-    if best < _CITED_SHARE:
-        return []
-    return [_citation(wanted, passage) for key, passage in shown.items() if shares[key] == best]
+    shown = [_Shown(passage) for passage in {passage.id: passage for passage in passages}.values()]
+    return [_cited(point, shown) for point in points]
 
 
 def cite_answer(answer: str, passages: Iterable[Passage]) -> list[Citation]:
@@ -51,17 +47,35 @@ def cite_answer(answer: str, passages: Iterable[Passage]) -> list[Citation]:
     return found
 
 
-def _citation(wanted: set[str], passage: Passage) -> Citation:
-    quote = max(sentences(passage.text), key=lambda sentence: len(wanted & words(sentence)), default="")
-    return Citation(passage.id, passage.title, passage.document, passage.page, " ".join(quote.split()))
+class _Shown:
+    """A passage with its words, and those of each of its sentences; told apart once, as passages may be long."""
+
+    def __init__(self, passage: Passage) -> None:
+        self.passage, self.words = passage, words(f"{passage.title} {passage.text}")
+
+    @cached_property
+    def sentences(self) -> list[tuple[str, set[str]]]:
+        return [(sentence, words(sentence)) for sentence in sentences(self.passage.text)]
+
+    def share(self, wanted: set[str], named: set[str]) -> float:
+        """The share of `wanted` that stands in it; 0 where a name or number is missing."""
+        return len(wanted & self.words) / len(wanted) if wanted and named <= self.words else 0.0
+
+    def citation(self, wanted: set[str]) -> Citation:
+        quote, _ = max(self.sentences, key=lambda sentence: len(wanted & sentence[1]), default=("", set()))
+        at = self.passage
+        return Citation(at.id, at.title, at.document, at.page, " ".join(quote.split()))
+
+
+def _cited(point: str, shown: list[_Shown]) -> list[Citation]:
+    wanted, named = words(point), _named(point)
+    shares = [each.share(wanted, named) for each in shown]
+    best = max(shares, default=0.0)
+    if best < _CITED_SHARE:
+        return []
+    return [each.citation(wanted) for each, share in zip(shown, shares, strict=True) if share == best]
 
 
 def _named(point: str) -> set[str]:
     """Names and numbers: words that begin with a capital or a digit; the first word has its capital for its place."""
     return words(" ".join(word for word in point.split()[1:] if word[0].isupper() or word[0].isdigit()))
-
-
-def _share(wanted: set[str], named: set[str], passage: Passage) -> float:
-    """The share of `wanted` that stands in the passage; 0 where a name or number is missing."""
-    found = words(f"{passage.title} {passage.text}")
-    return len(wanted & found) / len(wanted) if wanted and named <= found else 0.0

@@ -1,5 +1,6 @@
 """One executor run, as the trace keeps it."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -54,6 +55,6 @@ class Execution(msgspec.Struct, frozen=True, tag=True):
         """Whether there is no report."""
         return self.outcome != "reported"
 
-    def citations(self, point: str) -> list[Citation]:
-        """The sentences of the passages shown that `point` may rest on; none where no passage holds it."""
-        return cite(point, (passage for search in self.searches for passage in search.shown))
+    def citations(self, points: Iterable[str]) -> list[list[Citation]]:
+        """The sentences of the passages shown that each of `points` may rest on; none where no passage holds it."""
+        return cite(points, (passage for search in self.searches for passage in search.shown))

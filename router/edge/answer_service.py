@@ -23,7 +23,8 @@ class AnswerServicer(pb_grpc.AnswerServiceServicer):
     async def Answer(self, request: pb.AnswerRequest, context: Any) -> pb.AnswerResponse:
         """Answer one question."""
         terms, topology = terms_from_proto(request, context), topology_from_proto(request)
-        return answer_to_proto(await self._gateway.answer(request.question, terms, lambda _event: None, topology))
+        run = await self._gateway.answer(request.question, terms, lambda _event: None, topology)
+        return await answer_to_proto(run)
 
     async def StreamAnswer(
         self, request: pb.StreamAnswerRequest, context: Any
@@ -38,5 +39,5 @@ class AnswerServicer(pb_grpc.AnswerServiceServicer):
                 yield event_to_proto(number, event)
                 number += 1
             run = await running.result()
-        for last in last_events_to_proto(number, run):
+        for last in await last_events_to_proto(number, run):
             yield last

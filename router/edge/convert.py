@@ -1,5 +1,6 @@
 """Answers, reports and events, from values to wire types."""
 
+import asyncio
 from typing import assert_never
 
 import msgspec
@@ -35,15 +36,13 @@ _EXECUTION_OUTCOMES: dict[ExecutionOutcome, evidence_pb2.ExecutionOutcome] = {
 
 def execution_to_proto(execution: Execution) -> evidence_pb2.SubQueryResult:
     """A sub-query with its report and where its evidence stands."""
+    points = execution.report.evidence
     return evidence_pb2.SubQueryResult(
         sub_query=execution.sub_query,
         answer=execution.report.answer,
         evidence=[
-            evidence_pb2.EvidencePoint(
-                text=point,
-                citations=map(_citation_to_proto, execution.citations(point)),
-            )
-            for point in execution.report.evidence
+            evidence_pb2.EvidencePoint(text=point, citations=map(_citation_to_proto, cited))
+            for point, cited in zip(points, execution.citations(points), strict=True)
         ],
         outcome=_EXECUTION_OUTCOMES[execution.outcome],
         search_queries=[search.query for search in execution.searches],
@@ -51,14 +50,20 @@ def execution_to_proto(execution: Execution) -> evidence_pb2.SubQueryResult:
     )
 
 
-def answer_to_proto(run: Run) -> pb.AnswerResponse:
-    """The answer to a question, which `run` is the finished run of."""
+async def answer_to_proto(run: Run) -> pb.AnswerResponse:
+    """The answer to a question, which `run` is the finished run of. Others get their turns in between, as citing takes
+    milliseconds for each execution where passages are long.
+    """
     trajectory = run.result
     assert isinstance(trajectory, Trajectory)
-    results = [execution_to_proto(execution) for execution in trajectory.executions]
+    results = list[evidence_pb2.SubQueryResult]()
+    for execution in trajectory.executions:
+        results.append(execution_to_proto(execution))
+        await asyncio.sleep(0)
     cited = [citation for result in results for point in result.evidence for citation in point.citations]
-    read = (passage for search in trajectory.searches for passage in search.shown)
-    cited += map(_citation_to_proto, cite_answer(trajectory.answer, read))
+    for search in trajectory.searches:
+        cited += map(_citation_to_proto, cite_answer(trajectory.answer, search.shown))
+        await asyncio.sleep(0)
     return pb.AnswerResponse(
         run_id=run.id,
         answer=trajectory.answer,
@@ -101,9 +106,9 @@ def event_to_proto(number: int, event: Event) -> pb.StreamAnswerResponse:
     return response
 
 
-def last_events_to_proto(number: int, run: Run) -> tuple[pb.StreamAnswerResponse, pb.StreamAnswerResponse]:
+async def last_events_to_proto(number: int, run: Run) -> tuple[pb.StreamAnswerResponse, pb.StreamAnswerResponse]:
     """The tokens, as event `number`, and then the answer, of a finished run."""
-    done = answer_to_proto(run)
+    done = await answer_to_proto(run)
     return (
         pb.StreamAnswerResponse(event_number=number, usage_counted=pb.UsageCounted(usage=done.usage)),
         pb.StreamAnswerResponse(event_number=number + 1, done=done),

@@ -113,9 +113,9 @@ def opened(model: str) -> Reply:
     return Reply(f"chatcmpl-{secrets.token_hex(12)}", "chat.completion.chunk", int(time.time()), model, ())
 
 
-def whole(model: str, run: Run) -> Reply:
+async def whole(model: str, run: Run) -> Reply:
     """The reply to a request that does not stream."""
-    cited, spent = _cited(run), totals(run.calls)
+    cited, spent = await _cited(run), totals(run.calls)
     choice = ReplyChoice(0, "stop", message=Said("assistant", content=cited.text))
     details = _details(cited, spent)
     return replace(opened(model), object="chat.completion", choices=(choice,), usage=_usage(spent), rolegate=details)
@@ -126,18 +126,18 @@ def chunk(of: Reply, said: Said) -> Reply:
     return replace(of, choices=(ReplyChoice(0, None, delta=said),))
 
 
-def last_chunks(of: Reply, run: Run, *, with_usage: bool) -> list[Reply]:
+async def last_chunks(of: Reply, run: Run, *, with_usage: bool) -> list[Reply]:
     """The last pieces of the stream `of`: the answer, the end with its details and, if wanted, the tokens."""
-    cited, spent = _cited(run), totals(run.calls)
+    cited, spent = await _cited(run), totals(run.calls)
     end = replace(of, choices=(ReplyChoice(0, "stop", delta=Said()),), rolegate=_details(cited, spent))
     tokens = [replace(of, usage=_usage(spent))] if with_usage else []
     return [chunk(of, Said(content=cited.text)), end, *tokens]
 
 
-def _cited(run: Run) -> CitedAnswer:
+async def _cited(run: Run) -> CitedAnswer:
     if isinstance(run.result, Execution):
         return report_from_proto(run.id, execution_to_proto(run.result))
-    return answer_from_proto(answer_to_proto(run))
+    return answer_from_proto(await answer_to_proto(run))
 
 
 def _details(cited: CitedAnswer, spent: list[RoleTotal]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class RunServicer(pb_grpc.RunServiceServicer):
             if not isinstance(item, Run):
                 yield pb.WatchRunResponse(event=event_to_proto(number, item))
             elif item.status == "finished":
-                for event in last_events_to_proto(number - 1, item):
+                for event in await last_events_to_proto(number - 1, item):
                     if event.event_number > after:
                         yield pb.WatchRunResponse(event=event)
             else:

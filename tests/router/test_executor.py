@@ -237,7 +237,7 @@ async def test_what_was_not_shown_is_not_cited() -> None:
     retriever = FixedRetriever({"director of Heat": [said, Passage("b", "Heat", said.text)]})
     whole = await run(SEARCH, REPORT, retriever=retriever)
     fewer = await run(SEARCH, TOO_LONG, REPORT, retriever=retriever)
-    cited = [[one.passage_id for one in execution.citations(said.text)] for execution in (whole, fewer)]
+    cited = [[one.passage_id for one in execution.citations([said.text])[0]] for execution in (whole, fewer)]
     assert cited == [["a", "b"], ["a"]]
 
 

@@ -42,7 +42,7 @@ def test_a_document_becomes_numbered_passages(tmp_path: Path, read_all: ReadAll)
 
 def test_a_citation_names_document_page_and_sentence(read_all: ReadAll) -> None:
     """What a report says about the second page of a PDF is traced to it."""
-    (citation,) = cite("Jan Visser lived there until 1911.", read_all(FILES / "lighthouse.pdf"))
+    ((citation,),) = cite(["Jan Visser lived there until 1911."], read_all(FILES / "lighthouse.pdf"))
 
     assert (citation.document, citation.page, citation.title) == ("lighthouse.pdf", 2, "The lighthouse")
     assert citation.quote.split() == "The keeper, Jan Visser, lived there until 1911.".split()
