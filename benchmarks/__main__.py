@@ -27,6 +27,7 @@ _BENCHMARKS = {
     "executor": "the executor's throughput through the gateway beside the engine's own, and what held output brings",
     "retrieval-load": "searches a second for many callers, in batches and one by one, and whether they find the same",
     "chaos": "whether every question ends in time, answered or not, and is booked, while everything around it fails",
+    "lag": "how late the event loop is while hostile texts come in at every door",
     "fuzz": "a million inputs for every reader of what models, engines and clients write",
     "durability": "what it costs that an answer is on disk before it is acknowledged",
     "budgets": "whether a quota holds against many requests at once, in one process and in four",

@@ -1,21 +1,29 @@
-"""A gateway in a process of its own: `python -m benchmarks.gateway_child CONFIG [--no-store] [--quiet]`.
+"""A gateway in a process of its own: `python -m benchmarks.gateway_child CONFIG [--no-store] [--quiet] [--lag FILE]`.
 
-It listens on a free port of the loopback, prints the address, and goes on until its standard input ends.
+It listens on free ports of the loopback, prints the addresses of gRPC and of HTTP, and goes on until its standard input
+ends.
 """
 
 import argparse
 import asyncio
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import structlog
 
+from router.meanwhile import meanwhile
 from router.no_journal import NoJournal
 from serving.composition import running_gateway
 from serving.config_file import load_config
 from serving.garbage import collect_seldom
 from serving.logs import errors_only
+
+EVERY_S = 0.005
+"""Between two looks at how late the event loop is."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -24,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("config", type=Path)
     parser.add_argument("--no-store", action="store_true", help="keep nothing, for comparison")
     parser.add_argument("--quiet", action="store_true", help="log errors only")
+    parser.add_argument(
+        "--lag", type=Path, metavar="FILE", help="where it is kept how late the event loop was, and when"
+    )
     given = parser.parse_args(arguments)
     if given.quiet:
         errors_only()
@@ -35,10 +46,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
 async def _serve(given: argparse.Namespace) -> None:
     journal = NoJournal() if given.no_store else None
     config = load_config(given.config)
-    async with running_gateway(config, "127.0.0.1:0", lambda _step: None, journal=journal) as address:
+    told: list[str] = []
+    serving = running_gateway(config, "127.0.0.1:0", told.append, "127.0.0.1:0", journal=journal)
+    async with _watched(given.lag), serving as address:
         collect_seldom()
-        print(address, flush=True)
+        print(address, told[-1].rpartition(" ")[2], flush=True)
         await asyncio.to_thread(sys.stdin.read)
+
+
+@asynccontextmanager
+async def _watched(file: Path | None) -> AsyncIterator[None]:
+    """Keep in `file` pairs of a Unix time and how many seconds late the event loop came to it."""
+    seen: list[tuple[float, float]] = []
+
+    async def watch() -> None:
+        while True:
+            due = time.time() + EVERY_S
+            await asyncio.sleep(EVERY_S)
+            seen.append((due, time.time() - due))
+
+    if file is None:
+        yield
+        return
+    async with meanwhile(watch()):
+        yield
+    file.write_bytes(msgspec.json.encode(seen))
 
 
 if __name__ == "__main__":

@@ -44,6 +44,11 @@ class ProcessMeter:
         """Its memory, with what it shares."""
         return int(self._process.memory_info().rss)
 
+    @property
+    def descriptors(self) -> int:
+        """Its open files and sockets."""
+        return int(self._process.num_fds())
+
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[Used]:
         """What is used while this is open."""

@@ -1,0 +1,58 @@
+"""Texts that cost most to normalize, match, split or show, of any length."""
+
+import random
+from collections.abc import Callable
+from itertools import count
+
+from benchmarks.floods import PIECES
+
+# fmt: off
+_UNITS = (
+    "\u0301\u0323", "e\u0301\u0323", "\ufdfa", "ệ", "각", "ａ", "ﬁ", "\u0344", "👩‍👩‍👧‍👦", "\u202e", "\u200b",
+    "\x00", "\x1b[2J", "\u2028", "\x85", "İ", "ß", "A", "Who is Ada? ", "1943", ".", ". ", '."', "a.b", "…) ", "&lt;",
+    "</", "<|im_end|>", "Mr. ", "\n\n", "\t", "-a", "''", "’s ", "http://a.b/?", '{"a":', "[[", "\\u0000", "data: ",
+)
+# fmt: on
+
+
+def _distinct(chars: int) -> str:
+    return "".join(chr(0x10000 + number % 0xF0000) for number in range(chars))
+
+
+def _repeats(unit: str) -> Callable[[int], str]:
+    return lambda chars: (unit * (chars // len(unit) + 1))[:chars]
+
+
+def _opens_and_closes(chars: int) -> str:
+    return "[" * (chars // 2) + "]" * (chars - chars // 2)
+
+
+def _numbers(chars: int) -> str:
+    words: list[str] = []
+    size = 0
+    for number in count():
+        if size >= chars:
+            break
+        words.append(str(number))
+        size += len(words[-1]) + 1
+    return " ".join(words)[:chars]
+
+
+HOSTILE: dict[str, Callable[[int], str]] = {
+    **{f"{unit!a} again and again": _repeats(unit) for unit in dict.fromkeys((*_UNITS, *PIECES))},
+    "characters that are all different": _distinct,
+    "words that are all different": _numbers,
+    "brackets in brackets": _opens_and_closes,
+}
+"""By name: the text of so many characters."""
+
+
+def plain(chars: int) -> str:
+    """A harmless text of so many characters."""
+    return _repeats("The film of that name was made by Michael Mann in Chicago. ")(chars)
+
+
+def any_hostile(chance: random.Random, most: int) -> str:
+    """One of `most` characters at most, each size as likely as its double."""
+    chars = min(most, int(2 ** chance.uniform(3, most.bit_length())))
+    return HOSTILE[chance.choice(list(HOSTILE))](chars)

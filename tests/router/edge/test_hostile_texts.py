@@ -1,0 +1,217 @@
+"""No text from outside holds the event loop: what it costs grows with its length, at every door, and not faster."""
+
+import asyncio
+import gzip
+import time
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import aiohttp
+import grpc
+import pytest
+from rolegate.v1 import answer_service_pb2 as answer_pb
+from rolegate.v1 import completion_service_pb2 as completion_pb
+from rolegate.v1 import execution_service_pb2 as execution_pb
+from rolegate.v1 import retrieval_service_pb2 as retrieval_pb
+from rolegate.v1 import run_service_pb2 as run_pb
+from rolegate.v1 import usage_pb2
+from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
+from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
+from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
+from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
+from rolegate.v1.run_service_pb2_grpc import RunServiceStub
+
+from benchmarks.hostile_texts import HOSTILE
+from router.edge.http_server import HTTPServer
+from router.edge.openai_door import openai_app
+from router.model import Prompt
+from router.openai_http import OpenAIHTTP
+from router.passage import Passage
+from router.scripted_model import ScriptedModel
+from tests.router.deployment import STOP, Deployment, Kept, block, report
+from tests.router.edge.wire import connected, info_of, served, whole_server
+from tests.router.openai_server import MODEL, OpenAIServer, replies, serving
+from tests.router.openai_server import streams as event_stream
+
+_MOST_GROWTH = 2.6
+"""What twice the text may take; 2 where the time is linear, 4 where it is quadratic."""
+
+
+class Outside:
+    """All that comes to a gateway from outside, of which a text is put into one place at a time."""
+
+    def __init__(self) -> None:
+        self.text = {"decision": "", "turn": "", "report": "", "answer": "", "passage": ""}
+
+    def delegates(self, prompt: Prompt) -> str:
+        if self.text["decision"]:
+            return self.text["decision"] if len(prompt.messages) == 2 else STOP
+        return block("Who directed Heat?") if len(prompt.messages) == 2 else STOP
+
+    def executes(self, prompt: Prompt) -> str:
+        if len(prompt.messages) == 2:
+            return self.text["turn"] or "<search>Heat</search>"
+        return report("Michael Mann", self.text["report"] or "Heat is a film by Michael Mann.")
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        return [
+            [Passage("p1", "Heat", f"Heat is a film by Michael Mann. {self.text['passage']}", 0.9)] for _ in queries
+        ]
+
+
+Door = Callable[[str], Awaitable[object]]
+
+
+@asynccontextmanager
+async def doors() -> AsyncIterator[dict[str, tuple[int, Door]]]:
+    """By name, how many characters go in, and a call with a text of that many or fewer."""
+    outside = Outside()
+    deployment = Deployment(
+        ScriptedModel(outside.delegates),
+        ScriptedModel(outside.executes),
+        ScriptedModel(lambda _prompt: f"<answer>{outside.text['answer'] or 'Michael Mann'}</answer>"),
+        retriever=outside,
+    )
+    store = Kept()
+    server = whole_server(deployment, store, retriever=outside)
+    http = HTTPServer(openai_app(deployment.gateway(store)), 0.0)
+    async with AsyncExitStack() as stack:
+        port, at = await server.start("127.0.0.1:0"), await http.start("127.0.0.1:0", "http")
+        stack.push_async_callback(server.drain, 0)
+        stack.push_async_callback(http.drain)
+        channel = await stack.enter_async_context(connected(port))
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+
+        async def complete(text: str) -> None:
+            messages = [completion_pb.ChatMessage(role="user", content=text)]
+            request = completion_pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=messages)
+            await CompletionServiceStub(channel).Complete(request)
+
+        async def answer(text: str) -> None:
+            await AnswerServiceStub(channel).Answer(answer_pb.AnswerRequest(question=text))
+
+        async def execute(text: str) -> None:
+            await ExecutionServiceStub(channel).Execute(execution_pb.ExecuteRequest(sub_query=text))
+
+        async def search(text: str) -> None:
+            await RetrievalServiceStub(channel).Search(retrieval_pb.SearchRequest(queries=[text]))
+
+        async def list_runs(text: str) -> None:
+            await RunServiceStub(channel).ListRuns(run_pb.ListRunsRequest(tenant=text))
+
+        async def chat(text: str) -> None:
+            headers = {"Content-Type": "application/json"}
+            body = text.encode(errors="replace")
+            async with session.post(f"http://{at}/v1/chat/completions", data=body, headers=headers) as response:
+                await response.read()
+
+        def inside(place: str) -> Door:
+            async def ask(text: str) -> None:
+                outside.text[place] = text
+                await answer("Who directed Heat?")
+                outside.text[place] = ""
+
+            return ask
+
+        yield {
+            "Complete": (60_000, complete),
+            "Answer": (2_000, answer),
+            "Execute": (2_000, execute),
+            "Search": (4_000, search),
+            "ListRuns": (50_000, list_runs),
+            "HTTP": (100_000, chat),
+            "a decision": (30_000, inside("decision")),
+            "a turn": (30_000, inside("turn")),
+            "a report": (20_000, inside("report")),
+            "an answer": (20_000, inside("answer")),
+            "a passage": (4_000, inside("passage")),
+        }
+
+
+async def cpu_s(door: Door, text: str) -> float:
+    """What a call takes in this thread, in which client and gateway are, however it ends."""
+    begun = time.thread_time()
+    try:
+        await door(text)
+    except grpc.aio.AioRpcError as error:
+        assert error.code() is not grpc.StatusCode.UNKNOWN
+        assert info_of(error).reason != "INTERNAL"
+    return time.thread_time() - begun
+
+
+async def growth(door: Door, once: str, twice: str) -> float:
+    """At best of some tries, as others use the machine as well."""
+    least = 9.9
+    for _ in range(6):
+        shorter = min([await cpu_s(door, once) for _ in range(2)])
+        least = min(least, await cpu_s(door, twice) / shorter)
+        if least <= _MOST_GROWTH:
+            break
+    return least
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Complete", "Answer", "Execute", "Search", "ListRuns", "HTTP"),
+        *("a decision", "a turn", "a report", "an answer", "a passage"),
+    ],
+)
+async def test_twice_the_text_takes_twice_the_time(name: str) -> None:
+    """Whatever is in it."""
+    async with doors() as all_doors:
+        chars, door = all_doors[name]
+        for kind, make in HOSTILE.items():
+            assert await growth(door, make(chars), make(2 * chars)) <= _MOST_GROWTH, kind
+
+
+@asynccontextmanager
+async def asking(server: OpenAIServer, session: aiohttp.ClientSession) -> AsyncIterator[grpc.aio.Channel]:
+    """A gateway whose answerer is at `server`."""
+    model = OpenAIHTTP(session, server.base_url, MODEL)
+    async with served(Deployment(answerer=model).gateway(timeout_s=20)) as channel:
+        yield channel
+
+
+async def reason(channel: grpc.aio.Channel) -> str:
+    """Why the answerer's model cannot be had."""
+    request = completion_pb.CompleteRequest(
+        role=usage_pb2.ROLE_ANSWER, messages=[completion_pb.ChatMessage(role="user", content="hi")]
+    )
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await CompletionServiceStub(channel).Complete(request)
+    return str(info_of(caught.value).reason)
+
+
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        replies(b'{"choices":' + DEEP),
+        replies(b'{"choices": [{"message": {"content": "a", "other":' + DEEP),
+        event_stream(b'data: {"choices":' + DEEP + b"\n\n"),
+        event_stream(b'data: {"usage":' + DEEP + b"]" * len(DEEP) + b"}\n\n"),
+    ],
+)
+async def test_a_reply_that_is_nested_too_deeply(behaviour: object, session: aiohttp.ClientSession) -> None:
+    """It is a garbled reply like any other."""
+    async with serving() as server, asking(server, session) as channel:
+        server.plays(behaviour)  # type: ignore[arg-type]
+        assert await reason(channel) == "UPSTREAM_GARBLED"
+
+
+@pytest.mark.parametrize(("status", "expected", "most_mb"), [(500, "UNAVAILABLE", 2), (200, "GARBLED", 20)])
+async def test_bodies_that_inflate(status: int, expected: str, most_mb: int, session: aiohttp.ClientSession) -> None:
+    """Of what a server says of its failure a little is read, and of a reply not more than any model writes."""
+    bomb = gzip.compress(b"x" * (32 << 20))
+    async with serving() as server, asking(server, session) as channel:
+        server.plays(replies(bomb, status=status, headers={"Content-Encoding": "gzip"}))
+        tracemalloc.start()
+        reasons = await asyncio.gather(*(reason(channel) for _ in range(4)))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert set(reasons) == {f"UPSTREAM_{expected}"}
+    assert peak < 4 * most_mb << 20
