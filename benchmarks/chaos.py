@@ -114,6 +114,9 @@ def _checks(faults: Faulty | None, replica: Replica | None, engines: Engines | N
         first, last = faults.own_mb[0], faults.own_mb[-1]
         seen = f"{first:.1f} MB in the first thousand, {last:.1f} MB in the last ({faults.growth:+.1%})"
         yield Check("faults", "memory stays within 10 %", faults.growth <= _MOST_GROWTH, seen)
+        first, last = faults.descriptors[0], faults.descriptors[-1]
+        seen = f"{first:.0f} in the first thousand, {last:.0f} in the last"
+        yield Check("faults", "open files stay within 10 %", last <= first * (1 + _MOST_GROWTH), seen)
     if replica:
         yield from ended_and_booked("replica", replica.told, replica.accounts)
         for beside in replica.beside:

@@ -28,6 +28,8 @@ class Faulty(msgspec.Struct, frozen=True):
     """Of the gateway's process, at the median while each thousand of questions was asked: what it alone has."""
     rss_mb: list[float]
     """With what it shares."""
+    descriptors: list[float]
+    """Its open files and sockets, likewise."""
 
     @property
     def growth(self) -> float:
@@ -37,14 +39,14 @@ class Faulty(msgspec.Struct, frozen=True):
 
 async def faulty(folder: Path, load: Load, step: Callable[[int], None]) -> Faulty:
     """Ask, with a store in the new `folder`. `step` hears how many questions have ended."""
-    samples: list[tuple[int, float, float]] = []
+    samples: list[tuple[int, float, float, int]] = []
     async with chaos_gateway(folder, load.seed, _PATIENCE) as gateway:
         asker = Asker(gateway.client, _PATIENCE.timeout_s, load.seed)
 
         async def watch() -> None:
             while True:
                 done, meter = min(len(asker.ended), load.questions - 1), gateway.meter
-                samples.append((done, meter.own_bytes / 1e6, meter.rss_bytes / 1e6))
+                samples.append((done, meter.own_bytes / 1e6, meter.rss_bytes / 1e6, meter.descriptors))
                 step(done)
                 await asyncio.sleep(_LOOKS_EVERY_S)
 
@@ -57,8 +59,7 @@ async def faulty(folder: Path, load: Load, step: Callable[[int], None]) -> Fault
         Told.of(asker.ended, asker.lag_s),
         await accounts(store_of(folder), asker.ended, gateway.proxies.attempts),
         dict(gateway.proxies.faults),
-        by_thousand((done, own) for done, own, _ in samples),
-        by_thousand((done, rss) for done, _, rss in samples),
+        *(by_thousand((sample[0], sample[kind]) for sample in samples) for kind in (1, 2, 3)),
     )
 
 
