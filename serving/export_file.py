@@ -1,10 +1,12 @@
 """Rows in a file that `datasets.load_dataset` reads: JSON lines or Parquet."""
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -16,9 +18,14 @@ _GROUP_CHARS = 32_000_000
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d([ T][\d:.]*(Z|[+-][\d:]+)?)?")
 
 
+def _opened(path: Path) -> BinaryIO:
+    """A new file, its owner's alone as the store is: it holds the same texts."""
+    return open(path, "xb", opener=partial(os.open, mode=0o600))
+
+
 @contextmanager
 def _json_lines(path: Path) -> Iterator[Write]:
-    with path.open("xb") as file:
+    with _opened(path) as file:
 
         def write(row: ExportRow) -> None:
             texts = {name: f"{text} " for name, text in msgspec.structs.asdict(row).items() if _is_moment(text)}
@@ -44,7 +51,7 @@ def _parquet(path: Path) -> Iterator[Write]:
     schema = pa.schema([pa.field(field.name, types[field.type], nullable=False) for field in fields])
     rows: list[dict[str, Any]] = []
     chars = 0
-    with ParquetWriter(path, schema) as file:
+    with _opened(path) as opened, ParquetWriter(opened, schema) as file:
 
         def write_group() -> None:
             nonlocal chars

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from router.errors import BadConfig, StoreFailed
 from router.store.direct import translated
-from router.store.engine import NOTES, WRITES, cannot_open, engine_of
+from router.store.engine import NOTES, WRITES, cannot_open, engine_of, files_of, keep_private
 
 _log = structlog.get_logger("store")
 _READERS = 4
@@ -86,6 +86,7 @@ def _opened(url: str) -> Engine:
     try:
         with engine.execution_options(**WRITES).begin() as connection:
             migrate(connection)
+        keep_private(files_of(engine))
     except (SQLAlchemyError, OSError, BadConfig) as error:
         engine.dispose()
         raise cannot_open(url, error) from error

@@ -1,23 +1,30 @@
 """How SQLAlchemy is to talk to a database."""
 
+import os
 import sqlite3
+import stat
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import structlog
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from router.errors import BadConfig
 
+_log = structlog.get_logger("store")
 WRITES: dict[str, Any] = {"writes": True}
 """Execution options of a transaction that writes, and is on disk when it has been committed."""
 NOTES: dict[str, Any] = {**WRITES, "notes": True}
 """Of one that outlasts this process, but perhaps not the machine; a later one that does takes it with it."""
 _CONNECT_S = 10
 _WAIT_S = 10.0
+_OWNER_ALONE = 0o600
+"""Of files that hold questions and answers."""
 _ON_DISK, _NOTED = "PRAGMA synchronous=FULL", "PRAGMA synchronous=NORMAL"
 _SETTINGS = (f"PRAGMA busy_timeout={_WAIT_S * 1000:.0f}", _ON_DISK, "PRAGMA foreign_keys=ON")
 
@@ -31,6 +38,28 @@ def engine_of(url: str) -> Engine:
         case "sqlite" if address.database not in (None, "", ":memory:"):
             return _sqlite(address)
     raise ArgumentError("neither postgresql://… nor sqlite:///FILE")
+
+
+def files_of(engine: Engine) -> tuple[Path, ...]:
+    """The files that an open SQLite database consists of; none of PostgreSQL."""
+    if engine.dialect.name != "sqlite":
+        return ()
+    file = Path(str(engine.url.database)).absolute()
+    return file, *(Path(f"{file.resolve()}{end}") for end in ("-wal", "-shm"))  # they stand where links lead
+
+
+def keep_private(files: Iterable[Path]) -> None:
+    """Take away what others than their owner may do to files, and say so; where that fails, that is said."""
+    for file in files:
+        try:
+            mode = stat.S_IMODE(file.stat().st_mode)
+            if mode != (own := mode & _OWNER_ALONE):
+                file.chmod(own)
+                _log.warning("store.made_private", file=str(file), mode=f"{own:o}", before=f"{mode:o}")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            _log.warning("store.not_private", file=str(file), error=str(error), advice="chmod 600")
 
 
 def cannot_open(url: str, error: Exception) -> BadConfig:
@@ -70,6 +99,8 @@ def _sqlite(address: URL) -> Engine:
         own = Path("~/.cache/rolegate").expanduser()  # where presets keep their stores; nobody else makes it
         if Path(address.database or "").parent == own:
             own.mkdir(parents=True, exist_ok=True)
+        # A file that is there is not opened: closing it would take away the locks that SQLite has on it.
+        os.close(os.open(address.database or "", os.O_CREAT | os.O_EXCL | os.O_WRONLY, _OWNER_ALONE))
     engine = create_engine(address.set(drivername="sqlite"), hide_parameters=True, paramstyle="named")
 
     @event.listens_for(engine, "connect")

@@ -275,3 +275,14 @@ def test_what_cannot_be_exported(folder: Path, capsys: pytest.CaptureFixture[str
     assert export("runs.jsonl") == 1
     assert "rolegate.db is not there; `rolegate serve` makes it" in capsys.readouterr().err
     assert [path.name for path in folder.iterdir()] == ["rolegate.toml"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_an_export_is_its_owner_s_alone(suffix: str, folder: Path) -> None:
+    """As the store is, whose texts it holds, also in the place of a file that others could read."""
+    keep(*RUNS)
+    out = folder / f"runs{suffix}"
+    out.touch()
+    out.chmod(0o644)
+    assert main(["runs", "export", "--out", str(out), "--force"]) == 0
+    assert out.stat().st_mode & 0o777 == 0o600

@@ -1,8 +1,10 @@
 """Databases are opened, or said why not."""
 
 import asyncio
+import os
 import sqlite3
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -144,3 +146,31 @@ async def test_the_presets_own_folder_is_made(tmp_path: Path, monkeypatch: pytes
     database = await Database.open(f"sqlite:///{tmp_path}/.cache/rolegate/mini.db")
     await database.close()
     assert (tmp_path / ".cache" / "rolegate" / "mini.db").exists()
+
+
+@pytest.fixture
+def _open_to_all() -> Iterator[None]:
+    """New files may be read and written by everybody, unless whoever makes them says otherwise."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def modes(folder: Path) -> dict[str, int]:
+    """Of the files in a folder, what their owner, their group and others may do."""
+    return {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()}
+
+
+@pytest.mark.usefixtures("_open_to_all")
+@pytest.mark.parametrize("before", [None, 0o644, 0o666])
+async def test_the_files_are_their_owner_s_alone(tmp_path: Path, before: int | None) -> None:
+    """Those of a new database from the first, and those of one that others could read from when it is opened."""
+    database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
+    assert modes(tmp_path) == dict.fromkeys(("runs.db", "runs.db-wal", "runs.db-shm"), 0o600)
+    if before is not None:
+        for file in tmp_path.iterdir():
+            file.chmod(before)
+        again = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
+        assert set(modes(tmp_path).values()) == {0o600}
+        await again.close()
+    await database.close()
