@@ -12,7 +12,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from router.errors import RolegateError, StoreFailed
 from router.store.books import Books
-from router.store.database import Database
+from router.store.database import FAILED, Database
 from router.store.operations import Operation
 
 _log = structlog.get_logger("store")
@@ -74,7 +74,7 @@ class GroupCommit:
                 self._news.clear()
             kept = await self._commit(batch) if batch else []
             if len(kept) >= _MOST:  # whoever stands behind these would wait for as long as the store does not work
-                kept += [again for entry in self._entries for again in _failed(entry, passing=True)]
+                kept += [again for entry in self._entries for again in _failed(entry, FAILED, passing=True)]
                 self._entries.clear()
                 self._news.clear()
             if kept and self._closed:
@@ -107,11 +107,13 @@ class GroupCommit:
         except Exception as error:
             cause = error.__cause__ if isinstance(error, StoreFailed) else error
             passing = isinstance(cause, DBAPIError) and not isinstance(cause, DataError | IntegrityError)
-            if not passing and len(batch) > 1:  # one of them cannot be written; the others can
+            lost = isinstance(cause, FileNotFoundError)  # for good: nothing is worth keeping
+            if not passing and not lost and len(batch) > 1:  # one of them cannot be written; the others can
                 return [kept for entry in batch for kept in await self._commit([entry])]
-            if not passing:
+            if not passing and not lost:
                 _log.error("store.refused", operation=str(operations[0].scope), error=type(cause).__name__)
-            return [kept for entry in batch for kept in _failed(entry, passing=passing)]
+            text = str(error) if lost else FAILED
+            return [kept for entry in batch for kept in _failed(entry, text, passing=passing)]
         for entry, outcome in zip(batch, outcomes, strict=True):
             entry.hear(outcome)
         return []
@@ -131,10 +133,10 @@ def _applied(operation: Operation, books: Books) -> object:
         return error
 
 
-def _failed(entry: _Entry, *, passing: bool) -> list[_Entry]:
+def _failed(entry: _Entry, text: str, *, passing: bool) -> list[_Entry]:
     """Let whoever waits know; what is to be tried again."""
     if entry.answer is None:
         return [entry] if passing else []
-    entry.hear(StoreFailed("The store does not work for now; try again."))
+    entry.hear(StoreFailed(text))
     otherwise = entry.operation.otherwise
     return [_Entry(otherwise)] if otherwise else []

@@ -1,5 +1,7 @@
 """From a config to a running gateway: that its keys reach the calls."""
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -17,10 +19,13 @@ from rolegate.v1.executor_version_service_pb2_grpc import ExecutorVersionService
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
+from router.access import new_key
 from router.edge.server import Server
-from router.errors import BadConfig
+from router.errors import BadConfig, StoreFailed
 from router.executor_version import ExecutorVersion
+from router.identity import SCOPES
 from router.retrieval import FixedRetriever
+from router.store.accounts import SQLAccounts
 from router.store.database import Database
 from router.store.version_book import SQLVersionBook
 from router.version_book import Decision
@@ -36,6 +41,7 @@ from serving.config import (
 )
 from serving.retrieval.grpc_service import RetrievalServicer
 from tests.router.deployment import PASSAGE, report
+from tests.router.edge.wire import info_of
 from tests.router.openai_server import MODEL, fails, says, serving
 
 
@@ -225,3 +231,71 @@ async def test_a_sub_query_asked_again(
     assert second.result.answer == third.result.answer == "Mann"
     assert list(third.result.shared_from) == ([second.run_id] if calls == 4 else [])
     assert len(server.bodies) == calls
+
+
+def restore(file: Path) -> None:
+    """Put a copy in the place of a file, as when a backup is taken back."""
+    copy = shutil.copy(file, file.with_name("copy"))
+    Path(copy).replace(file)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "deleted": Path.unlink,
+    "moved": lambda file: file.rename(file.with_name("elsewhere")),
+    "replaced": restore,
+    "log deleted": lambda file: file.with_name("runs.db-wal").unlink(),
+    "folder moved": lambda file: file.parent.rename(file.parent.with_name("old")),
+    "folder replaced": lambda file: shutil.copytree(file.parent.rename(file.parent.with_name("old")), file.parent),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_a_store_that_is_taken_away(damage: str, tmp_path: Path) -> None:
+    """From then on nothing is acknowledged, and it is said why; a gateway that is started anew works."""
+    (tmp_path / "prompt.txt").write_text("Answer.\n", "utf-8")
+    file = tmp_path / "store" / "runs.db"
+    file.parent.mkdir()
+    asked = pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=[pb.ChatMessage(role="user", content="hi")])
+    async with serving() as server:
+        role = RoleConfig(model=MODEL, prompt=f"{tmp_path}/prompt.txt", base_url=server.base_url)
+        config = Config(
+            roles=RolesConfig(delegation=role, execution=role, answer=role),
+            retrieval=RetrievalConfig(address="127.0.0.1:9"),
+            server=ServerConfig(store=f"sqlite:///{file}"),
+        )
+        async with (
+            running_gateway(config, "127.0.0.1:0", ignored) as address,
+            grpc.aio.insecure_channel(address) as channel,
+        ):
+            completions, runs = CompletionServiceStub(channel), RunServiceStub(channel)
+            run_id = (await completions.Complete(asked, timeout=30)).run_id
+            DAMAGES[damage](file)
+            for _ in range(2):
+                for call in (
+                    completions.Complete(asked, timeout=30),
+                    runs.SubmitFeedback(run_pb.SubmitFeedbackRequest(run_id=run_id, comment="good"), timeout=30),
+                    runs.GetRun(run_pb.GetRunRequest(run_id=run_id), timeout=30),
+                ):
+                    with pytest.raises(grpc.aio.AioRpcError) as caught:
+                        await call
+                    assert info_of(caught.value).reason == "STORE_FAILED"
+                    assert "was deleted or replaced while the gateway ran" in str(caught.value.details())
+                    assert "restart the gateway" in str(caught.value.details())
+        assert len(server.bodies) == 1
+        file.parent.mkdir(exist_ok=True)
+        async with (
+            running_gateway(config, "127.0.0.1:0", ignored) as address,
+            grpc.aio.insecure_channel(address) as channel,
+        ):
+            run_id = (await CompletionServiceStub(channel).Complete(asked, timeout=30)).run_id
+            assert (await RunServiceStub(channel).GetRun(run_pb.GetRunRequest(run_id=run_id), timeout=30)).output
+
+
+async def test_a_key_in_a_store_that_is_taken_away(tmp_path: Path) -> None:
+    """Is not handed out."""
+    database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
+    (tmp_path / "runs.db").unlink()
+    with pytest.raises(StoreFailed, match="deleted or replaced"):
+        await SQLAccounts(database).add_key(new_key(None, SCOPES)[1])
+    assert not (tmp_path / "runs.db").exists()
+    await database.close()

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from router.errors import BadConfig, StoreFailed
+from router.store.check import check
 from router.store.database import Database
 from tests.router.store.entries import rows
 
@@ -95,6 +96,7 @@ async def test_a_write_that_fails_changes_nothing(database: Database) -> None:
 
 _OPENING = """
 import asyncio, sys
+from router.store.check import check
 from router.store.database import Database
 asyncio.run(asyncio.wait_for(Database.open(sys.argv[1]), 60))
 """
@@ -173,4 +175,22 @@ async def test_the_files_are_their_owner_s_alone(tmp_path: Path, before: int | N
         again = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
         assert set(modes(tmp_path).values()) == {0o600}
         await again.close()
+    await database.close()
+
+
+async def test_whoever_works_beside_it_takes_no_file_away(tmp_path: Path) -> None:
+    """Others may open, check, clean up, shrink and close a database that is in use."""
+    url = f"sqlite:///{tmp_path / 'runs.db'}"
+    database = await Database.open(url)
+    insert = text("INSERT INTO tenants (name, redact, training) VALUES (:name, false, false)")
+    for name in ("check", "VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
+        if name == "check":
+            beside = await Database.open(url)
+            assert (await check(beside)).problems == []
+            await beside.close()
+        else:
+            with closing(sqlite3.connect(tmp_path / "runs.db", isolation_level=None)) as other:
+                other.execute(name)
+        await database.write(lambda connection, name=name: connection.execute(insert, {"name": name}))  # type: ignore[misc]
+        assert (name,) in await rows(database, "SELECT name FROM tenants")
     await database.close()
