@@ -9,6 +9,14 @@ from router.feedback import Feedback
 from router.run import Run, RunKind, RunStatus
 from router.trajectory import AnswerOutcome
 
+MAX_LISTED_CHARS = 500
+"""Of a request in a list, so that a page of a thousand fits into a message."""
+
+
+def shortened(text: str, most: int) -> str:
+    """The same, or where it has more than `most` characters its beginning with `…`."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
 
 class RunSummary(msgspec.Struct, frozen=True):
     """A run in a list."""
@@ -18,6 +26,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     kind: RunKind
     request_id: str
     request: str
+    """At most `MAX_LISTED_CHARS` of it."""
     status: RunStatus
     outcome: AnswerOutcome | None
     """None for other kinds than answers, and where there is none yet."""
@@ -73,10 +82,10 @@ class Archive(Protocol):
         """All runs that have ended, with their feedback, oldest first, read in pieces; redacted ones too."""
 
     async def add_feedback(self, feedback: Feedback, tenant: str | None = None) -> str:
-        """Keep feedback; its identifier. Raises `NotFound`."""
+        """Keep feedback; its identifier. Raises `NotFound`, and `BadRequest` where the run has `MAX_A_RUN` already."""
 
     async def feedback(self, run_id: str) -> tuple[Feedback, ...]:
-        """What was said of a run, oldest first; nothing of one that is not there."""
+        """The first `MAX_A_RUN` that were said of a run, oldest first; nothing of one that is not there."""
 
     async def request_cancel(self, run_id: str) -> None:
         """Ask the process that works on it to cancel a run; of no effect on one that has ended."""

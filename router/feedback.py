@@ -2,9 +2,13 @@
 
 import msgspec
 
+MAX_CHARS = 5000
+"""Of each of its texts."""
+MAX_A_RUN = 50
+
 
 class Feedback(msgspec.Struct, frozen=True):
-    """Feedback on one run; a run may have any number."""
+    """Feedback on one run; a run may have `MAX_A_RUN`."""
 
     run_id: str
     accepted: bool | None = None

@@ -9,7 +9,7 @@ from router.archive import Archive, ExportedRun, RunFilter, RunPage
 from router.ended_run import ended_run
 from router.errors import BadRequest, StoreFailed
 from router.events import Event
-from router.feedback import Feedback
+from router.feedback import MAX_CHARS, Feedback
 from router.identity import Identity
 from router.live_runs import LiveRuns
 from router.run import Run
@@ -90,6 +90,9 @@ class Runs:
             raise BadRequest("the feedback is empty; give a verdict, a score, a gold_answer or a comment.")
         if feedback.score is not None and not 0 <= feedback.score <= 1:
             raise BadRequest(f"score is {feedback.score}; it must be from 0 to 1.")
+        for name, text in (("gold_answer", feedback.gold_answer), ("comment", feedback.comment)):
+            if len(text) > MAX_CHARS:
+                raise BadRequest(f"{name} has {len(text)} characters; at most {MAX_CHARS} are kept.")
         feedback_id = await self._archive.add_feedback(feedback, identity.tenant)
         await self._heard(feedback)
         return feedback_id

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 
+import msgspec
 from rolegate.v1 import run_service_pb2 as pb
 
-from router.archive import RunFilter, RunSummary
+from router.archive import RunFilter, RunSummary, shortened
 from router.call import Call
 from router.edge.convert import ANSWER_OUTCOMES
 from router.edge.convert_time import duration_to_proto, span_from_proto, timestamp_to_proto
@@ -15,6 +16,10 @@ from router.feedback import Feedback
 from router.run import Run, RunKind, RunStatus
 from router.trajectory import AnswerOutcome, Trajectory
 
+_MOST_CHARS = 200_000
+"""Of a request and of an output, so that a run with all its feedback fits into the 4 MB that gRPC's clients take; the
+trace has all of both.
+"""
 _KINDS: dict[RunKind, pb.RunKind] = {
     "answer": pb.RUN_KIND_ANSWER,
     "complete": pb.RUN_KIND_COMPLETE,
@@ -109,12 +114,12 @@ def feedback_to_proto(feedback: Feedback) -> pb.Feedback:
 def whole_run_to_proto(run: Run, feedback: Iterable[Feedback], *, with_trace: bool) -> pb.GetRunResponse:
     """A run with what it spent, and what was said of it."""
     return pb.GetRunResponse(
-        run=run_to_proto(run),
+        run=run_to_proto(msgspec.structs.replace(run, request=shortened(run.request, _MOST_CHARS))),
         usage=usage_to_proto(run.calls),
         calls=map(_call_to_proto, run.calls),
         error=run.error,
         trace_json=trace_json(run) if with_trace else "",
-        output=output_of(run),
+        output=shortened(output_of(run), _MOST_CHARS),
         feedback=map(feedback_to_proto, feedback),
     )
 

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Row, false, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, false, func, select, tuple_
 
-from router.archive import ExportedRun, RunFilter, RunPage, RunSummary
+from router.archive import MAX_LISTED_CHARS, ExportedRun, RunFilter, RunPage, RunSummary, shortened
 from router.call import Call
 from router.errors import BadRequest, NotFound
-from router.feedback import Feedback
+from router.feedback import MAX_A_RUN, MAX_CHARS, Feedback
 from router.run import Run
 from router.store.call_row import call_of
 from router.store.database import Database
@@ -24,8 +24,9 @@ from router.store.trace import run_of
 
 _PIECE = 32
 """Runs that an export reads at once."""
-_LISTED = tuple(
-    RUNS.c[name] for name in "run_id tenant kind request_id request status outcome started_at duration_s".split()
+_LISTED = (
+    *(RUNS.c[name] for name in "run_id tenant kind request_id status outcome started_at duration_s".split()),
+    func.substr(RUNS.c.request, 1, MAX_LISTED_CHARS + 1).label("request"),
 )
 _stands_at = tuple_(RUNS.c.started_at, RUNS.c.run_id)
 """Where a run stands among all."""
@@ -56,13 +57,16 @@ class SQLArchive:
             after = last.started_at, last.id
 
     async def add_feedback(self, feedback: Feedback, tenant: str | None = None) -> str:
-        """Keep feedback, without its texts where its tenant's are not kept; its identifier. Raises `NotFound`."""
+        """Keep feedback, without its texts where its tenant's are not kept; its identifier.
+
+        Raises `NotFound`, and `BadRequest` where the run has `MAX_A_RUN` already.
+        """
         feedback_id = f"feedback-{secrets.token_hex(8)}"
         await self._database.write(partial(_add_feedback, feedback=feedback, feedback_id=feedback_id, tenant=tenant))
         return feedback_id
 
     async def feedback(self, run_id: str) -> tuple[Feedback, ...]:
-        """What was said of a run, oldest first; nothing of one that is not there."""
+        """The first `MAX_A_RUN` that were said of a run, oldest first; nothing of one that is not there."""
         run_id = storable(run_id)
         return (await self._database.read(partial(_feedback, run_ids=[run_id]))).get(run_id, ())
 
@@ -98,9 +102,12 @@ def _piece(connection: Connection, wanted: RunFilter, after: tuple[float, str] |
 
 
 def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str, tenant: str | None) -> None:
-    owner = connection.scalar(select(RUNS.c.tenant).where(*_visible(feedback.run_id, tenant)))
+    # The run is locked, so that others, in other gateways too, count what is added here.
+    owner = connection.scalar(select(RUNS.c.tenant).where(*_visible(feedback.run_id, tenant)).with_for_update())
     if owner is None:
         raise _not_found(feedback.run_id)
+    if connection.scalar(select(func.count()).where(FEEDBACK.c.run_id == feedback.run_id)) >= MAX_A_RUN:
+        raise BadRequest(f"run_id {feedback.run_id!r}: has feedback {MAX_A_RUN} times, and no more is kept.")
     texts = {"gold_answer": storable(feedback.gold_answer), "comment": storable(feedback.comment)}
     if connection.scalar(select(TENANTS.c.redact).where(TENANTS.c.name == owner)):
         texts = dict.fromkeys(texts, "")
@@ -109,11 +116,20 @@ def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str, 
 
 
 def _feedback(connection: Connection, run_ids: Sequence[str]) -> dict[str, tuple[Feedback, ...]]:
-    """What was said of runs, oldest first; those of which nothing was said are left out."""
-    of_runs = select(FEEDBACK).where(FEEDBACK.c.run_id.in_(run_ids)).order_by(FEEDBACK.c.given_at)
+    """The first that were said of runs, oldest first; those of which nothing was said are left out. Stores of before
+    there were limits may hold more than can be told, and longer texts.
+    """
+    columns = FEEDBACK.c
+    place = func.row_number().over(partition_by=columns.run_id, order_by=columns.given_at).label("place")
+    texts = (
+        func.substr(column, 1, MAX_CHARS + 1).label(column.name) for column in (columns.gold_answer, columns.comment)
+    )
+    found = select(columns.run_id, columns.accepted, columns.score, *texts, place)
+    every = found.where(columns.run_id.in_(run_ids)).subquery()
     said = defaultdict[str, list[Feedback]](list)
-    for row in connection.execute(of_runs):
-        said[row.run_id].append(msgspec.convert(row, Feedback, from_attributes=True))
+    for row in connection.execute(select(every).where(every.c.place <= MAX_A_RUN).order_by(every.c.place)):
+        shown = (shortened(text, MAX_CHARS) for text in (row.gold_answer, row.comment))
+        said[row.run_id].append(Feedback(row.run_id, row.accepted, row.score, *shown))
     return {run_id: tuple(each) for run_id, each in said.items()}
 
 
@@ -160,7 +176,8 @@ def _runs(connection: Connection, rows: Iterable[Row[tuple[object, ...]]]) -> It
 
 def _summary(row: Row[tuple[object, ...]]) -> RunSummary:
     outcome = row.outcome or None if row.status == "finished" else None
-    fields = {**row._mapping, "request_id": row.request_id or "", "outcome": outcome}
+    request = shortened(row.request, MAX_LISTED_CHARS)
+    fields = {**row._mapping, "request": request, "request_id": row.request_id or "", "outcome": outcome}
     return RunSummary(id=fields.pop("run_id"), **fields)
 
 

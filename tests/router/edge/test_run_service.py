@@ -1,9 +1,11 @@
 """Runs over a real channel."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -17,22 +19,29 @@ from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
+from sqlalchemy import Connection
 
 from router.archive import ExportedRun, RunFilter, RunPage
 from router.edge.caller import CALLER
 from router.edge.run_service import RunServicer
 from router.edge.server import Server
 from router.errors import UpstreamUnavailable
+from router.execution import Conversation
 from router.feedback import Feedback
 from router.identity import Identity
 from router.journal import RunStart
 from router.live_runs import LiveRuns
+from router.model import Completion, Message
 from router.run import Run, RunStatus
 from router.runs import Runs
 from router.scripted_model import ScriptedModel
+from router.store.archive import SQLArchive
+from router.store.database import Database
+from router.store.schema import FEEDBACK, RUNS
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
 from tests.router.edge.wire import info_of, next_of, served, whole_server
+from tests.router.store import stored
 
 if TYPE_CHECKING:
     from rolegate.v1.run_service_pb2_grpc import RunServiceAsyncStub
@@ -378,6 +387,8 @@ async def test_feedback(given: dict[str, Any], noted: dict[str, Any]) -> None:
         ({"score": -0.1}, "score"),
         ({"score": float("nan")}, "score"),
         ({"verdict": 7}, "verdict"),
+        ({"comment": "é" * 5001}, "comment has 5001 characters; at most 5000 are kept"),
+        ({"gold_answer": "x" * 3_900_000}, "gold_answer has 3900000 characters; at most 5000 are kept"),
     ],
 )
 async def test_bad_feedback(given: dict[str, Any], named: str) -> None:
@@ -388,6 +399,76 @@ async def test_bad_feedback(given: dict[str, Any], named: str) -> None:
             await stub.SubmitFeedback(pb.SubmitFeedbackRequest(run_id=run.id, **given))
     assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
     assert store.given == []
+
+
+@asynccontextmanager
+async def in_database(folder: Path, *runs: Run) -> AsyncIterator[tuple["RunServiceAsyncStub", Database]]:
+    """A stub of a service of runs in a database, with a limit on messages as gRPC sets it; and the database."""
+    database = await Database.open(f"sqlite:///{folder / 'runs.db'}")
+    await stored.put(database, *runs)
+    async with served(Server(None, None, RunServicer(Runs(SQLArchive(database), LiveRuns())))) as channel:
+        yield stub_of(channel), database
+    await database.close()
+
+
+async def test_more_feedback_than_is_kept(tmp_path: Path) -> None:
+    """Is refused, also where all of it comes at once; what was kept is read in one message."""
+    text = "\U0001f4a9" * 5000
+    async with in_database(tmp_path, stored.run("run-1"), stored.run("run-2")) as (stub, _):
+        request = pb.SubmitFeedbackRequest(run_id="run-1", gold_answer=text, comment=text)
+        answers = await asyncio.gather(*(stub.SubmitFeedback(request) for _ in range(60)), return_exceptions=True)
+        refused = [answer for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
+        assert {(error.code(), error.details()) for error in refused} == {
+            (grpc.StatusCode.INVALID_ARGUMENT, "run_id 'run-1': has feedback 50 times, and no more is kept.")
+        }
+        assert len(refused) == 10
+        found = await stub.GetRun(pb.GetRunRequest(run_id="run-1"))
+        assert [(said.gold_answer, said.comment) for said in found.feedback] == [(text, text)] * 50
+        request.run_id = "run-2"
+        assert (await stub.SubmitFeedback(request)).feedback_id
+
+
+async def test_feedback_of_before_there_were_limits(tmp_path: Path) -> None:
+    """Is read as far as it fits: the first, and the beginnings of its texts."""
+    async with in_database(tmp_path, stored.run("run-1")) as (stub, database):
+        rows = [
+            {"run_id": "run-1", "feedback_id": f"f{number}", "given_at": number, "gold_answer": "", "comment": text}
+            for number, text in enumerate([f"{number}{'x' * 300_000}" for number in range(61)])
+        ]
+        await database.write(lambda connection: connection.execute(FEEDBACK.insert(), rows))
+        wanted = [f"{number}{'x' * 300_000}"[:4999] + "…" for number in range(50)]
+        found = await stub.GetRun(pb.GetRunRequest(run_id="run-1"))
+        assert [said.comment for said in found.feedback] == wanted
+        (exported,) = [told async for told in stub.ExportRuns(pb.ExportRunsRequest())]
+        assert [said.comment for said in exported.feedback] == wanted
+
+
+@pytest.mark.parametrize("character", ["x", "é", "日", "\U0001f4a9"])
+async def test_a_run_is_always_readable(character: str, tmp_path: Path) -> None:
+    """However long what was asked and answered is, with all the feedback that it may have, and in the longest list."""
+    long = character * (3_900_000 // len(character.encode()))
+    result = Conversation((Message("user", long),), (Completion(long, "stop"),))
+    many = [stored.run(f"run-{number}", float(number), kind="complete", request=long, result=result, events=())
+            for number in range(2)]  # fmt: skip
+    async with in_database(tmp_path, *many) as (stub, database):
+        text = character * 5000
+        feedback = pb.SubmitFeedbackRequest(run_id="run-0", gold_answer=text, comment=text)
+        await asyncio.gather(*(stub.SubmitFeedback(feedback) for _ in range(50)))
+        found = await stub.GetRun(pb.GetRunRequest(run_id="run-0"))
+        assert found.run.request == found.output == f"{long[:199_999]}…"
+        await database.write(_copied)
+        listed = await stub.ListRuns(pb.ListRunsRequest(page_size=1000))
+        assert [each.request for each in listed.runs] == [f"{long[:499]}…"] * 1000
+
+
+def _copied(connection: Connection) -> None:
+    """Put a thousand more runs as the first one into a database, without their traces."""
+    columns = ", ".join(column.name for column in RUNS.columns if column.name not in ("run_id", "request", "trace"))
+    connection.exec_driver_sql(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000) "
+        f"INSERT INTO runs (run_id, request, {columns}) "
+        f"SELECT 'copy-' || i, substr(request, 1, 600), {columns} FROM runs, n WHERE run_id = 'run-0'"
+    )
 
 
 async def test_a_run_that_there_is_not() -> None:

@@ -1,5 +1,6 @@
 """Stored runs are read again."""
 
+import asyncio
 import base64
 import math
 from collections.abc import Callable, Sequence
@@ -278,6 +279,19 @@ async def test_feedback_is_kept_beside_its_run(database: Database, archive: SQLA
             "comment": "so so",
         },
     ]
+
+
+async def test_feedback_through_several_gateways_at_once(url: str, database: Database) -> None:
+    """No more is kept of a run than may be."""
+    await put(database, run("run-1"))
+    other = await Database.open(url)
+    archives = SQLArchive(database), SQLArchive(other)
+    given = [archives[number % 2].add_feedback(Feedback("run-1", comment=str(number))) for number in range(80)]
+    outcomes = await asyncio.gather(*given, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes].count(BadRequest) == 30
+    assert len(await archives[0].feedback("run-1")) == 50
+    assert len(await database.read(lambda connection: connection.execute(select(FEEDBACK)).all())) == 50
+    await other.close()
 
 
 async def test_cancelling(database: Database, archive: SQLArchive) -> None:
