@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rolegate.client import GatewayError
 
 from router.errors import RolegateError
+from serving.terminal import complain
 
 _BENCHMARKS = {
     "mini": "a held-out mini world through real vLLM and retrieval: exact match, and which role loses what",
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(benchmark.main([*rest, *given[1:]]) or 0)
     except (RolegateError, GatewayError) as error:
-        print(f"rolegate bench: {error}", file=sys.stderr)
+        complain(f"rolegate bench: {error}")
         return 1
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from router.errors import RolegateError
+from serving.terminal import complain
 
 _COMMANDS = {
     "retrain": ("executor_sft.retrain", "from logged runs to a version that works as shadow, all steps at once"),
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(importlib.import_module(module).main([*rest, *given[1:]]))
     except (RolegateError, OSError, UnicodeError) as error:
-        print(f"rolegate sft {chosen.command}: {error}", file=sys.stderr)
+        complain(f"rolegate sft {chosen.command}: {error}")
         return 1
     except KeyboardInterrupt:
         return 130

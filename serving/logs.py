@@ -3,16 +3,34 @@
 import logging
 import os
 import sys
+from io import StringIO
+from typing import TextIO
 
 import structlog
+from structlog.typing import EventDict, ExcInfo
+
+from serving.terminal import visible
 
 
 def plain_tracebacks() -> None:
     """Log tracebacks without the values of variables: there are keys and questions among them."""
     *others, _renderer = structlog.get_config()["processors"]
     colors = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    renderer = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
-    structlog.configure(processors=[*others, renderer])
+    renderer = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_write_traceback)
+    structlog.configure(
+        processors=[*(other for other in others if other is not _visible), _visible, renderer],
+        # Behind what `print` sees, as the colours are no text from outside.
+        logger_factory=lambda *_: structlog.PrintLogger(getattr(sys.stdout, "rich_proxied_file", sys.stdout)),
+    )
+
+
+def _visible(_logger: object, _method: str, event: EventDict) -> EventDict:
+    return {name: visible(value) if isinstance(value, str) else value for name, value in event.items()}
+
+
+def _write_traceback(out: TextIO, error: ExcInfo) -> None:
+    structlog.dev.plain_traceback(text := StringIO(), error)
+    out.write(visible(text.getvalue()))
 
 
 def errors_only() -> None:

@@ -5,7 +5,6 @@ Without --address a gateway is started for the question and stopped after it.
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Sequence
 from typing import get_args
 
@@ -16,6 +15,7 @@ from rolegate.client.requests import Terms, TopologyName
 from serving.cli.answer_view import AnswerView
 from serving.cli.reached_gateway import add_gateway, reached
 from serving.logs import errors_only
+from serving.terminal import complain
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -60,6 +60,6 @@ async def _ask(given: argparse.Namespace) -> int:
                     view.tell(event)
             view.show(event.done)
         except GatewayError as error:
-            print(f"rolegate: {error}", file=sys.stderr)
+            complain(f"rolegate: {error}")
             return 1
     return 0

@@ -1,7 +1,6 @@
 """How commands reach a running gateway: the options, and the client that they amount to."""
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from rolegate.client import Access, Client, Connection, GatewayError
 
 from router.errors import BadConfig
 from serving.cli.options import host_port
+from serving.terminal import complain
 
 ADDRESS = "127.0.0.1:50551"
 
@@ -48,5 +48,5 @@ def with_client(given: argparse.Namespace, work: Callable[[Client], int]) -> int
         with Client(connection(given)) as client:
             return work(client)
     except GatewayError as error:
-        print(f"rolegate: {error}", file=sys.stderr)
+        complain(f"rolegate: {error}")
         return 1

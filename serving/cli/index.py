@@ -81,7 +81,8 @@ def _retrieval(
 
 async def _build(config: RetrievalConfig, engines: Mapping[str, EngineConfig], *, as_json: bool) -> int:
     console = Console(stderr=True)
-    async with open_embedder(config.embedder, engines, console.print, cpu_threads=cores()) as embedder:
+    tell = partial(console.print, markup=False)
+    async with open_embedder(config.embedder, engines, tell, cpu_threads=cores()) as embedder:
         built = await stoppable(partial(_built, config, embedder, console))
     if as_json:
         print(orjson.dumps(_for_programs(built)).decode())

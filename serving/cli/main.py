@@ -10,6 +10,7 @@ from importlib.metadata import entry_points, version
 from router.errors import RolegateError
 from serving.extras import missing_extra
 from serving.logs import plain_tracebacks
+from serving.terminal import complain, visible_output
 
 _COMMANDS = {
     "init": "write a config, by a few questions",
@@ -69,13 +70,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command = others[chosen.command].load()
         else:
             command = importlib.import_module(f"serving.cli.{chosen.command}").main
-        return int(command([*rest, *given[1:]]))
+        with visible_output():
+            return int(command([*rest, *given[1:]]))
     except (RolegateError, OSError, UnicodeError) as error:
-        print(f"rolegate: {error}", file=sys.stderr)
+        complain(f"rolegate: {error}")
         return 1
     except ModuleNotFoundError as error:
         advice = missing_extra(error.name, chosen.command) or "is rolegate installed as the README says?"
-        print(f"rolegate {chosen.command}: {error}; {advice}", file=sys.stderr)
+        complain(f"rolegate {chosen.command}: {error}; {advice}")
         return 1
     except (KeyboardInterrupt, EOFError):
         return 130

@@ -2,13 +2,13 @@
 
 import argparse
 import re
-import sys
 from pathlib import Path
 
 from router.edge.listening import is_address
 from router.errors import BadConfig
 from serving.config import Config
 from serving.config_file import load_config, preset
+from serving.terminal import complain
 
 CONFIG = Path("rolegate.toml")
 """The config of commands that are given none, where it lies in the working directory."""
@@ -28,10 +28,10 @@ def add_config(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGr
 def chosen_file(arguments: argparse.Namespace) -> Path:
     """The file that the options name; one that they do not name is told. Raises `BadConfig`."""
     if arguments.config is None and arguments.preset is None and CONFIG.is_file():
-        print(f"rolegate: the config is {CONFIG.resolve()}", file=sys.stderr)
+        complain(f"rolegate: the config is {CONFIG.resolve()}")
         return CONFIG
     if arguments.config is None and arguments.preset is None:
-        print(f"rolegate: no {CONFIG} here, so this is the demo", file=sys.stderr)
+        complain(f"rolegate: no {CONFIG} here, so this is the demo")
     file: Path = arguments.config or preset(arguments.preset or "mini")
     return file
 

@@ -55,11 +55,11 @@ def calls_table(calls: Sequence[UpstreamCall]) -> Table:
     for call in calls:
         mark = _MARKS.get(call.counted)
         table.add_row(
-            call.call_id.rpartition("-")[2],
+            escape(call.call_id.rpartition("-")[2]),
             Role.Name(call.role).removeprefix("ROLE_").lower(),
             escape(call.model),
-            call.purpose,
-            call.outcome,
+            escape(call.purpose),
+            escape(call.outcome),
             "unknown" if mark is None else f"{mark}{call.prompt_tokens:,}",
             "unknown" if mark is None else f"{mark}{call.completion_tokens:,}",
             cost(call.cost_nano_usd if call.HasField("cost_nano_usd") else None, 1, 0),

@@ -1,0 +1,63 @@
+"""Text on a terminal: what came from outside is shown with its control characters, which the terminal does not obey."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import TextIO, cast
+
+from rich.console import Console
+from rich.control import _CONTROL_STRIP_TRANSLATE
+from rich.file_proxy import FileProxy
+
+_OBEYED = (
+    *(code for code in range(0x20) if chr(code) not in "\t\n"),
+    *range(0x7F, 0xA0),  # among them U+009B, which begins a sequence as ESC [ does
+    *range(0x2028, 0x202F),  # separators of lines, and what turns the direction of writing
+    *range(0x2066, 0x206A),
+    *range(0xD800, 0xE000),  # of names that are not UTF-8, and cannot be printed
+)
+_SHOWN = {code: f"\\u{code:04x}" for code in _OBEYED}
+"""As JSON writes them, so that JSON stays the same JSON."""
+
+
+def visible(text: str) -> str:
+    r"""The text with `\u001b` for the escape character, and so on for all that a terminal obeys but tab and newline."""
+    return text.translate(_SHOWN)
+
+
+def complain(text: str) -> None:
+    """Print one line to the standard error stream."""
+    print(visible(text), file=sys.stderr)
+
+
+class _Visible(FileProxy):
+    """The standard output as `print` sees it; rich, whose styles are sequences too, writes to the stream behind it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(Console(file=stream), stream)
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    @property
+    def errors(self) -> str | None:
+        return self._stream.errors
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def write(self, text: str) -> int:
+        return self._stream.write(visible(text))
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+@contextmanager
+def visible_output() -> Iterator[None]:
+    """Have everything that is printed inside, by `print` or by rich, made visible; rich's own styles stay."""
+    _CONTROL_STRIP_TRANSLATE.update(_SHOWN)  # by which rich drops five of them from all text; nothing else sets it
+    with redirect_stdout(cast(TextIO, _Visible(sys.stdout))):
+        yield
