@@ -42,7 +42,7 @@ class _Visible(FileProxy):
         return self._stream.encoding
 
     @property
-    def errors(self) -> str | None:
+    def errors(self) -> str | None:  # type: ignore[override]
         return self._stream.errors
 
     def isatty(self) -> bool:

@@ -106,7 +106,8 @@ def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str, 
     owner = connection.scalar(select(RUNS.c.tenant).where(*_visible(feedback.run_id, tenant)).with_for_update())
     if owner is None:
         raise _not_found(feedback.run_id)
-    if connection.scalar(select(func.count()).where(FEEDBACK.c.run_id == feedback.run_id)) >= MAX_A_RUN:
+    given = select(func.count()).where(FEEDBACK.c.run_id == feedback.run_id)
+    if connection.execute(given).scalar_one() >= MAX_A_RUN:
         raise BadRequest(f"run_id {feedback.run_id!r}: has feedback {MAX_A_RUN} times, and no more is kept.")
     texts = {"gold_answer": storable(feedback.gold_answer), "comment": storable(feedback.comment)}
     if connection.scalar(select(TENANTS.c.redact).where(TENANTS.c.name == owner)):
