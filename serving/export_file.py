@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,8 +18,10 @@ _MOMENT = re.compile(r"\d{4}-\d\d-\d\d([ T][\d:.]*(Z|[+-][\d:]+)?)?")
 
 
 def _opened(path: Path) -> BinaryIO:
-    """A new file, its owner's alone as the store is: it holds the same texts."""
-    return open(path, "xb", opener=partial(os.open, mode=0o600))
+    """An empty file, its owner's alone as the store is: it holds the same texts."""
+    file = path.open("wb")
+    os.fchmod(file.fileno(), 0o600)
+    return file
 
 
 @contextmanager

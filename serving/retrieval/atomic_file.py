@@ -1,10 +1,13 @@
 """A file that is either whole or absent, also after a crash."""
 
+import fcntl
+import glob
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -15,15 +18,35 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Where to write what is to become `path` when the context is left; an error leaves `path` as it was."""
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        yield unfinished
-        flush(unfinished)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    """Where to write what is to become `path` when the context is left; an error leaves `path` as it was.
+
+    It is an empty file at first. What a killed process has left of an earlier try is removed.
+    """
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}"):
+        with suppress(OSError), left.open("rb") as file:  # of others, perhaps, or gone
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not while whoever writes it lives
+            left.unlink()
+    unfinished, file = _locked_beside(path)
+    with file:
+        try:
+            yield unfinished
+            flush(unfinished)
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
     flush(path.parent)
+
+
+def _locked_beside(path: Path) -> tuple[Path, BinaryIO]:
+    """A new file, locked as long as it is open."""
+    while True:
+        unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        file = unfinished.open("xb")
+        with suppress(OSError):  # nobody locks there, so that nothing is taken for a leftover either
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if unfinished.exists():  # not removed as a leftover before it was locked
+            return unfinished, file
+        file.close()
 
 
 def flush(path: Path) -> None:
