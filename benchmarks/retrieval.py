@@ -173,7 +173,7 @@ def _scored(questions: Sequence[BenchmarkQuestion], documents: Callable[[int, in
 
 def _documents(index: Index, hits: Sequence[Hit]) -> list[str]:
     """The rows of the corpus that the hits are of; a long row may have been cut into several passages."""
-    return list(dict.fromkeys(index.passages[hit.row].document for hit in hits))
+    return list(dict.fromkeys(index.passages[hit.row].document.partition("#")[2] for hit in hits))
 
 
 def _tables(figures: Figures) -> Iterator[Table]:

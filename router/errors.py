@@ -5,7 +5,9 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 ├── BadConfig                  the configuration, or a file that it names, cannot be used
 ├── BadIndex                   an index folder is incomplete, damaged, or of another embedder
 ├── BadCorpus                  a row of a corpus cannot be used
+│   └── SameId                 its id is another one's already
 ├── BadDocument                a file cannot be read as a document
+│   └── TooMuch                reading it takes more time, memory or text than any may
 ├── BadVersion                 a version of the executor is incomplete, damaged, or does not fit
 ├── NotFound                   no run of that identifier is stored, or it is somebody else's
 ├── RequestIdTaken             the request_id names another request of this tenant
@@ -52,8 +54,16 @@ class BadCorpus(RolegateError):
     """A row of a corpus cannot be used."""
 
 
+class SameId(BadCorpus):
+    """Its id is another one's already."""
+
+
 class BadDocument(RolegateError):
     """A file cannot be read as a document."""
+
+
+class TooMuch(BadDocument):
+    """Reading it takes more time, memory or text than any may."""
 
 
 class BadVersion(RolegateError):

@@ -12,7 +12,7 @@ class Passage(msgspec.Struct, frozen=True):
     score: float = 0.0
     """Similarity to the query; comparable within one search only."""
     document: str = ""
-    """The file that the passage was cut from, or the id of the row; empty where that is not known."""
+    """The file that the passage was cut from, with a row's id (`people.jsonl#ada`); empty where it is not known."""
     page: int | None = None
     """Its page there, from 1."""
 

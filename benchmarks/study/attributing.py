@@ -48,7 +48,7 @@ def lost_in_execution(question: BenchmarkQuestion, executed: Sequence[Execution]
     for step, execution in zip(question.decomposition, executed, strict=True):
         if not holds([execution.report.answer], step.answer):
             shown = [passage for search in execution.searches for passage in search.shown]
-            known = step.supporting_doc_id in [passage.document or passage.id for passage in shown]
+            known = step.supporting_doc_id in [passage.document.partition("#")[2] or passage.id for passage in shown]
             texts = [f"{passage.title} {passage.text}" for passage in shown]
             return "reading" if known or holds(texts, step.answer) else "retrieval"
     return "reading"

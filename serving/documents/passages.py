@@ -18,22 +18,26 @@ from serving.documents.source import Source
 __all__ = ["Cutter", "read_passages"]
 
 
-def read_passages(source: Source, cutter: Cutter) -> Iterator[Passage]:
-    """The passages in order, read as they are asked for; memory does not grow with the number of rows or pages.
+def read_passages(source: Source, cutter: Cutter) -> Iterator[tuple[str, Passage]]:
+    """The passages in order, each with the place that an error would name: its file and, where it is of a row, the
+    line. They are read as they are asked for; memory does not grow with the number of rows or pages.
 
-    Ids are `name#n`, n from 1, and those of rows their own. Raises `BadDocument` or `BadCorpus` where the source
-    cannot be read, `BadConfig` where a package for it is missing, and what `cutter.count_tokens` raises.
+    Ids are `name#n`, n from 1, and those of rows their own, whose `document` is `name#id`. Raises `BadDocument` or
+    `BadCorpus` where the source cannot be read, `BadConfig` where a package for it is missing, and what
+    `cutter.count_tokens` raises.
     """
     path = Path(source.path)
     if kind_of(path) == "rows":
-        for batch in batches(guarded(path, read_rows(path)), lambda row: len(row.text)):
-            fits = cutter.fit([f"{row.title}\n{row.text}" for row in batch])
-            for row, whole in zip(batch, fits, strict=True):
-                yield from [row] if whole else _cut_row(row, cutter)
+        for batch in batches(guarded(path, read_rows(path)), lambda placed: len(placed[1].text)):
+            fits = cutter.fit([f"{row.title}\n{row.text}" for _, row in batch])
+            for (where, row), whole in zip(batch, fits, strict=True):
+                named = msgspec.structs.replace(row, document=f"{source.name}#{row.id}")
+                yield from ((where, passage) for passage in ([named] if whole else _cut_row(named, cutter)))
         return
     number = 0
     for number, piece in enumerate(cutter.cut(read_document(path)), 1):
-        yield Passage(f"{source.name}#{number}", piece.title, piece.text, document=source.name, page=piece.page)
+        passage_id = f"{source.name}#{number}"
+        yield source.path, Passage(passage_id, piece.title, piece.text, document=source.name, page=piece.page)
     if not number:
         raise BadDocument(f"{path}: holds no text; leave it out.")
 

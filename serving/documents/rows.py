@@ -30,8 +30,8 @@ _COLUMNS = tuple(field.name for field in msgspec.structs.fields(_Row))
 _decoder = msgspec.json.Decoder(_Row)
 
 
-def read_rows(path: Path) -> Iterator[Passage]:
-    """The rows in order, read as they are asked for; `document` is the row's id. Blank lines are skipped.
+def read_rows(path: Path) -> Iterator[tuple[str, Passage]]:
+    """The rows in order, each with its file and line, read as they are asked for. Blank lines are skipped.
 
     Raises `BadCorpus`, with file and line, at the first row that cannot be used.
     """
@@ -39,7 +39,7 @@ def read_rows(path: Path) -> Iterator[Passage]:
     empty = True
     for where, row in rows:
         empty = False
-        yield _passage(row, where)
+        yield where, _passage(row, where)
     if empty:
         raise BadCorpus(f'{path}: no rows; write one {{"id": …, "title": …, "text": …}} a line.')
 
@@ -122,7 +122,7 @@ def _passage(row: _Row, where: str) -> Passage:
     for name, value in (("id", str(row.id)), ("text", text)):
         if not value.strip():
             raise BadCorpus(f"{where}: {name} is empty; fill it in or remove the row.")
-    return Passage(str(row.id), title, text, document=str(row.id))
+    return Passage(str(row.id), title, text)
 
 
 def _divided(contents: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from router.errors import BadCorpus, BadDocument, BadIndex
+from router.errors import BadCorpus, BadDocument, BadIndex, SameId, TooMuch
 from serving.documents.passages import Cutter, read_passages
 from serving.documents.source import Source, find_sources
 from serving.retrieval.build_lock import build_lock
@@ -108,7 +108,7 @@ class _Build:
         earlier = self._earlier
         if earlier and earlier.manifest.lexical == self._lexical and same_sources(earlier.entries, sources):
             skipped = tuple(entry for entry in earlier.entries if entry.error)
-            if not any(map(self._readable, skipped)):
+            if not any(self._readable(entry) for entry in skipped if not entry.settled):
                 return Built(earlier.manifest, skipped, passed_over, len(sources) - len(skipped), 0, 0)
         left = self._left()
         self._folder.mkdir()
@@ -140,17 +140,17 @@ class _Build:
         with PassageWriter(self._folder) as writer:
             for done, source in enumerate(sources):
                 self._progress("reading", done, len(sources))
-                first, error = len(writer), ""
+                first, error, settled = len(writer), "", False
                 try:
                     if (entry := known.get(source)) and self._earlier:
                         rows = range(entry.first_row, entry.first_row + entry.passages)
-                        writer.write(map(self._earlier.passages.__getitem__, rows))
+                        writer.write((source.path, self._earlier.passages[row]) for row in rows)
                     else:
                         writer.write(read_passages(source, self._cutter))
                         read += 1
                 except (BadDocument, BadCorpus) as unreadable:
-                    error = str(unreadable)
-                entries.append(DocumentEntry(source, first, len(writer) - first, error))
+                    error, settled = str(unreadable), isinstance(unreadable, (SameId, TooMuch))
+                entries.append(DocumentEntry(source, first, len(writer) - first, error, settled))
             if not len(writer):
                 raise _nothing(entries)
         self._progress("reading", len(sources), len(sources))

@@ -19,6 +19,8 @@ class DocumentEntry(msgspec.Struct, frozen=True):
     passages: int
     error: str = ""
     """Why it could not be read; then it has no passages."""
+    settled: bool = False
+    """Whether it cannot be read as long as no file changes."""
 
 
 def write_table(folder: Path, entries: Sequence[DocumentEntry]) -> None:

@@ -1,17 +1,20 @@
 """The passages of an index: JSON lines on disk, looked up by row through an array of offsets, both memory-mapped."""
 
 import mmap
+import os
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from router.errors import BadCorpus, BadIndex
+from router.errors import BadIndex, SameId
 from router.passage import Passage
+from serving.documents.batch import batches
 
 PASSAGES = "passages.jsonl"
 OFFSETS = "offsets.npy"
@@ -45,10 +48,12 @@ class PassageWriter:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._file = (folder / PASSAGES).open("wb")
+        self._file = (folder / PASSAGES).open("w+b")
         self._encoder = msgspec.json.Encoder()
         self._offsets = array("q", [0])
         self._ids = array("q")
+        self._sorted: list[NDArray[np.int64]] = []
+        """The hashes of all ids but the last batch's, in sorted parts, each more than twice as long as the next."""
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -59,39 +64,58 @@ class PassageWriter:
     def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
         self._file.close()
         if kind is None:
-            self._check_ids()
             np.save(self._folder / OFFSETS, np.frombuffer(self._offsets, dtype=np.int64))
 
-    def write(self, passages: Iterable[Passage]) -> None:
-        """Add passages: all of them, or, where reading them fails, none. Raises what reading them raises."""
-        before = len(self)
+    def write(self, placed: Iterable[tuple[str, Passage]]) -> None:
+        """Add passages, each with the place that an error names: all of them, or, where reading them fails, none.
+
+        Raises `SameId` where one has the id of another, and what reading them raises.
+        """
+        before, parts = len(self), list(self._sorted)
         try:
-            for passage in passages:
-                self._file.write(self._encoder.encode(passage) + b"\n")
-                self._offsets.append(self._file.tell())
-                self._ids.append(hash(passage.id))
+            for batch in batches(placed, lambda one: len(one[1].text)):
+                for _, passage in batch:
+                    self._file.write(self._encoder.encode(passage) + b"\n")
+                    self._offsets.append(self._file.tell())
+                    self._ids.append(hash(passage.id))
+                self._check_ids(batch)
         except BaseException:
             del self._ids[before:], self._offsets[before + 1 :]
+            self._sorted = parts
             self._file.seek(self._offsets[-1])
             self._file.truncate()
             raise
 
-    def _check_ids(self) -> None:
-        """Raise `BadCorpus` where two passages have one id; 8 bytes a passage are kept to find that out."""
-        hashes, counts = np.unique(np.frombuffer(self._ids, dtype=np.int64), return_counts=True)
-        suspects, seen = set(hashes[counts > 1].tolist()), dict[str, int]()
-        if not suspects:
-            return
-        with (self._folder / PASSAGES).open("rb") as file:
-            for number, (line, hashed) in enumerate(zip(file, self._ids, strict=True), 1):
-                if hashed not in suspects:
-                    continue
-                passage_id = msgspec.json.decode(line, type=Passage).id
-                if (first := seen.setdefault(passage_id, number)) != number:
-                    raise BadCorpus(
-                        f"the id {passage_id!r} is given to two passages, the {first}. and the {number}. of all; "
-                        "ids must be unique."
-                    )
+    def _check_ids(self, batch: Sequence[tuple[str, Passage]]) -> None:
+        """Raise `SameId` where one of the last passages has the id of another; 16 bytes a passage are kept for that."""
+        hashes = np.array(self._ids[-len(batch) :], dtype=np.int64)
+        fresh = np.unique(hashes)
+        if len(fresh) < len(batch) or any(_share(part, fresh) for part in self._sorted):
+            self._compare(batch, hashes)
+        while self._sorted and len(self._sorted[-1]) <= 2 * len(fresh):
+            fresh = np.sort(np.concatenate([self._sorted.pop(), fresh]), kind="stable")
+        self._sorted.append(fresh)
+
+    def _compare(self, batch: Sequence[tuple[str, Passage]], hashes: NDArray[np.int64]) -> None:
+        """Look at the ids themselves, as two may have one hash."""
+        earlier = np.array(self._ids[: -len(batch)], dtype=np.int64)
+        same_hash = map(self._written, np.flatnonzero(np.isin(earlier, hashes)).tolist())
+        given_to = {passage.id: passage.document for passage in same_hash}
+        for where, passage in batch:
+            if (other := given_to.setdefault(passage.id, where)) != where:
+                raise SameId(f"{where}: the id {passage.id!r} is given to {other} too; give each row an id of its own.")
+
+    def _written(self, row: int) -> Passage:
+        self._file.seek(self._offsets[row])
+        line = self._file.readline()
+        self._file.seek(0, os.SEEK_END)
+        return msgspec.json.decode(line, type=Passage)
+
+
+def _share(numbers: NDArray[np.int64], others: NDArray[np.int64]) -> bool:
+    """Whether two sorted lists, neither empty, have a number in common."""
+    found = numbers[np.searchsorted(numbers, others).clip(max=len(numbers) - 1)]
+    return bool((found == others).any())
 
 
 def embedded_text(passage: Passage) -> str:

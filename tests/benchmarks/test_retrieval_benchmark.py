@@ -126,7 +126,7 @@ def test_a_bad_question_is_refused_with_its_line(data: Path) -> None:
 @pytest.mark.skipif(not HOTPOTQA.is_dir(), reason="no HotpotQA sample at ../shared/data/hotpotqa_dev500")
 def test_bm25_on_hotpotqa_finds_what_it_is_known_to_find(tmp_path: Path) -> None:
     """BM25 alone finds the full evidence of half of the 500 questions among its first five passages."""
-    passages = list(read_rows(HOTPOTQA / "corpus.jsonl"))
+    passages = [passage for _, passage in read_rows(HOTPOTQA / "corpus.jsonl")]
     questions = read_questions(HOTPOTQA / "questions.jsonl")
     write_lexical(tmp_path, map(embedded_text, passages))
 

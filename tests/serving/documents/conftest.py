@@ -31,6 +31,6 @@ def read_all(cutter: Cutter) -> ReadAll:
     """Everything in one file or folder, in order."""
 
     def read(place: Path) -> list[Passage]:
-        return [passage for source in find_sources([place]).sources for passage in read_passages(source, cutter)]
+        return [passage for source in find_sources([place]).sources for _, passage in read_passages(source, cutter)]
 
     return read

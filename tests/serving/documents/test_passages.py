@@ -57,9 +57,9 @@ def test_a_row_is_left_as_it_is_if_it_fits(tmp_path: Path, read_all: ReadAll, em
 
     first, *rest = read_all(tmp_path / "rows.jsonl")
 
-    assert first == Passage("s", "Bees", short, document="s")
+    assert first == Passage("s", "Bees", short, document="rows.jsonl#s")
     assert [passage.id for passage in rest] == [f"7#{number}" for number in range(1, len(rest) + 1)]
-    assert {passage.document for passage in rest} == {"7"}
+    assert {passage.document for passage in rest} == {"rows.jsonl#7"}
     assert max(embedder.count_tokens([passage.text for passage in rest])) <= MAX_TOKENS
 
 
@@ -126,7 +126,8 @@ def test_any_bytes_give_passages_or_an_error_of_ours(tmp_path: Path, suffix: str
     path.write_bytes(content)
 
     try:
-        passages = list(read_passages(Source("file", str(path), len(content), 0), Cutter(16, 16, letters)))
+        source = Source("file", str(path), len(content), 0)
+        passages = [passage for _, passage in read_passages(source, Cutter(16, 16, letters))]
     except (BadDocument, BadCorpus) as error:
         assert str(path) in str(error)
     else:

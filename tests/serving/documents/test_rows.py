@@ -14,7 +14,11 @@ from serving.documents.rows import read_rows
 
 GOOD = b'{"id": "a", "title": "A", "text": "first"}\n'
 COLUMNS = {"id": ["a", "b"], "title": ["A", None], "text": ["first", "second"], "score": [1, 2]}
-ROWS = [Passage("a", "A", "first", document="a"), Passage("b", "", "second", document="b")]
+ROWS = [Passage("a", "A", "first"), Passage("b", "", "second")]
+
+
+def passages_of(path: Path) -> list[Passage]:
+    return [passage for _, passage in read_rows(path)]
 
 
 def written(tmp_path: Path, content: bytes, name: str = "corpus.jsonl") -> Path:
@@ -30,9 +34,9 @@ def test_rows_become_passages_in_order(tmp_path: Path) -> None:
         b"\xef\xbb\xbf" + GOOD + b'\n{"id": 7, "text": "second \xe2\x80\x93 row", "title": null, "source": {"x": 1}}',
     )
 
-    assert list(read_rows(path)) == [
-        Passage("a", "A", "first", document="a"),
-        Passage("7", "", "second \u2013 row", document="7"),
+    assert passages_of(path) == [
+        Passage("a", "A", "first"),
+        Passage("7", "", "second \u2013 row"),
     ]
 
 
@@ -49,7 +53,7 @@ def test_rows_of_flashrag_are_read(tmp_path: Path, contents: str, title: str, te
     """The first line of `contents` is the title, if there is a second one."""
     path = written(tmp_path, f'{{"id": 0, "contents": "{contents}"}}\n'.encode())
 
-    assert list(read_rows(path)) == [Passage("0", title, text, document="0")]
+    assert passages_of(path) == [Passage("0", title, text)]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +78,7 @@ def test_a_bad_row_is_refused_with_file_and_line(tmp_path: Path, row: bytes, sai
     path = written(tmp_path, GOOD + b"\n" + row + b"\n")
 
     with pytest.raises(BadCorpus) as raised:
-        list(read_rows(path))
+        passages_of(path)
 
     message = str(raised.value).lower()
     assert message.startswith(f"{path}:3: ".lower())
@@ -87,31 +91,31 @@ def test_a_file_that_is_one_list_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, b'\n[\n  {"id": "a", "text": "first"}\n]\n', "rows.json")
 
     with pytest.raises(BadCorpus, match=r"rows\.json:2: a list, not an object; write one JSON object a line"):
-        list(read_rows(path))
+        passages_of(path)
 
 
 def test_a_corpus_without_rows_is_refused(tmp_path: Path) -> None:
     """An empty file is a mistake, not an empty corpus."""
     with pytest.raises(BadCorpus, match="no rows"):
-        list(read_rows(written(tmp_path, b"\n")))
+        passages_of(written(tmp_path, b"\n"))
 
 
 def test_a_missing_corpus_is_refused(tmp_path: Path) -> None:
     """A path that cannot be read is named."""
     with pytest.raises(BadCorpus, match=r"absent\.jsonl: cannot be read \(No such file"):
-        list(read_rows(tmp_path / "absent.jsonl"))
+        passages_of(tmp_path / "absent.jsonl")
 
 
 def test_packed_lines_are_unpacked(tmp_path: Path) -> None:
     """As they are read."""
-    assert list(read_rows(written(tmp_path, gzip.compress(GOOD), "corpus.jsonl.gz"))) == ROWS[:1]
+    assert passages_of(written(tmp_path, gzip.compress(GOOD), "corpus.jsonl.gz")) == ROWS[:1]
 
 
 def test_parquet_has_the_same_columns(tmp_path: Path) -> None:
     """Others are left alone."""
     parquet.write_table(pa.table(COLUMNS), tmp_path / "rows.parquet")
 
-    assert list(read_rows(tmp_path / "rows.parquet")) == ROWS
+    assert passages_of(tmp_path / "rows.parquet") == ROWS
 
 
 def test_a_saved_data_set_has_the_same_columns(tmp_path: Path) -> None:
@@ -119,7 +123,7 @@ def test_a_saved_data_set_has_the_same_columns(tmp_path: Path) -> None:
     rows = datasets.Dataset.from_dict({**COLUMNS, "id": ["b", "a"], "text": ["second", "first"], "title": ["", "A"]})
     rows.select([1, 0]).with_format("numpy").save_to_disk(tmp_path / "saved")
 
-    assert list(read_rows(tmp_path / "saved")) == ROWS
+    assert passages_of(tmp_path / "saved") == ROWS
 
 
 def test_all_splits_of_a_saved_data_set_are_read(tmp_path: Path) -> None:
@@ -127,7 +131,7 @@ def test_all_splits_of_a_saved_data_set_are_read(tmp_path: Path) -> None:
     rows = datasets.Dataset.from_dict(COLUMNS)
     datasets.DatasetDict(train=rows.select([0]), test=rows.select([1])).save_to_disk(tmp_path / "saved")
 
-    assert list(read_rows(tmp_path / "saved")) == ROWS
+    assert passages_of(tmp_path / "saved") == ROWS
 
 
 def test_a_bad_row_of_a_table_is_refused_with_its_number(tmp_path: Path) -> None:
@@ -135,7 +139,7 @@ def test_a_bad_row_of_a_table_is_refused_with_its_number(tmp_path: Path) -> None
     parquet.write_table(pa.table({"id": ["a", "b"], "text": ["first", None]}), tmp_path / "rows.parquet")
 
     with pytest.raises(BadCorpus, match=r"rows\.parquet:2: missing required field `text`"):
-        list(read_rows(tmp_path / "rows.parquet"))
+        passages_of(tmp_path / "rows.parquet")
 
 
 def test_a_table_without_the_columns_is_refused(tmp_path: Path) -> None:
@@ -143,7 +147,7 @@ def test_a_table_without_the_columns_is_refused(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"question": ["a"], "answer": ["b"]}), tmp_path / "rows.parquet")
 
     with pytest.raises(BadCorpus, match="its columns are question, answer; it needs id and text"):
-        list(read_rows(tmp_path / "rows.parquet"))
+        passages_of(tmp_path / "rows.parquet")
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])

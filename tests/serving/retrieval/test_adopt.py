@@ -51,7 +51,7 @@ def test_it_is_searched_like_one_of_ours(faiss_file: Path, corpus: Path, tmp_pat
 
     index = Index.open(tmp_path / "index", embedder, verify=True)
     ((mars, second),) = index.search(embedder.embed(["the red planet"], queries=True), ["the red planet"], 2)
-    assert (mars.title, mars.document, mars.id) == ("Mars", "4", "4")
+    assert (mars.title, mars.document, mars.id) == ("Mars", "corpus.jsonl#4", "4")
     assert 1 > mars.score > second.score > -1
 
 

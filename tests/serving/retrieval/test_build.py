@@ -7,16 +7,21 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from router.errors import BadCorpus, BadDocument, BadIndex, UpstreamRefused
+from router.errors import BadCorpus, BadDocument, BadIndex, SameId, UpstreamRefused
+from router.passage import Passage
 from serving.retrieval.build import BATCH, Built, build_index
 from serving.retrieval.embedder import MiniLM, Vectors
 from serving.retrieval.index import Index
 from serving.retrieval.manifest import read_manifest
+from serving.retrieval.passages import PassageStore, PassageWriter
 from serving.retrieval.stoppable import Check, stoppable
 
 ROOT = Path(__file__).parents[3]
@@ -165,12 +170,42 @@ def test_a_bad_row_is_found_before_anything_is_embedded(tmp_path: Path) -> None:
 
 
 def test_ids_are_unique_over_all_files(tmp_path: Path) -> None:
-    """Two rows of one id, wherever they are, are refused with the id."""
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.jsonl").write_text(f'{{"id": "same", "text": "{name}"}}\n')
+    """Of two rows of one id, the file of the second is left out, and tried again only once something changes."""
+    embedder, out = Counting(), tmp_path / "index"
+    places = [tmp_path / f"{name}.jsonl" for name in "abc"]
+    for place in places:
+        shared = "c" if place.stem == "c" else "same"
+        place.write_text(f'{{"id": "{place.stem}0", "text": "0"}}\n\n{{"id": "{shared}", "text": "{place.stem}"}}\n')
 
-    with pytest.raises(BadCorpus, match=r"the id 'same' is given to two passages, the 1\. and the 2\. of all"):
-        build_index([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], tmp_path / "index", Counting())
+    built = build_index(places, out, embedder)
+
+    assert [entry.error for entry in built.skipped] == [
+        f"{places[1]}:3: the id 'same' is given to a.jsonl#same too; give each row an id of its own."
+    ]
+    assert held(out, embedder) == ["0", "a", "0", "c"]
+    assert build_index(places, out, embedder).manifest == built.manifest
+    places[0].write_text('{"id": "a0", "text": "0"}\n')
+    assert (build_index(places, out, embedder).skipped, held(out, embedder)) == ((), ["0", "0", "b", "0", "c"])
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(files=st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=12), min_size=1, max_size=12))
+def test_a_file_is_left_out_exactly_where_it_repeats_an_id(tmp_path: Path, files: list[list[int]]) -> None:
+    """Its own, or one of a file before it that is not left out."""
+    taken, kept = set[str](), list[str]()
+    shutil.rmtree(tmp_path / "written", ignore_errors=True)
+    (tmp_path / "written").mkdir()
+    with PassageWriter(tmp_path / "written") as writer:
+        for ids in ([str(number) for number in numbers] for numbers in files):
+            alone = len(set(ids)) == len(ids) and not taken & set(ids)
+            with nullcontext() if alone else pytest.raises(SameId, match=r"^f:\d+: the id '\d+' is given to"):
+                writer.write((f"f:{line}", Passage(each, "", each)) for line, each in enumerate(ids, 1))
+            taken |= set(ids) if alone else set()
+            kept += ids if alone else []
+        writer.write([("f:1", Passage("last", "", "last"))])
+
+    store = PassageStore(tmp_path / "written")
+    assert [store[row].id for row in range(len(store))] == [*kept, "last"]
 
 
 def test_a_foreign_folder_is_left_alone(documents: Path, tmp_path: Path) -> None:

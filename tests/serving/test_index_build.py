@@ -1,0 +1,89 @@
+"""`rolegate index build` over folders that hold more than good documents."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from serving.cli.main import main
+from tests.scripted_gateway import ROOT
+
+Build = Callable[[], dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a note, below the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "note.txt").write_text("The boiler was serviced in March.")
+    return tmp_path / "docs"
+
+
+@pytest.fixture
+def build(docs: Path, capsys: pytest.CaptureFixture[str]) -> Build:
+    """Build the index; what the command says."""
+
+    def run() -> dict[str, Any]:
+        assert main(["index", "build", str(docs), "--out", "index", "--json"]) == 0
+        said: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return said
+
+    return run
+
+
+def write_rows(path: Path, *ids: str) -> None:
+    path.write_text("".join(json.dumps({"id": each, "title": "", "text": f"About {each}."}) + "\n" for each in ids))
+
+
+def test_an_id_given_twice_leaves_out_its_file_only(docs: Path, build: Build) -> None:
+    """In one file, or in two; the line is named."""
+    write_rows(docs / "a.jsonl", "ada", "bob")
+    write_rows(docs / "b.jsonl", "eve", "ada")
+    write_rows(docs / "c.jsonl", "eve", "tom", "eve")
+    write_rows(docs / "d.jsonl", "eve")
+
+    built = build()
+
+    assert (built["documents"], built["passages"]) == (3, 4)
+    own = "give each row an id of its own."
+    assert built["skipped"] == [
+        {"name": "docs/b.jsonl", "error": f"{docs}/b.jsonl:2: the id 'ada' is given to docs/a.jsonl#ada too; {own}"},
+        {"name": "docs/c.jsonl", "error": f"{docs}/c.jsonl:3: the id 'eve' is given to {docs}/c.jsonl:1 too; {own}"},
+    ]
+
+
+@pytest.fixture
+def model() -> Iterator[str]:
+    """The base URL of a model that reads by rule."""
+    command = [sys.executable, "-m", "tests.reading_model"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}"}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.communicate()
+
+
+def test_a_citation_of_a_row_names_its_file(docs: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the row's id."""
+    row = {"id": "r1", "title": "Gate", "text": "The gate code is changed on the first Monday."}
+    (docs / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    names = [option for role in ("backbone", "executor", "answerer") for option in (f"--{role}", "reading-model")]
+    init = ["init", "--preset", "local", "--base-url", model, *names, "--documents", "docs", "--yes"]
+    assert (main(init), main(["index", "build"]), main(["ask", "When is the gate code changed?"])) == (0, 0, 0)
+
+    assert "(docs/rows.jsonl#r1)" in " ".join(capsys.readouterr().out.split())
