@@ -117,6 +117,8 @@ def _built(config: RetrievalConfig, embedder: Embedder, console: Console, check:
 def _show(built: Built, out: Path, console: Console) -> None:
     for entry in built.skipped:
         console.print(f"[yellow]left out, the whole file:[/yellow] {escape(entry.error)}", highlight=False)
+    for link in built.links:
+        console.print(f"[yellow]not followed:[/yellow] {escape(link)}", highlight=False)
     passed_over = f", {built.passed_over} of other kinds passed over" if built.passed_over else ""
     documents = (
         f"{built.documents} documents ({built.documents_read} read now, {len(built.skipped)} skipped{passed_over})"
@@ -131,6 +133,7 @@ def _for_programs(built: Built) -> dict[str, object]:
         "documents_read": built.documents_read,
         "passed_over": built.passed_over,
         "skipped": [{"name": entry.source.name, "error": entry.error} for entry in built.skipped],
+        "links": built.links,
         "passages": built.manifest.passages,
         "passages_embedded": built.embedded,
         "generation": built.manifest.generation,

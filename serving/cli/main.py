@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -63,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         commands.add_parser(name, help=summary, add_help=False)
     for name in sorted(others, key=[*_ABOVE, *others].index):
         commands.add_parser(name, help=_ABOVE.get(name, ""), add_help=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
     chosen, rest = parser.parse_known_args(given[:1])
     plain_tracebacks()
     try:

@@ -10,6 +10,7 @@ import msgspec
 from router.errors import BadDocument
 from serving.documents.kind import READ, is_dataset, kind_of
 from serving.documents.text import is_binary
+from serving.documents.title import escaped
 
 _HEAD_BYTES = 1024
 
@@ -18,9 +19,9 @@ class Source(msgspec.Struct, frozen=True):
     """A file, or a saved data set, as it was when it was found."""
 
     name: str
-    """How people know it: its path from the given folder on, the folder's own name first, with slashes."""
+    """How people know it: its path from the given folder on, the folder's own name first, with slashes, escaped."""
     path: str
-    """Absolute."""
+    """Absolute; bytes that are not UTF-8 are surrogates, as ever in paths."""
     size_bytes: int
     mtime_ns: int
     """When it was last changed, in nanoseconds of Unix time."""
@@ -32,11 +33,14 @@ class Found(msgspec.Struct, frozen=True):
     sources: tuple[Source, ...]
     """By name; no two have the same."""
     passed_over: int
-    """How many other files there are: kinds that are not read, and links that lead nowhere."""
+    """How many other files there are, of kinds that are not read."""
+    links: tuple[str, ...]
+    """Symbolic links that were not followed, each with the reason."""
 
 
 def find_sources(places: Sequence[Path]) -> Found:
-    """All documents at or below `places`, each file once; hidden files and folders are left alone.
+    """All documents at or below `places`, each file once; hidden files and folders are left alone. Links are followed
+    as long as they stay in their place.
 
     A file that is itself a place counts as text where its kind is not known. Raises `BadDocument` for a place where
     nothing can be read, and for two files that would have the same name.
@@ -44,10 +48,15 @@ def find_sources(places: Sequence[Path]) -> Found:
     named: dict[str, Source] = {}
     seen: set[tuple[int, int]] = set()
     passed_over = 0
+    links: list[str] = []
     for place in places:
         base = Path(os.path.normpath(place.absolute()))
-        readable = False
+        readable, but = False, ""
         for path in _files(base):
+            if why := _why_not_followed(path, base):
+                but = f"{escaped(str(path))}: {why}."
+                links.append(but)
+                continue
             if (status := _status(path)) is None or not (path == base or _is_read(path)):
                 passed_over += 1
                 continue
@@ -56,14 +65,18 @@ def find_sources(places: Sequence[Path]) -> Found:
                 seen.add((status.st_dev, status.st_ino))
                 _add(named, _source(base, path, status))
         if not readable:
-            raise BadDocument(f"{place}: nothing here that can be read; these kinds can: {READ}.")
-    return Found(tuple(named[name] for name in sorted(named)), passed_over)
+            raise BadDocument(
+                f"{escaped(str(place))}: nothing here that can be read; these kinds can: {READ}.{but and f' {but}'}"
+            )
+    return Found(tuple(named[name] for name in sorted(named)), passed_over, tuple(links))
 
 
 def _files(base: Path) -> Iterator[Path]:
-    """Files, saved data sets, and folders that cannot be listed; a folder that several links lead to, once."""
+    """Files, saved data sets, links that are not followed, and folders that cannot be listed; a folder that several
+    links lead to, once.
+    """
     if not base.exists():
-        raise BadDocument(f"{base}: there is no such file or folder; correct the path.")
+        raise BadDocument(f"{escaped(str(base))}: there is no such file or folder; correct the path.")
     if not base.is_dir():
         yield base
         return
@@ -80,16 +93,33 @@ def _files(base: Path) -> Iterator[Path]:
             yield Path(folder)
             continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
+        ends = [name for name in folders if _why_not_followed(Path(folder, name), base)]
+        folders[:] = [name for name in folders if name not in ends]
+        yield from (Path(folder, name) for name in sorted([*ends, *names]) if not name.startswith("."))
     yield from map(Path, refused)
+
+
+def _why_not_followed(path: Path, base: Path) -> str | None:
+    """None for what is no link, and for one that stays below `base`; a saved data set counts with all that it holds."""
+    for link in [path, *path.rglob("*")] if is_dataset(path) else [path]:
+        if link == base or not link.is_symlink():
+            continue
+        try:
+            target = link.resolve(strict=True)
+        except (OSError, RuntimeError):  # RuntimeError: links that lead to each other, up to Python 3.12
+            return "a link that leads nowhere; mend it, or remove it"
+        if not target.is_relative_to(base.resolve()):
+            return f"a link that leads out of {escaped(str(base))}; put there what it leads to, or name that as well"
+        if link.parent.resolve().is_relative_to(target):
+            return "a link that leads back to a folder that it is in; remove it"
+    return None
 
 
 def _status(path: Path) -> os.stat_result | None:
     """None where there is nothing that could be read."""
     try:
-        os.fsencode(path).decode()  # an index keeps names as UTF-8
         status = path.stat()
-    except (OSError, UnicodeDecodeError):
+    except OSError:
         return None
     return status if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) else None
 
@@ -107,7 +137,7 @@ def _is_read(path: Path) -> bool:
 
 
 def _source(base: Path, path: Path, status: os.stat_result) -> Source:
-    name = Path(base.name, path.relative_to(base)).as_posix()
+    name = escaped(Path(base.name, path.relative_to(base)).as_posix())
     files = [file.stat() for file in path.rglob("*") if file.is_file()] if is_dataset(path) else [status]
     return Source(name, str(path), sum(file.st_size for file in files), max(file.st_mtime_ns for file in files))
 
@@ -115,6 +145,6 @@ def _source(base: Path, path: Path, status: os.stat_result) -> Source:
 def _add(named: dict[str, Source], source: Source) -> None:
     if (other := named.setdefault(source.name, source)) is not source:
         raise BadDocument(
-            f"{source.path} and {other.path}: both would be known as {source.name!r}; give the folder above both, or "
-            "rename one."
+            f"{escaped(source.path)} and {escaped(other.path)}: both would be known as {source.name!r}; give the "
+            "folder above both, or rename one."
         )

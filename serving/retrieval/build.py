@@ -6,7 +6,7 @@ replaced last and at once, names the generation that counts. What a killed build
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -15,6 +15,7 @@ import numpy as np
 from router.errors import BadCorpus, BadDocument, BadIndex, SameId, TooMuch
 from serving.documents.passages import Cutter, read_passages
 from serving.documents.source import Source, find_sources
+from serving.documents.title import escaped
 from serving.retrieval.build_lock import build_lock
 from serving.retrieval.dense import DenseIndex, write_dense
 from serving.retrieval.document_table import DocumentEntry, read_table, same_sources, write_table
@@ -44,14 +45,16 @@ class Built:
     manifest: Manifest
     skipped: tuple[DocumentEntry, ...]
     """Files that could not be read, with the reason."""
-    passed_over: int
-    """Files of kinds that are not read."""
     documents: int
     """Files that the index holds."""
     documents_read: int
     """Of these, how many were new or changed."""
     embedded: int
     """Passages that were embedded; all others were known."""
+    passed_over: int = 0
+    """Files of kinds that are not read."""
+    links: tuple[str, ...] = ()
+    """Symbolic links that were not followed, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ def build_index(
         out.mkdir(exist_ok=True)  # a build that was waited for removes what it leaves empty
         try:
             build = _Build(out, embedder, lexical, min(chunk_tokens, embedder.max_tokens - _SPECIAL_TOKENS), progress)
-            return build.run(sources, found.passed_over)
+            return replace(build.run(sources), passed_over=found.passed_over, links=found.links)
         finally:
             if fresh and not any(path.name != ".lock" for path in out.iterdir()):
                 shutil.rmtree(out)
@@ -104,12 +107,12 @@ class _Build:
         self._folder = out / unfinished_name()
         self._earlier = _earlier(out, embedder, chunk_tokens)
 
-    def run(self, sources: Sequence[Source], passed_over: int) -> Built:
+    def run(self, sources: Sequence[Source]) -> Built:
         earlier = self._earlier
         if earlier and earlier.manifest.lexical == self._lexical and same_sources(earlier.entries, sources):
             skipped = tuple(entry for entry in earlier.entries if entry.error)
             if not any(self._readable(entry) for entry in skipped if not entry.settled):
-                return Built(earlier.manifest, skipped, passed_over, len(sources) - len(skipped), 0, 0)
+                return Built(earlier.manifest, skipped, len(sources) - len(skipped), 0, 0)
         left = self._left()
         self._folder.mkdir()
         try:
@@ -122,7 +125,7 @@ class _Build:
             raise
         self._clean(manifest, left)
         skipped = tuple(entry for entry in entries if entry.error)
-        return Built(manifest, skipped, passed_over, len(entries) - len(skipped), read, embedded)
+        return Built(manifest, skipped, len(entries) - len(skipped), read, embedded)
 
     def _left(self) -> list[Path]:
         """What is left of the build that got furthest without finishing, if any; the others are removed."""
@@ -149,7 +152,7 @@ class _Build:
                         writer.write(read_passages(source, self._cutter))
                         read += 1
                 except (BadDocument, BadCorpus) as unreadable:
-                    error, settled = str(unreadable), isinstance(unreadable, (SameId, TooMuch))
+                    error, settled = escaped(str(unreadable)), isinstance(unreadable, (SameId, TooMuch))
                 entries.append(DocumentEntry(source, first, len(writer) - first, error, settled))
             if not len(writer):
                 raise _nothing(entries)
@@ -229,7 +232,7 @@ def _earlier(out: Path, embedder: Embedder, chunk_tokens: int) -> _Earlier | Non
     try:
         check_files(out, manifest, contents=False)
         return _Earlier(manifest, read_table(folder), PassageStore(folder), DenseIndex.open(folder))
-    except (BadIndex, msgspec.DecodeError):
+    except (BadIndex, ValueError, msgspec.ValidationError):
         return None
 
 

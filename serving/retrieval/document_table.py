@@ -1,5 +1,6 @@
 """The documents of an index: which file gave which passages, and when it was read."""
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -25,12 +26,14 @@ class DocumentEntry(msgspec.Struct, frozen=True):
 
 def write_table(folder: Path, entries: Sequence[DocumentEntry]) -> None:
     """Write one line for each source."""
-    (folder / DOCUMENTS).write_bytes(msgspec.json.Encoder().encode_lines(entries))
+    lines = (json.dumps(msgspec.to_builtins(entry)) + "\n" for entry in entries)  # paths need not be UTF-8
+    (folder / DOCUMENTS).write_text("".join(lines), "ascii")
 
 
 def read_table(folder: Path) -> list[DocumentEntry]:
-    """The entries in the order of their passages. Raises `OSError` and `msgspec.DecodeError`."""
-    return msgspec.json.Decoder(DocumentEntry).decode_lines((folder / DOCUMENTS).read_bytes())
+    """The entries in the order of their passages. Raises `OSError`, `ValueError` and `msgspec.ValidationError`."""
+    lines = (folder / DOCUMENTS).read_bytes().split(b"\n")
+    return [msgspec.convert(json.loads(line), DocumentEntry) for line in lines if line]
 
 
 def same_sources(entries: Iterable[DocumentEntry], sources: Sequence[Source]) -> bool:

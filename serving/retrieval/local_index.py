@@ -107,3 +107,5 @@ def _refresh(
     else:
         for entry in built.skipped:
             tell(f"retrieval: skipped {entry.error}")
+        for link in built.links:
+            tell(f"retrieval: not followed: {link}")

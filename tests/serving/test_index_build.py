@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -63,6 +64,50 @@ def test_an_id_given_twice_leaves_out_its_file_only(docs: Path, build: Build) ->
         {"name": "docs/b.jsonl", "error": f"{docs}/b.jsonl:2: the id 'ada' is given to docs/a.jsonl#ada too; {own}"},
         {"name": "docs/c.jsonl", "error": f"{docs}/c.jsonl:3: the id 'eve' is given to {docs}/c.jsonl:1 too; {own}"},
     ]
+
+
+def test_links_out_of_a_folder_are_not_followed(docs: Path, build: Build, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor loops; both are said, and neither a pipe nor a socket is waited for."""
+    (docs.parent / "secret.txt").write_text("The password is swordfish.")
+    (docs / "a.txt").symlink_to("/etc/passwd")
+    (docs / "b.txt").symlink_to("../secret.txt")
+    (docs / "c").symlink_to(docs.parent)
+    (docs / "loop").symlink_to(".")
+    os.mkfifo(docs / "pipe.txt")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("docs/socket.txt")
+        built = build()
+
+    assert (built["documents"], built["passages"], built["passed_over"]) == (1, 1, 2)
+    away = f"a link that leads out of {docs}; put there what it leads to, or name that as well."
+    loop = f"{docs}/loop: a link that leads back to a folder that it is in; remove it."
+    assert built["links"] == [*(f"{docs}/{name}: {away}" for name in ("a.txt", "b.txt", "c")), loop]
+    assert main(["index", "build", str(docs), "--out", "index"]) == 0
+    assert f"not followed: {loop}" in capsys.readouterr().out
+
+
+def test_names_that_are_not_utf8_are_shown_escaped(
+    docs: Path, build: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the index, in what is said of a file that cannot be read, and where they are given to the command."""
+    folder = Path(os.fsdecode(b"caf\xe9"))
+    (docs / folder).mkdir()
+    (docs / folder / os.fsdecode(b"\xfcber.txt")).write_text("The bridge is closed.")
+    (docs / folder / os.fsdecode(b"\xe4.jsonl")).write_text("{}")
+
+    built = build()
+
+    assert (built["documents"], built["skipped"][0]["name"]) == (2, r"docs/caf\xe9/\xe4.jsonl")
+    assert built["skipped"][0]["error"].startswith(rf"{docs}/caf\xe9/\xe4.jsonl:1: ")
+    assert build()["documents_read"] == 0
+    lines = (docs.parent / "index" / "000001" / "passages.jsonl").read_text("utf-8").splitlines()
+    (passage,) = (json.loads(line) for line in lines if "bridge" in line)
+    name = r"docs/caf\xe9/\xfcber.txt"
+    assert (passage["document"], passage["title"]) == (name, r"\xfcber")
+    assert main(["index", "build", str(docs / folder), "--out", "another"]) == 0
+    shown = capsys.readouterr().out
+    assert r"caf\xe9/\xe4.jsonl:1: " in shown
+    assert "1 documents (1 read now, 1 skipped)" in shown
 
 
 @pytest.fixture

@@ -144,6 +144,14 @@ def test_what_a_killed_export_left_is_removed_by_the_next(folder: Path, suffix: 
         assert another.read_text() == "being written"
 
 
+def test_a_name_that_is_not_utf8_is_shown_escaped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rather than taken for a failure."""
+    keep(*RUNS)
+
+    assert export(os.fsdecode(b"caf\xe9.jsonl")) == 0
+    assert capsys.readouterr().out == "caf\\udce9.jsonl: 7 runs\n"
+
+
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("status", ["finished", "failed"])
 def test_one_run(folder: Path, suffix: str, status: str) -> None:

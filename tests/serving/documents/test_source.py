@@ -45,15 +45,16 @@ def test_a_source_knows_its_file(docs: Path) -> None:
 
 
 def test_other_kinds_are_counted(docs: Path) -> None:
-    """Pictures, packed PDFs and binaries without a suffix are passed over."""
+    """Pictures, packed PDFs, binaries without a suffix and pipes are passed over."""
     (docs / "picture.png").write_bytes(b"\x89PNG")
     (docs / "paper.pdf.gz").write_bytes(b"\x1f\x8b")
     (docs / "program").write_bytes(b"\x7fELF\0\0")
-    (docs / "nowhere.txt").symlink_to(docs / "absent.txt")
+    os.mkfifo(docs / "pipe")
+    os.mkfifo(docs / "pipe.txt")
 
     found = find_sources([docs])
 
-    assert (len(found.sources), found.passed_over) == (5, 4)
+    assert (len(found.sources), found.passed_over) == (5, 5)
 
 
 def test_a_file_by_itself_is_read_whatever_its_suffix(docs: Path) -> None:
@@ -77,15 +78,50 @@ def test_links_that_lead_back_are_survived(docs: Path) -> None:
     (docs / "zz.md").symlink_to(docs / "b.md")
 
     assert names(docs) == ["docs/a.PDF", "docs/b.md", "docs/sub/README", "docs/sub/old.html.gz", "docs/sub/z.txt"]
+    assert find_sources([docs]).links == (
+        f"{docs}/sub/loop: a link that leads back to a folder that it is in; remove it.",
+        f"{docs}/sub/self: a link that leads nowhere; mend it, or remove it.",
+    )
 
 
-def test_links_are_followed(docs: Path, tmp_path: Path) -> None:
-    """A linked folder is a part of the place that the link stands in."""
-    (tmp_path / "linked").mkdir()
-    (tmp_path / "linked" / "c.txt").write_text("c")
-    (docs / "there").symlink_to(tmp_path / "linked")
+def test_links_are_followed_as_long_as_they_stay(docs: Path, tmp_path: Path) -> None:
+    """To what is hidden as well, as in folders that Kubernetes mounts; a place may be a link itself."""
+    (docs / ".data").mkdir()
+    (docs / ".data" / "c.txt").write_text("c")
+    (docs / "..now").symlink_to(".data")
+    (docs / "there").symlink_to("..now")
+    (docs / "c.md").symlink_to("there/c.txt")
+    (tmp_path / "link").symlink_to(docs)
 
-    assert "docs/there/c.txt" in names(docs)
+    assert {"docs/c.md"} == {name for name in names(docs) if "c." in name}
+    assert find_sources([docs]).links == ()
+    assert names(tmp_path / "link") == [name.replace("docs", "link") for name in names(docs)]
+
+
+def test_links_that_lead_away_are_not_followed(docs: Path, tmp_path: Path) -> None:
+    """To a file or a folder, directly or by another link, by absolute and relative paths, and in saved data sets."""
+    outside = tmp_path / "docs-private"
+    outside.mkdir()
+    (outside / "key.txt").write_text("key")
+    (docs / "a.txt").symlink_to(outside / "key.txt")
+    (docs / "b.txt").symlink_to("../docs-private/key.txt")
+    (docs / "c.txt").symlink_to(".hop/key.txt")
+    (docs / ".hop").symlink_to(outside)
+    (docs / "sub" / "folder").symlink_to(outside)
+    (docs / "saved").mkdir()
+    (docs / "saved" / "dataset_info.json").write_text("{}")
+    (docs / "saved" / "state.json").write_text("{}")
+    (docs / "saved" / "data.arrow").symlink_to(outside / "key.txt")
+
+    found = find_sources([docs])
+
+    away = f"a link that leads out of {docs}; put there what it leads to, or name that as well."
+    assert found.links == tuple(f"{docs}/{name}: {away}" for name in ("a.txt", "b.txt", "c.txt", "saved", "sub/folder"))
+    assert len(found.sources) == 5
+    with pytest.raises(BadDocument, match=rf"nothing here that can be read; .*\. {outside}/more: a link that"):
+        (outside / "key.txt").unlink()
+        (outside / "more").symlink_to(docs)
+        find_sources([outside])
 
 
 def test_places_that_overlap_give_each_file_once(docs: Path) -> None:
@@ -144,10 +180,13 @@ def test_a_pipe_is_no_document(tmp_path: Path) -> None:
         find_sources([tmp_path / "pipe"])
 
 
-def test_names_that_are_no_utf8_are_passed_over(docs: Path) -> None:
-    """An index could not keep them."""
-    Path(os.fsdecode(os.fsencode(docs) + b"/caf\xe9.txt")).write_text("x")
+def test_names_that_are_no_utf8_are_shown_escaped(docs: Path) -> None:
+    """The path is kept as it is."""
+    path = Path(os.fsdecode(os.fsencode(docs) + b"/caf\xe9.txt"))
+    path.write_text("x")
 
-    found = find_sources([docs])
+    found = {source.name: source.path for source in find_sources([docs]).sources}
 
-    assert (len(found.sources), found.passed_over) == (5, 1)
+    assert found["docs/caf\\xe9.txt"] == str(path)
+    with pytest.raises(BadDocument, match=r"^\S*/caf\\xe8: there is no such file"):
+        find_sources([Path(os.fsdecode(os.fsencode(docs) + b"/caf\xe8"))])
