@@ -120,7 +120,7 @@ def _checked(corpus: Path, questions: Sequence[BenchmarkQuestion]) -> tuple[int,
     """How many passages there are, and how many that questions name there are not."""
     wanted = {passage for question in questions for passage in question.supporting}
     passages = 0
-    for passage in read_rows(corpus):
+    for _, passage in read_rows(corpus):
         passages += 1
         wanted.discard(passage.id)
     return passages, len(wanted)

@@ -24,7 +24,8 @@ from serving.retrieval.stoppable import Check, stoppable
 _BUILD = """Reads files and folders (text, Markdown, HTML, PDF, DOCX, JSON lines, Hugging Face datasets), cuts them into
 passages at sentence ends, and embeds them. Without PATH, everything is as the config says. Called again, it reads
 only what changed; interrupted, it goes on where it was. A gateway that serves the index goes over to the new one by
-itself. A file that cannot be read is named and skipped. Rows are {"id", "title", "text"} or {"id", "contents"}."""
+itself. A file that cannot be read, or takes too much time or memory, is named and skipped; so is a symbolic link out of
+its folder. Rows are {"id", "title", "text"} or {"id", "contents"}."""
 
 
 def main(arguments: Sequence[str]) -> int:

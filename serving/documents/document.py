@@ -1,11 +1,25 @@
-"""A document as it is read: a title, and blocks of text that know their heading and page."""
+"""A document as it is read: a title, and blocks of text that know their heading and page; or the rows of a corpus."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Block:
+from router.passage import Passage
+
+
+class Title(msgspec.Struct, frozen=True, tag=True):
+    """That of a document."""
+
+    text: str
+
+    @property
+    def chars(self) -> int:
+        """Its length."""
+        return len(self.text)
+
+
+class Block(msgspec.Struct, frozen=True, tag=True):
     """A paragraph, a row of a table, a page, or a whole text."""
 
     text: str
@@ -14,6 +28,27 @@ class Block:
     """The heading that it stands under."""
     page: int | None = None
     """Its page, from 1."""
+
+    @property
+    def chars(self) -> int:
+        """Its length."""
+        return len(self.text) + len(self.heading or "")
+
+
+class Row(msgspec.Struct, frozen=True, tag=True):
+    """A passage that was cut already."""
+
+    where: str
+    """Its file and line."""
+    passage: Passage
+
+    @property
+    def chars(self) -> int:
+        """Its length."""
+        return len(self.passage.text)
+
+
+Part = Title | Block | Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from router.errors import BadConfig, BadDocument, RolegateError
-from serving.documents.document import Document
+from serving.documents.document import Document, Part, Row, Title
 from serving.documents.docx import read_docx
 from serving.documents.kind import Kind, kind_of
 from serving.documents.markup import read_html, read_markdown
 from serving.documents.pdf import read_pdf
+from serving.documents.rows import read_rows
 from serving.documents.text import read_text
+from serving.documents.title import escaped
 
 T = TypeVar("T")
 
@@ -22,6 +24,19 @@ _READERS: dict[Kind, Callable[[Path], Document]] = {
     "PDF": read_pdf,
     "DOCX": read_docx,
 }
+
+
+def read_parts(path: Path) -> Iterator[Part]:
+    """The rows of a file that holds rows; else its title, and then its blocks.
+
+    Raises `BadDocument` or `BadCorpus` where it cannot be read, and `BadConfig` where a package is missing.
+    """
+    if kind_of(path) == "rows":
+        yield from (Row(escaped(where), row) for where, row in guarded(path, read_rows(path)))
+    else:
+        document = read_document(path)
+        yield Title(document.title)
+        yield from document.blocks
 
 
 def read_document(path: Path) -> Document:
@@ -46,7 +61,7 @@ def guarded(path: Path, items: Iterable[T]) -> Iterator[T]:
 def _mapped(path: Path) -> Iterator[None]:
     try:
         yield
-    except RolegateError:
+    except (RolegateError, MemoryError):
         raise
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

@@ -7,6 +7,7 @@ import numpy as np
 
 from router.errors import BadIndex
 from serving.documents.passages import Cutter, read_passages
+from serving.documents.reader import Reader
 from serving.documents.source import find_sources
 from serving.retrieval.agreement import SAME_EMBEDDER, agreement
 from serving.retrieval.build_lock import build_lock
@@ -51,8 +52,8 @@ def _fill(folder: Path, faiss_file: Path, corpus: Path, embedder: Embedder) -> N
     source, *more = find_sources([corpus]).sources
     if more:
         raise BadIndex(f"{corpus}: holds {len(more) + 1} files; name the one that the index is of.")
-    with PassageWriter(folder) as writer:
-        writer.write(read_passages(source, Cutter(_WHOLE, _WHOLE, embedder.count_tokens)))
+    with PassageWriter(folder) as writer, Reader() as reader:
+        writer.write(read_passages(source, Cutter(_WHOLE, _WHOLE, embedder.count_tokens), reader.read))
         write_table(folder, [DocumentEntry(source, 0, len(writer))])
 
 

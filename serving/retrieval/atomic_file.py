@@ -23,8 +23,8 @@ def replacing(path: Path) -> Iterator[Path]:
     It is an empty file at first. What a killed process has left of an earlier try is removed.
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}"):
-        with suppress(OSError), left.open("rb") as file:  # of others, perhaps, or gone
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not while whoever writes it lives
+        with suppress(OSError), left.open("rb") as found:  # of others, perhaps, or gone
+            fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not while whoever writes it lives
             left.unlink()
     unfinished, file = _locked_beside(path)
     with file:

@@ -14,6 +14,7 @@ import numpy as np
 
 from router.errors import BadCorpus, BadDocument, BadIndex, SameId, TooMuch
 from serving.documents.passages import Cutter, read_passages
+from serving.documents.reader import Reader
 from serving.documents.source import Source, find_sources
 from serving.documents.title import escaped
 from serving.retrieval.build_lock import build_lock
@@ -87,10 +88,11 @@ def build_index(
     fresh = not out.exists()
     check_place(out)
     out.mkdir(parents=True, exist_ok=True)
-    with build_lock(out, wait=wait, waiting=lambda: progress("reading", 0, 0)):
+    with build_lock(out, wait=wait, waiting=lambda: progress("reading", 0, 0)), Reader() as reader:
         out.mkdir(exist_ok=True)  # a build that was waited for removes what it leaves empty
         try:
-            build = _Build(out, embedder, lexical, min(chunk_tokens, embedder.max_tokens - _SPECIAL_TOKENS), progress)
+            chunk_tokens = min(chunk_tokens, embedder.max_tokens - _SPECIAL_TOKENS)
+            build = _Build(out, embedder, reader, lexical=lexical, chunk_tokens=chunk_tokens, progress=progress)
             return replace(build.run(sources), passed_over=found.passed_over, links=found.links)
         finally:
             if fresh and not any(path.name != ".lock" for path in out.iterdir()):
@@ -100,9 +102,11 @@ def build_index(
 class _Build:
     """One build: collect the passages, embed them, publish."""
 
-    def __init__(self, out: Path, embedder: Embedder, lexical: bool, chunk_tokens: int, progress: Progress) -> None:
+    def __init__(
+        self, out: Path, embedder: Embedder, reader: Reader, *, lexical: bool, chunk_tokens: int, progress: Progress
+    ) -> None:
         self._out, self._embedder, self._lexical, self._progress = out, embedder, lexical, progress
-        self._chunk_tokens = chunk_tokens
+        self._reader, self._chunk_tokens = reader, chunk_tokens
         self._cutter = Cutter(chunk_tokens, embedder.max_tokens - _SPECIAL_TOKENS, embedder.count_tokens)
         self._folder = out / unfinished_name()
         self._earlier = _earlier(out, embedder, chunk_tokens)
@@ -149,7 +153,7 @@ class _Build:
                         rows = range(entry.first_row, entry.first_row + entry.passages)
                         writer.write((source.path, self._earlier.passages[row]) for row in rows)
                     else:
-                        writer.write(read_passages(source, self._cutter))
+                        writer.write(read_passages(source, self._cutter, self._reader.read))
                         read += 1
                 except (BadDocument, BadCorpus) as unreadable:
                     error, settled = escaped(str(unreadable)), isinstance(unreadable, (SameId, TooMuch))
@@ -163,7 +167,7 @@ class _Build:
     def _readable(self, entry: DocumentEntry) -> bool:
         """Whether a file that could not be read can be by now, as after a change of its permissions."""
         try:
-            for _ in read_passages(entry.source, _UNCOUNTED):
+            for _ in read_passages(entry.source, _UNCOUNTED, self._reader.read):
                 pass
         except (BadDocument, BadCorpus):
             return False

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import structlog
 
 from serving.cli.main import main
 from tests.scripted_gateway import ROOT
+from tests.serving.documents.test_pdf import pdf
 
 Build = Callable[[], dict[str, Any]]
 
@@ -108,6 +110,27 @@ def test_names_that_are_not_utf8_are_shown_escaped(
     shown = capsys.readouterr().out
     assert r"caf\xe9/\xe4.jsonl:1: " in shown
     assert "1 documents (1 read now, 1 skipped)" in shown
+
+
+def test_a_pdf_that_unpacks_to_gigabytes_is_left_out(docs: Path, build: Build) -> None:
+    """It is named; all others are indexed."""
+    shown = b"BT /F1 12 Tf 50 700 Td (bomb) Tj ET\n" * 10_000
+    packer = zlib.compressobj(9)
+    stream = b"".join(packer.compress(shown) for _ in range((480 << 20) // len(shown))) + packer.flush()
+    pdf(docs / "bomb.pdf", "bomb")
+    path, written = docs / "bomb.pdf", (docs / "bomb.pdf").read_bytes()
+    head, _, rest = written.partition(b"<< /Length")
+    packed = b"<< /Filter /FlateDecode /Length %d >> stream\n%s\nendstream" % (len(stream), stream)
+    path.write_bytes(head + packed + rest.partition(b"endstream")[2])
+    (docs / "other.md").write_text("# Pump\n\nThe pump was serviced in May.")
+
+    built = build()
+
+    assert path.stat().st_size < 2 << 20
+    assert (built["documents"], built["passages"]) == (2, 2)
+    (skipped,) = built["skipped"]
+    assert skipped["name"] == "docs/bomb.pdf"
+    assert "more than 1024 MB of memory; split it, or leave it out." in skipped["error"]
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import pytest
 
 from router.passage import Passage
 from serving.documents.passages import Cutter, read_passages
+from serving.documents.reading import read_parts
 from serving.documents.source import find_sources
 from serving.retrieval.embedder import MiniLM
 
@@ -31,6 +32,10 @@ def read_all(cutter: Cutter) -> ReadAll:
     """Everything in one file or folder, in order."""
 
     def read(place: Path) -> list[Passage]:
-        return [passage for source in find_sources([place]).sources for _, passage in read_passages(source, cutter)]
+        return [
+            passage
+            for source in find_sources([place]).sources
+            for _, passage in read_passages(source, cutter, read_parts)
+        ]
 
     return read

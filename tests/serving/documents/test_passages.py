@@ -12,6 +12,7 @@ from router.citation import cite
 from router.errors import BadCorpus, BadDocument
 from router.passage import Passage
 from serving.documents.passages import Cutter, read_passages
+from serving.documents.reading import read_parts
 from serving.documents.source import Source
 from serving.retrieval.embedder import MiniLM
 from tests.serving.documents.conftest import MAX_TOKENS, ROW_TOKENS, ReadAll
@@ -104,7 +105,7 @@ def test_a_file_that_has_vanished_is_refused(tmp_path: Path, cutter: Cutter) -> 
     path = str(tmp_path / "gone.txt")
 
     with pytest.raises(BadDocument, match=r"gone\.txt: cannot be read \(No such file"):
-        list(read_passages(Source("gone.txt", path, 1, 0), cutter))
+        list(read_passages(Source("gone.txt", path, 1, 0), cutter, read_parts))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -127,7 +128,7 @@ def test_any_bytes_give_passages_or_an_error_of_ours(tmp_path: Path, suffix: str
 
     try:
         source = Source("file", str(path), len(content), 0)
-        passages = [passage for _, passage in read_passages(source, Cutter(16, 16, letters))]
+        passages = [passage for _, passage in read_passages(source, Cutter(16, 16, letters), read_parts)]
     except (BadDocument, BadCorpus) as error:
         assert str(path) in str(error)
     else:
@@ -152,8 +153,9 @@ def test_a_missing_package_is_named(tmp_path: Path, name: str, package: str, ext
         f"import sys; sys.modules[{package!r}] = None\n"
         "from pathlib import Path; from router.errors import BadConfig\n"
         "from serving.documents.passages import Cutter, read_passages; from serving.documents.source import Source\n"
+        "from serving.documents.reading import read_parts\n"
         "source = Source('a', sys.argv[1], 1, 0)\n"
-        "try: list(read_passages(source, Cutter(9, 9, lambda texts: [1] * len(texts))))\n"
+        "try: list(read_passages(source, Cutter(9, 9, lambda texts: [1] * len(texts)), read_parts))\n"
         "except BadConfig as error: print(error)"
     )
     done = subprocess.run(
@@ -167,7 +169,7 @@ def test_a_missing_package_is_named(tmp_path: Path, name: str, package: str, ext
 def test_importing_loads_no_parser() -> None:
     """Each is loaded by the first file that needs it."""
     program = (
-        "import sys, serving.documents.passages, serving.documents.source\n"
+        "import sys, serving.documents.reader, serving.documents.source\n"
         "names = 'docx', 'lxml', 'pypdfium2', 'charset_normalizer', 'markdown_it', 'datasets', 'pyarrow'\n"
         "print([name for name in names if name in sys.modules])"
     )

@@ -1,0 +1,127 @@
+"""Reading in another process: the same, within limits, and it ends when nobody waits for it."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import datasets
+import psutil
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from router.errors import BadCorpus, BadDocument, TooMuch
+from serving.documents.document import Row, Title
+from serving.documents.reader import Reader
+from serving.documents.reading import read_parts
+from tests.serving.documents.test_pdf import pdf
+
+FILES = Path(__file__).parent / "files"
+READS = """
+import sys
+from pathlib import Path
+from serving.documents.reader import Reader
+with Reader() as reader:
+    list(reader.read(Path(sys.argv[1])))
+"""
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    with Reader() as reader:
+        yield reader
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """A file of more rows than are told at once."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f'{{"id": {number}, "text": "Row {number}."}}\n' for number in range(1000)))
+    return path
+
+
+def test_it_gives_what_is_read_in_process(tmp_path: Path, rows: Path, reader: Reader) -> None:
+    """Of every kind."""
+    (tmp_path / "a.md").write_text("# Bees\n\n" + "## Honey\n\nThey make it.\n\n" * 500)
+    parquet.write_table(pa.table({"id": ["a"], "text": ["first"]}), tmp_path / "rows.parquet")
+    datasets.Dataset.from_dict({"id": ["b"], "text": ["second"]}).save_to_disk(tmp_path / "saved")
+    pdf(tmp_path / "long.pdf", *(f"Page {number}." for number in range(600)))
+    written = [tmp_path / name for name in ("a.md", "rows.parquet", "saved", "long.pdf")]
+
+    for path in (rows, *written, FILES / "lighthouse.pdf"):
+        assert list(reader.read(path)) == list(read_parts(path)), path
+
+
+def test_what_is_raised_is_passed_on(tmp_path: Path, reader: Reader) -> None:
+    """And the next file is read."""
+    (tmp_path / "a.jsonl").write_text("{}")
+    (tmp_path / "b.txt").write_text("b")
+
+    with pytest.raises(BadCorpus, match=r"a\.jsonl:1: .*missing required field"):
+        list(reader.read(tmp_path / "a.jsonl"))
+    with pytest.raises(BadDocument, match=r"c\.txt: cannot be read \(No such file"):
+        list(reader.read(tmp_path / "c.txt"))
+    assert next(reader.read(tmp_path / "b.txt")) == Title("b")
+
+
+def test_a_file_that_was_given_up_halfway_is_not_mixed_into_the_next(rows: Path, reader: Reader) -> None:
+    """Nor is one that is read again."""
+    for _ in range(2):
+        first = next(reader.read(rows))
+        assert isinstance(first, Row)
+        assert first.passage.id == "0"
+
+
+@pytest.mark.parametrize("name", ["pipe.txt", "pipe.jsonl", "pipe.pdf"])
+def test_what_takes_too_long_is_given_up(tmp_path: Path, name: str) -> None:
+    """A pipe, whose reading would never end."""
+    os.mkfifo(tmp_path / name)
+    (tmp_path / "b.txt").write_text("b")
+
+    with Reader(seconds=0.2) as reader, pytest.raises(TooMuch, match=r"takes more than 0\.2 s to read; split it"):
+        list(reader.read(tmp_path / name))
+    with Reader() as reader:
+        assert len(list(reader.read(tmp_path / "b.txt"))) == 2
+
+
+def test_what_takes_too_much_memory_is_given_up(tmp_path: Path, reader: Reader) -> None:
+    """Text that would take four bytes a character; the next file is read."""
+    with (tmp_path / "wide.txt").open("wb") as file:
+        file.writelines([b"\xf0\x9f\x90\x9d"] + [b"x" * (1 << 20)] * 255)
+    (tmp_path / "b.txt").write_text("b")
+
+    with pytest.raises(TooMuch, match=r"wide\.txt: takes more than 1024 MB of memory to read"):
+        list(reader.read(tmp_path / "wide.txt"))
+    assert len(list(reader.read(tmp_path / "b.txt"))) == 2
+
+
+def test_it_is_told_no_secrets(rows: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys are in the environment."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    parts = reader.read(rows)
+    next(parts)
+
+    (process,) = (each for each in psutil.Process().children() if "serving.documents.reader" in each.cmdline())
+    assert "OPENAI_API_KEY" not in process.environ()
+    parts.close()  # type: ignore[attr-defined]
+    assert not process.is_running()
+
+
+def test_it_ends_when_who_waits_for_it_is_killed(tmp_path: Path) -> None:
+    """In the middle of a file."""
+    os.mkfifo(tmp_path / "pipe.txt")
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", READS, str(tmp_path / "pipe.txt")],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        ) as waiting,
+        (tmp_path / "pipe.txt").open("wb") as pipe,
+    ):  # once it is read
+        waiting.send_signal(signal.SIGKILL)
+        unread = select.poll()
+        unread.register(pipe.fileno(), 0)
+        assert unread.poll(30_000) == [(pipe.fileno(), select.POLLERR)]
