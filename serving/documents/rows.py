@@ -89,6 +89,9 @@ def _saved(path: Path) -> Iterator[tuple[str, _Row]]:
     datasets.disable_progress_bars()
     saved = datasets.load_from_disk(str(path))
     splits = saved if isinstance(saved, Mapping) else {"": saved}
+    for file in (file["filename"] for split in splits.values() for file in split.cache_files):
+        if not Path(file).resolve().is_relative_to(path.resolve()):
+            raise BadCorpus(f"{path}: has rows in {file}, outside of it; save the data set again.")
     for name, split in splits.items():
         table = split.with_format(None).select_columns(_columns(split.column_names, path))
         yield from _numbered((row for batch in table.iter(_BATCH) for row in _transposed(batch)), f"{path}/{name}")

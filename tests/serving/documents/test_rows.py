@@ -1,4 +1,5 @@
 import gzip
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -132,6 +133,26 @@ def test_all_splits_of_a_saved_data_set_are_read(tmp_path: Path) -> None:
     datasets.DatasetDict(train=rows.select([0]), test=rows.select([1])).save_to_disk(tmp_path / "saved")
 
     assert passages_of(tmp_path / "saved") == ROWS
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("state.json", '{"_data_files": [{"filename": "../private/data-00000-of-00001.arrow"}]}'),
+        ("dataset_dict.json", '{"splits": ["../private"]}'),
+    ],
+)
+def test_a_saved_data_set_has_no_rows_elsewhere(tmp_path: Path, name: str, content: str) -> None:
+    """Its files say where its rows are."""
+    for folder in ("saved", "private"):
+        datasets.Dataset.from_dict(COLUMNS).save_to_disk(tmp_path / folder)
+    state = tmp_path / "saved" / "state.json"
+    kept = json.loads(state.read_text())
+    state.unlink()
+    (tmp_path / "saved" / name).write_text(json.dumps(kept | json.loads(content)))
+
+    with pytest.raises(BadCorpus, match=r"saved: has rows in .*private/data-\S*, outside of it; save"):
+        passages_of(tmp_path / "saved")
 
 
 def test_a_bad_row_of_a_table_is_refused_with_its_number(tmp_path: Path) -> None:
