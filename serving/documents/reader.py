@@ -29,7 +29,9 @@ from serving.documents.title import escaped
 _MEMORY_BYTES = 1 << 30
 """All that the process may take; not enforced by macOS."""
 _CHARS = 256 << 20
-"""Of a document; rows have limits of their own."""
+"""Of a document, or of rows."""
+_CHARS_A_BYTE = 100
+"""Rows may have more, up to so many for each byte of their file; no text of any use is packed that well."""
 _KEPT = ("PATH", "HOME", "PYTHONHOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TMPDIR")
 """Variables that the process has from this one: no key is among them."""
 _ERRORS = {error.__name__: error for error in (BadConfig, BadCorpus, BadDocument, TooMuch)}
@@ -143,12 +145,12 @@ def _in_time(path: Path, seconds: float) -> Iterator[list[Part]]:
             left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
         if batch is None:
             return
+        most, chars = _CHARS, chars + sum(part.chars for part in batch)
         if isinstance(batch[-1], Row):
             left = seconds
-        else:
-            chars += sum(part.chars for part in batch)
-        if chars > _CHARS:
-            raise TooMuch(f"{path}: holds more than {_CHARS >> 20} million characters; split it, or leave it out.")
+            most = chars if path.is_dir() else max(_CHARS, _CHARS_A_BYTE * path.stat().st_size)
+        if chars > most:
+            raise TooMuch(f"{path}: unpacks to more than {most >> 20} million characters; split it, or leave it out.")
         yield batch
 
 

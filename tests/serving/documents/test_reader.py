@@ -1,5 +1,6 @@
 """Reading in another process: the same, within limits, and it ends when nobody waits for it."""
 
+import gzip
 import os
 import select
 import signal
@@ -97,6 +98,22 @@ def test_what_takes_too_much_memory_is_given_up(tmp_path: Path, reader: Reader) 
     with pytest.raises(TooMuch, match=r"wide\.txt: takes more than 1024 MB of memory to read"):
         list(reader.read(tmp_path / "wide.txt"))
     assert len(list(reader.read(tmp_path / "b.txt"))) == 2
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl.gz"])
+def test_rows_that_unpack_without_end_are_given_up(tmp_path: Path, reader: Reader, name: str) -> None:
+    """Hundreds of megabytes out of one."""
+    path, text, count = tmp_path / name, "bomb " * 200_000, 300
+    if name.endswith(".gz"):
+        with gzip.open(path, "wb", 1) as file:
+            file.writelines(f'{{"id": {number}, "text": "{text}"}}\n'.encode() for number in range(count))
+    else:
+        parquet.write_table(pa.table({"id": range(count), "text": [text] * count}), path)
+    assert path.stat().st_size < 2 << 20
+
+    with pytest.raises(TooMuch, match="unpacks to more than 256 million characters; split it"):
+        for _ in reader.read(path):
+            pass
 
 
 def test_it_is_told_no_secrets(rows: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
