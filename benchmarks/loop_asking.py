@@ -110,7 +110,7 @@ class LoopAsking:
                     right = exact_match(answer.answer, [question.answer])
                 except GatewayError as error:
                     self._console.print(f"failed: {error}", style="red")
-                    failed = True
+                    failed = error.reason != "MALFORMED_OUTPUT"  # which is a model's own way to be wrong
                 self._note(Noted(stage, question.id, right, failed))
 
         async with asyncio.TaskGroup() as group:

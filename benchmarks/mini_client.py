@@ -1,13 +1,16 @@
 """One mini-world question, asked three ways over gRPC: whole, with gold sub-queries, with gold reports."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import grpc
+from rolegate.client import GatewayError
 from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import completion_service_pb2 as completion_pb
+from rolegate.v1 import evidence_pb2, usage_pb2
 from rolegate.v1 import execution_service_pb2 as execution_pb
-from rolegate.v1 import usage_pb2
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
@@ -65,18 +68,26 @@ class MiniClient:
 
     async def answer(self, question: str) -> answer_pb.AnswerResponse:
         """The whole run's answer."""
-        return await self._answers.Answer(answer_pb.AnswerRequest(question=question), timeout=_DEADLINE_S)
+        with _wrong():
+            return await self._answers.Answer(answer_pb.AnswerRequest(question=question), timeout=_DEADLINE_S)
+        return answer_pb.AnswerResponse(outcome=answer_pb.ANSWER_OUTCOME_NOT_FOUND)
 
     async def ask(self, question: Question) -> Asked:
         """Ask a question in all three ways."""
         rounds: dict[int, list[str]] = {}
+        results: dict[int, evidence_pb2.SubQueryResult] = {}
         run = answer_pb.AnswerResponse()
         request = answer_pb.StreamAnswerRequest(question=question.text)
-        async for event in self._answers.StreamAnswer(request, timeout=_DEADLINE_S):
-            if event.HasField("sub_query_dispatched"):
-                rounds.setdefault(event.sub_query_dispatched.round, []).append(event.sub_query_dispatched.sub_query)
-            if event.HasField("done"):
-                run = event.done
+        with _wrong():
+            async for event in self._answers.StreamAnswer(request, timeout=_DEADLINE_S):
+                if event.HasField("sub_query_dispatched"):
+                    rounds.setdefault(event.sub_query_dispatched.round, []).append(event.sub_query_dispatched.sub_query)
+                if event.HasField("reported"):
+                    results[event.reported.index] = event.reported.result
+                if event.HasField("done"):
+                    run = event.done
+        if not run.run_id:
+            run.results.extend(result for _, result in sorted(results.items()))
         executed = await asyncio.gather(*(self._execute(sub_query) for sub_query in question.sub_queries))
         found = [_report(result) for result in executed]
         return Asked(
@@ -89,9 +100,10 @@ class MiniClient:
         )
 
     async def _execute(self, sub_query: SubQuery) -> execution_pb.ExecuteResponse:
-        return await self._executions.Execute(
-            execution_pb.ExecuteRequest(sub_query=sub_query.text), timeout=_DEADLINE_S
-        )
+        request = execution_pb.ExecuteRequest(sub_query=sub_query.text)
+        with _wrong():
+            return await self._executions.Execute(request, timeout=_DEADLINE_S)
+        return execution_pb.ExecuteResponse(result=evidence_pb2.SubQueryResult(answer=NO_EVIDENCE.answer))
 
     async def _from_reports(self, question: Question, reports: list[Report]) -> str:
         """What the answerer makes of these reports on the gold sub-queries."""
@@ -105,6 +117,16 @@ class MiniClient:
             stop=["</answer>"],
         )
         return parse_answer((await self._completions.Complete(request, timeout=_DEADLINE_S)).text)
+
+
+@contextmanager
+def _wrong() -> Iterator[None]:
+    """Where a model cannot be understood, its answer is wrong."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        if GatewayError.of(error, "").reason != "MALFORMED_OUTPUT":
+            raise
 
 
 def _report(response: execution_pb.ExecuteResponse) -> Report:

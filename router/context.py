@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Literal
 
+from router.errors import UpstreamError
 from router.events import Emit
 from router.execution import Execution
 from router.ledger import Ledger
@@ -36,6 +37,10 @@ class RunContext:
     """Whose reports it may use, and who may use its own: other runs of its tenant, or also other tenants'."""
     wasted: list[Execution] = field(default_factory=list)
     """Finished for nothing: other runs may use these, but this one goes on as if they had never been begun."""
+    failures: dict[int | None, UpstreamError] = field(default_factory=dict)
+    """Why sub-queries, by their numbers, could not be looked up; under None, why the models that lead the run and write
+    the answer came to nothing.
+    """
 
     @classmethod
     def lasting(

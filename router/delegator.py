@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from router import prompts
 from router.call import Purpose
-from router.delegation import Decision, Dispatch, Malformed, Stop, parse_decision
+from router.delegation import Decision, Dispatch, Malformed, parse_decision
 from router.dispatching import Dispatching
 from router.early_reader import EarlyReader
 from router.execution import Conversation, Execution
@@ -30,9 +30,9 @@ class Delegator:
 
     async def decide(
         self, conversation: Conversation, ledger: Ledger, early: Dispatching | None = None
-    ) -> tuple[Dispatch | Stop, Conversation]:
-        """The next decision; malformed output is corrected once, then it counts as a stop. `early`: who begins with
-        what is certain to be dispatched while the decision is still being written.
+    ) -> tuple[Decision, Conversation]:
+        """The next decision; malformed output is corrected once. `early`: who begins with what is certain to be
+        dispatched while the decision is still being written.
         """
         decision, conversation = await self._ask(conversation, ledger, early)
         if isinstance(decision, Malformed):
@@ -40,7 +40,7 @@ class Delegator:
                 await early.drop()
             conversation = _told(conversation, prompts.CORRECT_DELEGATION)
             decision, conversation = await self._ask(conversation, ledger, early, "correction")
-        return Stop() if isinstance(decision, Malformed) else decision, conversation
+        return decision, conversation
 
     def inform(
         self, conversation: Conversation, executions: Sequence[Execution], over_limit: Sequence[str]

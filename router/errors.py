@@ -25,7 +25,8 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
     ├── UpstreamUnavailable    not reachable, overloaded or broken for now; worth another try
     ├── UpstreamRefused        it understood and will not: wrong model name, wrong key
     │   └── ContextTooLong     the prompt is longer than the model's context
-    └── UpstreamGarbled        it answered something that is not its protocol
+    ├── UpstreamGarbled        it answered something that is not its protocol
+    └── MalformedOutput        what its model writes cannot be read as a turn of its role, corrected or not
 """
 
 import msgspec
@@ -181,3 +182,7 @@ class ContextTooLong(UpstreamRefused):
 
 class UpstreamGarbled(UpstreamError):
     """It answered something that is not its protocol."""
+
+
+class MalformedOutput(UpstreamError):
+    """What its model writes cannot be read as a turn of its role, corrected or not."""

@@ -75,8 +75,8 @@ class Executor:
         instead: bool = False,
     ) -> Execution:
         """Search and report. What goes wrong upstream is not raised, nor that a budget does not suffice: the outcome
-        says it and the report is neutral. `unfinished`: where to go on, if anything is there, and to leave what has
-        been done, however this ends. `instead`: whether it steps in for another version.
+        says it, `context.failures` why, and the report is neutral. `unfinished`: where to go on, if anything is there,
+        and to leave what has been done, however this ends. `instead`: whether it steps in for another version.
         """
         run = unfinished.work if unfinished else None
         run = run or _Run(self._role.opening(prompts.request(sub_query)))
@@ -94,8 +94,11 @@ class Executor:
             outcome = "budget_exhausted"
         except UpstreamError as error:
             outcome = "model_failed" if error.role else "retrieval_failed"
+            context.failures[index] = error
         if run.report is not None:
             outcome = "reported"
+        elif outcome == "no_report":
+            context.failures[index] = self._role.malformed()
         conversation = Conversation(run.shown.messages, tuple(run.outputs))
         return Execution(
             sub_query,

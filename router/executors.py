@@ -72,18 +72,21 @@ class Executors:
         self, sub_query: str, index: int, context: RunContext, unfinished: Unfinished | None = None
     ) -> Execution:
         """As `Executor.run`, with the version that works in this run. Where the engine does not have it, the active one
-        steps in, and for that one the configured model.
+        steps in, and for that one the configured model; where a candidate fails by itself, the active one, too, as no
+        client is to suffer from a trial.
         """
         traffic = self._traffic(context)
         versions = list(dict.fromkeys((self.serving(context), traffic.active, self._configured)))
         steps_in = False
         for version, instead in pairwise(versions):
             execution = await self.of(version).run(sub_query, index, context, unfinished, instead=steps_in)
-            if not _turned_away(execution, index, context.ledger):
+            if _turned_away(execution, index, context.ledger):
+                self._on_record = None  # an engine that was started anew has lost it
+            elif version == traffic.active or execution.outcome not in ("no_report", "model_failed"):
                 return execution
-            _log.warning("executor.refused", version=version, instead=instead, run_id=context.ledger.run_id)
-            steps_in = True
-            self._on_record, unfinished = None, None  # an engine that was started anew has lost it
+            _log.warning("executor.instead", version=version, instead=instead, run_id=context.ledger.run_id)
+            context.failures.pop(index, None)
+            steps_in, unfinished = True, None
         return await self.of(versions[-1]).run(sub_query, index, context, unfinished, instead=steps_in)
 
     def wake(self) -> None:

@@ -8,7 +8,14 @@ import msgspec
 from router.call import RoleName
 from router.conductor import Asked, Conductor, Then, ignore_run
 from router.context import RunContext
-from router.errors import BadConfig, BadRequest
+from router.errors import (
+    BadConfig,
+    BadRequest,
+    MalformedOutput,
+    UpstreamError,
+    UpstreamGarbled,
+    UpstreamUnavailable,
+)
 from router.events import Emit
 from router.execution import Conversation, Execution
 from router.executor import Executes
@@ -19,7 +26,7 @@ from router.scope import Scope
 from router.search import Search
 from router.terms import Terms
 from router.topology import Topology
-from router.trajectory import TopologyName, Trajectory
+from router.trajectory import NOT_FOUND, TopologyName, Trajectory
 
 _REPORTING_SHARE = 0.05
 """How much of an execution's time is kept, so that one that takes too long can say so."""
@@ -40,6 +47,8 @@ class CompletionRequest(msgspec.Struct, frozen=True):
 
 
 Send = Callable[[Delta], None]
+_GRAVITY: dict[type[UpstreamError], int] = {UpstreamUnavailable: 1, UpstreamGarbled: 1, MalformedOutput: 2}
+"""Of several failures the first in this order is told: a refusal, which lasts, before all of these."""
 
 
 class Gateway:
@@ -66,7 +75,7 @@ class Gateway:
 
     async def answer(self, question: str, terms: Terms, emit: Emit, topology: TopologyName = "factorized") -> Run:
         """Answer a question. The run's result is a `Trajectory`. Raises `BadConfig` for a topology that is not set
-        up, and what `Conductor.conduct` raises.
+        up, `UpstreamError` where nothing was found because something failed, and what `Conductor.conduct` raises.
         """
         question = self._readable("question", question)
         chosen = None if topology == "factorized" else self._topology(topology)
@@ -75,7 +84,11 @@ class Gateway:
         async def work(context: RunContext) -> Trajectory:
             if self._scope and (outside := self._scope.outside(question)):
                 return Trajectory(_out_of_scope(outside), "out_of_scope", topology=topology)
-            return await (chosen.loop if chosen else self._search).run(question, context)
+            found = await (chosen.loop if chosen else self._search).run(question, context)
+            if error := _in_the_way(found, context):
+                context.draft.result = msgspec.structs.replace(found, answer="")
+                raise error
+            return found
 
         asked = Asked("answer", question, question)
         if chosen:
@@ -83,7 +96,9 @@ class Gateway:
         return await self._conductor.conduct(asked, terms, emit, work, self._then)
 
     async def execute(self, sub_query: str, terms: Terms) -> Run:
-        """Work on one sub-query. The run's result is an `Execution`."""
+        """Work on one sub-query. The run's result is an `Execution`. Raises `UpstreamError` where something failed, and
+        what `Conductor.conduct` raises.
+        """
         sub_query = self._readable("sub_query", sub_query)
         self._check_prices(terms)
         if self._scope and (outside := self._scope.outside(sub_query)):
@@ -93,6 +108,9 @@ class Gateway:
             execution = await self._executor.run(sub_query, 0, context)
             if execution.outcome == "budget_exhausted" and context.ledger.refusal is not None:
                 raise context.ledger.refusal
+            if execution.failed and (error := context.failures.get(0)):
+                context.draft.result = execution
+                raise error
             return execution
 
         asked = Asked("execute", sub_query, sub_query, answering_share=_REPORTING_SHARE)
@@ -146,6 +164,19 @@ class Gateway:
                 f"{field} has {len(text)} characters; at most {allowed} are allowed (server.max_question_chars)."
             )
         return text
+
+
+def _in_the_way(found: Trajectory, context: RunContext) -> UpstreamError | None:
+    """What failed, where nothing was found for it; None where there is an answer, or where there just is none."""
+    if found.answer != NOT_FOUND or found.outcome not in ("not_found", "no_search"):
+        return None
+    executions = enumerate(found.executions)
+    failed = [context.failures[index] for index, one in executions if one.failed and index in context.failures]
+    if any(one.report.evidence for one in found.executions):  # a model that follows the protocol may slip
+        failed = [error for error in failed if not isinstance(error, MalformedOutput)]
+    if None in context.failures:
+        failed.append(context.failures[None])
+    return min(failed, key=lambda error: _GRAVITY.get(type(error), 0), default=None)
 
 
 def _out_of_scope(outside: Sequence[str]) -> str:

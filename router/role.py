@@ -14,7 +14,7 @@ from router.amount import Amount
 from router.attempts import Attempts, Listen
 from router.call import Purpose, RoleName
 from router.endpoint import Endpoint
-from router.errors import UpstreamError, UpstreamGarbled, UpstreamUnavailable
+from router.errors import MalformedOutput, UpstreamError, UpstreamGarbled, UpstreamUnavailable
 from router.ledger import Caller, Ledger
 from router.model import Completion, Delta, Message, Model, Prompt, Sampling
 from router.patience import Patience
@@ -123,6 +123,14 @@ class Role:
         fewer = min(max_tokens, self.sampling.max_tokens)
         sampling = msgspec.structs.replace(self.sampling, max_tokens=fewer)
         return replace(self, sampling=sampling, fallbacks=tuple(other.limited(max_tokens) for other in self.fallbacks))
+
+    def malformed(self) -> MalformedOutput:
+        """The error for what its model wrote, where nothing came of that."""
+        said = f"model {self.model.name!r} does not follow the protocol of its role, nor where it is corrected"
+        do = "see what `rolegate check --live` says of it, or name another model"
+        error = MalformedOutput(f"{said}; {do}", endpoint=self.model.endpoint)
+        error.role = self.name
+        return error
 
     @property
     def replicas(self) -> tuple[Replica, ...]:

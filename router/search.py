@@ -7,13 +7,14 @@ from msgspec.structs import replace
 
 from router.answerer import Answerer
 from router.context import RunContext
-from router.delegation import Dispatch, Stop
+from router.delegation import Decision, Dispatch, Malformed, Stop
 from router.delegator import Delegator
 from router.dispatching import Dispatching, dispatching
 from router.errors import BudgetExhausted, ContextTooLong, OutOfTime
 from router.events import RoundStarted
 from router.execution import Execution
 from router.executor import Executes
+from router.markup import without_thinking
 from router.report import NO_EVIDENCE
 from router.trajectory import NOT_FOUND, AnswerOutcome, TopologyName, Trajectory
 
@@ -46,7 +47,8 @@ class Search:
     async def run(self, question: str, context: RunContext) -> Trajectory:
         """Answer `question`. Raises `UpstreamError` where the delegator or the answerer fails, `OutOfTime` where the
         deadline passes, `BudgetExhausted` where nothing was found by the time that the budget does not suffice; an
-        executor's failure is a result that found nothing.
+        executor's failure is a result that found nothing, a delegator that cannot be understood one that has stopped,
+        and `context.failures` tells of both.
         """
         delegation = self._delegator.open(question)
         opened = Trajectory("", "rounds_exhausted", delegation=delegation, topology=self._topology)
@@ -83,7 +85,9 @@ class Search:
                 context.emit(RoundStarted(number))
                 async with dispatching(self._executor, number, len(found.executions), context) as work:
                     decision, found = await self._decide(found, work, context)
-                    if isinstance(decision, Stop):
+                    if not isinstance(decision, Dispatch):
+                        if isinstance(decision, Malformed) and not found.executions:
+                            context.failures[None] = self._delegator.role.malformed()
                         found = replace(found, outcome="answered" if found.executions else "no_search")
                         break
                     await self._hold(question, found, decision.sub_queries, context)
@@ -107,9 +111,7 @@ class Search:
             pairs += [(sub_query, NO_EVIDENCE) for sub_query in coming]
             await self._answerer.hold(question, pairs, len(coming) * self._executor.report_tokens, context.ledger)
 
-    async def _decide(
-        self, found: Trajectory, work: Dispatching, context: RunContext
-    ) -> tuple[Dispatch | Stop, Trajectory]:
+    async def _decide(self, found: Trajectory, work: Dispatching, context: RunContext) -> tuple[Decision, Trajectory]:
         assert found.delegation is not None
         early = work if self._early_dispatch and not context.ledger.budgeted else None
         async with asyncio.timeout_at(context.search_deadline):
@@ -153,6 +155,8 @@ class Search:
                 answer, answering = await self._answerer.answer(question, found.executions, context.ledger)
         except TimeoutError:
             raise OutOfTime("Time ran out before the answer was written; allow a longer deadline.") from None
+        if not without_thinking(answering.outputs[-1].text).strip():
+            context.failures[None] = self._answerer.role.malformed()
         return replace(found, answering=answering).answered(answer)
 
 

@@ -53,9 +53,12 @@ class Searcher:
             outcome = "budget_exhausted"
         except UpstreamError as error:
             outcome = "model_failed" if error.role else "retrieval_failed"
+            context.failures[index] = error
         report = NO_EVIDENCE
         if work.answer is not None:
             outcome, report = "reported", self._report(work.answer, work)
+        elif outcome == "no_report":
+            context.failures[index] = role.malformed()
         version = role.executor_version or ""
         return Execution(sub_query, report, outcome, work.searches, work.conversation, version)
 

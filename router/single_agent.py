@@ -36,7 +36,8 @@ class SingleAgent:
 
     async def run(self, question: str, context: RunContext) -> Trajectory:
         """Answer `question`. What ends the search early, be it time, budget or a context that is full, leaves one turn
-        to answer from what was found. Raises `UpstreamError`, also of the retriever, `OutOfTime` and `BudgetExhausted`.
+        to answer from what was found. Raises `UpstreamError`, also of the retriever, `OutOfTime` and `BudgetExhausted`;
+        of a model that cannot be understood `context.failures` tells.
         """
         work = AgentWork(self._agent.role.opening(prompts.request(question)), SINGLE_AGENT)
         outcome: AnswerOutcome = "rounds_exhausted"
@@ -67,6 +68,8 @@ class SingleAgent:
                 raise OutOfTime("Time ran out before anything was found; allow a longer deadline or a faster model.")
             if outcome == "budget_exhausted" and context.ledger.refusal is not None:
                 raise context.ledger.refusal
+            if work.gave_up:
+                context.failures[None] = self._agent.role.malformed()
             return self._found(work, "no_search" if outcome == "no_search" else "not_found", NOT_FOUND)
         answer = await self._outright(work, context) if work.answer is None else work.answer
         return self._found(work, outcome).answered(answer)
@@ -82,7 +85,10 @@ class SingleAgent:
             raise OutOfTime("Time ran out before the answer was written; allow a longer deadline.") from None
         except ContextTooLong:
             return ""
-        return "" if "<search" in output.text.casefold() else parse_answer(output.text)
+        answer = "" if "<search" in output.text.casefold() else parse_answer(output.text)
+        if not answer:
+            context.failures[None] = self._agent.role.malformed()
+        return answer
 
     async def _hold(self, work: AgentWork, context: RunContext) -> None:
         """Keep back what answering outright may cost after one more turn."""

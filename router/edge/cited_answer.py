@@ -16,6 +16,8 @@ class SubAnswer(msgspec.Struct, frozen=True):
 
     sub_query: str
     answer: str
+    outcome: str = "reported"
+    """A name of `ExecutionOutcome`, in small letters and without the prefix."""
 
 
 class CitedAnswer(msgspec.Struct, frozen=True):
@@ -32,8 +34,8 @@ class CitedAnswer(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The answer and, below it, its numbered sources, or why there are none."""
-        return f"{self.answer}\n\n{below}" if (below := self._below()) else self.answer
+        """The answer and, below it, its numbered sources, or why there are none, and what could not be looked up."""
+        return "\n\n".join(filter(None, (self.answer, self._below(), missed(self.results))))
 
     def _below(self) -> str:
         if self.outcome == "out_of_scope":
@@ -46,6 +48,12 @@ class CitedAnswer(msgspec.Struct, frozen=True):
         return "\n".join(
             ["Sources:", *(f"[{number}] {source_line(at)}" for number, at in enumerate(self.citations, 1))]
         )
+
+
+def missed(results: Iterable[SubAnswer]) -> str:
+    """The sub-queries that have no report; empty where all have one."""
+    without = [f"“{result.sub_query}”" for result in results if result.outcome not in ("reported", "unspecified")]
+    return f"Could not look up: {'; '.join(without)}." if without else ""
 
 
 def place(title: str, page: int | None) -> str:
@@ -62,15 +70,21 @@ def source_line(citation: Citation | evidence_pb2.Citation) -> str:
 def answer_from_proto(response: answer_pb.AnswerResponse) -> CitedAnswer:
     """The answer to a question."""
     outcome = answer_pb.AnswerOutcome.Name(response.outcome).removeprefix("ANSWER_OUTCOME_").lower()
-    results = tuple(SubAnswer(result.sub_query, result.answer) for result in response.results)
+    results = tuple(map(sub_answer_from_proto, response.results))
     return CitedAnswer(response.run_id, outcome, response.answer, _citations(response.citations), results)
 
 
 def report_from_proto(run_id: str, result: evidence_pb2.SubQueryResult) -> CitedAnswer:
     """The report on one sub-query."""
-    outcome = evidence_pb2.ExecutionOutcome.Name(result.outcome).removeprefix("EXECUTION_OUTCOME_").lower()
+    reported = sub_answer_from_proto(result)
     citations = _citations(citation for point in result.evidence for citation in point.citations)
-    return CitedAnswer(run_id, outcome, result.answer, citations, (SubAnswer(result.sub_query, result.answer),))
+    return CitedAnswer(run_id, reported.outcome, result.answer, citations, (reported,))
+
+
+def sub_answer_from_proto(result: evidence_pb2.SubQueryResult) -> SubAnswer:
+    """What was reported for a sub-query."""
+    outcome = evidence_pb2.ExecutionOutcome.Name(result.outcome).removeprefix("EXECUTION_OUTCOME_").lower()
+    return SubAnswer(result.sub_query, result.answer, outcome)
 
 
 def _citations(messages: Iterable[evidence_pb2.Citation]) -> tuple[Citation, ...]:

@@ -1,6 +1,7 @@
 """An event of a run as a line for people."""
 
 from rolegate.v1 import answer_service_pb2 as pb
+from rolegate.v1 import evidence_pb2
 
 
 def event_line(event: pb.StreamAnswerResponse) -> str | None:
@@ -14,6 +15,8 @@ def event_line(event: pb.StreamAnswerResponse) -> str | None:
             found = ", ".join(event.search_done.titles) or "nothing"
             return f"    searched “{event.search_done.query}”: {found}"
         case "reported":
-            return f"  ← {event.reported.index + 1}. {event.reported.result.answer}"
+            result = event.reported.result
+            failed = result.outcome not in (evidence_pb2.EXECUTION_OUTCOME_REPORTED, 0)
+            return f"  ← {event.reported.index + 1}. {'could not be looked up' if failed else result.answer}"
         case _:
             return None

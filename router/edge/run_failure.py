@@ -5,7 +5,7 @@ import re
 import msgspec
 from google.rpc import code_pb2, status_pb2
 
-from router.edge.status import STATUS, new_status
+from router.edge.status import COME_BACK_S, STATUS, new_status
 from router.identity import Identity
 from router.run import Run
 
@@ -28,7 +28,8 @@ def failure_of(run: Run, identity: Identity) -> status_pb2.Status:
         text = f"Run {run.id} was interrupted, because its gateway was killed; ask again."
         return new_status(code_pb2.UNAVAILABLE, text, "RUN_INTERRUPTED")
     code, reason = _ROWS.get(_name(run.error), (code_pb2.INTERNAL, "INTERNAL"))
-    return new_status(code, f"Run {run.id} failed: {as_seen_by(run, identity).error}", reason)
+    wait_s = COME_BACK_S if code == code_pb2.UNAVAILABLE else None
+    return new_status(code, f"Run {run.id} failed: {as_seen_by(run, identity).error}", reason, wait_s=wait_s)
 
 
 def _plain(error: str) -> str:

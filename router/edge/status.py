@@ -25,6 +25,7 @@ from router.errors import (
     BadVersion,
     BudgetExhausted,
     ContextTooLong,
+    MalformedOutput,
     NoKey,
     NotFound,
     OutOfTime,
@@ -47,6 +48,8 @@ from router.identity import LOCAL, Identity
 
 _log = structlog.get_logger("edge")
 DOMAIN = "rolegate"
+COME_BACK_S = 5.0
+"""When to come back after what failed upstream did not say."""
 _ENDING_S = 0.1
 """How long a slow reader may take for the status."""
 
@@ -74,7 +77,8 @@ STATUS: dict[type[RolegateError], tuple[int, str]] = {
     UpstreamUnavailable: (code_pb2.UNAVAILABLE, "UPSTREAM_UNAVAILABLE"),
     UpstreamRefused: (code_pb2.FAILED_PRECONDITION, "UPSTREAM_REFUSED"),
     ContextTooLong: (code_pb2.FAILED_PRECONDITION, "CONTEXT_TOO_LONG"),
-    UpstreamGarbled: (code_pb2.INTERNAL, "UPSTREAM_GARBLED"),
+    UpstreamGarbled: (code_pb2.UNAVAILABLE, "UPSTREAM_GARBLED"),
+    MalformedOutput: (code_pb2.FAILED_PRECONDITION, "MALFORMED_OUTPUT"),
 }
 """Every error class that is raised (the test walks the tree), its status code and its reason."""
 
@@ -87,6 +91,7 @@ _FOR_TENANTS: dict[type[RolegateError], str] = {
     UpstreamRefused: "{who} refuses what it is asked; tell the gateway's operator.",
     ContextTooLong: "{who} takes no prompt as long as this one; ask for something shorter.",
     UpstreamGarbled: "{who} answered something that cannot be used; try again, or tell the gateway's operator.",
+    MalformedOutput: "{who} does not follow the gateway's protocol, so it cannot do its work; tell the operator.",
 }
 """What tenants are told instead of texts that name addresses, files, or what engines said."""
 
@@ -105,9 +110,10 @@ def status_of(error: BaseException, identity: Identity = LOCAL) -> status_pb2.St
 
 
 def retry_after_s(error: BaseException) -> float | None:
-    """When to come back, in seconds, where the error says it."""
-    said: float | None = getattr(innermost(error), "retry_after_s", None)
-    return said
+    """When to come back, in seconds, where the error says it or coming back may help."""
+    error = innermost(error)
+    said: float | None = getattr(error, "retry_after_s", None)
+    return COME_BACK_S if said is None and isinstance(error, UpstreamUnavailable | UpstreamGarbled) else said
 
 
 def new_status(
@@ -131,8 +137,6 @@ def logged_status(error: BaseException) -> status_pb2.Status:
     error, status = innermost(error), status_of(error, caller())
     if not isinstance(error, RolegateError):
         _log.error("edge.failed", error=str(error), exception="".join(traceback.format_exception(error)))
-    elif status.code == code_pb2.INTERNAL:
-        _log.error("edge.failed", error=str(error))
     else:
         _log.warning("edge.refused", code=code_pb2.Code.Name(status.code), error=str(error))
     return status

@@ -8,7 +8,7 @@ from rich.text import Text
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
 
-from router.edge.cited_answer import source_line
+from router.edge.cited_answer import missed, source_line, sub_answer_from_proto
 from router.edge.event_line import event_line
 from serving.cli.message_json import message_json
 from serving.cli.usage_table import usage_table
@@ -56,6 +56,8 @@ class AnswerView:
         self._out.print(Panel(shown, title="answer", subtitle=outcome, border_style=colour, expand=False))
         if answer.outcome in _FROM_REPORTS and not answer.citations:
             self._line("nothing that was retrieved holds this answer: check it", style="yellow")
+        if without := missed(map(sub_answer_from_proto, answer.results)):
+            self._line(without, style="yellow")
         for number, result in enumerate(answer.results, 1):
             self._line(f"{number}. {result.sub_query} → {result.answer}", style="bold")
             if result.shared_from:

@@ -3,7 +3,7 @@
 import pytest
 
 from router import prompts
-from router.delegation import Dispatch, Stop
+from router.delegation import Dispatch, Malformed, Stop
 from router.delegator import Delegator
 from router.errors import UpstreamRefused
 from router.execution import Conversation, Execution
@@ -58,11 +58,12 @@ async def test_malformed_output_is_corrected_once(bad: str) -> None:
     assert len(conversation.outputs) == 2
 
 
-async def test_malformed_twice_is_a_stop() -> None:
-    """After one correction the round counts as a stop."""
+async def test_malformed_twice_is_told() -> None:
+    """After one correction nothing more is asked of the model."""
     asked, model = delegator("He was born in 1943.", "Yes.", block("never asked?"))
     decision, _ = await asked.decide(asked.open(QUESTION), Ledger())
-    assert (decision, len(model.prompts)) == (Stop(), 2)
+    assert isinstance(decision, Malformed)
+    assert len(model.prompts) == 2
 
 
 async def test_each_round_may_be_corrected() -> None:

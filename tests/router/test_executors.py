@@ -209,11 +209,18 @@ async def test_at_last_the_configured_model_steps_in() -> None:
         ["<search>x</search>", report("", ""), "no", "no"],
     ],
 )
-async def test_another_failure_is_the_version_s_own(says: list[str | UpstreamError]) -> None:
-    """Nobody steps in for a version that was there."""
-    several = executors(Record(Traffic(OLD, NEW, "canary", 1.0)), {NEW: ScriptedModel(says)})
+async def test_no_client_suffers_from_a_trial(says: list[str | UpstreamError]) -> None:
+    """The active version steps in for a candidate that fails; for the active one nobody does, as it was there."""
+    record = Record(Traffic(OLD, NEW, "canary", 1.0))
+    several = executors(record, {NEW: ScriptedModel(says)})
     await several.refresh()
-    execution = await several.run("Who directed Heat?", 0, run_of("run-1"))
+    context = run_of("run-1")
+    execution = await several.run("Who directed Heat?", 0, context)
+    assert (execution.executor, execution.failed, context.failures) == (OLD, False, {})
+    assert [call.purpose for call in context.ledger.calls if call.executor_version == OLD] == ["fallback"] * 2
+    alone = executors(Record(Traffic(NEW)), {NEW: ScriptedModel(says)})
+    await alone.refresh()
+    execution = await alone.run("Who directed Heat?", 0, run_of("run-1"))
     assert (execution.executor, execution.failed) == (NEW, True)
 
 

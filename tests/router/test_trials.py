@@ -15,7 +15,7 @@ from router.answerer import Answerer
 from router.budget import Budget
 from router.conductor import Conductor
 from router.delegator import Delegator
-from router.errors import ContextTooLong, UpstreamRefused, UpstreamUnavailable
+from router.errors import ContextTooLong, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
 from router.executor import Executes, Executor, ExecutorLimits
 from router.executors import Executors
 from router.feedback import Feedback
@@ -30,7 +30,7 @@ from router.role import Role
 from router.run import Run
 from router.runs import Runs
 from router.scope import Scope, words
-from router.scripted_model import ScriptedModel
+from router.scripted_model import Answer, ScriptedModel
 from router.search import Search
 from router.store.accounts import SQLAccounts
 from router.store.archive import SQLArchive
@@ -383,6 +383,7 @@ async def test_a_run_that_others_spoiled_is_not_tried(tmp_path: Path) -> None:
     """The version that was served could not help it."""
     models = Models()
     models.retriever = DownOnce({SUB_QUERY: [PASSAGE]})
+    models.delegator = ScriptedModel([block(SUB_QUERY), *[block(SUB_QUERY), STOP] * 3], "backbone")
     async with deployed(tmp_path, models) as here:
         await here.set("shadow")
         spoiled = await here.ask()
@@ -407,10 +408,21 @@ async def test_an_execution_without_a_report_is_a_failure(tmp_path: Path) -> Non
     assert trial.by_candidate.answer
 
 
-async def test_a_canary_that_the_engine_does_not_have(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "says",
+    [
+        UpstreamRefused("no such model", endpoint="e"),
+        UpstreamUnavailable("it broke down", endpoint="e"),
+        UpstreamGarbled("not JSON", endpoint="e"),
+        "I do not know.",
+        "",
+    ],
+    ids=["not there", "breaks down", "garbled", "malformed", "silent"],
+)
+async def test_a_canary_that_fails(says: Answer, tmp_path: Path) -> None:
     """The client gets an answer all the same, and the gate hears of the failure."""
     models = Models()
-    models.executors[NEW] = ScriptedModel(lambda _prompt: UpstreamRefused("no such model", endpoint="e"), NEW)
+    models.executors[NEW] = ScriptedModel(lambda _prompt: says, NEW)
     async with deployed(tmp_path, models) as here:
         await here.set("canary", 1.0)
         run = await here.ask()

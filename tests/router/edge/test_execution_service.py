@@ -8,10 +8,11 @@ from rolegate.v1 import evidence_pb2, usage_pb2
 from rolegate.v1 import execution_service_pb2 as pb
 from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 
-from router.errors import UpstreamUnavailable
-from router.scripted_model import ScriptedModel
+from router.errors import UpstreamRefused, UpstreamUnavailable
+from router.execution import Execution
+from router.scripted_model import Answer, ScriptedModel
 from tests.router.clock import ended
-from tests.router.deployment import Deployment, HeldModel, Kept, report
+from tests.router.deployment import Deployment, HeldModel, Kept, finds, report
 from tests.router.edge.wire import info_of, served
 
 if TYPE_CHECKING:
@@ -44,15 +45,31 @@ async def test_execute() -> None:
     assert store.runs[0].kind == "execute"
 
 
-async def test_a_failing_model_is_an_outcome() -> None:
-    """A client with a loop of its own gets the same neutral report as our delegator, and the typed outcome."""
-    executor = ScriptedModel([UpstreamUnavailable("10.0.0.7 is down", endpoint="http://10.0.0.7")])
-    async with served(Deployment(executor=executor).gateway()) as channel:
-        response = await stub_of(channel).Execute(pb.ExecuteRequest(sub_query=SUB_QUERY))
-    assert response.result.outcome == evidence_pb2.EXECUTION_OUTCOME_MODEL_FAILED
-    assert (response.result.answer, list(response.result.evidence)) == ("no evidence found", [])
-    assert "10.0.0.7" not in str(response)
-    assert [usage.attempts_without_usage for usage in response.usage] == [1]
+@pytest.mark.parametrize(
+    ("fails", "code", "reason"),
+    [
+        (UpstreamUnavailable("down", endpoint="e"), grpc.StatusCode.UNAVAILABLE, "UPSTREAM_UNAVAILABLE"),
+        (UpstreamRefused("wrong key", endpoint="e"), grpc.StatusCode.FAILED_PRECONDITION, "UPSTREAM_REFUSED"),
+        ("hello", grpc.StatusCode.FAILED_PRECONDITION, "MALFORMED_OUTPUT"),
+    ],
+)
+async def test_a_failing_model_is_an_error(fails: Answer, code: grpc.StatusCode, reason: str) -> None:
+    """Not a report that nothing was found; asked again under its name, the sub-query is worked on anew."""
+    store, down = Kept(), True
+    executor = ScriptedModel(lambda prompt: fails if down else finds(prompt))
+    async with served(Deployment(executor=executor).gateway(store)) as channel:
+        request = pb.ExecuteRequest(sub_query=SUB_QUERY, request_id="once")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub_of(channel).Execute(request)
+        down = False
+        response = await stub_of(channel).Execute(request)
+    assert (caught.value.code(), info_of(caught.value).reason) == (code, reason)
+    assert info_of(caught.value).metadata["role"] == "execution"
+    assert response.result.outcome == evidence_pb2.EXECUTION_OUTCOME_REPORTED
+    failed, run = store.runs
+    assert (failed.status, run.status, run.id) == ("failed", "finished", response.run_id)
+    assert isinstance(failed.result, Execution)
+    assert failed.calls
 
 
 @pytest.mark.parametrize("sub_query", ["", " ", "x" * 4001])

@@ -14,7 +14,7 @@ from router.edge.http_server import HTTPServer
 from router.edge.openai_door import MAX_BODY_BYTES, openai_app
 from router.edge.openai_failure import HTTP_STATUS, refused
 from router.edge.status import STATUS
-from router.errors import BadConfig, BadRequest, UpstreamUnavailable
+from router.errors import BadConfig, BadRequest, UpstreamRefused, UpstreamUnavailable
 from router.events import Emit
 from router.gateway import Gateway
 from router.model import Completion, Usage
@@ -269,11 +269,12 @@ def test_every_code_has_its_http_status() -> None:
 
 
 def test_when_to_come_back_is_told() -> None:
-    """In whole seconds, where the endpoint said it, also through a task group."""
+    """In whole seconds, also through a task group: what the endpoint said, or else a little later."""
     error = UpstreamUnavailable("busy", endpoint="e", retry_after_s=1.2)
     assert refused(error).headers["Retry-After"] == "2"
     assert refused(ExceptionGroup("", [error])).headers["Retry-After"] == "2"
-    assert "Retry-After" not in refused(UpstreamUnavailable("busy", endpoint="e")).headers
+    assert refused(UpstreamUnavailable("busy", endpoint="e")).headers["Retry-After"] == "5"
+    assert "Retry-After" not in refused(UpstreamRefused("wrong key", endpoint="e")).headers
     assert "Retry-After" not in refused(BadRequest("empty")).headers
 
 

@@ -147,7 +147,7 @@ def test_what_a_task_group_wrapped_is_unwrapped() -> None:
 WIRE: list[tuple[UpstreamError, grpc.StatusCode, str]] = [
     (UpstreamUnavailable("down", endpoint="e"), grpc.StatusCode.UNAVAILABLE, "UPSTREAM_UNAVAILABLE"),
     (UpstreamRefused("wrong key", endpoint="e"), grpc.StatusCode.FAILED_PRECONDITION, "UPSTREAM_REFUSED"),
-    (UpstreamGarbled("not JSON", endpoint="e"), grpc.StatusCode.INTERNAL, "UPSTREAM_GARBLED"),
+    (UpstreamGarbled("not JSON", endpoint="e"), grpc.StatusCode.UNAVAILABLE, "UPSTREAM_GARBLED"),
 ]
 
 
@@ -164,7 +164,8 @@ async def test_over_a_channel(error: UpstreamError, code: grpc.StatusCode, reaso
     for caught in (whole.value, stream.value):
         assert (caught.code(), caught.details()) == (code, str(error))
         assert (info_of(caught).reason, info_of(caught).domain) == (reason, "rolegate")
-        assert dict(info_of(caught).metadata) == {"role": "delegation"}
+        comes_back = {"retry_after_s": "5.000"} if code is grpc.StatusCode.UNAVAILABLE else {}
+        assert dict(info_of(caught).metadata) == {"role": "delegation", **comes_back}
 
 
 async def test_a_bug_over_a_channel() -> None:

@@ -1,0 +1,284 @@
+"""Outages are told as what they are, whichever way a question comes; over real channels."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import aiohttp
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from hypothesis import given
+from hypothesis import strategies as st
+from rolegate.v1 import answer_service_pb2 as pb
+from rolegate.v1 import evidence_pb2
+from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
+
+from router.access import Access, new_key
+from router.edge.http_server import HTTPServer
+from router.edge.openai_door import openai_app
+from router.edge.server import Server
+from router.errors import MalformedOutput, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.executor import ExecutorLimits
+from router.gateway import Gateway
+from router.identity import SCOPES
+from router.model import Prompt
+from router.openai_http import OpenAIHTTP
+from router.passage import Passage
+from router.retrieval import FixedRetriever
+from router.scripted_model import Answer, ScriptedModel
+from router.single_agent import SingleAgent
+from router.terms import Terms
+from router.topology import Topology
+from router.trajectory import NOT_FOUND, Trajectory
+from tests.router import openai_server
+from tests.router.accounts import KeptAccounts
+from tests.router.deployment import STOP, Deployment, Kept, block, finds, report, role
+from tests.router.edge.wire import connected, info_of, served
+from tests.router.openai_server import MODEL, Behaviour, fails, replies, says
+
+if TYPE_CHECKING:
+    from rolegate.v1.answer_service_pb2_grpc import AnswerServiceAsyncStub
+
+QUESTION, SUB_QUERY = "Was the director of Heat born before 1950?", "Who directed Heat?"
+ASKED = pb.AnswerRequest(question=QUESTION, request_id="once")
+UNAVAILABLE, PRECONDITION = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION
+
+
+def stub_of(channel: grpc.aio.Channel) -> "AnswerServiceAsyncStub":
+    return AnswerServiceStub(channel)
+
+
+def delegates(prompt: Prompt) -> str:
+    """One round of one sub-query, any number of times."""
+    return block(SUB_QUERY) if len(prompt.messages) == 2 else STOP
+
+
+def retry_s(error: grpc.aio.AioRpcError) -> float | None:
+    """When a status says to come back."""
+    status, delay = rpc_status.from_call(error), error_details_pb2.RetryInfo()  # type: ignore[arg-type]
+    assert status is not None
+    return next((delay.retry_delay.seconds for detail in status.details if detail.Unpack(delay)), None)
+
+
+async def refused(gateway: Gateway | Server, request: pb.AnswerRequest = ASKED) -> grpc.aio.AioRpcError:
+    """With what a question ends."""
+    async with served(gateway) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub_of(channel).Answer(request)
+    return caught.value
+
+
+@asynccontextmanager
+async def executors_at(behaviour: Behaviour) -> AsyncIterator[tuple[Deployment, openai_server.OpenAIServer]]:
+    """A deployment whose executor is at a real endpoint."""
+    async with openai_server.serving() as endpoint, aiohttp.ClientSession() as session:
+        endpoint.plays(behaviour)
+        yield Deployment(ScriptedModel(delegates), OpenAIHTTP(session, endpoint.base_url, MODEL)), endpoint
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "code", "reason"),
+    [
+        (fails(401, "Incorrect API key"), PRECONDITION, "UPSTREAM_REFUSED"),
+        (fails(429, "Too many requests"), UNAVAILABLE, "UPSTREAM_UNAVAILABLE"),
+        (fails(500, "CUDA error"), UNAVAILABLE, "UPSTREAM_UNAVAILABLE"),
+        (replies(b"<html>Welcome</html>", "text/html"), UNAVAILABLE, "UPSTREAM_GARBLED"),
+        (says("hello"), PRECONDITION, "MALFORMED_OUTPUT"),
+        (says(""), PRECONDITION, "MALFORMED_OUTPUT"),
+    ],
+    ids=["401", "429", "500", "garbage", "chatty", "silent"],
+)
+async def test_executors_that_fail(behaviour: Behaviour, code: grpc.StatusCode, reason: str) -> None:
+    """The run fails, names the role, and says when to come back where that may help. It is stored as failed with its
+    trace and its calls, and the same request is worked on anew once they do their part.
+    """
+    store = Kept()
+    async with executors_at(behaviour) as (deployment, endpoint), served(deployment.gateway(store)) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub_of(channel).Answer(ASKED)
+        endpoint.plays(says(f"<search>{SUB_QUERY}</search>"), says(report("Michael Mann", "He directed it.")))
+        response = await stub_of(channel).Answer(ASKED)
+    error = caught.value
+    assert (error.code(), info_of(error).reason, info_of(error).metadata["role"]) == (code, reason, "execution")
+    assert retry_s(error) == (5 if code is UNAVAILABLE else None)
+    assert response.outcome == pb.ANSWER_OUTCOME_ANSWERED
+    failed, finished = store.runs
+    assert (failed.status, finished.status, response.run_id) == ("failed", "finished", finished.id)
+    assert isinstance(failed.result, Trajectory)
+    assert (failed.result.answer, len(failed.result.executions)) == ("", 1)
+    assert "execution" in [call.role for call in failed.calls]
+
+
+class Down(FixedRetriever):
+    """Fails as long as it has something to fail with."""
+
+    failure: UpstreamError | None = UpstreamUnavailable("connection refused", endpoint="10.0.0.7:50052")
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        if self.failure:
+            raise self.failure
+        return await super().search(queries, top_k)
+
+
+async def test_retrieval_that_is_down() -> None:
+    """Is named, and asked anew."""
+    store, retriever = Kept(), Down({})
+    deployment = Deployment(ScriptedModel(delegates), retriever=retriever)
+    async with served(deployment.gateway(store)) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match=r"retrieval at 10\.0\.0\.7:50052: connection refused") as caught:
+            await stub_of(channel).Answer(ASKED)
+        retriever.failure = None
+        response = await stub_of(channel).Answer(ASKED)
+    assert (caught.value.code(), info_of(caught.value).reason) == (UNAVAILABLE, "UPSTREAM_UNAVAILABLE")
+    assert retry_s(caught.value) == 5
+    assert (response.answer, [run.status for run in store.runs]) == ("Michael Mann", ["failed", "finished"])
+
+
+MALFORMED = [
+    ("delegation", Deployment(ScriptedModel(lambda _prompt: "Hello! How can I help?"))),
+    ("delegation", Deployment(ScriptedModel(lambda _prompt: ""))),
+    ("execution", Deployment(executor=ScriptedModel(lambda _prompt: "Bonjour !"))),
+    ("answer", Deployment(answerer=ScriptedModel(["<think>Hm.</think>"]))),
+]
+
+
+@pytest.mark.parametrize(("name", "deployment"), MALFORMED)
+async def test_a_model_that_does_not_follow_the_protocol(name: str, deployment: Deployment) -> None:
+    """Is the model's fault, and not a sign that the documents hold nothing."""
+    store = Kept()
+    error = await refused(deployment.gateway(store))
+    assert (error.code(), info_of(error).reason) == (PRECONDITION, "MALFORMED_OUTPUT")
+    assert info_of(error).metadata["role"] == name
+    assert f"{name} at " in (error.details() or "")
+    assert "does not follow the protocol of its role" in (error.details() or "")
+    assert [run.status for run in store.runs] == ["failed"]
+
+
+async def test_tenants_are_told_in_plain_words() -> None:
+    """Without an address or a model's name."""
+    sent, key = new_key("acme", SCOPES)
+    deployment = Deployment(executor=ScriptedModel(lambda _prompt: "hello", "secret-model"))
+    server = Server(deployment.gateway(), None, access=Access(KeptAccounts(key)))
+    async with connected(await server.start("127.0.0.1:0")) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub_of(channel).Answer(ASKED, metadata=(("authorization", f"Bearer {sent}"),))
+    await server.drain(0)
+    said = (
+        "The model for execution does not follow the gateway's protocol, so it cannot do its work; tell the operator."
+    )
+    assert caught.value.details() == said
+
+
+@pytest.mark.parametrize("searches", [True, False])
+async def test_a_main_agent_that_does_not_follow_the_protocol(searches: bool) -> None:
+    """So it is where one model works alone."""
+    deployment = Deployment()
+    model = role("delegation", ScriptedModel(lambda _prompt: "" if searches else "<search>x</search>"))
+    agent = SingleAgent(model, deployment.retriever if searches else None, ExecutorLimits())
+    gateway = deployment.gateway(topologies={"single_agent": Topology(agent, {"delegation": model})})
+    error = await refused(gateway, pb.AnswerRequest(question=QUESTION, topology=pb.TOPOLOGY_SINGLE_AGENT))
+    assert (error.code(), info_of(error).reason) == (PRECONDITION, "MALFORMED_OUTPUT")
+
+
+async def test_a_stop_without_a_search_is_an_answer() -> None:
+    """As is a report in proper form that says that there is nothing."""
+    async with served(Deployment(ScriptedModel([STOP])).gateway()) as channel:
+        stopped = await stub_of(channel).Answer(ASKED)
+    executor = ScriptedModel(["<search>Heat</search>", report("not found", "Nothing there tells.")])
+    deployment = Deployment(executor=executor, answerer=ScriptedModel(["<answer>not found</answer>"]))
+    async with served(deployment.gateway()) as channel:
+        nothing = await stub_of(channel).Answer(ASKED)
+    assert (stopped.answer, stopped.outcome) == (NOT_FOUND, pb.ANSWER_OUTCOME_NO_SEARCH)
+    assert (nothing.answer, nothing.outcome) == (NOT_FOUND, pb.ANSWER_OUTCOME_NOT_FOUND)
+
+
+DOWN = UpstreamUnavailable("down", endpoint="e")
+
+
+def partly(fate: Answer, answer: str = "Michael Mann") -> Deployment:
+    """A deployment in which one of two sub-queries has another fate."""
+    executor = ScriptedModel(lambda prompt: fate if prompt.messages[1].content == "b?" else finds(prompt))
+    delegator = ScriptedModel([block("a?", "b?"), STOP])
+    return Deployment(delegator, executor, ScriptedModel([f"<answer>{answer}</answer>"]))
+
+
+@pytest.mark.parametrize("fate", [DOWN, "hello"])
+async def test_what_could_not_be_looked_up_is_told(fate: Answer) -> None:
+    """Where the rest supports an answer: in the results, and below the answer in the text for people."""
+    server = HTTPServer(openai_app(partly(fate).gateway()), 0.0)
+    async with aiohttp.ClientSession(f"http://{await server.start('127.0.0.1:0', 'http')}") as session:
+        body = {"model": "rolegate", "messages": [{"role": "user", "content": QUESTION}]}
+        reply = await (await session.post("/v1/chat/completions", json=body)).json()
+    await server.drain()
+    async with served(partly(fate).gateway()) as channel:
+        response = await stub_of(channel).Answer(ASKED)
+    failed = "no_report" if fate == "hello" else "model_failed"
+    assert reply["choices"][0]["message"]["content"].splitlines()[::2] == [
+        "Michael Mann",
+        "No retrieved passage holds this answer.",
+        "Could not look up: “b?”.",
+    ]
+    assert [result["outcome"] for result in reply["rolegate"]["results"]] == ["reported", failed]
+    assert reply["rolegate"]["answer"] == response.answer == "Michael Mann"
+    outcomes = [evidence_pb2.ExecutionOutcome.Name(result.outcome) for result in response.results]
+    assert outcomes == ["EXECUTION_OUTCOME_REPORTED", f"EXECUTION_OUTCOME_{failed.upper()}"]
+
+
+async def test_what_is_missing_because_something_was_down_is_not_called_absent() -> None:
+    """An answerer that finds the rest wanting may only say so where everything was looked up, but for slips."""
+    error = await refused(partly(DOWN, "not found").gateway())
+    assert (error.code(), info_of(error).metadata["role"]) == (UNAVAILABLE, "execution")
+    async with served(partly("hello", "not found").gateway()) as channel:
+        assert (await stub_of(channel).Answer(ASKED)).outcome == pb.ANSWER_OUTCOME_NOT_FOUND
+
+
+FATES: dict[str, Answer] = {
+    "reported": "",
+    "refused": UpstreamRefused("wrong key", endpoint="e"),
+    "unavailable": DOWN,
+    "garbled": UpstreamGarbled("not JSON", endpoint="e"),
+    "malformed": "hello",
+}
+KINDS = {
+    UpstreamRefused: "refused",
+    UpstreamUnavailable: "unavailable",
+    UpstreamGarbled: "garbled",
+    MalformedOutput: "malformed",
+}
+
+
+@given(st.lists(st.sampled_from(sorted(FATES)), min_size=1, max_size=4))
+def test_a_failure_is_never_an_empty_answer(fates: list[str]) -> None:
+    """Whatever becomes of the sub-queries: there is an answer exactly where one of them has a report; otherwise the run
+    fails, refused where one was, and is not what the same request returns.
+    """
+
+    def executes(prompt: Prompt) -> Answer:
+        fate = fates[int(prompt.messages[1].content[-2])]
+        return finds(prompt) if fate == "reported" else FATES[fate]
+
+    sub_queries = block(*(f"What is number {number}?" for number in range(len(fates))))
+    answerer = ScriptedModel(lambda _prompt: "<answer>yes</answer>")
+    store, deployment = Kept(), Deployment(ScriptedModel([sub_queries, STOP] * 2), ScriptedModel(executes), answerer)
+    gateway = deployment.gateway(store)
+
+    async def asked() -> str:
+        try:
+            run = await gateway.answer(QUESTION, Terms(request_id="once"), lambda _event: None)
+        except UpstreamError as error:
+            return KINDS[type(error)]
+        assert isinstance(run.result, Trajectory)
+        assert run.result.answer == "yes"
+        return "reported"
+
+    async def main() -> None:
+        said = {await asked(), await asked()}
+        told = next((fate for fate in ("reported", "refused") if fate in fates), None)
+        passing = {"unavailable", "garbled"} & set(fates)
+        assert said == {told} if told else said <= (passing or {"malformed"})
+        assert [run.status for run in store.runs] == (["finished"] if told == "reported" else ["failed"] * 2)
+
+    asyncio.run(main())
