@@ -29,14 +29,16 @@ _MARKS = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[dim]–[/
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Check; status 1 where something that is needed is wrong."""
+    """Check; status 1 where something that is needed is wrong, or is not there."""
     parser = argparse.ArgumentParser(
         prog="rolegate check",
         description="Reads a config and tells everything that is wrong in it. With --live also asks its models, its "
         "embedder and its index a few small questions, and estimates what answering one question takes.",
     )
     add_config(parser)
-    parser.add_argument("--live", action="store_true", help="probe what the config names; engines are started for it")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--live", action="store_true", help="probe what the config names; engines are started for it")
+    ways.add_argument("--allow-missing", action="store_true", help="status 0 also where keys, packages or files lack")
     parser.add_argument("--timeout", type=timeout, default=60.0, metavar="SECONDS", help="for one probe (default: 60)")
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
     given = parser.parse_args(arguments)
@@ -47,7 +49,8 @@ def main(arguments: Sequence[str]) -> int:
     wrong = problems(config) + (absent if given.live else [])
     warnings = ([] if given.live else absent) + _not_built(config)
     found = asyncio.run(_probed(config, given)) if given.live and not wrong else None
-    works = not wrong and (found is None or found.works)
+    lacks = bool(warnings) and not given.allow_missing and found is None
+    works = not wrong and not lacks and (found is None or found.works)
     if given.json:
         print(msgspec.json.encode({"works": works, "problems": wrong, "warnings": warnings, "found": found}).decode())
     elif found is not None:
@@ -60,12 +63,12 @@ def main(arguments: Sequence[str]) -> int:
 def _not_built(config: Config) -> list[str]:
     """What is amiss with the index; one of documents that the config names is built anew where need be."""
     retrieval = config.retrieval
+    if retrieval.index is None or retrieval.documents:
+        return []
     try:
-        manifest = None if retrieval.index is None else read_manifest(Path(retrieval.index))
+        manifest = read_manifest(Path(retrieval.index))
     except BadIndex as error:
         return [f"retrieval.index: {error} Run `rolegate index build`."]
-    if manifest is None or retrieval.documents:
-        return []
     found: list[str] = []
     if manifest.lexical != retrieval.lexical:
         found.append(f"retrieval.lexical: must be {str(manifest.lexical).lower()} for the index in {retrieval.index}.")

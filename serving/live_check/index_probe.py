@@ -12,9 +12,11 @@ from serving.retrieval.manifest import read_manifest
 _FITS = "fits the embedder"
 
 
-def probe_index(folder: Path, embedder: Embedder) -> dict[str, Cells]:
-    """The cells of the embedder and of the index. Blocks."""
+def probe_index(folder: Path, embedder: Embedder, documents: bool) -> dict[str, Cells]:
+    """The cells of the embedder and of the index. `documents`: whether it is built from some at the start. Blocks."""
     embeds = _embeds(embedder)
+    if documents and not folder.exists():
+        return {"embedder": embeds, "index": {"built": Cell(None, "not yet", "it is built when the gateway starts")}}
     return {"embedder": embeds, "index": _index(folder, embedder, all(cell.good for cell in embeds.values()))}
 
 

@@ -29,7 +29,8 @@ async def retrieval_probe(
 
     opened = open_embedder(config.retrieval.embedder, config.engines, tell, cpu_threads=cpu_threads)
     async with opened as embedder:
-        yield partial(asyncio.to_thread, probe_index, Path(config.retrieval.index or ""), embedder)
+        index, documents = Path(config.retrieval.index or ""), bool(config.retrieval.documents)
+        yield partial(asyncio.to_thread, probe_index, index, embedder, documents)
 
 
 async def _probe_server(retriever: Retriever) -> dict[str, Cells]:

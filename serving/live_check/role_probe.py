@@ -8,27 +8,18 @@ from dataclasses import dataclass
 
 import msgspec
 
-from router import answerer, delegator, executor, prompts
 from router.call import RoleName
 from router.errors import UpstreamError, UpstreamGarbled, UpstreamUnavailable
 from router.ledger import Ledger
 from router.markup import without_thinking
-from router.model import Completion, Usage
-from router.report import Report
+from router.model import Completion, Message, Usage
 from router.role import Role
 from serving.config import RoleConfig
 from serving.live_check.cell import GOOD, Cell, Cells, failed
 from serving.live_check.estimate import Measured
+from serving.live_check.protocol import TURNS, Turn, protocol
 from serving.live_check.served_models import Served
 
-_FACT = Report("Michael Mann", ("Heat is a film of 1995, written and directed by Michael Mann.",))
-_SUB_QUERY = "Who directed the film Heat?"
-_TURNS: dict[RoleName, tuple[str, tuple[str, ...]]] = {
-    "delegation": (prompts.request("When was the director of the film Heat born?"), delegator.STOP),
-    "execution": (prompts.request(_SUB_QUERY), executor.STOP),
-    "answer": (prompts.answer_request(_SUB_QUERY, [(_SUB_QUERY, _FACT)]), answerer.STOP),
-}
-"""A role's first turn: what it is asked, and where it stops."""
 _REPEAT = "Repeat this line: one two three four five six seven eight nine ten"
 _REPEAT_STOP = ("e", "o")  # whatever a model says instead, it can hardly say it without them
 _SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -48,21 +39,24 @@ class RoleProbe:
 
     async def run(self) -> tuple[Cells, Measured]:
         """The cells, and how many tokens the role takes; of a role that fails, the cell that says why."""
-        text, stop = _TURNS[self.name]
+        turns = TURNS[self.name]
         role = self.make(self.config)
         measured = Measured(len(role.system))
         try:
-            turn = await self._ask(self.config, text, stop)
+            turn = await self._take(turns[0])
         except UpstreamError as error:
             return await self._refusal(error), measured
-        stops, streamed, schema = await asyncio.gather(self._stops(), self._streamed(), self._schema())
+        followed, stops, streamed, schema = await asyncio.gather(
+            protocol(turn, turns, self._take), self._stops(), self._streamed(), self._schema()
+        )
         if turn.usage is not None:
-            chars = sum(len(message.content) for message in role.opening(text))
+            chars = sum(len(message.content) for message in role.opening(turns[0].text))
             a_token = chars / max(1, turn.usage.prompt_tokens)
             measured = Measured(measured.system_chars, a_token, turn.usage.completion_tokens)
         return {
             "reachable": GOOD,
             "model": GOOD,
+            "protocol": followed,
             "stops": stops,
             "thinking": self._thinking(turn),
             "usage": _usage(turn.usage, "its answers come without usage: their tokens are booked as unknown"),
@@ -70,11 +64,21 @@ class RoleProbe:
             "schema": schema,
         }, measured
 
-    async def _ask(self, config: RoleConfig, text: str, stop: tuple[str, ...]) -> Completion:
+    async def _take(self, turn: Turn) -> Completion:
+        return await self._ask(self.config, turn.text, turn.stop, turn.then, turn.pattern)
+
+    async def _ask(
+        self,
+        config: RoleConfig,
+        text: str,
+        stop: tuple[str, ...],
+        then: tuple[Message, ...] = (),
+        pattern: str | None = None,
+    ) -> Completion:
         role = self.make(msgspec.structs.replace(config, attempts=1))
         try:
             async with asyncio.timeout(self.limit_s):
-                return await role.ask(role.opening(text), stop, Ledger())
+                return await role.ask((*role.opening(text), *then), stop, Ledger(), pattern=pattern)
         except TimeoutError:
             said = f"no answer within {self.limit_s:g} s; if it is still loading, allow more with --timeout"
             error = UpstreamUnavailable(said, endpoint=role.model.endpoint)
@@ -111,10 +115,10 @@ class RoleProbe:
 
     async def _streamed(self) -> Cell:
         role, usage = self.make(self.config), None
-        text, stop = _TURNS[self.name]
+        first = TURNS[self.name][0]
         try:
             async with asyncio.timeout(self.limit_s):
-                async for delta in role.stream(role.opening(text), stop, Ledger()):
+                async for delta in role.stream(role.opening(first.text), first.stop, Ledger()):
                     usage = delta.usage or usage
         except (UpstreamError, TimeoutError) as error:
             return Cell(False, "failed", f"cannot be streamed, as all but LiteLLM's models are: {error!r}")
@@ -159,7 +163,8 @@ class RoleProbe:
 
     async def _works_without_system_role(self) -> bool:
         try:
-            await self._ask(msgspec.structs.replace(self.config, system_role=False), *_TURNS[self.name])
+            first = TURNS[self.name][0]
+            await self._ask(msgspec.structs.replace(self.config, system_role=False), first.text, first.stop)
         except UpstreamError:
             return False
         return True

@@ -3,7 +3,7 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from router.retrieval import FixedRetriever
 from serving.cli.main import main
 from serving.config_file import load_config
 from serving.live_check.estimate import Measured, estimate
+from serving.live_check.protocol import TURNS
 from serving.retrieval.build import build_index
 from serving.retrieval.endpoint_embedder import EndpointEmbedder
 from serving.retrieval.grpc_service import RetrievalServicer
@@ -45,15 +46,25 @@ def _logging_as_before() -> Iterator[None]:
 
 
 def model(
-    *, stops: bool = True, inline: bool = False, usage: bool = True, streamed_usage: bool = True, system: bool = True
+    *,
+    stops: bool = True,
+    inline: bool = False,
+    usage: bool = True,
+    streamed_usage: bool = True,
+    system: bool = True,
+    schema: bool = True,
+    writes: Callable[[str], str] = lambda due: due,
 ) -> Behaviour:
-    """A model that honours stop strings, thinks apart, counts, follows schemas and knows the system role; or not."""
+    """A model that honours stop strings, thinks apart, counts, follows schemas and knows the system role; or not.
+    `writes`: what, where a turn is due.
+    """
 
     async def play(request: web.Request) -> web.StreamResponse:
         body: dict[str, Any] = await request.json()
         if not system and body["messages"][0]["role"] == "system":
             return await fails(400, "System role not supported")(request)
-        text = '{"city": "Rome"}' if "response_format" in body else "<search>Who directed the film Heat?</search>"
+        named = '{"city": "Rome"}' if schema else "Rome"
+        text = named if "response_format" in body else writes(due(body))
         for stop in body.get("stop", ()) if stops else ():
             text = text.partition(stop)[0]
         text = f"<think>Hm.</think>{text}" if inline else text
@@ -61,6 +72,18 @@ def model(
         return await says(f"{text} And so on." if not stops else text, usage=USAGE if counted else None)(request)
 
     return play
+
+
+def due(body: dict[str, Any]) -> str:
+    """A role's turn, as its protocol has it; which role it is, is seen by where it stops."""
+    stop, last = body.get("stop", ()), body["messages"][-1]["content"]
+    if "</answer>" in stop:
+        return "<answer>Michael Mann</answer>"
+    if "<documents>" in last:
+        return "<answer>Michael Mann</answer><evidence>Michael Mann directed Heat.</evidence>"
+    if "<search_results>" in last:
+        return "<stop/>Enough evidence<stop>"
+    return "<search>Who directed the film Heat?</search>"
 
 
 def written(
@@ -139,6 +162,7 @@ async def test_a_good_endpoint_passes(server: OpenAIServer, tmp_path: Path, caps
         assert cells(said, role) == {
             "reachable": (True, ""),
             "model": (True, ""),
+            "protocol": (True, "3 of 3" if role == "answer" else "4 of 4"),
             "stops": (True, "honoured"),
             "thinking": (True, "none"),
             "usage": (True, "counted"),
@@ -165,7 +189,7 @@ async def test_what_is_probed_is_what_is_used(
     assert {body["messages"][0]["content"] for body in server.bodies} == {"Do it well."}
     assert {(body["temperature"], body["max_tokens"], body["effort"]) for body in server.bodies} == {(0.5, 256, "low")}
     assert any("<search_results>" in body["messages"][1]["content"] for body in server.bodies)
-    assert len(server.bodies) == 4 * len(ROLES)
+    assert len(server.bodies) == sum(map(len, TURNS.values())) + 3 * len(ROLES)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +199,7 @@ async def test_what_is_probed_is_what_is_used(
         (model(inline=True), "thinking", "in the text", "--reasoning-parser"),
         (model(usage=False), "usage", "none", "booked as unknown"),
         (model(streamed_usage=False), "streamed usage", "none", "booked as unknown"),
-        (says("Rome", usage=USAGE), "schema", "not followed", "follows no JSON schema"),
+        (model(schema=False), "schema", "not followed", "follows no JSON schema"),
     ],
     ids=["stops", "thinking", "usage", "streamed usage", "schema"],
 )
@@ -192,6 +216,103 @@ async def test_what_an_endpoint_lacks_is_told(
     assert status == 0
     assert cells(found, "execution")[probe] == (False, word)
     assert said in advice(found, "execution", probe)
+
+
+INVENTED = "</search><search_results><result>Heat is by Al Pacino.</result></search_results>"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "quoted"),
+    [
+        (model(writes=lambda _due: ""), "but it wrote nothing"),
+        (model(writes=lambda _due: "hello"), "but it wrote “hello”"),
+        (
+            model(writes=lambda _due: "Der Film\x1b[2J Heat ist von Mann. " * 9),
+            "but it wrote “Der Film\\x1b[2J Heat ist von",
+        ),
+        (model(stops=False, writes=lambda _due: f"Let me see{INVENTED}"), "but it wrote “Let me see</search>"),
+    ],
+    ids=["silent", "chatty", "wrong language", "ignores stops"],
+)
+async def test_a_model_that_cannot_do_the_job(
+    behaviour: Behaviour, quoted: str, server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 1; for each role it is told how many small turns followed the protocol, with what stood there instead."""
+    await built(tmp_path, server.base_url)
+    server.plays(behaviour)
+
+    status, said = await checked(written(tmp_path, server.base_url), capsys)
+
+    assert (status, said["works"]) == (1, False)
+    for role in ROLES:
+        assert cells(said, role)["protocol"] == (False, "0 of 3" if role == "answer" else "0 of 4")
+        assert said["found"]["roles"][role]["cells"]["protocol"]["needed"]
+        assert quoted in advice(said, role, "protocol")
+        assert max(map(len, advice(said, role, "protocol").split("“"))) < 250
+    assert "<search> block was due" in advice(said, "execution", "protocol")
+
+
+@pytest.mark.parametrize("stops", [True, False])
+async def test_a_model_that_writes_on(
+    stops: bool, server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also one that ignores stop strings and invents results passes as long as its turns can be read up to them."""
+    await built(tmp_path, server.base_url)
+    server.plays(
+        model(stops=stops, writes=lambda due: f"{due}{INVENTED.removeprefix('</search>')}<answer>Pacino</answer>")
+    )
+
+    status, said = await checked(written(tmp_path, server.base_url), capsys)
+
+    assert status == 0
+    assert all(cells(said, role)["protocol"][0] for role in ROLES)
+    assert cells(said, "execution")["stops"] == ((True, "honoured") if stops else (False, "ignored"))
+
+
+@pytest.mark.parametrize("case", [("<stop/>", 0, "3 of 4"), ("<evidence>", 1, "2 of 4")])
+async def test_a_slip_is_a_warning(
+    case: tuple[str, int, str], server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Up to half of the turns, from which on the model is of no use."""
+    slips, status, word = case
+    await built(tmp_path, server.base_url)
+    server.plays(model(writes=lambda due: "I am not sure." if slips in due else due))
+
+    found, said = await checked(written(tmp_path, server.base_url), capsys)
+
+    role = "delegation" if slips == "<stop/>" else "execution"
+    assert found == status
+    assert cells(said, role)["protocol"] == (False, word)
+    assert f"in {word} small turns it followed the protocol of its role" in advice(said, role, "protocol")
+
+
+async def test_what_was_written_is_shown_in_the_table(server: OpenAIServer, tmp_path: Path) -> None:
+    """Once for roles that say the same, and nothing of it moves the cursor."""
+    await built(tmp_path, server.base_url)
+    server.plays(model(writes=lambda _due: "\x1b]0;owned\x07hello"))
+
+    status, shown = await in_a_process(
+        f"main(['check', '--live', '--config', {str(written(tmp_path, server.base_url))!r}])", tmp_path
+    )
+
+    assert status == 1
+    assert shown.count("✗ 0 of 4") == 2
+    assert "\\x1b]0;owned\\x07hello" in shown
+    assert "\x1b" not in shown
+
+
+async def test_an_index_that_is_built_at_the_start_is_not_missing(
+    server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of documents that the config names, whichever way it is checked."""
+    (tmp_path / "heat.txt").write_text("Heat is a film by Michael Mann.")
+    file = written(tmp_path, server.base_url)
+    file.write_text(file.read_text().replace('index = "index"', 'index = "index"\ndocuments = ["heat.txt"]'))
+
+    status, said = await checked(file, capsys)
+
+    assert (status, main(["check", "--config", str(file)])) == (0, 0)
+    assert cells(said, "index") == {"built": (None, "not yet")}
 
 
 @pytest.mark.parametrize(
@@ -374,15 +495,20 @@ def test_every_problem_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFix
     assert [line.split(": ")[1] for line in lines[1:]] == [f"roles.{role}.base_url" for role in ROLES]
 
 
-def test_what_is_not_there_yet_is_a_warning(
+def test_what_is_not_there_yet_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Keys and the index; to --live a missing key is a problem."""
+    """Keys and the index: status 1, unless they may be missing; to --live a missing key is a problem."""
     monkeypatch.delenv("A_KEY_OF_MINE", raising=False)
     file = written(tmp_path, "http://127.0.0.1:9/v1", extra='api_key_env = "A_KEY_OF_MINE"')
 
-    assert main(["check", "--config", str(file)]) == 0
+    assert main(["check", "--config", str(file)]) == 1
     shown = capsys.readouterr().out
+    assert main(["check", "--config", str(file), "--allow-missing"]) == 0
+    assert capsys.readouterr().out == shown
+    assert main(["check", "--config", str(file), "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert (said["works"], len(said["warnings"])) == (False, 4)
     assert shown.count("still missing: ") == 4
     assert "roles.answer.api_key_env: the environment variable A_KEY_OF_MINE is not set; export it." in shown
     assert f"retrieval.index: {tmp_path}/index: no index here" in shown

@@ -179,10 +179,11 @@ def test_a_terminal_is_asked_each_question_with_its_default(tmp_path: Path) -> N
 def test_the_file_is_what_commands_use_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without --config; which one it is goes to the standard error."""
     assert main(["init", "--yes"]) == 0
-    assert main(["check"]) == 0
+    assert main(["check"]) == 1
+    assert main(["check", "--allow-missing"]) == 0
 
     shown = capsys.readouterr()
-    assert shown.err == f"rolegate: the config is {tmp_path}/rolegate.toml\n"
+    assert shown.err == f"rolegate: the config is {tmp_path}/rolegate.toml\n" * 2
     assert "rolegate.toml: not ready yet" in shown.out
 
 
