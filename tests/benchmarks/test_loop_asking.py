@@ -21,10 +21,12 @@ VERSION = "executor-000001"
 class Gateway:
     """Knows every second answer, and fails where it is told to."""
 
-    def __init__(self, fails: tuple[str, ...] = (), stops_at: int | None = None, decides_at: int = 0) -> None:
+    def __init__(
+        self, fails: tuple[str, ...] = (), stops_at: int | None = None, decides_at: int = 0, reason: str = ""
+    ) -> None:
         self.asked: list[str] = []
         self.gold: list[str] = []
-        self._fails, self._stops_at, self._decides_at = fails, stops_at, decides_at
+        self._fails, self._stops_at, self._decides_at, self._reason = fails, stops_at, decides_at, reason
 
     async def ask(self, question: str) -> Any:
         """An answer, where there is one."""
@@ -32,7 +34,7 @@ class Gateway:
             raise RuntimeError("stopped")
         self.asked.append(question)
         if question in self._fails:
-            raise GatewayError("away", grpc.StatusCode.UNAVAILABLE)
+            raise GatewayError("away", grpc.StatusCode.UNAVAILABLE, self._reason)
         return SimpleNamespace(answer=question if int(question) % 2 else "no", run_id=f"run-{question}")
 
     async def feedback(self, run_id: str, *, gold_answer: str) -> None:
@@ -71,6 +73,11 @@ async def test_every_question_once(notes: Path) -> None:
     assert await asked(gateway, notes) == Asked(questions=9, right=3, failed=1)
     assert sorted(gateway.asked) == [str(number) for number in range(9)]
     assert sorted(gateway.gold) == [str(number) for number in range(9) if number != 3]
+
+
+async def test_a_model_that_cannot_be_understood_is_wrong(notes: Path) -> None:
+    """Which is no request that fails: nothing but the model is to blame."""
+    assert await asked(Gateway(fails=("3",), reason="MALFORMED_OUTPUT"), notes) == Asked(9, right=3, failed=0)
 
 
 async def test_a_loop_that_was_stopped(notes: Path) -> None:

@@ -7,6 +7,7 @@ from rich.console import Console
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2, usage_pb2
 
+from router.edge.event_line import event_line
 from serving.cli.answer_view import AnswerView
 from serving.cli.usage_table import summed
 
@@ -75,6 +76,16 @@ def test_what_was_not_found() -> None:
     assert "searched for “Mann”, which found 1 passage of Heat\n" in text
     assert "searched for “heat”, which found 0 passages\n" in text
     assert "check it" not in text
+
+
+def test_what_could_not_be_looked_up() -> None:
+    """Is said below the answer, by the sub-query, and on the way."""
+    event = done(pb.ANSWER_OUTCOME_ANSWERED)
+    assert "look up" not in shown(event)
+    event.done.results[0].outcome = evidence_pb2.EXECUTION_OUTCOME_RETRIEVAL_FAILED
+    assert "Could not look up: “Who directed Heat?”.\n" in shown(event)
+    reported = pb.StreamAnswerResponse(reported=pb.Reported(index=0, result=event.done.results[0]))
+    assert event_line(reported) == "  ← 1. could not be looked up"
 
 
 def test_where_nothing_was_searched() -> None:

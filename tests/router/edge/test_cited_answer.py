@@ -39,6 +39,18 @@ def test_what_was_not_found_says_what_was_searched_for(outcome: str) -> None:
     assert shown == "Michael Mann\n\nSearched for: “Who directed Heat?”; “When?”."
 
 
+def test_what_could_not_be_looked_up_stands_last() -> None:
+    """The answer itself stays as it is."""
+    results = SubAnswer("Who?", "Mann"), SubAnswer("When?", "", "model_failed"), SubAnswer("Why?", "", "no_report")
+    shown = cited("answered", CITATION, results=results)
+    assert shown.answer == "Michael Mann"
+    assert shown.text.splitlines()[-3:] == [
+        "[1] Heat, p. 3: “Heat is a film by Michael Mann.” (films.pdf)",
+        "",
+        "Could not look up: “When?”; “Why?”.",
+    ]
+
+
 def test_no_search_and_out_of_scope() -> None:
     """An answer without any search says so; what is outside of the scope has said it already."""
     assert cited("no_search").text == "Michael Mann\n\nNothing was searched for."

@@ -36,7 +36,7 @@ from router.trajectory import NOT_FOUND, Trajectory
 from tests.router import openai_server
 from tests.router.accounts import KeptAccounts
 from tests.router.deployment import STOP, Deployment, Kept, block, finds, report, role
-from tests.router.edge.wire import connected, info_of, served
+from tests.router.edge.wire import info_of, served
 from tests.router.openai_server import MODEL, Behaviour, fails, replies, says
 
 if TYPE_CHECKING:
@@ -162,10 +162,9 @@ async def test_tenants_are_told_in_plain_words() -> None:
     sent, key = new_key("acme", SCOPES)
     deployment = Deployment(executor=ScriptedModel(lambda _prompt: "hello", "secret-model"))
     server = Server(deployment.gateway(), None, access=Access(KeptAccounts(key)))
-    async with connected(await server.start("127.0.0.1:0")) as channel:
+    async with served(server) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub_of(channel).Answer(ASKED, metadata=(("authorization", f"Bearer {sent}"),))
-    await server.drain(0)
     said = (
         "The model for execution does not follow the gateway's protocol, so it cannot do its work; tell the operator."
     )
