@@ -17,7 +17,9 @@ def reserved(address: str, setting: str) -> tuple[socket.socket, str]:
             alone.bind(place)
         kept = socket.socket(family, kind)
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the server before may still wait
         kept.bind(place)
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # so that nobody else can keep the port as well
     except (OSError, ValueError, OverflowError) as error:
         raise BadConfig(
             f"{setting}: cannot listen on {address}; is the port in use? Name another one, or port 0 for any ({error})."

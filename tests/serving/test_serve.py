@@ -17,6 +17,9 @@ from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from serving.cli.main import main
 from tests.serving.test_cli import config_file, service
 
+HTTP = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
 
 @pytest.fixture
 def upstream() -> Iterator[socket.socket]:
@@ -65,6 +68,39 @@ def test_several_start_as_one(tmp_path: Path, upstream: socket.socket) -> None:
     assert server.process.returncode == 0
     for said in (r"serve\.ready", "OpenAI-compatible door", r"serve\.stopped"):
         assert len(re.findall(said, log)) == 1, log
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_restart_takes_its_ports_at_once(
+    workers: str, stop: signal.Signals, tmp_path: Path, upstream: socket.socket
+) -> None:
+    """Though connections of before have not ended on its side, whether their clients have gone or not."""
+    options = [*config_at(upstream, tmp_path)[:2], "--workers", workers]
+    with service("serve", *options, "--address", "127.0.0.1:0", "--http", "127.0.0.1:0", cwd=tmp_path) as server:
+        address, door = server.ready(), re.findall(r"door is at http://(\S+)/v1", server.seen)[0]
+        clients = [client_of(*at) for at in ((address, HTTP2), (door, HTTP)) for _ in range(2)]
+        server.process.send_signal(stop)
+        server.rest()
+    for client in clients[::2]:
+        while client.recv(4096):
+            pass
+        client.close()
+    with service("serve", *options, "--address", address, "--http", door, cwd=tmp_path) as server:
+        assert server.ready() == address
+        with service("serve", *options, "--address", address, cwd=tmp_path) as late:
+            assert "is the port in use?" in late.rest()
+    for client in clients[1::2]:
+        client.close()
+
+
+def client_of(place: str, opening: bytes) -> socket.socket:
+    """A connection that its server has taken."""
+    host, port = place.split(":")
+    client = socket.create_connection((host, int(port)), timeout=30)
+    client.sendall(opening)
+    assert client.recv(1)
+    return client
 
 
 @pytest.mark.parametrize("workers", ["0", "65", "many"])
