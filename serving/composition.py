@@ -109,7 +109,10 @@ async def running_gateway(
         executor: Executes | None = None
         observers = await stack.enter_async_context(
             open_observers(
-                config.telemetry, tell, Watched(admission, upstreams, lambda: executor, deployments(roles, own))
+                config.telemetry,
+                tell,
+                Watched(admission, upstreams, lambda: executor, deployments(roles, own)),
+                config.server.http_hosts,
             )
         )
         retriever = ObservedRetriever(retriever, observers) if observers else retriever
@@ -159,7 +162,14 @@ async def running_gateway(
             observer=observers,
         )
         app = openai_app(gateway, access, readiness, observer=observers)
-        door = HTTPServer(app, config.server.grace_s, access=access, tls=tls, reuse_port=beside is not None)
+        door = HTTPServer(
+            app,
+            config.server.grace_s,
+            access=access,
+            tls=tls,
+            reuse_port=beside is not None,
+            hosts=config.server.http_hosts,
+        )
         port = await server.start(address)
         stack.push_async_callback(_drain, server, door, gateway, config.server.grace_s)
         reloading = _reload(config, readiness, upstreams, executors)

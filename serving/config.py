@@ -29,6 +29,9 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """host:port; port 0 takes any free one."""
     http: str | None = None
     """host:port of the OpenAI-compatible door; absent keeps it shut."""
+    http_hosts: tuple[str, ...] = ()
+    """Names by which the door and the metrics may be asked for, such as gateway.example, where a proxy or a client does
+    not use an IP address, localhost or the host of their own addresses. Other names are refused."""
     store: str = "sqlite:///rolegate.db"
     """A database URL: sqlite:///FILE, where a relative path stands beside the config file, or postgresql://…"""
     timeout_s: float = 120.0

@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from router.edge.listening import is_address
+from router.edge.listening import host_of, is_address
 from router.edge.tls import TLS
 from router.errors import BadConfig
 from router.secret import without_userinfo
@@ -62,6 +62,11 @@ def _server(server: ServerConfig) -> list[str]:
     for key, address in (("address", server.address), ("http", server.http)):
         if address is not None and not is_address(address):
             found.append(f"server.{key}: {address!r} is not host:port, with a port of 0 to 65535.")
+    found += [
+        f"server.http_hosts: {name!r} is no name of a host, such as gateway.example."
+        for name in server.http_hosts
+        if not host_of(name)
+    ]
     if not 0 < server.timeout_s <= 86_400:
         found.append("server.timeout_s: must be more than 0 and at most 86400 seconds.")
     if not 0 <= server.grace_s <= 86_400:

@@ -1,12 +1,14 @@
 """An HTTP application at an address."""
 
 import asyncio
+from collections.abc import Iterable
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from router.access import Access
 from router.edge.limits import Limits
-from router.edge.listening import check_listening, warn_unencrypted
+from router.edge.listening import check_listening, host_of, is_named, warn_unencrypted
 from router.edge.tls import TLS
 from router.errors import BadConfig
 
@@ -14,7 +16,9 @@ _AT_ONCE_S = 0.01
 
 
 class HTTPServer:
-    """Serves an application until drained. A client that leaves cancels its request."""
+    """Serves an application until drained. A client that leaves cancels its request. One that asks for a host by a name
+    that is not this server's is refused: it may be a web page of elsewhere that has had its name made to lead here.
+    """
 
     def __init__(
         self,
@@ -25,10 +29,11 @@ class HTTPServer:
         tls: TLS | None = None,
         limits: Limits | None = None,
         reuse_port: bool = False,
+        hosts: Iterable[str] = (),
     ) -> None:
         """`grace_s`: how long running requests may take to finish once it is drained. `access`: the application lets
         in by keys; without it, any address will do. `limits`: None for the defaults. `reuse_port`: whether other
-        servers may listen at the same address.
+        servers may listen at the same address. `hosts`: names of this server, beside that in its address.
         """
         self._access, self._tls, self._limits, self._reuse_port = access, tls, limits or Limits(), reuse_port
         # aiohttp waits this long twice, for the request and then for its task, and for ever if it is 0.
@@ -36,6 +41,8 @@ class HTTPServer:
         self._runner = web.AppRunner(
             app, handler_cancellation=True, shutdown_timeout=timeout_s, keepalive_timeout=self._limits.opening_s
         )
+        app.middlewares.append(self._check_host)
+        self._hosts = set(map(host_of, hosts))
         self._listening: asyncio.Server | None = None
 
     async def start(self, address: str, setting: str) -> str:
@@ -48,6 +55,7 @@ class HTTPServer:
             await check_listening(address, setting, self._access)
             warn_unencrypted(address, self._tls)
         context = self._tls.for_http() if self._tls else None
+        self._hosts.add(host_of(address))
         host, _, port = address.rpartition(":")
         await self._runner.setup()
         try:
@@ -74,6 +82,16 @@ class HTTPServer:
             if self._runner.server is not None:
                 await self._runner.server.shutdown(_AT_ONCE_S)
             raise
+
+    @web.middleware
+    async def _check_host(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        for host in request.headers.getall("Host", []):  # none in HTTP/1.0, which no browser speaks
+            if not is_named(host, self._hosts):
+                raise web.HTTPMisdirectedRequest(
+                    text=f"This server does not go by the name of {host[:100]!r}; use its IP address, or have its "
+                    "operator add the name to server.http_hosts (rolegate retrieve serve: --http-host)."
+                )
+        return await handler(request)
 
     def _accept(self) -> asyncio.Protocol:
         server = self._runner.server

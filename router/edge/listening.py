@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+from collections.abc import Collection
 
 import structlog
 
@@ -24,6 +25,23 @@ def is_loopback(address: str) -> bool:
     host = re.sub(r":\d*$", "", address).strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def host_of(text: str) -> str:
+    """The name or IP address in a `Host` header or an address, in lower case; empty where there is none."""
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]*)?", text)
+    return found[1].lower().strip("[]").removesuffix(".") if found else ""
+
+
+def is_named(header: str, names: Collection[str]) -> bool:
+    """Whether a `Host` header holds one of `names` or, as no web page can have a name of its own made to be one, an IP
+    address or localhost.
+    """
+    host = host_of(header)
+    try:
+        return bool(host) and (host in names or host == "localhost" or bool(ipaddress.ip_address(host)))
     except ValueError:
         return False
 

@@ -35,6 +35,13 @@ def main(arguments: Sequence[str]) -> int:
         serve.add_argument(
             option, type=host_port, default=default, metavar="HOST:PORT", help=f"{what} (default: %(default)s)"
         )
+    serve.add_argument(
+        "--http-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name by which HTTP may be asked for, beside IP addresses, localhost and the host of --http",
+    )
     serve.add_argument("--top-k", type=int, default=3, help="passages where a caller does not say (default: 3)")
     add_embedder(serve)
     given = parser.parse_args(arguments)
@@ -48,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
 async def _serving(config: RetrievalConfig, given: argparse.Namespace) -> AsyncIterator[str]:
     async with AsyncExitStack() as stack:
         retriever = await stack.enter_async_context(open_retriever(config, tell))
-        http = HTTPServer(retrieval_app(retriever, default_top_k=given.top_k), _GRACE_S)
+        http = HTTPServer(retrieval_app(retriever, default_top_k=given.top_k), _GRACE_S, hosts=given.http_host)
         url = f"http://{await http.start(given.http, '--http')}/retrieve"
         stack.push_async_callback(http.drain)
         servicer = RetrievalServicer(retriever, default_top_k=given.top_k, index_id=lambda: retriever.index_id)

@@ -40,7 +40,9 @@ class _ScoredDocument(msgspec.Struct, frozen=True):
 
 
 def retrieval_app(retriever: Retriever, *, default_top_k: int = 3) -> web.Application:
-    """The application; the caller runs it. Errors are `{"error": …}`: 400, 413 above 1 MiB, 503 without internals."""
+    """The application; the caller runs it. Errors are `{"error": …}`: 400, 413 above 1 MiB, 421 for names that are not
+    this server's, 503 without internals.
+    """
 
     async def retrieve(request: web.Request) -> web.Response:
         body = _decoded(await request.read())
@@ -71,6 +73,8 @@ async def _plain_errors(
         return _json(400, {"error": str(error)})
     except web.HTTPRequestEntityTooLarge:
         return _json(413, {"error": f"The body is larger than {MAX_BODY_BYTES} bytes; send fewer queries at a time."})
+    except web.HTTPMisdirectedRequest as error:
+        return _json(421, {"error": error.text})
     except UpstreamError as error:
         _log.warning("retrieve.failed", error=str(error))
         return _json(503, {"error": "The search is not available at the moment; try again."})

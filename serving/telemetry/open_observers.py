@@ -1,7 +1,7 @@
 """From the telemetry section of a config to those who watch."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -32,19 +32,23 @@ class Watched:
 
 
 @asynccontextmanager
-async def open_observers(config: TelemetryConfig, tell: Tell, watched: Watched) -> AsyncIterator[Observers]:
-    """Those who watch while the context is open; nothing is loaded for what is not configured. Raises `BadConfig`."""
+async def open_observers(
+    config: TelemetryConfig, tell: Tell, watched: Watched, hosts: Iterable[str] = ()
+) -> AsyncIterator[Observers]:
+    """Those who watch while the context is open; nothing is loaded for what is not configured. `hosts`: as for
+    `HTTPServer`. Raises `BadConfig`.
+    """
     async with AsyncExitStack() as stack:
         each: list[Observer] = []
         if config.metrics is not None:
-            each.append(await stack.enter_async_context(_metrics(config.metrics, tell, watched)))
+            each.append(await stack.enter_async_context(_metrics(config.metrics, tell, watched, hosts)))
         if config.otlp is not None:
             each.append(await stack.enter_async_context(_traces(config.otlp, config.contents, watched)))
         yield Observers(each)
 
 
 @asynccontextmanager
-async def _metrics(address: str, tell: Tell, watched: Watched) -> AsyncIterator[Observer]:
+async def _metrics(address: str, tell: Tell, watched: Watched, hosts: Iterable[str]) -> AsyncIterator[Observer]:
     from prometheus_client.aiohttp import make_aiohttp_handler
 
     from serving.telemetry.gauges import Gauges
@@ -53,7 +57,7 @@ async def _metrics(address: str, tell: Tell, watched: Watched) -> AsyncIterator[
     metrics = Metrics(Gauges(watched.admission, watched.upstreams, watched.executor))
     app = web.Application()
     app.router.add_get("/metrics", make_aiohttp_handler(metrics.registry))
-    server = HTTPServer(app, 0.0)
+    server = HTTPServer(app, 0.0, hosts=hosts)
     tell(f"metrics are at http://{await server.start(address, 'telemetry.metrics')}/metrics")
     try:
         async with meanwhile(metrics.watch_event_loop()):

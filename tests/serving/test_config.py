@@ -348,6 +348,11 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         ),
         (
             "[retrieval]",
+            '[server]\nhttp_hosts = ["gateway.example", "https://gateway.example"]\n[retrieval]',
+            "server.http_hosts: 'https://gateway.example' is no name of a host, such as gateway.example.",
+        ),
+        (
+            "[retrieval]",
             "[server]\nkeep_days = 0\n[retrieval]",
             "server.keep_days: must be more than 0; leave it out to keep everything.",
         ),

@@ -146,7 +146,7 @@ async def test_a_reader_of_http_that_takes_nothing() -> None:
     server = HTTPServer(openai_app(Deployment(answerer=model).gateway(store), limits=limits), 30.0)
     async with raw(await server.start("127.0.0.1:0", "http")) as (reader, writer):
         body = b'{"model": "rolegate", "stream": true, "messages": [{"role": "user", "content": "why?"}]}'
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
         assert (await store.next()).status == "finished"
         await ended(server.drain())
@@ -170,7 +170,9 @@ async def test_what_a_slow_reader_misses_is_merged() -> None:
     assert max(map(len, texts)) <= 65536
 
 
-@pytest.mark.parametrize("said", [b"", b"GET /health HTTP/1.1\r\nHo", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /"])
+@pytest.mark.parametrize(
+    "said", [b"", b"GET /health HTTP/1.1\r\nHo", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /"]
+)
 async def test_a_request_that_does_not_come(said: bytes) -> None:
     """Nobody holds a connection with a head that never ends; nor with a second one."""
     async with door(Deployment().gateway(), Limits(opening_s=0.3)) as address, raw(address) as (reader, writer):
@@ -180,7 +182,7 @@ async def test_a_request_that_does_not_come(said: bytes) -> None:
 
 async def test_a_body_that_does_not_come() -> None:
     """The client is told so, and left."""
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\nContent-Type: application/json"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 100\r\nContent-Type: application/json"
     async with door(Deployment().gateway(), Limits(opening_s=0.3)) as address, raw(address) as (reader, writer):
         writer.write(head + b"\r\n\r\n{")
         assert (await ended(reader.readline())).startswith(b"HTTP/1.1 408 ")
@@ -193,7 +195,7 @@ async def test_connections_are_counted(kind: str) -> None:
     async with AsyncExitStack() as stack:
         if kind == "http":
             address = await stack.enter_async_context(door(Deployment().gateway(), limits))
-            hello, answer = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 200"
+            hello, answer = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", b"HTTP/1.1 200"
         else:
             server = Server(Deployment().gateway(), None, limits=limits)
             address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"

@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from router.edge.http_server import HTTPServer
 from router.errors import UpstreamUnavailable
 from router.passage import Passage
 from router.retrieval import FixedRetriever, Retriever
@@ -16,6 +17,17 @@ from serving.retrieval.index import Index
 from serving.retrieval.searcher import IndexSearcher
 
 PASSAGES = [Passage(str(number), f"Title {number}", f"Text {number}", 0.9 - number / 10) for number in range(5)]
+
+
+async def test_a_name_that_is_not_the_server_s() -> None:
+    """A web page of elsewhere can have its own name made to lead here, and read what is found then."""
+    server = HTTPServer(retrieval_app(FixedRetriever({"known": PASSAGES})), 0.0, hosts=["search.example"])
+    async with aiohttp.ClientSession(f"http://{await server.start('127.0.0.1:0', '--http')}") as session:
+        for host, status, key in (("evil.example", 421, "error"), ("search.example:1", 200, "result")):
+            asked = session.post("/retrieve", json={"queries": ["known"]}, headers={"Host": host})
+            async with asked as response:
+                assert (response.status, list(await response.json())) == (status, [key])
+    await server.drain()
 
 
 class DeadRetriever:

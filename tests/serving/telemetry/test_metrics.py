@@ -72,6 +72,17 @@ async def test_the_event_loop_s_lag(tmp_path: Path) -> None:
     assert "rolegate_process_resident_memory_bytes" in samples
 
 
+async def test_names_by_which_metrics_are_asked_for(tmp_path: Path) -> None:
+    """Those that the config lists; a web page's own name, made to lead here, is refused."""
+    async with (
+        watched_gateway(tmp_path, TelemetryConfig(metrics="127.0.0.1:0"), hosts=("gateway.example",)) as gateway,
+        aiohttp.ClientSession() as session,
+    ):
+        for host, status in (("gateway.example:1", 200), ("evil.example", 421)):
+            async with session.get(gateway.listens("metrics"), headers={"Host": host}) as response:
+                assert response.status == status
+
+
 async def test_http_requests(tmp_path: Path) -> None:
     """The OpenAI-compatible door's requests are counted by path and status."""
     telemetry = TelemetryConfig(metrics="127.0.0.1:0")

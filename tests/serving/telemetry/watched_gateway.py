@@ -33,12 +33,13 @@ class WatchedGateway:
 
 @asynccontextmanager
 async def watched_gateway(
-    folder: Path, telemetry: TelemetryConfig, http: str | None = None
+    folder: Path, telemetry: TelemetryConfig, http: str | None = None, hosts: tuple[str, ...] = ()
 ) -> AsyncIterator[WatchedGateway]:
     """It runs while the context is open."""
     told: list[str] = []
     async with canned_upstream(CannedModels()) as (models, retrieval):
         file = canned_config(folder, models, retrieval, f"sqlite:///{folder}/runs.db", reuse=True)
-        config = replace(load_config(file), telemetry=telemetry)
+        config = load_config(file)
+        config = replace(config, telemetry=telemetry, server=replace(config.server, http_hosts=hosts))
         async with running_gateway(config, "127.0.0.1:0", told.append, http) as address, AsyncClient(address) as client:
             yield WatchedGateway(address, client, models, told)
