@@ -9,14 +9,16 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from router.accounts import Accounts, Key
-from router.errors import AccessDenied, BadRequest, NoKey
+from router.errors import AccessDenied, BadRequest, NoKey, StoreFailed
 from router.identity import LOCAL, SHADOW_TENANT, Identity, KeyScope
 
 _FRESH_S = 1.0
-"""For how long keys that were read are good; a revoked one is refused after that."""
+"""For how long keys that were read are good; a revoked one is refused after that, and what it asked for ends."""
 _SENT = re.compile(r"bearer +rg_([0-9a-f]+)_([\w-]+)", re.ASCII | re.IGNORECASE)
 _ABSENT = (
     "A key is needed: send `authorization: Bearer rg_…`, or set ROLEGATE_API_KEY for commands and clients. "
@@ -45,6 +47,8 @@ class Access:
         self._required = False
         self._read_at: float | None = None
         self._reading = asyncio.Lock()
+        self._served: dict[asyncio.Task[Any], str] = {}
+        """The identifier of the key that each task works for."""
 
     async def identify(self, authorization: str | None) -> Identity:
         """Whose key it is. `authorization`: the header of that name. Raises `NoKey`, which never repeats it, and
@@ -63,15 +67,46 @@ class Access:
     async def required(self) -> bool:
         """Whether callers need a key: once one was made, also if all are revoked. Raises `StoreFailed`."""
         async with self._reading:
-            now = asyncio.get_running_loop().time()
-            if self._read_at is None or now - self._read_at >= _FRESH_S:
-                stored = await self._accounts.keys()
-                good = (key for key in (*stored, *self._extra) if key.revoked_at is None)
-                # One of that tenant may have been made before the name was taken.
-                self._keys = {key.key_id: key for key in good if key.tenant != SHADOW_TENANT}
-                self._required |= bool(stored)
-                self._read_at = now
+            if self._read_at is None or asyncio.get_running_loop().time() - self._read_at >= _FRESH_S:
+                await self._read()
         return self._required
+
+    @asynccontextmanager
+    async def serving(self, identity: Identity) -> AsyncIterator[None]:
+        """Work for `identity` in the current task, which is cancelled once its key is revoked: that raises `NoKey`."""
+        task = asyncio.current_task()
+        assert task is not None
+        before = task.cancelling()
+        if identity.key_id:
+            self._served[task] = identity.key_id
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not identity.key_id or task in self._served or task.uncancel() > before:
+                raise
+            raise NoKey(_UNKNOWN) from None
+        finally:
+            self._served.pop(task, None)
+
+    async def follow(self) -> None:
+        """Read the keys while anybody is served by one, for ever."""
+        while True:
+            await asyncio.sleep(_FRESH_S)
+            if self._served:
+                with suppress(StoreFailed):
+                    async with self._reading:
+                        await self._read()
+
+    async def _read(self) -> None:
+        now, stored = asyncio.get_running_loop().time(), await self._accounts.keys()
+        good = (key for key in (*stored, *self._extra) if key.revoked_at is None)
+        # One of that tenant may have been made before the name was taken.
+        self._keys = {key.key_id: key for key in good if key.tenant != SHADOW_TENANT}
+        self._required |= bool(stored)
+        self._read_at = now
+        for task in [task for task, key_id in self._served.items() if key_id not in self._keys]:
+            del self._served[task]
+            task.cancel()
 
 
 def check_scope(identity: Identity, scope: KeyScope) -> None:

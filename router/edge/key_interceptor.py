@@ -1,12 +1,12 @@
 """Every call's key, and what it opens."""
 
-from contextlib import aclosing
 from typing import Any
 
 import grpc
 
 from router.access import Access, check_scope
 from router.edge.caller import CALLER
+from router.edge.status import behaviour_of, with_behaviour
 from router.identity import KeyScope
 
 NEEDED: dict[str, KeyScope] = {
@@ -35,8 +35,8 @@ NEEDED: dict[str, KeyScope] = {
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):
-    """Lets calls in by their key, and tells their handlers who calls. It raises, so it stands inside of whoever
-    translates errors.
+    """Lets calls in by their key, for as long as it is good, and tells their handlers who calls. It raises, so it
+    stands inside of whoever translates errors, and around whoever writes streams.
     """
 
     def __init__(self, access: Access) -> None:
@@ -49,35 +49,12 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
             return handler
         authorization = str(dict(handler_call_details.invocation_metadata or ()).get("authorization", ""))
 
-        async def admit() -> None:
+        async def admitted(request: Any, context: Any) -> Any:
+            identity = await self._access.identify(authorization)
             # gRPC serves each call in a task of its own, so that this reaches its handler and no other.
-            CALLER.set(await self._access.identify(authorization))
-            check_scope(CALLER.get(), NEEDED[method])
+            CALLER.set(identity)
+            check_scope(identity, NEEDED[method])
+            async with self._access.serving(identity):
+                return await behaviour_of(handler)(request, context)
 
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(
-                _admitting_stream(handler.unary_stream, admit),
-                handler.request_deserializer,
-                handler.response_serializer,
-            )
-        return grpc.unary_unary_rpc_method_handler(
-            _admitting(handler.unary_unary, admit), handler.request_deserializer, handler.response_serializer
-        )
-
-
-def _admitting(behaviour: Any, admit: Any) -> Any:
-    async def admitted(request: Any, context: Any) -> Any:
-        await admit()
-        return await behaviour(request, context)
-
-    return admitted
-
-
-def _admitting_stream(behaviour: Any, admit: Any) -> Any:
-    async def admitted(request: Any, context: Any) -> Any:
-        await admit()
-        async with aclosing(behaviour(request, context)) as responses:
-            async for response in responses:
-                yield response
-
-    return admitted
+        return with_behaviour(handler, admitted)

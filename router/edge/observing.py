@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -11,14 +11,16 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from google.rpc import code_pb2
 
-from router.edge.status import status_code
+from router.edge.status import behaviour_of, status_code, with_behaviour
 from router.observer import Observer
 
 _OK = code_pb2.Code.Name(code_pb2.OK)
 
 
 class ObservingInterceptor(grpc.aio.ServerInterceptor):
-    """Tells of every call. It hears what handlers raise, so it stands inside of whoever translates errors."""
+    """Tells of every call. It hears what handlers raise, so it stands inside of whoever translates errors, and around
+    whoever writes streams.
+    """
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -30,20 +32,11 @@ class ObservingInterceptor(grpc.aio.ServerInterceptor):
             return handler
         metadata = {key: str(value) for key, value in handler_call_details.invocation_metadata or ()}
 
-        async def unary(request: Any, context: Any) -> Any:
+        async def observed(request: Any, context: Any) -> Any:
             with self._observed(method, metadata):
-                return await handler.unary_unary(request, context)
+                return await behaviour_of(handler)(request, context)
 
-        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-            with self._observed(method, metadata):
-                async with aclosing(handler.unary_stream(request, context)) as responses:
-                    async for response in responses:
-                        yield response
-
-        if handler.response_streaming:
-            wrapped: Any = grpc.unary_stream_rpc_method_handler
-            return wrapped(stream, handler.request_deserializer, handler.response_serializer)
-        return grpc.unary_unary_rpc_method_handler(unary, handler.request_deserializer, handler.response_serializer)
+        return with_behaviour(handler, observed)
 
     @contextmanager
     def _observed(self, method: str, metadata: Mapping[str, str]) -> Iterator[None]:
@@ -51,7 +44,7 @@ class ObservingInterceptor(grpc.aio.ServerInterceptor):
         self._observer.request_began(method, metadata)
         try:
             yield
-        except (asyncio.CancelledError, GeneratorExit):
+        except asyncio.CancelledError:
             code = code_pb2.Code.Name(code_pb2.CANCELLED)
             raise
         except Exception as error:

@@ -60,7 +60,7 @@ def openai_app(
         asked = _decoded(await _body(request, limits.opening_s))
         if asked.model not in (ANSWERING, EXECUTING):
             return _unknown(asked.model)
-        work = _work(gateway, asked)
+        work = _admitted(access, _work(gateway, asked)) if access else _work(gateway, asked)
         if asked.stream:
             return await _streamed(request, asked, work, limits.reading_s)
         return json_response(200, await whole(asked.model, await work(lambda _event: None)))
@@ -95,6 +95,16 @@ def _work(gateway: Gateway, asked: ChatRequest) -> Work:
     if asked.model == EXECUTING:
         return lambda _emit: gateway.execute(question, terms)
     return lambda emit: gateway.answer(question, terms, emit)
+
+
+def _admitted(access: Access, work: Work) -> Work:
+    """The same, for as long as the caller's key is good."""
+
+    async def admitted(emit: Emit) -> Run:
+        async with access.serving(caller()):
+            return await work(emit)
+
+    return admitted
 
 
 async def _body(request: web.Request, within_s: float) -> bytes:

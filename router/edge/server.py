@@ -35,7 +35,7 @@ from router.edge.limits import Limits
 from router.edge.listening import check_listening, warn_unencrypted
 from router.edge.observing import ObservingInterceptor
 from router.edge.run_service import RunServicer
-from router.edge.status import StatusInterceptor
+from router.edge.status import StatusInterceptor, WritingInterceptor
 from router.edge.tls import TLS
 from router.edge.usage_service import UsageServicer
 from router.errors import BadConfig
@@ -71,7 +71,7 @@ class Server:
         guards: list[grpc.aio.ServerInterceptor] = [ObservingInterceptor(observer)] if observer else []
         guards += [KeyInterceptor(access)] if access else []
         self._server = grpc.aio.server(
-            interceptors=[StatusInterceptor(limits.reading_s), *guards],
+            interceptors=[StatusInterceptor(), *guards, WritingInterceptor(limits.reading_s)],
             options=[*limits.grpc_options.items(), ("grpc.so_reuseport", int(reuse_port))],
         )
         self._access, self._tls = access, tls
@@ -124,7 +124,8 @@ class Server:
             ) from error
         await self._server.start()
         await self._health.serve(("", *self._names))
-        await self._beside.enter_async_context(meanwhile(self._health.follow()))
+        following = [self._access.follow()] if self._access else []
+        await self._beside.enter_async_context(meanwhile(self._health.follow(), *following))
         return port
 
     async def drain(self, grace_s: float) -> None:

@@ -163,7 +163,18 @@ def innermost(error: BaseException) -> BaseException:
 
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):
-    """Turns whatever a handler raises into a status, and ends streams that are not read."""
+    """Turns whatever a handler raises into a status."""
+
+    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Wrap the handler of the call."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming:
+            return handler
+        return with_behaviour(handler, _translating(behaviour_of(handler)), _reading(handler.request_deserializer))
+
+
+class WritingInterceptor(grpc.aio.ServerInterceptor):
+    """Writes what streams yield, so that all around it are coroutines, and ends streams that are not read."""
 
     def __init__(self, reading_s: float = 60.0) -> None:
         """`reading_s`: how long a client may take to read one message of a stream."""
@@ -172,19 +183,22 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """Wrap the handler of the call."""
         handler = await continuation(handler_call_details)
-        if handler is None:
+        if handler is None or handler.request_streaming or not handler.response_streaming:
             return handler
-        if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(
-                _translating(handler.unary_unary), _reading(handler.request_deserializer), handler.response_serializer
-            )
-        if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(
-                _translating(_writing(handler.unary_stream, self._reading_s)),
-                _reading(handler.request_deserializer),
-                handler.response_serializer,
-            )
-        return handler
+        return with_behaviour(handler, _writing(handler.unary_stream, self._reading_s))
+
+
+def behaviour_of(handler: Any) -> Any:
+    """What a handler of single requests does."""
+    return handler.unary_stream if handler.response_streaming else handler.unary_unary
+
+
+def with_behaviour(handler: Any, behaviour: Any, read: Any = None) -> Any:
+    """The handler, doing something else. `read`: another deserializer."""
+    new: Any = (
+        grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
+    )
+    return new(behaviour, read or handler.request_deserializer, handler.response_serializer)
 
 
 def _reading(deserialize: Any) -> Any:

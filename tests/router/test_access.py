@@ -8,6 +8,7 @@ import pytest
 from router.access import Access, check_scope, new_key
 from router.errors import AccessDenied, BadRequest, NoKey
 from router.identity import LOCAL, SCOPES, Identity, KeyScope
+from router.meanwhile import meanwhile
 from tests.router.accounts import KeptAccounts
 from tests.router.clock import Clock, with_clock
 
@@ -104,6 +105,37 @@ def test_keys_are_read_once_a_second() -> None:
         with pytest.raises(NoKey):
             await access.identify(f"Bearer {text}")
         assert accounts.reads == 2
+
+    with_clock(main)
+
+
+def test_keys_are_read_once_a_second_for_all_that_is_under_way() -> None:
+    """However much that is; for nothing, not at all. What a revoked one asked for ends within a second."""
+
+    async def main(clock: Clock) -> None:
+        keys = [new_key("acme", ["ask"])[1] for _ in range(2)]
+        accounts = KeptAccounts(*keys)
+        access = Access(accounts)
+
+        async def serve(key_id: str) -> None:
+            async with access.serving(Identity("acme", frozenset(), key_id)):
+                await asyncio.Event().wait()
+
+        async with meanwhile(access.follow()):
+            await clock.advance(5)
+            assert accounts.reads == 0
+            revoked, going_on = ([asyncio.create_task(serve(key.key_id)) for _ in range(50)] for key in keys)
+            await clock.advance(1)
+            await accounts.revoke_key(keys[0].key_id)
+            assert accounts.reads == 1
+            await clock.advance(1)
+            assert accounts.reads == 2
+            assert all(isinstance(task.exception(), NoKey) for task in revoked)
+            for task in going_on:
+                assert not task.done()
+                task.cancel()
+            await asyncio.wait(going_on)
+            assert all(task.cancelled() for task in going_on)
 
     with_clock(main)
 

@@ -1,7 +1,7 @@
 """Keys over real channels: who is let in, as whom, to what, and where without."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,12 +14,18 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from rolegate.v1 import answer_service_pb2 as pb
+from rolegate.v1 import completion_service_pb2 as completion_pb
+from rolegate.v1 import usage_pb2
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
-from rolegate.v1.run_service_pb2 import ExportRunsRequest
+from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
+from rolegate.v1.execution_service_pb2 import ExecuteRequest
+from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
+from rolegate.v1.run_service_pb2 import ExportRunsRequest, WatchRunRequest
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 from structlog.testing import capture_logs
 
 from router.access import Access, new_key
+from router.archive import ExportedRun, RunFilter
 from router.edge.http_server import HTTPServer
 from router.edge.key_interceptor import NEEDED
 from router.edge.openai_door import openai_app
@@ -170,6 +176,96 @@ async def test_a_tenant_learns_no_address() -> None:
     assert (told.code(), info_of(told).metadata["role"]) == (grpc.StatusCode.UNAVAILABLE, "delegation")
     assert whole.details() == "delegation at http://10.1.2.3:8000/v1: the engine said: cache full"
     assert [log["error"] for log in logs if log["event"] == "edge.refused"] == [whole.details()]
+
+
+class Endless(Kept):
+    """An archive whose export does not end, and which tells when so many runs have begun."""
+
+    def __init__(self, runs: int) -> None:
+        super().__init__()
+        self.exporting, self.begun, self._expected = asyncio.Event(), asyncio.Event(), runs
+
+    async def begin(self, start: RunStart) -> Began | Earlier:
+        began = await super().begin(start)
+        if len(self.starts) == self._expected:
+            self.begun.set()
+        return began
+
+    async def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
+        self.exporting.set()
+        await asyncio.Event().wait()
+        yield ExportedRun(self.runs[0], ())
+
+
+def asked_at_the_door(session: aiohttp.ClientSession, key: str, *, stream: bool) -> Coroutine[Any, Any, str]:
+    """The reply to a question."""
+
+    async def asked() -> str:
+        body = {"model": "rolegate", "messages": [{"role": "user", "content": "Who?"}], "stream": stream}
+        headers = {"Authorization": f"Bearer {key}"}
+        async with session.post("/v1/chat/completions", json=body, headers=headers) as response:
+            return await response.text()
+
+    return asked()
+
+
+async def read_to_its_end(call: Any) -> str:
+    """The reason with which a call fails."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        if isinstance(call, grpc.aio.UnaryUnaryCall):
+            await call
+        async for _ in call:
+            pass
+    return str(info_of(caught.value).reason)
+
+
+async def test_what_a_revoked_key_asked_for_ends() -> None:
+    """All of it, in the error that its next call gets, and without its work; what others ask for goes on."""
+    text, key = new_key("acme", ["ask", "train"])
+    stays, other = new_key("acme", ["ask"])
+    accounts, store, live = KeptAccounts(key, other), Endless(8), LiveRuns()
+    model = HeldModel(ScriptedModel(lambda _prompt: STOP))
+    gateway, access = Deployment(model, model, model).gateway(store, live=live), Access(accounts)
+    server = Server(gateway, None, RunServicer(Runs(store, live)), access=access)
+    door = HTTPServer(openai_app(gateway, access), 0.0, access=access)
+    at = await door.start("127.0.0.1:0", "server.http")
+    async with (
+        connected(await server.start("127.0.0.1:0")) as channel,
+        aiohttp.ClientSession(f"http://{at}") as session,
+    ):
+        answers, completions, runs = (
+            stub(channel) for stub in (AnswerServiceStub, CompletionServiceStub, RunServiceStub)
+        )
+        going_on = answers.StreamAnswer(pb.StreamAnswerRequest(question="Who?"), metadata=bearer(stays))
+        watched = WatchRunRequest(run_id=(await next_of(going_on)).run_started.run_id)
+        complete = {"role": usage_pb2.ROLE_ANSWER, "messages": [completion_pb.ChatMessage(role="user", content="hi")]}
+        calls = [
+            answers.Answer(ASK, metadata=bearer(text)),
+            answers.StreamAnswer(pb.StreamAnswerRequest(question="Who?"), metadata=bearer(text)),
+            completions.Complete(completion_pb.CompleteRequest(**complete), metadata=bearer(text)),
+            completions.StreamComplete(completion_pb.StreamCompleteRequest(**complete), metadata=bearer(text)),
+            ExecutionServiceStub(channel).Execute(ExecuteRequest(sub_query="Who?"), metadata=bearer(text)),
+            runs.WatchRun(watched, metadata=bearer(text)),
+            runs.ExportRuns(ExportRunsRequest(), metadata=bearer(text)),
+        ]
+        asked = asyncio.gather(
+            *map(read_to_its_end, calls), *(asked_at_the_door(session, text, stream=stream) for stream in (False, True))
+        )
+        async with asyncio.timeout(10):
+            await store.exporting.wait()
+            await store.begun.wait()
+        await accounts.revoke_key(key.key_id)
+        *reasons, whole, streamed = await ended(asked)
+        assert reasons == ["NO_KEY"] * len(calls)
+        assert '"code":"NO_KEY"' in whole
+        assert '"code":"NO_KEY"' in streamed.split("data: ")[-1]
+        assert {run.status for run in store.runs} == {"cancelled"}
+        model.let.set()
+        while (event := await next_of(going_on)).WhichOneof("event") != "done":
+            assert event
+    await server.drain(0)
+    await door.drain()
+    assert sorted(run.status for run in store.runs) == ["cancelled"] * 7 + ["finished"]
 
 
 class Full(Kept):
