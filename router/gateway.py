@@ -19,6 +19,7 @@ from router.errors import (
 from router.events import Emit
 from router.execution import Conversation, Execution
 from router.executor import Executes
+from router.identity import SHADOW
 from router.model import Delta, Message, gather
 from router.role import Role
 from router.run import Run
@@ -134,6 +135,10 @@ class Gateway:
                 return Conversation(messages, (await gather(deltas, send),))
 
         return await self._conductor.conduct(Asked("complete", messages[-1].content, request), terms, _ignore, work)
+
+    async def probe(self, role: RoleName) -> None:
+        """See by a call of one token whether a role's model works; it is booked as any other. Raises as `complete`."""
+        await self.complete(CompletionRequest(role, (Message("user", "Hello."),), (), 1), Terms(SHADOW))
 
     async def settled(self) -> None:
         """Wait until every run that has begun has ended and is stored."""

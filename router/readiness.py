@@ -7,8 +7,8 @@ from typing import Literal
 import structlog
 
 _log = structlog.get_logger("readiness")
-Need = Literal["delegation", "execution", "answer", "retrieval"]
-"""A role's model, or the passages."""
+Need = Literal["delegation", "execution", "answer", "retrieval", "store"]
+"""A role's model, the passages, or the database."""
 
 
 class Readiness:

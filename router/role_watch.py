@@ -1,27 +1,36 @@
-"""Roles of which no endpoint takes calls for now."""
+"""Roles that no endpoint works for."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable
+
+import structlog
 
 from router.call import RoleName
+from router.errors import RolegateError
 from router.readiness import Need, Readiness
 from router.role import Role
 
+_log = structlog.get_logger("roles")
 _EVERY_S = 0.5
 NEEDS: dict[RoleName, Need] = {"delegation": "delegation", "execution": "execution", "answer": "answer"}
 """What is missing where a role of a gateway is."""
 
 
-async def watch_roles(roles: Mapping[RoleName, Role], readiness: Readiness) -> None:
-    """Say of each role when all breakers of its replicas and of its fallbacks are open, and when one lets calls
-    through again, if only to see what comes of them; for ever.
+async def watch_role(
+    name: RoleName, role: Role, readiness: Readiness, probe: Callable[[RoleName], Awaitable[object]]
+) -> None:
+    """Say when no breaker of its replicas and of its fallbacks is closed, and when a call that worked has closed one;
+    for ever. As nobody calls a gateway whose health is bad, `probe` does, whenever a breaker lets a call through.
     """
     while True:
-        for name, role in roles.items():
-            readiness.say(f"roles.{name}", [NEEDS[name]], None if _takes_calls(role) else "all its endpoints fail")
+        breakers = [replica.endpoint.breaker for each in (role, *role.fallbacks) for replica in each.replicas]
+        works = any(breaker.state == "closed" for breaker in breakers)
+        readiness.say(f"roles.{name}", [NEEDS[name]], None if works else "all its endpoints fail")
+        if not works and any(breaker.state == "open" and not breaker.wait_s for breaker in breakers):
+            try:
+                await probe(name)
+            except RolegateError as error:
+                _log.info("role.probe_failed", role=name, error=str(error))
+            except Exception:
+                _log.exception("role.probe_failed", role=name)
         await asyncio.sleep(_EVERY_S)
-
-
-def _takes_calls(role: Role) -> bool:
-    breakers = [replica.endpoint.breaker for each in (role, *role.fallbacks) for replica in each.replicas]
-    return any(breaker.state != "open" or not breaker.wait_s for breaker in breakers)

@@ -37,7 +37,7 @@ from router.readiness import Readiness
 from router.reconciliation import Reconciler
 from router.retrieval import Retriever
 from router.role import Role
-from router.role_watch import watch_roles
+from router.role_watch import watch_role
 from router.runs import Runs
 from router.scope import Scope
 from router.shared_executor import Reuse, SharedExecutor
@@ -54,6 +54,7 @@ from router.upstream_session import upstream_session
 from router.upstreams import Upstreams
 from router.version_book import VersionBook
 from router.versions import Versions
+from router.watched_retriever import WatchedRetriever
 from serving.beside import Beside
 from serving.config import Config, ServerConfig
 from serving.engine import Tell
@@ -115,7 +116,8 @@ async def running_gateway(
                 config.server.http_hosts,
             )
         )
-        retriever = ObservedRetriever(retriever, observers) if observers else retriever
+        watched = WatchedRetriever(retriever, readiness)
+        retriever = ObservedRetriever(watched, observers) if observers else watched
         live, archive, book = LiveRuns(), SQLArchive(database), SQLVersionBook(database)
         loading = Loading(config, engines, session)
         versions, named = await _versions(config, loading, book)
@@ -124,7 +126,7 @@ async def running_gateway(
         loading.in_use = lambda: executors.in_use
         await _use_versions(executors, named, tell)
         versions.on_change = executors.wake
-        books = await stack.enter_async_context(_journal(config.server, database, live, journal))
+        books = await stack.enter_async_context(_journal(config.server, database, live, readiness, journal))
         conductor = Conductor(
             books,
             archive,
@@ -170,11 +172,18 @@ async def running_gateway(
             reuse_port=beside is not None,
             hosts=config.server.http_hosts,
         )
+        await watched.probe()
         port = await server.start(address)
         stack.push_async_callback(_drain, server, door, gateway, config.server.grace_s)
-        reloading = _reload(config, readiness, upstreams, executors)
-        endless = executors.follow(), trials.work(), watch_roles(roles, readiness), reloading
-        await stack.enter_async_context(meanwhile(*endless))
+        await stack.enter_async_context(
+            meanwhile(
+                executors.follow(),
+                trials.work(),
+                watched.follow(),
+                _reload(config, readiness, upstreams, executors),
+                *(watch_role(name, role, readiness, gateway.probe) for name, role in roles.items()),
+            )
+        )
         if http:
             scheme = "https" if tls else "http"
             tell(f"the OpenAI-compatible door is at {scheme}://{await door.start(http, 'server.http')}/v1")
@@ -183,13 +192,13 @@ async def running_gateway(
 
 @asynccontextmanager
 async def _journal(
-    server: ServerConfig, database: Database, live: LiveRuns, instead: Journal | None
+    server: ServerConfig, database: Database, live: LiveRuns, readiness: Readiness, instead: Journal | None
 ) -> AsyncIterator[Journal]:
     if instead is not None:
         yield instead
         return
-    keep = {"keep_days": server.keep_days, "keep_gb": server.keep_gb}
-    async with SQLJournal.writing(database, on_cancel=live.cancel, **keep) as journal:
+    keep, say = {"keep_days": server.keep_days, "keep_gb": server.keep_gb}, partial(readiness.say, "store", ["store"])
+    async with SQLJournal.writing(database, on_cancel=live.cancel, say=say, **keep) as journal:
         yield journal
 
 

@@ -7,15 +7,16 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from router.readiness import Need, Readiness
 
-_MODELS: frozenset[Need] = frozenset({"delegation", "execution", "answer"})
+_STORE: frozenset[Need] = frozenset({"store"})
+_MODELS: frozenset[Need] = _STORE | {"delegation", "execution", "answer"}
 _NEEDS: dict[str, frozenset[Need]] = {
     "": _MODELS | {"retrieval"},
     "rolegate.v1.AnswerService": _MODELS | {"retrieval"},
     "rolegate.v1.CompletionService": _MODELS,
-    "rolegate.v1.ExecutionService": frozenset({"execution", "retrieval"}),
-    "rolegate.v1.RetrievalService": frozenset({"retrieval"}),
+    "rolegate.v1.ExecutionService": _STORE | {"execution", "retrieval"},
+    "rolegate.v1.RetrievalService": _STORE | {"retrieval"},
 }
-"""What each service is nothing without; the others need nothing but the store."""
+"""What each service is nothing without; the others need the store, which the keys are in, too."""
 
 
 class Health:
@@ -46,6 +47,6 @@ class Health:
 
     async def _tell(self) -> None:
         for name in self._names:
-            down = self._readiness.down(_NEEDS.get(name, ()))
+            down = self._readiness.down(_NEEDS.get(name, _STORE))
             status = health_pb2.HealthCheckResponse.NOT_SERVING if down else health_pb2.HealthCheckResponse.SERVING
             await self._servicer.set(name, status)

@@ -19,16 +19,24 @@ from router.store.operations import Begin, Discard, Finish, Forget, Hold, Open, 
 from router.store.retention import Retention
 
 _BEAT_S = 2.0
+_BEATING_S = 5.0
+"""How long one may take until the store counts as down."""
 _RETENTION_S = 600.0
 
 
 class SQLJournal:
     """Writes what happens in groups, one transaction each; closes what dead gateways left, and deletes what is old."""
 
-    def __init__(self, database: Database, on_cancel: Callable[[str], None], retention: Retention) -> None:
+    def __init__(
+        self,
+        database: Database,
+        on_cancel: Callable[[str], None],
+        retention: Retention,
+        say: Callable[[str | None], None],
+    ) -> None:
         self._gateway = ThisGateway.new()
         self._commits = GroupCommit(database, self._gateway.gateway_id, self._late_beat)
-        self._on_cancel, self._retention = on_cancel, retention
+        self._on_cancel, self._retention, self._say = on_cancel, retention, say
         self._begun: dict[str, RunStart] = {}
         self._seen = 0.0
 
@@ -41,13 +49,15 @@ class SQLJournal:
         on_cancel: Callable[[str], None] = lambda _run_id: None,
         keep_days: float | None = None,
         keep_gb: float | None = None,
+        say: Callable[[str | None], None] = lambda _why: None,
     ) -> AsyncIterator["SQLJournal"]:
         """A journal that writes until the context is left, and then what is still to be written.
 
         `on_cancel` gets the identifiers of runs that are to be cancelled, perhaps more than once. `keep_days` and
-        `keep_gb` are those of `Retention`. Raises `StoreFailed`.
+        `keep_gb` are those of `Retention`. `say` hears now and then why nothing can be written; None where it can.
+        Raises `StoreFailed`.
         """
-        journal = cls(database, on_cancel, Retention(database, keep_days, keep_gb))
+        journal = cls(database, on_cancel, Retention(database, keep_days, keep_gb), say)
         writing = asyncio.create_task(journal._commits.run())
         others: list[asyncio.Task[None]] = []
         try:
@@ -122,8 +132,13 @@ class SQLJournal:
     async def _keep_beating(self) -> None:
         while True:
             await asyncio.sleep(_BEAT_S)
-            with suppress(StoreFailed):
-                await self._beat()
+            why: str | None = None
+            try:
+                async with asyncio.timeout(_BEATING_S):
+                    await self._beat()
+            except (StoreFailed, TimeoutError) as error:
+                why = str(error) or f"nothing was written within {_BEATING_S:g} s"
+            self._say(why)
 
     async def _keep_deleting(self) -> None:
         while True:

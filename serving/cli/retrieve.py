@@ -8,6 +8,9 @@ from pathlib import Path
 
 from router.edge.http_server import HTTPServer
 from router.edge.server import Server
+from router.meanwhile import meanwhile
+from router.readiness import Readiness
+from router.watched_retriever import WatchedRetriever
 from serving.cli.index import add_embedder, embedder_config
 from serving.cli.options import host_port
 from serving.cli.until_stopped import tell, until_stopped
@@ -54,12 +57,15 @@ def main(arguments: Sequence[str]) -> int:
 @asynccontextmanager
 async def _serving(config: RetrievalConfig, given: argparse.Namespace) -> AsyncIterator[str]:
     async with AsyncExitStack() as stack:
-        retriever = await stack.enter_async_context(open_retriever(config, tell))
-        http = HTTPServer(retrieval_app(retriever, default_top_k=given.top_k), _GRACE_S, hosts=given.http_host)
+        readiness = Readiness()
+        retriever = WatchedRetriever(await stack.enter_async_context(open_retriever(config, tell)), readiness)
+        await stack.enter_async_context(meanwhile(retriever.follow()))
+        app = retrieval_app(retriever, default_top_k=given.top_k, readiness=readiness)
+        http = HTTPServer(app, _GRACE_S, hosts=given.http_host)
         url = f"http://{await http.start(given.http, '--http')}/retrieve"
         stack.push_async_callback(http.drain)
         servicer = RetrievalServicer(retriever, default_top_k=given.top_k, index_id=lambda: retriever.index_id)
-        server = Server(None, servicer)
+        server = Server(None, servicer, readiness=readiness)
         bound = await server.start(given.address)
         stack.push_async_callback(server.drain, _GRACE_S)
         yield f"{given.address.rpartition(':')[0]}:{bound}, {url}"

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from router.errors import JSON_ERRORS, BadRequest, UpstreamError
 from router.passage import Passage
+from router.readiness import Readiness
 from router.retrieval import Retriever
 from serving.retrieval.limits import check_queries, chosen_top_k
 
@@ -39,9 +40,11 @@ class _ScoredDocument(msgspec.Struct, frozen=True):
     score: float
 
 
-def retrieval_app(retriever: Retriever, *, default_top_k: int = 3) -> web.Application:
+def retrieval_app(
+    retriever: Retriever, *, default_top_k: int = 3, readiness: Readiness | None = None
+) -> web.Application:
     """The application; the caller runs it. Errors are `{"error": …}`: 400, 413 above 1 MiB, 421 for names that are not
-    this server's, 503 without internals.
+    this server's, 503 without internals. `readiness`: for `GET /health`, which says 503 while the search is down.
     """
 
     async def retrieve(request: web.Request) -> web.Response:
@@ -56,7 +59,8 @@ def retrieval_app(retriever: Retriever, *, default_top_k: int = 3) -> web.Applic
         return _json(200, {"result": shown})
 
     async def health(_: web.Request) -> web.Response:
-        return _json(200, {"status": "ok"})
+        down = readiness is not None and readiness.down(["retrieval"])
+        return _json(503, {"status": "unavailable"}) if down else _json(200, {"status": "ok"})
 
     app = web.Application(middlewares=[_plain_errors], client_max_size=MAX_BODY_BYTES)
     app.add_routes([web.post("/retrieve", retrieve), web.get("/health", health)])

@@ -15,6 +15,7 @@ from rolegate.v1.answer_service_pb2 import AnswerRequest
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
 from serving.cli.main import main
+from tests import scripted_gateway
 from tests.serving.test_cli import config_file, service
 
 HTTP = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -29,18 +30,20 @@ def upstream() -> Iterator[socket.socket]:
         yield server
 
 
-def config_at(upstream: socket.socket, folder: Path) -> list[str]:
-    """Options with everything at this one."""
+def config_at(upstream: socket.socket, folder: Path, retrieval: str = "127.0.0.1:9") -> list[str]:
+    """Options with all models at this one."""
     host, port = upstream.getsockname()
-    file = config_file(folder, f"http://{host}:{port}/v1", f'address = "{host}:{port}"')
+    file = config_file(folder, f"http://{host}:{port}/v1", f'address = "{retrieval}"')
     return ["--config", str(file), "--address", "127.0.0.1:0"]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_second_signal_ends_at_once(workers: int, tmp_path: Path, upstream: socket.socket) -> None:
     """The first one lets what is running finish, for half a minute; health says so meanwhile."""
-    chosen = config_at(upstream, tmp_path)
-    with service("serve", *chosen, "--workers", str(workers), cwd=tmp_path) as server:
+    with (
+        scripted_gateway.running() as retrieval,
+        service("serve", *config_at(upstream, tmp_path, retrieval), "--workers", str(workers), cwd=tmp_path) as server,
+    ):
         with grpc.insecure_channel(server.ready()) as channel:
             stub: Any = HealthStub(channel)
             watch = stub.Watch(health_pb2.HealthCheckRequest())

@@ -27,10 +27,13 @@ from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 
+from router.edge.server import Server
 from router.errors import BadConfig
 from router.meanwhile import meanwhile
 from router.readiness import Readiness
+from router.retrieval import FixedRetriever
 from serving.config import Config, EmbedderConfig, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig
+from serving.retrieval.grpc_service import RetrievalServicer
 from serving.worker_process import WorkerProcess
 from serving.worker_wire import Order
 from serving.workers import running_workers
@@ -167,7 +170,9 @@ async def test_a_worker_knows_what_its_parent_knows_to_be_down(tmp_path: Path) -
     readiness.say("engines.small", ["answer"], "ended with code -9")
     async with serving() as upstream:
         config = config_of(tmp_path, upstream)
-        config = msgspec.structs.replace(config, retrieval=RetrievalConfig(address="127.0.0.1:9"))
+        retrieval = Server(None, RetrievalServicer(FixedRetriever({})))
+        there = RetrievalConfig(address=f"127.0.0.1:{await retrieval.start('127.0.0.1:0')}")
+        config = msgspec.structs.replace(config, retrieval=there)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -183,6 +188,7 @@ async def test_a_worker_knows_what_its_parent_knows_to_be_down(tmp_path: Path) -
         await worker.hang_up()
         async with asyncio.timeout(100):
             assert await worker.wait() == 0
+        await retrieval.drain(0)
 
 
 async def test_what_a_worker_cannot_do_is_told(tmp_path: Path) -> None:

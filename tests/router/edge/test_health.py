@@ -10,14 +10,16 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from router.breaker import Breaker
+from router.call import RoleName
 from router.edge.http_server import HTTPServer
 from router.edge.openai_door import openai_app
 from router.edge.run_service import RunServicer
 from router.edge.server import Server
+from router.errors import UpstreamUnavailable
 from router.live_runs import LiveRuns
 from router.meanwhile import meanwhile
 from router.readiness import Need, Readiness
-from router.role_watch import watch_roles
+from router.role_watch import watch_role
 from router.runs import Runs
 from tests.router.clock import Clock, ended, with_clock
 from tests.router.deployment import Deployment, Kept
@@ -99,19 +101,35 @@ async def test_the_door_says_so_too() -> None:
     await door.drain()
 
 
-def test_a_role_is_down_while_no_endpoint_takes_its_calls() -> None:
-    """By their breakers, and only until one may be tried again: without health there would be no calls to try it."""
+def test_a_role_is_down_until_a_call_has_worked() -> None:
+    """Not only until its breaker lets one through; as nobody may call it, it is called then."""
 
     async def main(clock: Clock) -> None:
-        roles, readiness = Deployment().roles(), Readiness()
+        roles, readiness, probes = Deployment().roles(), Readiness(), list[RoleName]()
         breaker: Breaker = roles["answer"].replicas[0].endpoint.breaker
-        async with meanwhile(watch_roles(roles, readiness)):
+        works: bool | None = False
+
+        async def probe(name: RoleName) -> None:
+            probes.append(name)
+            breaker.end(works, probe=breaker.begin())
+            if not works:
+                raise UpstreamUnavailable("connection refused", endpoint="e")
+
+        async with meanwhile(*(watch_role(name, role, readiness, probe) for name, role in roles.items())):
             await clock.settle()
             assert readiness.down(["delegation", "execution", "answer"]) is None
             breaker.open()
+            for probed in (1, 1, 2, 2):  # after pauses of one second and of two
+                await clock.advance(0.6)
+                await clock.advance(0.6)
+                assert readiness.down(["answer"]) == "roles.answer: all its endpoints fail"
+                assert readiness.down(["delegation", "execution"]) is None
+                assert probes == ["answer"] * probed
+            works = True
+            breaker.begin()  # somebody else's call
             await clock.advance(0.6)
-            assert readiness.down(["answer"]) == "roles.answer: all its endpoints fail"
-            assert readiness.down(["delegation", "execution"]) is None
+            assert readiness.down(["answer"])
+            breaker.end(works, probe=True)
             await clock.advance(0.6)
             assert readiness.down(["answer"]) is None
 

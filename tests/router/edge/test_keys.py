@@ -233,9 +233,8 @@ async def test_what_a_revoked_key_asked_for_ends() -> None:
         connected(await server.start("127.0.0.1:0")) as channel,
         aiohttp.ClientSession(f"http://{at}") as session,
     ):
-        answers, completions, runs = (
-            stub(channel) for stub in (AnswerServiceStub, CompletionServiceStub, RunServiceStub)
-        )
+        answers, completions = AnswerServiceStub(channel), CompletionServiceStub(channel)
+        runs = RunServiceStub(channel)
         going_on = answers.StreamAnswer(pb.StreamAnswerRequest(question="Who?"), metadata=bearer(stays))
         watched = WatchRunRequest(run_id=(await next_of(going_on)).run_started.run_id)
         complete = {"role": usage_pb2.ROLE_ANSWER, "messages": [completion_pb.ChatMessage(role="user", content="hi")]}

@@ -10,6 +10,7 @@ from aiohttp import web
 from router.edge.http_server import HTTPServer
 from router.errors import UpstreamUnavailable
 from router.passage import Passage
+from router.readiness import Readiness
 from router.retrieval import FixedRetriever, Retriever
 from serving.retrieval.embedder import MiniLM
 from serving.retrieval.http_service import MAX_BODY_BYTES, retrieval_app
@@ -27,6 +28,18 @@ async def test_a_name_that_is_not_the_server_s() -> None:
             asked = session.post("/retrieve", json={"queries": ["known"]}, headers={"Host": host})
             async with asked as response:
                 assert (response.status, list(await response.json())) == (status, [key])
+    await server.drain()
+
+
+async def test_its_health() -> None:
+    """503 while nothing can be searched, without a word of why."""
+    readiness = Readiness()
+    server = HTTPServer(retrieval_app(FixedRetriever({}), readiness=readiness), 0.0)
+    async with aiohttp.ClientSession(f"http://{await server.start('127.0.0.1:0', '--http')}") as session:
+        for why, status, said in (("connection refused", 503, "unavailable"), (None, 200, "ok")):
+            readiness.say("retrieval", ["retrieval"], why)
+            async with session.get("/health") as response:
+                assert (response.status, await response.json()) == (status, {"status": said})
     await server.drain()
 
 

@@ -1,0 +1,58 @@
+"""A retriever that says whether it can search."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+from router.errors import UpstreamError
+from router.passage import Passage
+from router.readiness import Readiness
+from router.retrieval import IndexRetriever
+
+_WITHIN_S = 5.0
+_EVERY_S, _SOON_S = 5.0, 1.0
+"""How long after a search that went well, and at least after any."""
+
+
+class WatchedRetriever:
+    """Is to its callers what the retriever is."""
+
+    def __init__(self, retriever: IndexRetriever, readiness: Readiness) -> None:
+        """`readiness`: hears that it is down."""
+        self._retriever, self._readiness = retriever, readiness
+        self._doubt, self._probes = asyncio.Event(), 0
+
+    @property
+    def index_id(self) -> str | None:
+        """As `IndexRetriever.index_id`."""
+        return self._retriever.index_id
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        """As `Retriever.search`."""
+        try:
+            return await self._retriever.search(queries, top_k)
+        except UpstreamError:
+            self._doubt.set()
+            raise
+
+    async def probe(self) -> None:
+        """Search, and say what comes of it. In doubt, it is for something that nobody can have kept an answer to."""
+        why: str | None = None
+        self._probes += self._doubt.is_set()
+        try:
+            async with asyncio.timeout(_WITHIN_S):
+                await self._retriever.search([f"health {self._probes}"], 1)
+            self._doubt.clear()
+        except (UpstreamError, TimeoutError) as error:
+            self._doubt.set()
+            why = str(error) or f"no answer within {_WITHIN_S:g} s"
+        self._readiness.say("retrieval", ["retrieval"], why)
+
+    async def follow(self) -> None:
+        """Probe now and then, and soon after a search that failed; for ever."""
+        while True:
+            await asyncio.sleep(_SOON_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_EVERY_S):
+                    await self._doubt.wait()
+            await self.probe()

@@ -1,0 +1,85 @@
+"""A retriever that says whether it can search."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from router.errors import UpstreamUnavailable
+from router.meanwhile import meanwhile
+from router.passage import Passage
+from router.readiness import Readiness
+from router.watched_retriever import WatchedRetriever
+from tests.router.clock import Clock, with_clock
+
+
+class Failing:
+    """An index that keeps what it has found before, and whose embedder works, is dead, or hangs."""
+
+    index_id = "an index"
+
+    def __init__(self) -> None:
+        self.works: bool | None = True
+        self.known = set[str]()
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        if not self.known.issuperset(queries):
+            if self.works is None:
+                await asyncio.Event().wait()
+            if not self.works:
+                raise UpstreamUnavailable("connection refused", endpoint="e")
+            self.known.update(queries)
+        return [[] for _ in queries]
+
+
+def test_it_is_down_until_a_search_has_worked() -> None:
+    """Nobody searches but itself; what it found before tells nothing once there is a doubt."""
+
+    async def main(clock: Clock) -> None:
+        inner, readiness = Failing(), Readiness()
+        retriever = WatchedRetriever(inner, readiness)
+        async with meanwhile(retriever.follow()):
+            for works, why in ((False, "connection refused"), (None, "no answer within 5 s")):
+                inner.works = True
+                for _ in range(10):
+                    await clock.advance(1)
+                assert readiness.down(["retrieval"]) is None
+                inner.works = works
+                search = asyncio.create_task(retriever.search(["Heat"] if works is None else ["Ali"], 1))
+                await clock.settle()
+                if works is None:
+                    search.cancel()
+                    inner.known.clear()
+                else:
+                    with pytest.raises(UpstreamUnavailable):
+                        await search
+                for _ in range(20):
+                    await clock.advance(1)
+                assert why in str(readiness.down(["retrieval"]))
+                assert readiness.down(["answer", "store"]) is None
+
+    with_clock(main)
+
+
+def test_one_search_that_fails_is_no_outage() -> None:
+    """The next one works."""
+
+    async def main(clock: Clock) -> None:
+        inner, readiness, news = Failing(), Readiness(), 0
+        retriever = WatchedRetriever(inner, readiness)
+
+        async def count() -> None:
+            nonlocal news
+            async for _ in readiness.changes():
+                news += 1
+
+        async with meanwhile(retriever.follow(), count()):
+            inner.works = False
+            with pytest.raises(UpstreamUnavailable):
+                await retriever.search(["Heat"], 1)
+            inner.works = True
+            for _ in range(10):
+                await clock.advance(1)
+        assert (news, readiness.all) == (1, {})
+
+    with_clock(main)

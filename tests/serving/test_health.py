@@ -1,0 +1,130 @@
+"""Health of a whole gateway: what a question needs is down until something has worked."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+from aiohttp import web
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from rolegate.v1 import completion_service_pb2 as pb
+from rolegate.v1 import run_service_pb2 as run_pb
+from rolegate.v1 import usage_pb2
+from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
+from rolegate.v1.run_service_pb2_grpc import RunServiceStub
+
+from router.edge.server import Server
+from router.retrieval import FixedRetriever
+from serving.composition import running_gateway
+from serving.config import Config, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig
+from serving.retrieval.grpc_service import RetrievalServicer
+from tests.router.deployment import PASSAGE
+from tests.router.openai_server import MODEL, fails, says, serving
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+COMPLETE = pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=[pb.ChatMessage(role="user", content="hi")])
+
+
+def config_of(folder: Path, store: str, models: str, retrieval: str) -> Config:
+    """All roles at one base URL."""
+    (folder / "prompt.txt").write_text("Do it.\n")
+    role = RoleConfig(model=MODEL, prompt=f"{folder}/prompt.txt", base_url=models, attempts=1)
+    return Config(
+        roles=RolesConfig(delegation=role, execution=role, answer=role),
+        retrieval=RetrievalConfig(address=retrieval),
+        server=ServerConfig(store=store),
+    )
+
+
+@asynccontextmanager
+async def searching(address: str = "127.0.0.1:0") -> AsyncIterator[str]:
+    """A retrieval server."""
+    server = Server(None, RetrievalServicer(FixedRetriever({"Heat": [PASSAGE]})))
+    port = await server.start(address)
+    yield f"127.0.0.1:{port}"
+    await server.drain(0)
+
+
+class Watch:
+    """What watchers of some services hear, and what the door says."""
+
+    def __init__(self, channel: grpc.aio.Channel, door: str, *services: str) -> None:
+        stub: Any = HealthStub(channel)
+        self._door, self._calls = door, [stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in services]
+
+    async def all_say(self, status: int) -> None:
+        """Wait for the next word of each, which must be this."""
+        async with asyncio.timeout(60):
+            assert [(await call.read()).status for call in self._calls] == [status] * len(self._calls)
+        async with aiohttp.ClientSession() as session, session.get(f"{self._door}/health") as response:
+            assert response.status == (200 if status == SERVING else 503)
+
+
+@asynccontextmanager
+async def watched(config: Config, *services: str) -> AsyncIterator[tuple[grpc.aio.Channel, Watch]]:
+    """A gateway, and the health of these services of it."""
+    told: list[str] = []
+    async with (
+        running_gateway(config, "127.0.0.1:0", told.append, "127.0.0.1:0") as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        (door,) = [step.rpartition(" ")[2].removesuffix("/v1") for step in told if "OpenAI-compatible" in step]
+        yield channel, Watch(channel, door, *services)
+
+
+async def test_an_endpoint_that_fails_every_completion(tmp_path: Path) -> None:
+    """It is down until a completion has worked, though it lists its models and its breaker lets calls through. Nobody
+    calls meanwhile but the gateway: one token at a time, and each is on record.
+    """
+    async with serving() as models, searching() as retrieval:
+        config = config_of(tmp_path, f"sqlite:///{tmp_path}/runs.db", models.base_url, retrieval)
+        async with watched(config, "", "rolegate.v1.AnswerService") as (channel, watch):
+            await watch.all_say(SERVING)
+            probed, works = asyncio.Event(), False
+
+            async def tried(request: web.Request) -> web.StreamResponse:
+                nonlocal works
+                if (await request.json())["max_tokens"] != 1:
+                    return await fails(500, "cache full")(request)
+                if not probed.is_set():
+                    probed.set()
+                    return await fails(500, "cache full")(request)
+                works = True
+                return await says("Hi")(request)
+
+            models.plays(tried)
+            for _ in range(5):
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await CompletionServiceStub(channel).Complete(COMPLETE, timeout=30)
+            await watch.all_say(NOT_SERVING)
+            await watch.all_say(SERVING)
+            assert probed.is_set()
+            assert works
+            runs = (await RunServiceStub(channel).ListRuns(run_pb.ListRunsRequest(tenant="shadow"))).runs
+            details = [await RunServiceStub(channel).GetRun(run_pb.GetRunRequest(run_id=run.run_id)) for run in runs]
+    probes = [body for body in models.bodies if body["max_tokens"] == 1]
+    assert sum(len(run.calls) for run in details) == len(probes)
+
+
+async def test_retrieval_that_goes_and_comes(tmp_path: Path) -> None:
+    """Nobody searches meanwhile, and what needs no passages goes on."""
+    async with serving() as models:
+        async with searching() as retrieval:
+            config = config_of(tmp_path, f"sqlite:///{tmp_path}/runs.db", models.base_url, retrieval)
+        async with watched(config, "", "rolegate.v1.AnswerService", "rolegate.v1.RetrievalService") as (channel, watch):
+            await watch.all_say(NOT_SERVING)
+            stub: Any = HealthStub(channel)
+            for service in ("Completion", "Run"):
+                request = health_pb2.HealthCheckRequest(service=f"rolegate.v1.{service}Service")
+                assert (await stub.Check(request)).status == SERVING
+            async with searching(retrieval):
+                await watch.all_say(SERVING)
+            await watch.all_say(NOT_SERVING)
+            async with searching(retrieval):
+                await watch.all_say(SERVING)
