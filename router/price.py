@@ -4,6 +4,9 @@ import msgspec
 
 from router.model import Usage
 
+MOST_DOLLARS = 100_000
+"""For a million tokens: a hundred times what any model has cost, and little enough for every database to sum."""
+
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """US dollars for a million tokens."""
@@ -12,6 +15,11 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     completion: float
     cached: float | None = None
     """Prompt tokens from the provider's cache; absent, they cost what others cost."""
+
+    @property
+    def impossible(self) -> list[str]:
+        """The fields that no price can have: less than nothing, more than `MOST_DOLLARS`, or no number."""
+        return [name for name in self.__struct_fields__ if not 0 <= (getattr(self, name) or 0.0) <= MOST_DOLLARS]
 
     def cost(self, usage: Usage) -> int:
         """What a call cost, in billionths of a dollar: whole numbers, so that sums are exact."""

@@ -10,6 +10,7 @@ from sqlalchemy.exc import ArgumentError
 from router.edge.listening import host_of, is_address
 from router.edge.tls import TLS
 from router.errors import BadConfig
+from router.price import MOST_DOLLARS
 from router.secret import without_userinfo
 from serving.config import (
     AdmissionConfig,
@@ -29,6 +30,8 @@ from serving.versions.manifest import MANIFEST
 _MOST_PASSAGES = 100
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM takes for the largest."""
+_MOST_TOKENS = 10**7
+"""No model writes as many at once."""
 _NOT_EXTRA = {
     "max_tokens": "set the role's max_tokens.",
     "max_completion_tokens": "set the role's max_tokens.",
@@ -179,6 +182,8 @@ def _role(key: str, role: RoleConfig, config: Config) -> list[str]:
     if not Path(role.prompt).is_file():
         found.append(f"{key}.prompt: there is no file {role.prompt}.")
     found += [f"{key}.{field}: must be at least 1." for field in ("max_tokens", "attempts") if getattr(role, field) < 1]
+    if role.max_tokens > _MOST_TOKENS:
+        found.append(f"{key}.max_tokens: must be at most {_MOST_TOKENS:,}.")
     found += _endpoints(key, role)
     if not 0 <= role.temperature <= 2:
         found.append(f"{key}.temperature: must be 0 to 2.")
@@ -333,8 +338,7 @@ def _embedder(embedder: EmbedderConfig, config: Config) -> list[str]:
 
 def _prices(config: Config) -> list[str]:
     return [
-        f"prices.{model!r}.{field}: must be 0 or more, in dollars for a million tokens."
+        f"prices.{model!r}.{field}: must be 0 to {MOST_DOLLARS:,}, in dollars for a million tokens."
         for model, price in config.prices.items()
-        for field in ("prompt", "completion", "cached")
-        if (getattr(price, field) or 0) < 0
+        for field in price.impossible
     ]

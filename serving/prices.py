@@ -39,7 +39,8 @@ def listed_price(model: str) -> Price | None:
     if prompt is None or completion is None:
         return None
     cached = known.get("cache_read_input_token_cost")
-    return Price(prompt=prompt * 1e6, completion=completion * 1e6, cached=cached and cached * 1e6)
+    price = Price(prompt=prompt * 1e6, completion=completion * 1e6, cached=cached and cached * 1e6)
+    return None if price.impossible else price
 
 
 def litellm_entry(model: str) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, func, select
 from router.accounts import Key, Spent
 from router.store.database import Database
 from router.store.schema import KEYS, SPENDING, TENANTS
+from router.store.sums import whole
 from router.tenant import Tenant
 
 
@@ -68,7 +69,10 @@ class SQLAccounts:
 
     async def spending(self, tenant: str) -> list[Spent]:
         """As `Accounts.spending`."""
-        of_tenant = select(SPENDING).where(SPENDING.c.tenant == tenant).order_by(SPENDING.c.period.desc())
+        sums = [whole(column).label(column.name) for column in SPENDING.c if not column.primary_key]
+        of_tenant = (
+            select(SPENDING.c.period, *sums).where(SPENDING.c.tenant == tenant).order_by(SPENDING.c.period.desc())
+        )
 
         def read(connection: Connection) -> list[Spent]:
             return [msgspec.convert(row, Spent, from_attributes=True) for row in connection.execute(of_tenant)]

@@ -18,6 +18,7 @@ from router.store.direct import Reading
 from router.store.schema import CALLS, RUNS, SPENDING, TENANTS
 from router.store.spending import Key, Spending, Tally, periods
 from router.store.storable import storable
+from router.store.sums import MOST
 from router.tenant import Tenant
 
 _LOCK = """
@@ -256,7 +257,7 @@ def _spending(connection: Connection, tenants: dict[str, Tenant], scopes: list[S
     names = {scope.tenant for scope in limited}
     of = {period for scope in limited for at in scope.spends_at for period in periods(at)}
     rows = _SPENDING.rows(connection, names, of)
-    return {(tenant, period): Tally(*sums) for tenant, period, *sums in rows}
+    return {(tenant, period): Tally(*(min(max(0, int(sum_)), MOST) for sum_ in sums)) for tenant, period, *sums in rows}
 
 
 def _in_flight(connection: Connection, tenants: dict[str, Tenant]) -> Counter[str]:

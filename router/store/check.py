@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, Row, RowMapping, exists, func, inspect, select
+from sqlalchemy import BigInteger, Connection, Row, RowMapping, exists, func, inspect, select
 from sqlalchemy.exc import DBAPIError
 
 from router.store.call_row import call_of
@@ -18,8 +18,9 @@ from router.store.check_sums import Sums
 from router.store.database import Database
 from router.store.gateways import database_time
 from router.store.problem import Problem
-from router.store.schema import CALLS, GATEWAYS, METADATA, RUNS
+from router.store.schema import CALLS, GATEWAYS, METADATA, RUNS, SPENDING, USAGE_HOURS
 from router.store.snapshot import begin_snapshot
+from router.store.sums import whole
 
 _PIECE = 100
 """Runs that are read at once."""
@@ -50,7 +51,7 @@ def _check(connection: Connection, progress: Progress) -> Checked:
     try:
         checked.problems += _check_gateways(connection, now)
         checked.schema = ", ".join(MigrationContext.configure(connection).get_current_heads())
-        for part in (_check_file, _check_tables, _check_references):
+        for part in (_check_file, _check_tables, _check_references, _check_counts):
             checked.problems += part(connection)
         for rows, calls in _pieces(connection, progress):
             _check_piece(rows, calls, checked, sums)
@@ -97,6 +98,19 @@ def _check_references(connection: Connection) -> Iterator[Problem]:
             lost = select(func.count()).select_from(table).where(key.parent.is_not(None), ~there)
             if count := connection.execute(lost).scalar_one():
                 yield Problem(f"table {table.name}", f"{count} rows are of {key.column.table.name} that are not there")
+
+
+def _check_counts(connection: Connection) -> Iterator[Problem]:
+    """Counts that cannot be, as older releases booked them where an engine said so."""
+    for table in (CALLS, USAGE_HOURS, SPENDING):
+        keys = [*table.primary_key.columns]
+        for column in table.columns:
+            if isinstance(column.type, BigInteger) and column not in keys:
+                wrong = select(*keys, column, whole(column)).where(column != whole(column)).order_by(*keys)
+                for *key, found, counted in connection.execute(wrong):
+                    row = ", ".join(str(part) for part in key if part != "")
+                    said = f"{row}: {column.name} is {found}, which cannot be, and counts as {counted}"
+                    yield Problem(f"table {table.name}", said)
 
 
 def _pieces(connection: Connection, progress: Progress) -> Iterator[tuple[Sequence[Row[Any]], Sequence[RowMapping]]]:

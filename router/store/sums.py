@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, func
+from sqlalchemy import BigInteger, ColumnElement, case, cast, func, literal_column
 
 from router.store.schema import CALLS, USAGE_HOURS
 
@@ -19,6 +19,16 @@ COUNTS = (
 )
 """The columns of `usage_hours` that hold sums."""
 
+MOST = 10**16
+"""No sum that is kept counts for more, so that hundreds of them still add up to what every database holds. It is ten
+million dollars."""
+
+
+def whole(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    """`column` as a whole number from 0 to `MOST`, whatever older releases have written there."""
+    zero, most = literal_column("0"), literal_column(str(MOST))
+    return case((column < zero, zero), (column > most, most), else_=cast(column, BigInteger))
+
 
 def sums_of_calls() -> list[ColumnElement[Any]]:
     """One column for each of `COUNTS`, over rows of `calls`."""
@@ -27,12 +37,14 @@ def sums_of_calls() -> list[ColumnElement[Any]]:
         "attempts": func.count(),
         "attempts_without_usage": func.count() - func.count(calls.prompt_tokens),
         "attempts_without_cost": func.count() - func.count(calls.nano_usd),
-        "prompt_tokens": func.coalesce(func.sum(calls.prompt_tokens), 0),
-        "completion_tokens": func.coalesce(func.sum(calls.completion_tokens), 0),
     }
-    return [sums.get(name, func.sum(calls.get(name))).label(name) for name in COUNTS]
+    for name in COUNTS[3:]:
+        sums[name] = func.sum(whole(calls[name]))
+    for name in ("prompt_tokens", "completion_tokens"):
+        sums[name] = func.coalesce(sums[name], 0)
+    return [sums[name].label(name) for name in COUNTS]
 
 
 def sums_of_hours() -> list[ColumnElement[Any]]:
     """The same over rows of `usage_hours`."""
-    return [func.sum(USAGE_HOURS.c[name]).label(name) for name in COUNTS]
+    return [func.sum(whole(USAGE_HOURS.c[name])).label(name) for name in COUNTS]

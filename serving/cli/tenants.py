@@ -9,25 +9,28 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
+from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from router.accounts import Accounts, Spent
+from router.call import RoleName
 from router.errors import BadRequest
 from router.identity import DEFAULT_TENANT
 from router.store.accounts import SQLAccounts
+from router.store.sums import MOST
 from router.tenant import Tenant
 from serving.cli.opened_store import opened_store
 from serving.cli.options import add_config, chosen_file, tenant_name
+from serving.config import Config
 from serving.config_file import read_config
+from serving.live_check.estimate import Measured, Use, estimate
 from serving.logs import errors_only
 from serving.prices import prices_of
 
 _NANO = 1_000_000_000
-_MOST = 2**63 - 1
-"""What a database keeps as a number."""
 _SET = """\
 Sets what is named, leaves the rest as it is, and makes the tenant where there is none of that name. `none` takes a
 limit away. A gateway that runs keeps to new limits from the next request on.
@@ -78,8 +81,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 def _count(text: str) -> int | None:
     if text == "none":
         return None
-    if not text.isdecimal() or int(text) > _MOST:
-        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at most {_MOST}, or none")
+    if not text.isdecimal() or int(text) > MOST:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at most {MOST}, or none")
     return int(text)
 
 
@@ -91,7 +94,7 @@ def _nano(text: str) -> int | None:
         nano = Decimal(text) * _NANO
     except InvalidOperation:
         nano = Decimal("nan")
-    if not nano.is_finite() or not 0 <= nano <= _MOST or nano != int(nano):
+    if not nano.is_finite() or not 0 <= nano <= MOST or nano != int(nano):
         raise argparse.ArgumentTypeError(f"{text!r}: give dollars, such as 2.50, or none")
     return int(nano)
 
@@ -108,27 +111,49 @@ async def _run(given: argparse.Namespace) -> None:
             changes = {field: value for field, value in vars(given).items() if field in Tenant.__struct_fields__[1:]}
             tenants[given.name] = msgspec.structs.replace(named, **changes)
             await accounts.set_tenant(tenants[given.name])
-            if changes.get("nano_usd_per_day") is not None or changes.get("nano_usd_per_month") is not None:
-                await _warn_of_unpriced(given)
+            await _warn(given, {name: limit for name, limit in changes.items() if "usd" in name or "tokens" in name})
         if given.name not in tenants:
             raise BadRequest(f"there is no tenant {given.name!r}; there are: {', '.join(tenants)}.")
         _show(tenants[given.name], await _spent(accounts, given.name), given)
 
 
-async def _warn_of_unpriced(given: argparse.Namespace) -> None:
-    """Name the models without a price, whose calls a limit in dollars refuses."""
+async def _warn(given: argparse.Namespace, limits: dict[str, int | None]) -> None:
+    """Name limits that one question may take, and models without a price, whose calls a limit in dollars refuses."""
+    limited = {name: limit for name, limit in limits.items() if limit is not None}
+    if not limited:
+        return
     config = read_config(chosen_file(given))
     roles = config.roles.by_name
-    prices = await prices_of(roles, config.prices)
+    prices = await prices_of(roles, config.prices) if any("usd" in name for name in limited) else {}
+    said = []
     if unpriced := list(dict.fromkeys(roles[name].model for name, price in prices.items() if price is None)):
         tables = ", ".join(f'[prices."{model}"]' for model in unpriced)
-        Console(stderr=True).print(
+        said.append(
             f"no price is known for {', '.join(unpriced)}: their calls for tenant {given.name} are refused until the "
-            f"config has {tables}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
+            f"config has {tables}"
         )
+    uses = _uses(config)
+    tokens = sum(use.prompt_tokens + use.completion_tokens for use in uses.values())
+    nano_usd = sum(use.cost(price) * _NANO for name, use in uses.items() if (price := prices.get(name)))
+    for name, limit in limited.items():
+        needed = tokens if "tokens" in name else nano_usd
+        if limit < needed:
+            shown = f"{tokens:,} tokens" if "tokens" in name else f"{needed / _NANO:.6f} dollars"
+            option = f"--{name.replace('nano_', '').replace('_', '-')}"
+            said.append(f"{option}: one question may take {shown}, which is more; it may then be refused")
+    for line in said:
+        Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _uses(config: Config) -> dict[RoleName, Use]:
+    """What a typical question takes, by 4 characters a token; nothing where the prompts are not to be read."""
+    try:
+        measured = {
+            name: Measured(len(Path(role.prompt).read_text("utf-8"))) for name, role in config.roles.by_name.items()
+        }
+    except (OSError, UnicodeDecodeError):
+        return {}
+    return {name: typical for name, (typical, _) in estimate(config, measured).items()}
 
 
 async def _spent(accounts: Accounts, name: str) -> list[Spent]:

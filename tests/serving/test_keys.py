@@ -155,6 +155,16 @@ def test_a_limit_in_dollars_needs_prices(commands: Commands) -> None:
     assert commands.run("tenants set acme --usd-per-day none")[1] == ""
 
 
+def test_a_limit_below_one_question(commands: Commands, tmp_path: Path) -> None:
+    """Is told when it is set, by the length of the prompts; it is set all the same."""
+    assert commands.run("tenants set acme --tokens-per-day 900")[1] == ""  # there is no prompt to go by
+    (tmp_path / "absent.txt").write_text("word " * 1000, "utf-8")
+    out, err = commands.run("tenants set acme --tokens-per-day 900")
+    assert err.startswith("--tokens-per-day: one question may take ")
+    assert "900" in out
+    assert commands.run("tenants set acme --tokens-per-month 1000000")[1] == ""
+
+
 def test_a_key_makes_its_tenant(commands: Commands) -> None:
     """Without limits."""
     commands.run("keys create --tenant acme")

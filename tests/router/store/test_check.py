@@ -17,12 +17,17 @@ from router.call import Call, OpenedCall
 from router.journal import Journal, RunStart
 from router.model import Usage
 from router.run import RunStatus
+from router.store.accounts import SQLAccounts
 from router.store.check import Checked, check
 from router.store.database import Database
 from router.store.journal import SQLJournal
 from router.store.problem import Problem
 from router.store.schema import CALLS, RUNS, SPENDING, USAGE_HOURS
+from router.store.sums import MOST
+from router.store.usages import SQLUsages
 from router.tenant import Tenant
+from router.usage_report import UsageQuery
+from tests.router.store.entries import rows
 from tests.router.store.stored import call, put, run
 
 NOW = time.time()
@@ -309,3 +314,37 @@ async def test_a_damaged_file(tmp_path: Path) -> None:
 
     assert "database" in {problem.where for problem in problems}
     await database.close()
+
+
+async def test_counts_that_cannot_be(database: Database, journal: SQLJournal) -> None:
+    """As older releases booked them, are named; they neither lift a limit nor keep anybody from the sums, and what is
+    booked next is added to what they count as.
+    """
+    await conduct(journal, "run-1")
+    # SQLite makes a floating-point number of what is too large.
+    huge = (
+        "9.3e18"
+        if "sqlite" in str(await database.read(lambda connection: connection.dialect.name))
+        else "9000000000000000000"
+    )
+    await change(database, f"UPDATE spending SET nano_usd = {huge}, tokens = -5000")
+    await change(database, f"UPDATE usage_hours SET nano_usd = {huge}, prompt_tokens = -190800000")
+    await change(database, "UPDATE calls SET nano_usd = -190800000 WHERE number = 0")
+
+    said = [problem.what for problem in await found(database) if problem.where.startswith("table ")]
+    day = time.strftime("%Y-%m-%d", time.gmtime(NOW))
+    assert f"default, {day}: tokens is -5000, which cannot be, and counts as 0" in said
+    assert "run-1, 0: nano_usd is -190800000, which cannot be, and counts as 0" in said
+    assert sum("nano_usd is 9" in what and what.endswith("counts as 10000000000000000") for what in said) == 5
+
+    spent = {entry.period: entry for entry in await SQLAccounts(database).spending("default")}
+    assert (spent[day].tokens, spent[day].nano_usd) == (0, MOST)
+    sums = await SQLUsages(database).usage(UsageQuery(by=("role",)))
+    assert {(row.prompt_tokens, row.nano_usd) for row in sums.rows} == {(0, MOST)}
+
+    await conduct(journal, "run-2")
+    await journal.begin(RunStart("run-3", "answer", "default", "", "", "?", "", NOW, Amount()))
+    spent = {entry.period: entry for entry in await SQLAccounts(database).spending("default")}
+    assert spent[day].tokens == 28
+    ((nano_usd,),) = await rows(database, "SELECT nano_usd FROM spending WHERE period = :day", day=day)
+    assert nano_usd == MOST + 14
