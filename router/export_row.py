@@ -13,7 +13,9 @@ from router.trajectory import Trajectory
 
 
 class ExportRow(msgspec.Struct, frozen=True):
-    """Flat, of the same types in every row, and never null, so that any reader of tables gets along with it."""
+    """Flat, of the same types in every row, and null for nothing but what is unknown, so that any reader of tables gets
+    along with it.
+    """
 
     run_id: str
     tenant: str
@@ -32,12 +34,13 @@ class ExportRow(msgspec.Struct, frozen=True):
     duration_s: float
     calls: int
     """Attempts of upstream calls."""
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: int | None
+    """Null where those of no call are known."""
+    completion_tokens: int | None
     tokens_known: bool
     """Whether the counts hold the tokens of all calls."""
-    cost_nano_usd: int
-    """Billionths of a dollar."""
+    cost_nano_usd: int | None
+    """Billionths of a dollar; null where that of no call is known."""
     cost_known: bool
     """Whether this is the cost of all calls."""
     feedback: str
@@ -48,7 +51,7 @@ class ExportRow(msgspec.Struct, frozen=True):
 
 def export_row(run: Run, feedback: Sequence[Feedback] = ()) -> ExportRow:
     """The row of a run that has ended, with what was said of it."""
-    usages = [call.usage for call in run.calls if call.usage is not None]
+    usages = [call.usage for call in run.calls]
     costs = [call.nano_usd for call in run.calls]
     answer = run.result if run.status == "finished" and isinstance(run.result, Trajectory) else None
     return ExportRow(
@@ -64,14 +67,19 @@ def export_row(run: Run, feedback: Sequence[Feedback] = ()) -> ExportRow:
         started_at=run.started_at,
         duration_s=run.duration_s,
         calls=len(run.calls),
-        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
-        completion_tokens=sum(usage.completion_tokens for usage in usages),
-        tokens_known=len(usages) == len(run.calls),
-        cost_nano_usd=sum_known(costs) or 0,
+        prompt_tokens=_sum([usage and usage.prompt_tokens for usage in usages]),
+        completion_tokens=_sum([usage and usage.completion_tokens for usage in usages]),
+        tokens_known=None not in usages,
+        cost_nano_usd=_sum(costs),
         cost_known=None not in costs,
         feedback=msgspec.json.encode(feedback).decode(),
         trace=trace_json(run),
     )
+
+
+def _sum(counts: list[int | None]) -> int | None:
+    """The sum of what is known, which is nothing where there is nothing to know."""
+    return sum_known(counts) if counts else 0
 
 
 def output_of(run: Run) -> str:

@@ -47,9 +47,9 @@ def _parquet(path: Path) -> Iterator[Write]:
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
-    types = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    types = {str: pa.string(), int: pa.int64(), int | None: pa.int64(), float: pa.float64(), bool: pa.bool_()}
     fields = msgspec.structs.fields(ExportRow)
-    schema = pa.schema([pa.field(field.name, types[field.type], nullable=False) for field in fields])
+    schema = pa.schema([pa.field(field.name, types[field.type], field.type == int | None) for field in fields])
     rows: list[dict[str, Any]] = []
     chars = 0
     with _opened(path) as opened, ParquetWriter(opened, schema) as file:

@@ -19,7 +19,7 @@ from router.errors import BadConfig
 from serving.cli.connection import add_connection, with_client
 from serving.cli.message_json import message_json
 from serving.cli.moment import FORMATS, moment
-from serving.cli.usage_table import TIMES, grouped_table, labels
+from serving.cli.usage_table import TIMES, grouped_table, labels, uncounted
 
 Dimension = Literal["tenant", "role", "model", "executor_version"]
 _DIMENSIONS: dict[str, Dimension] = {
@@ -95,6 +95,8 @@ def _record(row: pb.UsageRow) -> dict[str, str | int | None]:
     timed = row.HasField("bucket_start_time")
     sums = row.usage
     unknown = [name for name in ("cached_tokens", "reasoning_tokens", "cost_nano_usd") if not sums.HasField(name)]
+    if uncounted(sums):
+        unknown += ["prompt_tokens", "completion_tokens", "wasted_tokens"]
     return {
         "time": row.bucket_start_time.ToDatetime(UTC).isoformat() if timed else None,
         **{name: label or None for name, label in labels(row).items()},

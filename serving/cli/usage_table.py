@@ -70,14 +70,23 @@ def cost(nano_usd: int | None, attempts: int, unknown: int) -> str:
     return (f"${dollars:,.4f}" if dollars >= 1 else f"${dollars:.6f}") + (f" ({unknown} unknown)" if unknown else "")
 
 
+def uncounted(row: RoleUsage) -> bool:
+    """Whether the usage of none of its attempts is known."""
+    return 0 < row.attempts == row.attempts_without_usage
+
+
 def _figures(row: RoleUsage, *, wasted: bool) -> list[str]:
     unknown = f" ({row.attempts_without_usage} unknown)" if row.attempts_without_usage else ""
     nano_usd = row.cost_nano_usd if row.HasField("cost_nano_usd") else None
+    read, written, lost = (
+        "unknown" if uncounted(row) else f"{tokens:,}"
+        for tokens in (row.prompt_tokens, row.completion_tokens, row.wasted_tokens)
+    )
     return [
         f"{row.attempts:,}{unknown}",
-        f"{row.prompt_tokens:,}",
+        read,
         f"{row.cached_tokens / max(row.prompt_tokens, 1):.0%}" if row.HasField("cached_tokens") else "unknown",
-        f"{row.completion_tokens:,}",
-        *([f"{row.wasted_tokens:,}"] if wasted else []),
+        written,
+        *([lost] if wasted else []),
         cost(nano_usd, row.attempts, row.attempts_without_cost),
     ]

@@ -86,13 +86,13 @@ class Metrics:
         self._call_s.labels(call.role).observe(call.duration_s)
         if call.first_token_s is not None:
             self._first_token_s.labels(call.role).observe(call.first_token_s)
-        self._wasted.labels(call.role).inc(call.wasted_tokens)
         if call.nano_usd is not None:
             self._dollars.labels(call.role).inc(call.nano_usd / 1e9)
         if call.usage is None:
             self._unknown.labels(call.role).inc()
             return
-        self._tokens.labels(call.role, "prompt").inc(call.usage.prompt_tokens)
-        self._tokens.labels(call.role, "completion").inc(call.usage.completion_tokens)
-        self._tokens.labels(call.role, "cached").inc(call.usage.cached_tokens or 0)
-        self._tokens.labels(call.role, "reasoning").inc(call.usage.reasoning_tokens or 0)
+        self._wasted.labels(call.role).inc(call.wasted_tokens)
+        for kind in ("prompt", "completion", "cached", "reasoning"):
+            tokens: int | None = getattr(call.usage, f"{kind}_tokens")
+            if tokens is not None:
+                self._tokens.labels(call.role, kind).inc(tokens)

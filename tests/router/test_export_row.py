@@ -46,7 +46,7 @@ def test_an_answer() -> None:
 
 
 def test_unknown_spending() -> None:
-    """Is told beside the sums of what is known, so that a zero is not taken for it."""
+    """Is null, and told beside the sums of what is known, so that no zero is taken for it."""
     blind = call("run-1", 1, usage=None, nano_usd=None, outcome="failed")
 
     rows = [export_row(run("run-1", calls=calls)) for calls in ([], [call("run-1")], [call("run-1"), blind], [blind])]
@@ -55,9 +55,10 @@ def test_unknown_spending() -> None:
         (0, 0, True),
         (1, 10, True),
         (2, 10, False),
-        (1, 0, False),
+        (1, None, False),
     ]
-    assert [(row.cost_nano_usd, row.cost_known) for row in rows] == [(0, True), (7, True), (7, False), (0, False)]
+    assert [row.completion_tokens for row in rows] == [0, 2, 2, None]
+    assert [(row.cost_nano_usd, row.cost_known) for row in rows] == [(0, True), (7, True), (7, False), (None, False)]
 
 
 def test_outputs() -> None:
@@ -90,6 +91,9 @@ def test_the_trace() -> None:
     assert told["calls"][0]["usage"]["prompt_tokens"] == 10
 
 
-def test_no_field_is_ever_null() -> None:
-    """Every type is one of the four that all tables know."""
-    assert {field.type for field in msgspec.structs.fields(ExportRow)} == {str, int, float, bool}
+def test_no_field_is_null_but_for_what_is_unknown() -> None:
+    """Every type is one of the four that all tables know; only counts may be unknown."""
+    types = {field.name: field.type for field in msgspec.structs.fields(ExportRow)}
+    counts = [types.pop(name) for name in ("prompt_tokens", "completion_tokens", "cost_nano_usd")]
+    assert counts == [int | None] * 3
+    assert set(types.values()) == {str, int, float, bool}

@@ -92,7 +92,7 @@ def loaded(path: Path) -> list[dict[str, Any]]:
     kind = {".jsonl": "json", ".parquet": "parquet"}[path.suffix]
     found = datasets.load_dataset(kind, data_files=str(path), split="train", cache_dir=str(path.parent / "cache"))
     assert found.column_names == list(ExportRow.__struct_fields__)
-    names = {str: "string", int: "int64", float: "float64", bool: "bool"}
+    names = {str: "string", int: "int64", int | None: "int64", float: "float64", bool: "bool"}
     types = {field.name: names[field.type] for field in msgspec.structs.fields(ExportRow)}
     assert {name: feature.dtype for name, feature in found.features.items()} == types
     return list(found)

@@ -64,7 +64,7 @@ async def test_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert status == 0
     assert "day role version calls prompt cached written wasted cost" in lines
     assert "2025-11-21 execution v7 1,200 (2 unknown) 70,000 50% 2,000 900 $1.2346 (3 unknown)" in lines
-    assert "2025-11-21 answer – 1 (1 unknown) 0 unknown 0 0 unknown" in lines
+    assert "2025-11-21 answer – 1 (1 unknown) unknown unknown unknown unknown unknown" in lines
     assert "all 1,201 (3 unknown) 70,000 50% 2,000 900 $1.2346 (4 unknown)" in lines
     assert "1,234 runs" in lines
 
@@ -105,7 +105,8 @@ async def test_csv(capsys: pytest.CaptureFixture[str]) -> None:
         "wasted_tokens": "900",
         "cost_nano_usd": "1234567890",
     }
-    assert (second["model"], second["prompt_tokens"], second["cost_nano_usd"]) == ("a,b", "0", "")
+    assert (second["model"], second["prompt_tokens"], second["cost_nano_usd"]) == ("a,b", "", "")
+    assert (second["completion_tokens"], second["wasted_tokens"]) == ("", "")
 
 
 async def test_json(capsys: pytest.CaptureFixture[str]) -> None:

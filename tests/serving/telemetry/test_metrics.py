@@ -11,7 +11,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from rolegate.client import GatewayError
 
+from router.model import Usage
 from serving.config import TelemetryConfig
+from serving.telemetry.metrics import Metrics
+from tests.router.store.stored import call, run
 from tests.serving.telemetry.watched_gateway import QUESTION, watched_gateway
 
 Samples = dict[str, dict[frozenset[tuple[str, str]], float]]
@@ -61,6 +64,23 @@ async def test_what_is_counted(tmp_path: Path) -> None:
     assert of(samples, "rolegate_searches_total", error="") == of(samples, "rolegate_search_seconds_count") == 4
     assert of(samples, "rolegate_sub_queries_total", report="worked") == 4
     assert of(samples, "rolegate_breaker_state", deployment=gateway.models, state="closed") == 1
+
+
+def test_what_is_unknown_is_not_counted() -> None:
+    """Neither as nothing, which would say that it is known."""
+    metrics = Metrics()
+    calls = [
+        call("run-1", usage=Usage(10, 2), nano_usd=None),
+        call("run-1", 1, role="answer", usage=None, nano_usd=None),
+    ]
+    metrics.run_ended(run("run-1", calls=calls), private=False)
+    value = metrics.registry.get_sample_value
+    assert value("rolegate_tokens_total", {"role": "execution", "kind": "prompt"}) == 10
+    for role, kind in (("execution", "cached"), ("execution", "reasoning"), ("answer", "prompt")):
+        assert value("rolegate_tokens_total", {"role": role, "kind": kind}) is None
+    assert value("rolegate_wasted_tokens_total", {"role": "answer"}) is None
+    assert value("rolegate_cost_usd_total", {"role": "execution"}) is None
+    assert value("rolegate_uncounted_calls_total", {"role": "answer"}) == 1
 
 
 async def test_the_event_loop_s_lag(tmp_path: Path) -> None:
