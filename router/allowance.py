@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from router.amount import NOTHING, Amount
+from router.amount import NOTHING, Amount, Left
 from router.budget import UNLIMITED, Budget
 from router.call import RoleName
 from router.errors import BudgetExhausted
@@ -51,12 +51,18 @@ class Allowance:
         """`amount`: what is new. `wanted`: all that would then be taken or held."""
         cap = self._budget.role_tokens.get(role)
         if cap is not None and self._by_role[role] + amount.tokens > cap:
-            raise self._exhausted(f"role_budgets: {cap} tokens for {role} do")
+            left = Left("tokens", cap - self._by_role[role])
+            raise self._exhausted(f"role_budgets: {cap} tokens for {role} do", left, amount)
         tokens, nano_usd = self._budget.max_total_tokens, self._budget.max_nano_usd
         if tokens is not None and wanted.tokens > tokens:
-            raise self._exhausted(f"max_total_tokens: {tokens} tokens do")
+            left = Left("tokens", tokens - wanted.tokens + amount.tokens)
+            raise self._exhausted(f"max_total_tokens: {tokens} tokens do", left, amount)
         if nano_usd is not None and (wanted.nano_usd is None or wanted.nano_usd > nano_usd):
-            raise self._exhausted(f"max_cost_nano_usd: {nano_usd / 1e9:.9f} dollars do")
+            known = wanted.nano_usd is not None and amount.nano_usd is not None
+            dollars = Left("nano_usd", nano_usd - wanted.nano_usd + amount.nano_usd) if known else None
+            raise self._exhausted(f"max_cost_nano_usd: {nano_usd / 1e9:.9f} dollars do", dollars, amount)
 
-    def _exhausted(self, limit: str) -> BudgetExhausted:
-        return BudgetExhausted(f"budget.{limit} not suffice for another call.", contended=self._under_way > 0)
+    def _exhausted(self, limit: str, left: Left | None, amount: Amount) -> BudgetExhausted:
+        lacking = f": {left.against(amount)}" if left else ""
+        said = f"budget.{limit} not suffice for another call{lacking}."
+        return BudgetExhausted(said, contended=self._under_way > 0, left=left)

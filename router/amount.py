@@ -1,5 +1,7 @@
 """Tokens with their cost."""
 
+from typing import Literal
+
 import msgspec
 
 
@@ -14,6 +16,24 @@ class Amount(msgspec.Struct, frozen=True):
     def __add__(self, other: "Amount") -> "Amount":
         unknown = self.nano_usd is None or other.nano_usd is None
         return Amount(self.tokens + other.tokens, None if unknown else (self.nano_usd or 0) + (other.nano_usd or 0))
+
+
+class Left(msgspec.Struct, frozen=True):
+    """What a limit, which is one of tokens or of money, has left."""
+
+    of: Literal["tokens", "nano_usd"]
+    count: int
+
+    def holds(self, amount: Amount) -> bool:
+        """Whether it suffices for `amount`."""
+        return (getattr(amount, self.of) or 0) <= self.count
+
+    def against(self, amount: Amount) -> str:
+        """For people: what is left, and that `amount` needs more."""
+        return f"{self._shown(self.count)} are left, and {self._shown(getattr(amount, self.of))} are needed"
+
+    def _shown(self, count: int) -> str:
+        return f"{count} tokens" if self.of == "tokens" else f"{count / 1e9:.9f} dollars"
 
 
 NOTHING = Amount()

@@ -31,6 +31,8 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 
 import msgspec
 
+from router.amount import Left
+
 JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """All that decoding JSON from outside raises; the last one for what is nested too deeply."""
 
@@ -90,17 +92,21 @@ class OutOfTime(RolegateError):
 class BudgetExhausted(RolegateError):
     """The request's budget does not suffice for an answer."""
 
-    def __init__(self, message: str, *, contended: bool = False) -> None:
+    def __init__(self, message: str, *, contended: bool = False, left: Left | None = None) -> None:
         super().__init__(message)
         self.contended = contended
         """Whether it would suffice if nothing were reserved for what is under way, so that waiting may help."""
+        self.left = left
+        """What is left of what does not suffice; None where less would not help either."""
 
 
 class QuotaExhausted(BudgetExhausted):
     """The tenant's quota does not suffice, for now."""
 
-    def __init__(self, message: str, *, retry_after_s: float, contended: bool = False) -> None:
-        super().__init__(message, contended=contended)
+    def __init__(
+        self, message: str, *, retry_after_s: float, contended: bool = False, left: Left | None = None
+    ) -> None:
+        super().__init__(message, contended=contended, left=left)
         self.retry_after_s = retry_after_s
         """When to come back, in seconds from now."""
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from router.amount import NOTHING, Amount
+from router.amount import NOTHING, Amount, Left
 from router.errors import PriceUnknown, QuotaExhausted
 from router.tenant import Tenant
 
@@ -16,6 +16,7 @@ _SOON_S = 1.0
 Key = tuple[str, str]
 """A tenant and a period, as 2026-11-21 or 2026-11."""
 Unit = Literal["day", "month"]
+_LIMITED: tuple[Literal["tokens", "nano_usd"], ...] = ("tokens", "nano_usd")
 
 
 class Tally(msgspec.Struct):
@@ -57,7 +58,7 @@ class Spending:
         for period, unit in _periods(at):
             limit = getattr(tenant, f"requests_per_{unit}")
             if limit is not None and self._requests((tenant.name, period)) >= limit:
-                raise _exhausted(tenant, f"requests_per_{unit}", limit, unit, at)
+                raise _exhausted(tenant, f"requests_per_{unit} is {limit}", unit, at)
         for period, _ in _periods(at):
             self._change(tenant.name, period).requests += 1
 
@@ -70,21 +71,23 @@ class Spending:
             return
         for period, unit in _periods(at):
             spent, reserved = self._taken((tenant.name, period))
-            without, wanted = spent + held + amount, spent + reserved + amount
-            tokens: int | None = getattr(tenant, f"tokens_per_{unit}")
-            nano_usd: int | None = getattr(tenant, f"nano_usd_per_{unit}")
-            if tokens is not None and wanted.tokens > tokens:
-                raise _exhausted(tenant, f"tokens_per_{unit}", tokens, unit, at, contended=without.tokens <= tokens)
-            if nano_usd is None:
-                continue
-            if wanted.nano_usd is None or without.nano_usd is None:
-                raise PriceUnknown(
-                    f"tenant {tenant.name} has a limit in dollars for each {unit}, and the price of the next call's "
-                    "model is not known; give it in [prices] of the config, or limit tokens instead."
+            for of in _LIMITED:
+                name = f"{of}_per_{unit}"
+                limit: int | None = getattr(tenant, name)
+                if limit is None:
+                    continue
+                if getattr(amount, of) is None:
+                    raise PriceUnknown(
+                        f"tenant {tenant.name} has a limit in dollars for each {unit}, and the price of the next "
+                        "call's model is not known; give it in [prices] of the config, or limit tokens instead."
+                    )
+                now, alone = (
+                    Left(of, limit - getattr(spent, of) - (getattr(taken, of) or 0)) for taken in (reserved, held)
                 )
-            if wanted.nano_usd > nano_usd:
-                contended = without.nano_usd <= nano_usd
-                raise _exhausted(tenant, f"nano_usd_per_{unit}", nano_usd, unit, at, contended=contended)
+                if not now.holds(amount):
+                    contended = alone.holds(amount)
+                    left, said = now if contended else alone, f"{name} is {limit}"
+                    raise _exhausted(tenant, said, unit, at, (left, amount), contended=contended)
 
     def reserve(self, tenant: str, at: float, amount: Amount) -> None:
         """Set `amount` aside."""
@@ -141,19 +144,28 @@ def _periods_of(day: int) -> tuple[tuple[str, Unit], tuple[str, Unit]]:
 
 
 def _exhausted(
-    tenant: Tenant, name: str, limit: int, unit: Unit, at: float, *, contended: bool = False
+    tenant: Tenant,
+    limit: str,
+    unit: Unit,
+    at: float,
+    lack: tuple[Left, Amount] | None = None,
+    *,
+    contended: bool = False,
 ) -> QuotaExhausted:
+    left, lacking = (lack[0], f": {lack[0].against(lack[1])}") if lack else (None, "")
     if contended:
         return QuotaExhausted(
-            f"tenant {tenant.name}: {name} is {limit}, and what is left is reserved for runs that are under way.",
+            f"tenant {tenant.name}: {limit}, and what is left is reserved for runs that are under way{lacking}.",
             retry_after_s=_SOON_S,
             contended=True,
+            left=left,
         )
     now = datetime.fromtimestamp(at, UTC)
     begins = now.replace(hour=0, minute=0, second=0, microsecond=0)
     anew = begins + timedelta(days=1) if unit == "day" else (begins.replace(day=1) + timedelta(days=32)).replace(day=1)
     return QuotaExhausted(
-        f"tenant {tenant.name}: {name} is {limit}, and what is left does not suffice; it begins anew at "
+        f"tenant {tenant.name}: {limit}, and what is left does not suffice{lacking}; it begins anew at "
         f"{anew:%Y-%m-%d %H:%M} UTC.",
         retry_after_s=(anew - now).total_seconds(),
+        left=left,
     )
