@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
+import structlog
 
 from router.allowance import Allowance
 from router.amount import NOTHING, Amount
@@ -16,10 +17,11 @@ from router.call import WHOLE, Call, OpenedCall, Outcome, Purpose, RoleName
 from router.errors import BudgetExhausted, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
 from router.identity import DEFAULT_TENANT
 from router.journal import Journal
-from router.model import Delta, Usage
+from router.model import Completion, Delta, Usage, largest
 from router.no_journal import NoJournal
 from router.price import Price
 
+_log = structlog.get_logger("ledger")
 _FIRST_PATIENCE_S, _LATER_PATIENCE_S = 10.0, 1.0
 """How long a run waits for others' reservations: before its first call, when it may well wait, and later, when it
 holds something that others may be waiting for."""
@@ -50,15 +52,17 @@ class Caller:
 class Attempt:
     """An attempt under way; whoever makes the call notes here what comes of it."""
 
-    def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
+    def __init__(self, opened: OpenedCall) -> None:
+        self.opened, self.request_id = opened, opened.request_id
         self.usage: Usage | None = None
+        """As the engine tells it."""
         self.count: Callable[[str], Awaitable[Usage | None]] | None = None
         """Counts the call's tokens by the model's tokenizer, given what was written; None where that is not known."""
         self.spoke: Callable[[], None] = lambda: None
         """Hears of its first token."""
         self._begun = time.monotonic()
         self._texts: list[str] = []
+        self._wrote = False
         self.first_token_s: float | None = None
         self.unwanted = False
         """Whether nobody needs it any more."""
@@ -66,10 +70,21 @@ class Attempt:
     def take(self, delta: Delta) -> None:
         """Note a piece of the output."""
         if self.first_token_s is None and (delta.text or delta.reasoning):
-            self.first_token_s = self.duration_s
+            self.first_token_s, self._wrote = self.duration_s, True
             self.spoke()
         self._texts += delta.reasoning, delta.text
-        self.usage = delta.usage or self.usage
+        self.usage = largest(self.usage, delta.usage)
+
+    def take_whole(self, completion: Completion) -> None:
+        """Note an output that came at once."""
+        self._wrote, self.usage = bool(completion.text or completion.reasoning), completion.usage
+
+    @property
+    def believed(self) -> Usage | None:
+        """The usage, as far as it can be; None where it is unknown."""
+        if self.usage is None or not self.opened.allows(self.usage):
+            return None
+        return None if self._wrote and not self.usage.completion_tokens else self.usage
 
     @property
     def duration_s(self) -> float:
@@ -164,7 +179,7 @@ class Ledger:
         Raises `BudgetExhausted` or `StoreFailed` before anything happens inside; then there is no row.
         """
         opened = await self._granted(lambda: self._open(caller, purpose, number, worst), patient=patient)
-        attempt = Attempt(opened.request_id)
+        attempt = Attempt(opened)
         outcome: Outcome = "cancelled"
         try:
             yield attempt
@@ -174,14 +189,13 @@ class Ledger:
             raise
         finally:
             cut = _Cut(opened, attempt, outcome, caller.price, attempt.duration_s)
+            countable = attempt.count is not None and attempt.first_token_s is not None
             if outcome == "completed" and self._is_early(caller.sub_query):
                 self._early.append(cut)
-            elif (
-                outcome != "completed" and attempt.usage is None and attempt.count and attempt.first_token_s is not None
-            ):
+            elif outcome != "completed" and attempt.believed is None and countable:
                 self._cut.append(cut)
             else:
-                self._settle(cut, attempt.usage)
+                self._settle(cut, attempt.believed)
 
     async def hold(self, amount: Amount) -> None:
         """Keep `amount` for the answerer, instead of what was kept before.
@@ -230,7 +244,8 @@ class Ledger:
             if usage := await cut.attempt.counted():
                 # A text that is cut into tokens anew may come to a few more than the engine wrote.
                 written = min(usage.completion_tokens, cut.opened.max_tokens)
-                usages[index] = msgspec.structs.replace(usage, completion_tokens=written)
+                usage = msgspec.structs.replace(usage, completion_tokens=written)
+                usages[index] = usage if cut.opened.allows(usage) else None
 
         try:
             async with asyncio.timeout(within_s), asyncio.TaskGroup() as group:
@@ -290,11 +305,14 @@ class Ledger:
     def _book(self, early: list[_Cut], below: int) -> None:
         for cut in early:
             wanted = cut.opened.sub_query is not None and cut.opened.sub_query < below
-            self._settle(cut if wanted else replace(cut, outcome="discarded"), cut.attempt.usage)
+            self._settle(cut if wanted else replace(cut, outcome="discarded"), cut.attempt.believed)
 
     def _settle(self, cut: _Cut, usage: Usage | None) -> None:
         if usage is not None and cut.outcome not in WHOLE and not usage.estimated:
             usage = msgspec.structs.replace(usage, lower_bound=True)
+        told, impossible = cut.attempt.usage, cut.attempt.usage is not None and cut.attempt.believed is None
+        if impossible:
+            _log.warning("call.impossible_usage", call=cut.opened.request_id, model=cut.opened.model, told=repr(told))
         call = Call(
             **{field: getattr(cut.opened, field) for field in OpenedCall.__struct_fields__},
             outcome=cut.outcome,
@@ -302,6 +320,7 @@ class Ledger:
             nano_usd=cut.price.cost(usage) if cut.price and usage else None,
             first_token_s=cut.attempt.first_token_s,
             duration_s=cut.duration_s,
+            impossible_usage=impossible and usage is None,
         )
         self._calls.append(call)
         self._allowance.settle(call.role, call.reserved, call.charged)

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import reduce
 from typing import Literal, Protocol
 
 import msgspec
@@ -38,7 +39,9 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of one call; None where the engine did not say."""
+    """Tokens of one call, as its engine counts them; None where it did not say. `OpenedCall.allows` tells whether that
+    can be.
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -111,9 +114,26 @@ def joined(deltas: Sequence[Delta]) -> Delta:
     """Pieces that came together as one; none of them is the last one of its output."""
     if len(deltas) == 1:
         return deltas[0]
-    usages = [delta.usage for delta in deltas if delta.usage is not None]
+    usage = reduce(largest, [delta.usage for delta in deltas], None)
     text, reasoning = "".join([delta.text for delta in deltas]), "".join([delta.reasoning for delta in deltas])
-    return Delta(text, reasoning, usage=usages[-1] if usages else None)
+    return Delta(text, reasoning, usage=usage)
+
+
+def largest(earlier: Usage | None, later: Usage | None) -> Usage | None:
+    """The larger of each count: a stream's usage only grows, whatever its engine says."""
+    if earlier is None or later is None:
+        return later or earlier
+    return msgspec.structs.replace(
+        later,
+        prompt_tokens=max(earlier.prompt_tokens, later.prompt_tokens),
+        completion_tokens=max(earlier.completion_tokens, later.completion_tokens),
+        cached_tokens=_larger(earlier.cached_tokens, later.cached_tokens),
+        reasoning_tokens=_larger(earlier.reasoning_tokens, later.reasoning_tokens),
+    )
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    return max((count for count in (one, other) if count is not None), default=None)
 
 
 async def gather(deltas: AsyncIterator[Delta], take: Callable[[Delta], None]) -> Completion:

@@ -1,13 +1,8 @@
 """The replies of OpenAI's chat completions API, whole or in chunks, as vLLM and others really write them."""
 
-from typing import Annotated
-
 import msgspec
 
 from router.model import Completion, Usage, end_at_stop
-
-Count = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
-"""Far more than any engine counts, and little enough for every database to sum."""
 
 _CUT = frozenset({"length", "max_tokens", "model_length", "insufficient_system_resource"})
 """Names for an output that was ended before its end: OpenAI's, and what others write."""
@@ -16,27 +11,27 @@ _CUT = frozenset({"length", "max_tokens", "model_length", "insufficient_system_r
 class PromptDetails(msgspec.Struct, frozen=True):
     """A part of the prompt tokens."""
 
-    cached_tokens: Count | None = None
+    cached_tokens: int | None = None
 
 
 class CompletionDetails(msgspec.Struct, frozen=True):
     """A part of the completion tokens."""
 
-    reasoning_tokens: Count | None = None
+    reasoning_tokens: int | None = None
 
 
 class UsageReply(msgspec.Struct, frozen=True):
     """What the engine counted."""
 
-    prompt_tokens: Count | None = None
-    completion_tokens: Count | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
     prompt_tokens_details: PromptDetails | None = None
     completion_tokens_details: CompletionDetails | None = None
-    prompt_cache_hit_tokens: Count | None = None
+    prompt_cache_hit_tokens: int | None = None
     """DeepSeek's name for the cached tokens."""
 
     def usage(self) -> Usage | None:
-        """The same as our value; None where a total is missing, because unknown is not zero."""
+        """The same as our value, possible or not; None where a total is missing, because unknown is not zero."""
         if self.prompt_tokens is None or self.completion_tokens is None:
             return None
         cached = (self.prompt_tokens_details or PromptDetails()).cached_tokens
@@ -152,18 +147,18 @@ class _Uncounted(msgspec.Struct, frozen=True):
     error: ErrorReply | str | None = None
 
 
+_NO_COUNT = UsageReply(-1, -1)
+"""Stands for what is no count at all: like any that cannot be, it is not believed."""
 _reply, _uncounted = msgspec.json.Decoder(ChatReply), msgspec.json.Decoder(_Uncounted)
 
 
 def read_reply(body: bytes) -> ChatReply:
-    """The reply, or chunk, that `body` holds; a usage that no engine can have counted is none. Raises
-    `msgspec.DecodeError` and `UnicodeDecodeError`.
-    """
+    """The reply, or chunk, that `body` holds. Raises `msgspec.DecodeError` and `UnicodeDecodeError`."""
     try:
         return _reply.decode(body)
     except msgspec.ValidationError:
         reply = _uncounted.decode(body)
-        return ChatReply(reply.choices, None, reply.error)
+        return ChatReply(reply.choices, _NO_COUNT, reply.error)
 
 
 def convert_reply(raw: object) -> ChatReply:
@@ -172,7 +167,7 @@ def convert_reply(raw: object) -> ChatReply:
         return msgspec.convert(raw, ChatReply, from_attributes=True)
     except msgspec.ValidationError:
         reply = msgspec.convert(raw, _Uncounted, from_attributes=True)
-        return ChatReply(reply.choices, None, reply.error)
+        return ChatReply(reply.choices, _NO_COUNT, reply.error)
 
 
 class FailureReply(msgspec.Struct, frozen=True):

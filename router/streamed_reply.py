@@ -2,7 +2,7 @@
 
 import msgspec
 
-from router.model import Delta, Usage, end_at_stop
+from router.model import Delta, Usage, end_at_stop, largest
 from router.openai_reply import ChatReply
 from router.stop_cut import StopCut
 
@@ -39,7 +39,7 @@ class StreamedReply:
     def take(self, chunk: ChatReply) -> Delta:
         """What `chunk` adds to the output; an empty delta where it adds nothing. The finish reason waits for `end`."""
         usage = chunk.usage.usage() if chunk.usage else None
-        self._usage = usage or self._usage
+        self._usage = largest(self._usage, usage)
         choice = chunk.choice
         if choice is None:
             return Delta(usage=usage)

@@ -135,7 +135,7 @@ def _call_to_proto(call: Call) -> pb.UpstreamCall:
         purpose=call.purpose,
         attempt=call.attempt,
         outcome=call.outcome,
-        counted=_counted(call),
+        counted=call.counted,
         prompt_tokens=usage.prompt_tokens if usage else None,
         cached_tokens=usage.cached_tokens if usage else None,
         completion_tokens=usage.completion_tokens if usage else None,
@@ -145,14 +145,6 @@ def _call_to_proto(call: Call) -> pb.UpstreamCall:
         time_to_first_token=None if call.first_token_s is None else duration_to_proto(call.first_token_s),
         duration=duration_to_proto(call.duration_s),
     )
-
-
-def _counted(call: Call) -> str:
-    if call.usage is None:
-        return ""
-    if call.usage.estimated:
-        return "estimated"
-    return "lower_bound" if call.usage.lower_bound else "reported"
 
 
 def _outcome(run: Run) -> AnswerOutcome | None:

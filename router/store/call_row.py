@@ -38,7 +38,7 @@ def ended_row(call: Call) -> dict[str, object]:
         "_run_id": call.run_id,
         "_number": call.number,
         "outcome": call.outcome,
-        "counted": usage and _counted(usage),
+        "counted": call.counted or None,
         "prompt_tokens": usage and usage.prompt_tokens,
         "cached_tokens": usage and usage.cached_tokens,
         "completion_tokens": usage and usage.completion_tokens,
@@ -72,11 +72,12 @@ def call_of(row: RowMapping) -> Call:
         nano_usd=row["nano_usd"],
         first_token_s=row["first_token_s"],
         duration_s=row["duration_s"],
+        impossible_usage=row["counted"] == "impossible",
     )
 
 
 def _usage(row: RowMapping) -> Usage | None:
-    if row["counted"] is None:
+    if row["counted"] in (None, "impossible"):
         return None
     return Usage(
         prompt_tokens=row["prompt_tokens"],
@@ -86,7 +87,3 @@ def _usage(row: RowMapping) -> Usage | None:
         lower_bound=row["counted"] == "lower_bound",
         estimated=row["counted"] == "estimated",
     )
-
-
-def _counted(usage: Usage) -> str:
-    return "estimated" if usage.estimated else "lower_bound" if usage.lower_bound else "reported"

@@ -55,7 +55,7 @@ CALLS = Table(
     Column("attempt", Integer, nullable=False),
     Column("sub_query", Integer),
     Column("outcome", String, nullable=False),  # `open` while it runs
-    Column("counted", String),  # `reported`, `lower_bound` or `estimated`; null where the usage is unknown
+    Column("counted", String),  # as `Call.counted`; null where the usage is unknown
     Column("prompt_tokens", BigInteger),
     Column("cached_tokens", BigInteger),
     Column("completion_tokens", BigInteger),

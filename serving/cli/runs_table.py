@@ -48,20 +48,22 @@ def runs_table(runs: Sequence[Run]) -> Table:
 
 
 def calls_table(calls: Sequence[UpstreamCall]) -> Table:
-    """A row for each attempt. Before a count, ≥ says that it is a lower bound, ~ that it is an estimate."""
+    """A row for each attempt. Before a count, ≥ says that it is a lower bound, ~ that it is an estimate; `impossible`
+    stands for one that was reported and cannot be.
+    """
     texts = (Column(name, overflow="fold") for name in ("#", "role", "model", "why", "outcome"))
     figures = (Column(name, justify="right") for name in ("prompt", "written", "cost", "s"))
     table = Table(*texts, *figures, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for call in calls:
-        mark = _MARKS.get(call.counted)
+        mark, unknown = _MARKS.get(call.counted), call.counted or "unknown"
         table.add_row(
             escape(call.call_id.rpartition("-")[2]),
             Role.Name(call.role).removeprefix("ROLE_").lower(),
             escape(call.model),
             escape(call.purpose),
             escape(call.outcome),
-            "unknown" if mark is None else f"{mark}{call.prompt_tokens:,}",
-            "unknown" if mark is None else f"{mark}{call.completion_tokens:,}",
+            unknown if mark is None else f"{mark}{call.prompt_tokens:,}",
+            unknown if mark is None else f"{mark}{call.completion_tokens:,}",
             cost(call.cost_nano_usd if call.HasField("cost_nano_usd") else None, 1, 0),
             f"{call.duration.ToTimedelta().total_seconds():.2f}",
         )

@@ -318,3 +318,32 @@ async def test_who_has_worked_on_a_sub_query() -> None:
     await ends(ledger, error=UpstreamRefused("no", endpoint="e"))
     assert ledger.worked_on(3) == {"", "small-2"}
     assert ledger.worked_on(2) == set()
+
+
+COUNTS = st.integers(-5, 400) | st.integers(-(10**19), 10**19)
+USAGES = st.builds(Usage, COUNTS, COUNTS, st.none() | COUNTS, st.none() | COUNTS)
+
+
+@given(st.lists(USAGES, min_size=1, max_size=3), st.booleans(), st.integers(1, 300), st.sampled_from([0, 350]))
+async def test_no_usage_costs_more_than_the_worst_case(
+    told: list[Usage], writes: bool, bound: int, reserved: int
+) -> None:
+    """Nor less than nothing, whatever an engine says it counted; what is believed holds its parts."""
+    price = Price(prompt=2.0, completion=8.0, cached=0.1)
+    worst = Amount(reserved, price.most(bound, 64)) if reserved else NOTHING
+    ledger = Ledger()
+    async with ledger.attempt(replace(CALLER, prompt_bound=bound, price=price), "first", 1, worst) as attempt:
+        attempt.take(Delta("a" if writes else ""))
+        for usage in told:
+            attempt.take(Delta(usage=usage))
+    (call,) = ledger.calls
+    assert call.impossible_usage == (call.usage is None)
+    if call.usage is None:
+        assert call.charged == worst
+        return
+    read, written = call.usage.prompt_tokens, call.usage.completion_tokens
+    assert (0 < read <= bound, (1 if writes else 0) <= written <= 64) == (True, True)
+    assert 0 <= (call.usage.cached_tokens or 0) <= read
+    assert 0 <= (call.usage.reasoning_tokens or 0) <= written
+    assert 0 <= (call.nano_usd or 0) <= price.most(bound, 64)
+    assert not reserved or call.charged.tokens <= reserved

@@ -528,13 +528,15 @@ def usage_reply(usage: object) -> bytes:
         ({"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}, Usage(3, 1, 0)),
         ({"prompt_tokens": 3, "completion_tokens": 1, "completion_tokens_details": {}}, Usage(3, 1)),
         ({"prompt_tokens": 3, "completion_tokens": 1, "prompt_cache_hit_tokens": 2}, Usage(3, 1, 2)),
-        ({"prompt_tokens": -1, "completion_tokens": 1}, None),
-        ({"prompt_tokens": 3, "completion_tokens": 2**63 - 1}, None),
-        ({"prompt_tokens": "3", "completion_tokens": 1}, None),
-        ([3, 1], None),
+        ({"prompt_tokens": -1, "completion_tokens": 1}, Usage(-1, 1)),
+        ({"prompt_tokens": 3, "completion_tokens": 2**63 - 1}, Usage(3, 2**63 - 1)),
+        ({"prompt_tokens": "3", "completion_tokens": 1}, Usage(-1, -1)),
+        ({"prompt_tokens": 3, "completion_tokens": True}, Usage(-1, -1)),
+        ({"prompt_tokens": 3.5, "completion_tokens": 1}, Usage(-1, -1)),
+        ([3, 1], Usage(-1, -1)),
     ],
 )
 async def test_usage(model: OpenAIHTTP, openai_server: OpenAIServer, said: object, expected: Usage | None) -> None:
-    """What an engine does not count is unknown, which is not zero; so is what none can have counted."""
+    """What an engine does not count is unknown, which is not zero; what is no count cannot be, as the ledger sees."""
     openai_server.plays(replies(usage_reply(said)))
     assert (await model.complete(PROMPT)).usage == expected
