@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from router.errors import UpstreamUnavailable
 from router.model import Completion, Delta, Model, Prompt, gather
+from router.token_cut import whole_within, within
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Calls a model, and gives it up where it takes too long. Raises `UpstreamUnavailable` then, and what the model
-    raises.
+    """Calls a model, and gives it up where it takes too long, or ends its output where it writes too much. Raises
+    `UpstreamUnavailable` in the first case, and what the model raises.
     """
 
     first_token_s: float = 60.0
@@ -23,7 +24,7 @@ class Patience:
         """As `model.complete`."""
         try:
             async with asyncio.timeout_at(self._first_at()):
-                return await model.complete(prompt)
+                return whole_within(await model.complete(prompt), prompt.sampling.max_tokens)
         except TimeoutError as error:
             raise self._given_up(model, spoke=False) from error
 
@@ -40,7 +41,7 @@ class Patience:
 
         try:
             async with asyncio.timeout_at(self._first_at()) as clock, model.stream(prompt) as deltas:
-                return await gather(deltas, hear)
+                return await gather(within(deltas, prompt.sampling.max_tokens), hear)
         except TimeoutError as error:
             raise self._given_up(model, spoke=spoke) from error
 
@@ -54,6 +55,7 @@ class Patience:
                     deltas = await stack.enter_async_context(model.stream(prompt))
             except TimeoutError as error:
                 raise self._given_up(model, spoke=False) from error
+            deltas = within(deltas, prompt.sampling.max_tokens)
             yield await stack.enter_async_context(aclosing(self._timed(model, deltas, first_at, last_at)))
 
     async def _timed(

@@ -56,9 +56,9 @@ def finds(prompt: Prompt) -> str:
     return report(f"the answer to {sub_query}", f"It is so: {sub_query}")
 
 
-def role(name: RoleName, model: Model, attempts: int = 1) -> Role:
+def role(name: RoleName, model: Model, attempts: int = 1, max_tokens: int = 64) -> Role:
     """A role with a system prompt of one word."""
-    return Role(name, model, SYSTEMS[name], Sampling(max_tokens=64), attempts)
+    return Role(name, model, SYSTEMS[name], Sampling(max_tokens=max_tokens), attempts)
 
 
 def lasting(time_s: float = 60.0, events: list[Event] | None = None) -> RunContext:
@@ -76,6 +76,7 @@ class Deployment:
     answerer: Model = field(default_factory=lambda: ScriptedModel(["<answer>Michael Mann</answer>"], "fixed"))
     retriever: Retriever = field(default_factory=lambda: FixedRetriever({"Who directed Heat?": [PASSAGE]}))
     attempts: int = 1
+    max_tokens: int = 64
 
     def roles(self) -> dict[RoleName, Role]:
         """The three roles."""
@@ -84,7 +85,7 @@ class Deployment:
             "execution": self.executor,
             "answer": self.answerer,
         }
-        return {name: role(name, model, self.attempts) for name, model in models.items()}
+        return {name: role(name, model, self.attempts, self.max_tokens) for name, model in models.items()}
 
     def search(
         self,

@@ -125,7 +125,7 @@ class Pouring:
 async def test_a_reader_of_grpc_that_takes_nothing() -> None:
     """Its stream ends, and the run with it; should it read at last, it hears why."""
     store = Kept()
-    server = Server(Deployment(answerer=Pouring()).gateway(store), None, limits=Limits(reading_s=0.2))
+    server = Server(Deployment(answerer=Pouring(), max_tokens=10**6).gateway(store), None, limits=Limits(reading_s=0.2))
     async with connected(await server.start("127.0.0.1:0")) as channel:
         request = pb.StreamCompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI)
         call = CompletionServiceStub(channel).StreamComplete(request)
@@ -143,7 +143,7 @@ async def test_a_reader_of_http_that_takes_nothing() -> None:
     long = "x" * 16_000_000  # more than sockets hold
     model = ScriptedModel(lambda _prompt: f"<answer>{long}</answer>")
     limits = Limits(reading_s=0.2)
-    server = HTTPServer(openai_app(Deployment(answerer=model).gateway(store), limits=limits), 30.0)
+    server = HTTPServer(openai_app(Deployment(answerer=model, max_tokens=10**6).gateway(store), limits=limits), 30.0)
     async with raw(await server.start("127.0.0.1:0", "http")) as (reader, writer):
         body = b'{"model": "rolegate", "stream": true, "messages": [{"role": "user", "content": "why?"}]}'
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
