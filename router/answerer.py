@@ -29,10 +29,12 @@ class Answerer:
     async def hold(
         self, question: str, pairs: Sequence[tuple[str, Report]], coming_tokens: int, ledger: Ledger
     ) -> None:
-        """Keep back what answering from these pairs, and from `coming_tokens` tokens more, may cost at most. Raises
-        `BudgetExhausted` and `StoreFailed`.
+        """Keep back what answering from these pairs, and from `coming_tokens` tokens more, may cost at most; where they
+        hold no evidence yet, for a short answer, so that there is more to find some with. Raises `BudgetExhausted` and
+        `StoreFailed`.
         """
-        await self.role.hold(self._messages(question, pairs), coming_tokens, ledger)
+        nothing_yet = not any(report.evidence for _, report in pairs)
+        await self.role.hold(self._messages(question, pairs), coming_tokens, ledger, least=nothing_yet)
 
     def _messages(self, question: str, pairs: Sequence[tuple[str, Report]]) -> tuple[Message, ...]:
         return self.role.opening(prompts.answer_request(question, pairs))

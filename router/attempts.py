@@ -1,6 +1,7 @@
 """The attempts of one call: where each goes, how long it may take, and its row in the ledger."""
 
 import time
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -16,10 +17,14 @@ from router.hedge import hedged
 from router.ledger import Attempt, Caller, Ledger
 from router.model import Completion, Delta, Model, Prompt
 from router.patience import Patience
+from router.prompt_bound import MESSAGE_TOKENS, PromptCounts
 from router.replicas import Replica, chosen, eject_outliers
 from router.retries import with_retries
 from router.role_traffic import RoleTraffic
 
+_LEAST_TOKENS, _LEAST_SHARE = 64, 4
+"""Where the rest of a budget has room for fewer tokens to write than these, and than the fourth part of what the role
+may write, a call is not worth it."""
 _BYTES_PER_TOKEN = 4
 """In most text; good enough to compare replicas."""
 _PROBE_S = 5.0
@@ -40,6 +45,10 @@ class Begun:
     leaving: AsyncExitStack
     """Ends the attempt."""
 
+    def believed(self, delta: Delta) -> Delta:
+        """`delta` with the whole usage where it is the last one, and with none before."""
+        return msgspec.structs.replace(delta, usage=self.attempt.believed if delta.finish_reason else None)
+
 
 @dataclass(slots=True)
 class Attempts:
@@ -54,8 +63,8 @@ class Attempts:
     replicas: tuple[Replica, ...]
     patience: Patience
     traffic: RoleTraffic
-    worst: Callable[[int], Amount]
-    """What an attempt may cost at most, by the tokens of its prompt."""
+    worst: Callable[[int, int], Amount]
+    """What an attempt may cost at most, by the tokens of its prompt and by those that it may write."""
     until: float
     """When the call is due, in the event loop's time."""
     listen: Listen | None = None
@@ -103,7 +112,8 @@ class Attempts:
                 completion = await patience.gather(model, prompt, _heard(attempt, self.listen))
             else:
                 completion = await patience.complete(model, prompt)
-                attempt.usage = completion.usage
+                attempt.take_whole(completion)
+            completion = msgspec.structs.replace(completion, usage=attempt.believed)
             attempt.unwanted = self._first is not None  # a hedge and what it stands beside may end at once
             self._first = self._first or completion
             return self._first
@@ -135,8 +145,12 @@ class Attempts:
                     async with AsyncExitStack() as stack:
                         attempt = await self._booked(replica, purpose, stack)
                         attempt.spoke = spoke
-                        prompt = msgspec.structs.replace(self.prompt, request_id=attempt.request_id)
+                        max_tokens = attempt.opened.max_tokens
+                        sampling = msgspec.structs.replace(self.prompt.sampling, max_tokens=max_tokens)
+                        prompt = msgspec.structs.replace(self.prompt, sampling=sampling, request_id=attempt.request_id)
                         yield attempt, replica.model, prompt, patience
+                        if usage := attempt.believed:
+                            self.traffic.counts.learn(prompt.messages, usage.prompt_tokens)
             except UpstreamError:
                 self._failed.add(replica.deployment)
                 if len(self.replicas) > 1:
@@ -148,23 +162,27 @@ class Attempts:
             self.traffic.leave()
 
     async def _booked(self, replica: Replica, purpose: Purpose | None, stack: AsyncExitStack) -> Attempt:
-        """The attempt's row. Its worst case is that of the prompt's bytes or, where that is too much, of its tokens."""
+        """The attempt's row. Its worst case is that of the prompt's bytes or, where that is too much, of its tokens, or
+        of fewer tokens to write.
+        """
         why = purpose or ("retry" if self._made else self.purpose)
         self._made += 1
-        number, caller = self._made, self.caller
-        if caller.deployment != replica.deployment:
-            caller = replace(caller, deployment=replica.deployment)
+        number = self._made
 
-        async def enter(worst: Amount, *, patient: bool) -> Attempt:
+        async def enter(prompt_tokens: int, max_tokens: int, worst: Amount, *, patient: bool) -> Attempt:
+            caller = replace(
+                self.caller, deployment=replica.deployment, prompt_bound=prompt_tokens, max_tokens=max_tokens
+            )
             booked = self.ledger.attempt(caller, why, number, worst, patient=patient)
             return await stack.enter_async_context(booked)
 
-        bound = self.caller.prompt_bound
+        bound, most = self.caller.prompt_bound, self.caller.max_tokens
         try:
-            attempt = await enter(self.worst(bound) if self.ledger.limited else NOTHING, patient=False)
+            worst = self.worst(bound, most) if self.ledger.limited else NOTHING
+            attempt = await enter(bound, most, worst, patient=False)
         except BudgetExhausted:
-            usage = await replica.model.count(self.prompt, "")
-            attempt = await enter(self.worst(bound if usage is None else usage.prompt_tokens), patient=True)
+            tokens = await prompt_tokens(replica.model, self.prompt, self.traffic.counts)
+            attempt = await affordable(partial(enter, tokens), partial(self.worst, tokens), most)
         attempt.count = partial(replica.model.count, self.prompt)
         return attempt
 
@@ -183,6 +201,39 @@ class Attempts:
     @property
     def _tokens(self) -> int:
         return self.caller.prompt_bound // _BYTES_PER_TOKEN
+
+
+async def prompt_tokens(model: Model, prompt: Prompt, counts: PromptCounts) -> int:
+    """The most tokens that `prompt` can have: by the model's tokenizer, or else by what its engine has counted."""
+    usage, bound = await model.count(prompt, ""), counts.bound(prompt.messages)
+    if usage is None:
+        return bound
+    if usage.estimated:
+        return min(bound, usage.prompt_tokens + MESSAGE_TOKENS * len(prompt.messages))
+    return usage.prompt_tokens
+
+
+def least_tokens(max_tokens: int) -> int:
+    """The fewest tokens that are worth a call which may write `max_tokens` where there is room for them."""
+    return min(max_tokens, max(_LEAST_TOKENS, max_tokens // _LEAST_SHARE))
+
+
+async def affordable(take: Callable[..., Awaitable[T]], worst: Callable[[int], Amount], max_tokens: int) -> T:
+    """What `take(tokens, worst(tokens), patient=…)` returns for `max_tokens` to write or, where the budget has no room
+    for as many, for as many as it has room for. Raises `BudgetExhausted`.
+    """
+    least, patient = least_tokens(max_tokens), True
+    while True:
+        try:
+            return await take(max_tokens, worst(max_tokens), patient=patient)
+        except BudgetExhausted as error:
+            left = error.left
+            if left is None or max_tokens <= least:
+                raise
+            # What others hold back has been waited for once.
+            patient = not error.contended
+        fewer = range(least, max_tokens)
+        max_tokens = max(least, least - 1 + bisect_left(fewer, True, key=lambda tokens: not left.holds(worst(tokens))))
 
 
 def _silent(attempt: Attempt | None, patience: Patience) -> bool:

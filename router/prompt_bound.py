@@ -1,13 +1,14 @@
 """The most tokens that a prompt can have, told without asking its model."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from unicodedata import decomposition, normalize
 
+from router.lru import LRU
 from router.model import Message
 
-_TEMPLATE_TOKENS, _MESSAGE_TOKENS = 128, 16
+_TEMPLATE_TOKENS, MESSAGE_TOKENS = 128, 16
 """What chat templates add: texts of their own, and what stands around each message."""
 
 
@@ -16,7 +17,7 @@ def prompt_bound(messages: Iterable[Message]) -> int:
     byte fallback: each token stands for at least one byte of the text, be it as it is or in normal form C or KC. What a
     chat template adds is taken to be no more than 16 tokens a message and 128 in all.
     """
-    return _TEMPLATE_TOKENS + sum([_MESSAGE_TOKENS + _bytes_of(message) for message in messages])
+    return _TEMPLATE_TOKENS + sum([MESSAGE_TOKENS + _bytes_of(message) for message in messages])
 
 
 def _bytes_of(message: Message) -> int:
@@ -45,3 +46,26 @@ def _growth(character: str) -> int:
 
 
 _known_bytes = lru_cache(maxsize=8)(_most_bytes)
+
+
+class PromptCounts:
+    """What a model's engine has counted of prompts, for models whose tokenizer is not to be had: a prompt has no more
+    tokens than another one with the same system prompt, and what else stands in it. Chat templates keep messages apart.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: LRU[str, int] = LRU(8)
+
+    def learn(self, messages: Sequence[Message], tokens: int) -> None:
+        """Note that `messages` have so many tokens."""
+        if messages and messages[0].role == "system":
+            system = messages[0].content
+            self._tokens.put(system, min(tokens, self._tokens.get(system) or tokens))
+
+    def bound(self, messages: Sequence[Message]) -> int:
+        """The most tokens that `messages` can have."""
+        known = self._tokens.get(messages[0].content) if messages and messages[0].role == "system" else None
+        bound = prompt_bound(messages)
+        if known is None:
+            return bound
+        return min(bound, known + sum([MESSAGE_TOKENS + _most_bytes(message.content) for message in messages[1:]]))

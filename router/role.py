@@ -11,7 +11,7 @@ import structlog
 
 from router import prompts
 from router.amount import Amount
-from router.attempts import Attempts, Listen
+from router.attempts import Attempts, Listen, least_tokens, prompt_tokens
 from router.call import Purpose, RoleName
 from router.endpoint import Endpoint
 from router.errors import MalformedOutput, UpstreamError, UpstreamGarbled, UpstreamUnavailable
@@ -99,22 +99,24 @@ class Role:
         try:
             async with begun.leaving:
                 for delta in begun.head:
-                    yield delta
+                    yield begun.believed(delta)
                 async for delta in begun.rest:
                     begun.attempt.take(delta)
-                    yield delta
+                    yield begun.believed(delta)
         except UpstreamError as error:
             error.role = self.name
             raise
 
-    async def hold(self, messages: tuple[Message, ...], coming_tokens: int, ledger: Ledger) -> None:
+    async def hold(
+        self, messages: tuple[Message, ...], coming_tokens: int, ledger: Ledger, *, least: bool = False
+    ) -> None:
         """Keep back what asking with `messages`, and `coming_tokens` more, may cost: by the model's own count, as it is
-        kept for long, or else by bytes. Raises `BudgetExhausted` and `StoreFailed`.
+        kept for long, or else by bytes. `least`: for as little to be written as is worth it. Raises `BudgetExhausted`
+        and `StoreFailed`.
         """
-        prompt = self._prompt(messages, (), None)
-        usage = await self.model.count(prompt, "")
-        prompt_tokens = prompt_bound(prompt.messages) if usage is None else usage.prompt_tokens
-        await ledger.hold(self._worst(prompt_tokens + coming_tokens))
+        tokens = await prompt_tokens(self.model, self._prompt(messages, (), None), self.traffic.counts)
+        max_tokens = self.sampling.max_tokens
+        await ledger.hold(self._worst(tokens + coming_tokens, least_tokens(max_tokens) if least else max_tokens))
 
     def limited(self, max_tokens: int) -> "Role":
         """The same role, writing at most `max_tokens` tokens, but never more than its own limit; 0 keeps that."""
@@ -184,8 +186,8 @@ class Role:
             most=self.attempts,
         )
 
-    def _worst(self, prompt_tokens: int) -> Amount:
-        prompt_tokens, max_tokens = self._in_context(prompt_tokens), self.sampling.max_tokens
+    def _worst(self, prompt_tokens: int, max_tokens: int) -> Amount:
+        prompt_tokens = self._in_context(prompt_tokens)
         nano_usd = self.price.most(prompt_tokens, max_tokens) if self.price else None
         return Amount(self._in_context(prompt_tokens + max_tokens), nano_usd)
 

@@ -3,11 +3,12 @@
 import asyncio
 
 from router.hedge import Durations
+from router.prompt_bound import PromptCounts
 from router.retry_budget import RetryBudget
 
 
 class RoleTraffic:
-    """Its places, its retries and its past durations."""
+    """Its places, its retries, its past durations, and what its prompts have been counted as."""
 
     def __init__(self, max_in_flight: int | None = None, hedge_percentile: float | None = None) -> None:
         """`max_in_flight`: attempts under way at a time, over all replicas; None for any number. `hedge_percentile`: a
@@ -15,7 +16,7 @@ class RoleTraffic:
         """
         self._most, self._percentile = max_in_flight, hedge_percentile
         self._places = asyncio.Semaphore(max_in_flight) if max_in_flight else None
-        self.retries, self.durations = RetryBudget(), Durations()
+        self.retries, self.durations, self.counts = RetryBudget(), Durations(), PromptCounts()
         self.in_flight = self.waiting = 0
         self.hedges = self.fallbacks = 0
         """How many have been begun."""

@@ -95,7 +95,9 @@ class SingleAgent:
         if context.ledger.limited:
             role = self._agent.role
             last = (*work.shown.messages, Message("user", prompts.LAST_ANSWER))
-            await role.hold(last, role.sampling.max_tokens + _FRAME_TOKENS, context.ledger)
+            nothing_yet = not any(search.passages for search in work.searches)
+            coming = role.sampling.max_tokens + _FRAME_TOKENS
+            await role.hold(last, coming, context.ledger, least=nothing_yet)
 
     async def _release(self, work: AgentWork, context: RunContext) -> None:
         """Let the answer have what was kept back for it; passages give way until that suffices."""
@@ -103,7 +105,8 @@ class SingleAgent:
             return
         while True:
             try:
-                await self._agent.role.hold(work.shown.messages, 0, context.ledger)
+                bare = not any(search.shown for search in work.searches)
+                await self._agent.role.hold(work.shown.messages, 0, context.ledger, least=bare)
                 break
             except BudgetExhausted:
                 if not work.shown.drop():

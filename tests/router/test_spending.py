@@ -83,10 +83,12 @@ class Auditor(NoJournal):
         self._spent += call.charged
 
 
-def searching(models: dict[RoleName, Model], attempts: int = 2) -> Search:
+def searching(models: dict[RoleName, Model], attempts: int = 2, max_tokens: int = 64) -> Search:
     """A search over these models, which are priced."""
     roles = {
-        name: replace(role(name, model, attempts), price=PRICES.get(name, Price(prompt=1.0, completion=1.0)))
+        name: replace(
+            role(name, model, attempts, max_tokens), price=PRICES.get(name, Price(prompt=1.0, completion=1.0))
+        )
         for name, model in models.items()
     }
     retriever = FixedRetriever({"Who directed Heat?": [PASSAGE]})
@@ -119,8 +121,10 @@ BUDGETS = st.builds(
 
 
 @settings(max_examples=300, deadline=None)
-@given(BUDGETS, st.integers(), st.booleans(), st.booleans())
-async def test_a_budget_is_never_exceeded(budget: Budget, seed: int, counts: bool, flaky: bool) -> None:
+@given(BUDGETS, st.integers(), st.booleans(), st.booleans(), st.sampled_from([64, 800]))
+async def test_a_budget_is_never_exceeded(
+    budget: Budget, seed: int, counts: bool, flaky: bool, max_tokens: int
+) -> None:
     """Whatever is said, corrected, retried, cut and spent up to the worst case, no limit is exceeded at any time, and
     the run ends in an answer or in a typed error.
     """
@@ -128,7 +132,7 @@ async def test_a_budget_is_never_exceeded(budget: Budget, seed: int, counts: boo
     models: dict[RoleName, Model] = {name: Spender(TEXTS[name], chance, counts=counts, flaky=flaky) for name in ROLES}
     context, ledger, auditor = limited(budget)
     try:
-        found = await searching(models).run(QUESTION, context)
+        found = await searching(models, max_tokens=max_tokens).run(QUESTION, context)
         assert found.answer
     except BudgetExhausted:
         assert budget != Budget()
@@ -185,6 +189,20 @@ async def test_a_run_that_would_overrun_answers_from_its_reports() -> None:
         assert found.answer == "Michael Mann"
         outcomes.add((found.outcome, sum(bool(one.report.evidence) for one in found.executions)))
     assert outcomes >= {("budget_exhausted", 1), ("budget_exhausted", 2), ("rounds_exhausted", 3)}
+
+
+async def test_the_rest_of_a_budget_is_used() -> None:
+    """Where there is no room for a whole call, less is written; where there is, nothing is other than without one."""
+    asked: dict[int, list[Prompt]] = {}
+    for tokens in (10**6, 1300):
+        models = scripted(block("Who directed Heat?"), STOP)
+        context, ledger, _ = limited(Budget(max_total_tokens=tokens))
+        found = await searching(models, max_tokens=800).run(QUESTION, context)
+        assert (found.answer, ledger.refusal is None) == ("Michael Mann", tokens == 10**6)
+        asked[tokens] = [prompt for model in models.values() for prompt in model.prompts]  # type: ignore[attr-defined]
+    assert {prompt.sampling.max_tokens for prompt in asked[10**6]} == {800}
+    assert all(200 <= prompt.sampling.max_tokens <= 800 for prompt in asked[1300])
+    assert min(prompt.sampling.max_tokens for prompt in asked[1300]) < 800
 
 
 async def test_an_executor_that_runs_out_reports_nothing() -> None:

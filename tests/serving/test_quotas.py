@@ -1,0 +1,238 @@
+"""What a tenant is booked and refused, through a whole gateway over a real store."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from aiohttp import web
+from rolegate.v1 import completion_service_pb2 as pb
+from rolegate.v1 import run_service_pb2 as run_pb
+from rolegate.v1 import usage_pb2
+from rolegate.v1 import usage_service_pb2 as usage_service_pb
+from rolegate.v1.answer_service_pb2 import AnswerRequest
+from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
+from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
+from rolegate.v1.run_service_pb2_grpc import RunServiceStub
+from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
+
+from router.accounts import Spent
+from router.edge.server import Server
+from router.model import Message
+from router.passage import Passage
+from router.price import Price
+from router.prompt_bound import prompt_bound
+from router.retrieval import FixedRetriever
+from router.store.accounts import SQLAccounts
+from router.store.database import Database
+from router.tenant import Tenant
+from serving.composition import running_gateway
+from serving.config import Config, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig
+from serving.config_file import preset, read_config
+from serving.retrieval.grpc_service import RetrievalServicer
+from tests import reading_model
+from tests.router.openai_server import (
+    DONE,
+    MODEL,
+    end_event,
+    event,
+    hang_on,
+    says,
+    serving,
+    streams,
+    text_event,
+)
+
+BOUND = prompt_bound([Message("user", "hi")])
+HI = pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=[pb.ChatMessage(role="user", content="hi")])
+
+
+class Asked:
+    """A running gateway, and the books behind it."""
+
+    def __init__(self, channel: grpc.aio.Channel, accounts: SQLAccounts) -> None:
+        self.channel, self._accounts = channel, accounts
+
+    async def complete(self) -> tuple[pb.CompleteResponse, run_pb.UpstreamCall]:
+        """A completion, and its one call as it is booked."""
+        reply = await CompletionServiceStub(self.channel).Complete(HI, timeout=30)
+        found = await RunServiceStub(self.channel).GetRun(run_pb.GetRunRequest(run_id=reply.run_id), timeout=30)
+        (call,) = found.calls
+        return reply, call
+
+    async def spent(self) -> Spent:
+        """Of this day."""
+        return (await self._accounts.spending("default"))[0]
+
+
+@asynccontextmanager
+async def asked(folder: Path, config: Config, **limits: int) -> AsyncIterator[Asked]:
+    """A gateway whose one tenant has these limits."""
+    database = await Database.open(config.server.store)
+    accounts = SQLAccounts(database)
+    await accounts.set_tenant(Tenant("default", **limits))  # type: ignore[arg-type]
+    async with (
+        running_gateway(config, "127.0.0.1:0", lambda _step: None) as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        yield Asked(channel, accounts)
+    await database.close()
+
+
+def one_model(folder: Path, base_url: str, max_tokens: int) -> Config:
+    """A config of one model, which has a price."""
+    (folder / "prompt.txt").write_text("Answer.\n", "utf-8")
+    role = RoleConfig(model=MODEL, prompt=f"{folder}/prompt.txt", base_url=base_url, max_tokens=max_tokens)
+    return Config(
+        roles=RolesConfig(delegation=role, execution=role, answer=role),
+        retrieval=RetrievalConfig(address="127.0.0.1:9"),
+        server=ServerConfig(store=f"sqlite:///{folder}/runs.db"),
+        prices={MODEL: Price(prompt=2.0, completion=8.0, cached=0.2)},
+    )
+
+
+def told(prompt: object, completion: object, **parts: object) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "prompt_tokens_details": {"cached_tokens": parts.get("cached")},
+        "completion_tokens_details": {"reasoning_tokens": parts.get("reasoning")},
+    }
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        told(11, 7, cached=10**12),
+        told(11, 7, cached=-1),
+        told(11, 7, reasoning=8),
+        told(10**12, 7),
+        told(11, 10**12),
+        told(BOUND + 1, 7),
+        told(11, 0),
+        told(0, 7),
+        told(-11, 7),
+        told(11, -7),
+        told(True, 7),
+        told(11.5, 7),
+        told(10**30, 10**30),
+    ],
+)
+async def test_a_usage_that_cannot_be(tmp_path: Path, usage: dict[str, Any]) -> None:
+    """Is unknown, charged as the worst case, and named so; the sums of the tenant are still to be had."""
+    async with (
+        serving() as server,
+        asked(tmp_path, one_model(tmp_path, server.base_url, 64), tokens_per_day=10**6) as to,
+    ):
+        server.plays(says("hello", usage=usage))
+        _, call = await to.complete()
+        (row,) = (await UsageServiceStub(to.channel).GetUsage(usage_service_pb.GetUsageRequest(), timeout=30)).rows
+        spent = await to.spent()
+    assert (call.outcome, call.counted) == ("completed", "impossible")
+    assert not any(call.HasField(field) for field in ("prompt_tokens", "completion_tokens", "cost_nano_usd"))
+    assert (row.usage.attempts_without_usage, row.usage.prompt_tokens, row.usage.HasField("cost_nano_usd")) == (
+        1,
+        0,
+        False,
+    )
+    assert (spent.tokens, spent.nano_usd) == (BOUND + 64, BOUND * 2000 + 64 * 8000)
+    assert (spent.reserved_tokens, spent.reserved_nano_usd) == (0, 0)
+
+
+async def test_a_usage_that_shrinks(tmp_path: Path) -> None:
+    """Counts at its largest."""
+    chunks = [
+        text_event("a", told(11, 9)),
+        text_event("b", told(11, 2)),
+        end_event(),
+        event({"usage": told(7, 3)}),
+        DONE,
+    ]
+    async with serving() as server, asked(tmp_path, one_model(tmp_path, server.base_url, 64)) as to:
+        server.plays(streams(*chunks))
+        _, call = await to.complete()
+    assert (call.counted, call.prompt_tokens, call.completion_tokens) == ("reported", 11, 9)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+async def test_an_engine_that_ignores_max_tokens(tmp_path: Path, counts: bool) -> None:
+    """Is left once it has counted more and writes on, or has written more than so many tokens can hold."""
+    pieces = [text_event("a " if counts else "a word ", told(11, at + 1) if counts else None) for at in range(1000)]
+    async with (
+        serving() as server,
+        asked(tmp_path, one_model(tmp_path, server.base_url, 64), tokens_per_day=10**6) as to,
+    ):
+        server.plays(streams(*pieces, then=hang_on))
+        reply, call = await to.complete()
+        await server.sees_disconnect()
+        spent = await to.spent()
+    assert reply.finish_reason == "length"
+    assert len(reply.text) < 2000 if counts else len(reply.text) == 64 * 32 + 256
+    assert (call.counted, call.completion_tokens) == (("lower_bound", 64) if counts else ("", 0))
+    assert spent.tokens == (11 if counts else BOUND) + 64
+
+
+@pytest.mark.parametrize("counted", [200, 10**12])
+async def test_a_whole_reply_of_more_than_max_tokens(tmp_path: Path, counted: int) -> None:
+    """Has at least as many as were asked for, where it can have as many as it says; it is cut where it holds more."""
+    async with serving() as server:
+        config = one_model(tmp_path, server.base_url, 64)
+        async with asked(tmp_path, config, tokens_per_day=10**6) as to:
+            server.plays(says("word " * 1000, usage=told(11, counted)))
+            reply, call = await to.complete()
+            spent = await to.spent()
+    assert (reply.finish_reason, len(reply.text)) == ("length", 64 * 32 + 256)
+    assert spent.tokens <= BOUND + 64
+    assert call.counted == ("lower_bound" if counted == 200 else "impossible")
+
+
+async def test_the_rest_of_a_quota(tmp_path: Path) -> None:
+    """A call may write less where there is no room for all; below a quarter, it is refused, and told what lacks."""
+    async with serving() as server:
+        config = one_model(tmp_path, server.base_url, 1024)
+        async with asked(tmp_path, config, tokens_per_day=BOUND + 300) as to:
+            server.plays(says("hello", usage=told(20, 30)))
+            await to.complete()
+            assert server.bodies[-1]["max_tokens"] == 300
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                for _ in range(20):
+                    await to.complete()
+            spent = await to.spent()
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    left = BOUND + 300 - spent.tokens
+    assert f"{left} tokens are left, and " in (caught.value.details() or "")
+    assert left < BOUND + 256
+
+
+async def test_a_quota_is_used_to_its_end(tmp_path: Path) -> None:
+    """Questions are answered until what is left is less than another one may take."""
+    every = {
+        f"Who directed Heat, and why, number {n}?": [Passage("p", "Heat", "Heat was directed.", 0.9)] for n in range(60)
+    }
+    retrieval = Server(None, RetrievalServicer(FixedRetriever(every), index_id=lambda: "an index"))
+    app = web.Application()
+    app.add_routes([web.post("/v1/chat/completions", reading_model.complete)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    roles = {
+        name: RoleConfig(model=reading_model.MODEL, prompt=role.prompt, base_url=base_url, max_tokens=role.max_tokens)
+        for name, role in read_config(preset("hosted")).roles.by_name.items()
+    }
+    config = Config(
+        roles=RolesConfig(**roles),
+        retrieval=RetrievalConfig(address=f"127.0.0.1:{await retrieval.start('127.0.0.1:0')}"),
+        server=ServerConfig(store=f"sqlite:///{tmp_path}/runs.db"),
+    )
+    async with asked(tmp_path, config, tokens_per_day=20_000) as to:
+        with pytest.raises(grpc.aio.AioRpcError, match=r"\d+ tokens are left, and \d+ tokens are needed") as caught:
+            for question in every:
+                await AnswerServiceStub(to.channel).Answer(AnswerRequest(question=question), timeout=30)
+        spent = await to.spent()
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (15_000 < spent.tokens <= 20_000, spent.reserved_tokens) == (True, 0)
+    await runner.cleanup()
+    await retrieval.drain(0)
