@@ -59,8 +59,8 @@ class Allowance:
             raise self._exhausted(f"max_total_tokens: {tokens} tokens do", left, amount)
         if nano_usd is not None and (wanted.nano_usd is None or wanted.nano_usd > nano_usd):
             known = wanted.nano_usd is not None and amount.nano_usd is not None
-            dollars = Left("nano_usd", nano_usd - wanted.nano_usd + amount.nano_usd) if known else None
-            raise self._exhausted(f"max_cost_nano_usd: {nano_usd / 1e9:.9f} dollars do", dollars, amount)
+            rest = Left("nano_usd", nano_usd - (wanted.nano_usd or 0) + (amount.nano_usd or 0)) if known else None
+            raise self._exhausted(f"max_cost_nano_usd: {nano_usd / 1e9:.9f} dollars do", rest, amount)
 
     def _exhausted(self, limit: str, left: Left | None, amount: Amount) -> BudgetExhausted:
         lacking = f": {left.against(amount)}" if left else ""

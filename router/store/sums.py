@@ -26,7 +26,8 @@ million dollars."""
 
 def whole(column: ColumnElement[Any]) -> ColumnElement[Any]:
     """`column` as a whole number from 0 to `MOST`, whatever older releases have written there."""
-    zero, most = literal_column("0"), literal_column(str(MOST))
+    zero: ColumnElement[Any] = literal_column("0")
+    most: ColumnElement[Any] = literal_column(str(MOST))
     return case((column < zero, zero), (column > most, most), else_=cast(column, BigInteger))
 
 

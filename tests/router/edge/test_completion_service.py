@@ -198,7 +198,7 @@ class Flood:
 async def test_a_client_that_does_not_read_and_leaves() -> None:
     """A stream that stands still in sending ends all the same, and what it had cost by then is booked."""
     store, model = Kept(), Flood()
-    async with served(Deployment(answerer=model).gateway(store)) as channel:
+    async with served(Deployment(answerer=model, max_tokens=10**7).gateway(store)) as channel:
         call = stub_of(channel).StreamComplete(pb.StreamCompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI))
         assert (await next_of(call)).text
         await ended(model.ample.wait())
@@ -211,7 +211,7 @@ async def test_a_client_that_does_not_read_and_leaves() -> None:
 async def test_a_failure_while_the_client_does_not_read() -> None:
     """What was written before it is delivered, and then the typed error, not a cancelled stream."""
     store, model = Kept(), Flood(UpstreamRefused("wrong key", endpoint="e"))
-    async with served(Deployment(answerer=model).gateway(store)) as channel:
+    async with served(Deployment(answerer=model, max_tokens=10**7).gateway(store)) as channel:
         call = stub_of(channel).StreamComplete(pb.StreamCompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI))
         assert (await store.next()).status == "failed"
         pieces = 0
