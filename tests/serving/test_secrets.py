@@ -134,7 +134,8 @@ async def test_secrets_are_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             door = next(step for step in told if "door" in step).split("http://")[1].removesuffix("/v1")
             asked = await failures(address, door, [keys[0][0], keys[1][0], unknown])
             async with AsyncClient(address, api_key=keys[0][0]) as client:
-                seen = [str(await client.run(run.run_id, trace=True)) async for run in client.runs()]
+                runs = [run async for run in client.runs()]
+                seen = [str(await client.run(run.run_id, trace=True)) for run in runs]
             with pytest.raises(GatewayError):
                 async with AsyncClient(address, api_key=unknown) as stranger:
                     await stranger.usage()
@@ -142,7 +143,7 @@ async def test_secrets_are_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         sent = str(server.headers) + str(server.bodies)
     assert all(secret in sent for secret in (SECRETS["api_key"], SECRETS["extra_body"], SECRETS["sent"]))
     assert len(asked) == 48
-    assert len(seen) == 32
+    assert sum(run.tenant != "shadow" for run in runs) == 32  # the gateway calls models that fail by itself, too
     assert "aiohttp" in logged.getvalue() or "POST /v1/chat/completions" in logged.getvalue()
     stored = b"".join(file.read_bytes() for file in tmp_path.glob("runs.db*")).decode(errors="replace")
     everything = "\n".join([*told, *asked, *seen, logged.getvalue(), stored])

@@ -237,7 +237,10 @@ async def test_what_a_revoked_key_asked_for_ends() -> None:
         runs = RunServiceStub(channel)
         going_on = answers.StreamAnswer(pb.StreamAnswerRequest(question="Who?"), metadata=bearer(stays))
         watched = WatchRunRequest(run_id=(await next_of(going_on)).run_started.run_id)
-        complete = {"role": usage_pb2.ROLE_ANSWER, "messages": [completion_pb.ChatMessage(role="user", content="hi")]}
+        complete: dict[str, Any] = {
+            "role": usage_pb2.ROLE_ANSWER,
+            "messages": [completion_pb.ChatMessage(role="user", content="hi")],
+        }
         calls = [
             answers.Answer(ASK, metadata=bearer(text)),
             answers.StreamAnswer(pb.StreamAnswerRequest(question="Who?"), metadata=bearer(text)),
