@@ -12,7 +12,7 @@ import msgspec
 
 from router.amount import NOTHING, Amount
 from router.call import Purpose
-from router.errors import BudgetExhausted, UpstreamError
+from router.errors import BudgetExhausted, UpstreamError, UpstreamRefused
 from router.hedge import hedged
 from router.ledger import Attempt, Caller, Ledger
 from router.model import Completion, Delta, Model, Prompt
@@ -151,7 +151,9 @@ class Attempts:
                         yield attempt, replica.model, prompt, patience
                         if usage := attempt.believed:
                             self.traffic.counts.learn(prompt.messages, usage.prompt_tokens)
-            except UpstreamError:
+                        self.traffic.refusals = 0
+            except UpstreamError as error:
+                self.traffic.refusals += isinstance(error, UpstreamRefused) and error.lasting
                 self._failed.add(replica.deployment)
                 if len(self.replicas) > 1:
                     eject_outliers(self.replicas)

@@ -181,6 +181,11 @@ class UpstreamUnavailable(UpstreamError):
 class UpstreamRefused(UpstreamError):
     """It understood and will not: wrong model name, wrong key."""
 
+    def __init__(self, message: str, *, endpoint: str, lasting: bool = False) -> None:
+        super().__init__(message, endpoint=endpoint)
+        self.lasting = lasting
+        """Whether it refuses every call, and not this prompt."""
+
 
 class ContextTooLong(UpstreamRefused):
     """The prompt, with what is to be written, is longer than the model's context."""

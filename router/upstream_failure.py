@@ -29,6 +29,8 @@ _REFUSED = {
     404: "check that the endpoint serves a model of this name and that its address ends in /v1",
     422: "the endpoint does not take one of the parameters, or the prompt is too long",
 }
+_LASTING = frozenset({401, 402, 403, 404})
+"""Of these, what has nothing to do with a prompt."""
 
 _TOO_LONG = re.compile(
     "|".join(
@@ -97,7 +99,8 @@ class Upstream:
                 throttled=status == _THROTTLED,
             )
         if status in _REFUSED:
-            return UpstreamRefused(f"{message}; {_REFUSED[status]}", endpoint=self._endpoint)
+            lasting = status in _LASTING
+            return UpstreamRefused(f"{message}; {_REFUSED[status]}", endpoint=self._endpoint, lasting=lasting)
         return self.garbled(f"HTTP {status}: {said}")
 
     def from_report(self, code: str | int | None, said: str) -> UpstreamError:
@@ -127,7 +130,7 @@ class Upstream:
         return UpstreamGarbled(f"model {self._model!r}: {self._short(said)}", endpoint=self._endpoint)
 
     def _refused(self, said: str) -> UpstreamRefused:
-        return UpstreamRefused(f"model {self._model!r}: {self._short(said)}", endpoint=self._endpoint)
+        return UpstreamRefused(f"model {self._model!r}: {self._short(said)}", endpoint=self._endpoint, lasting=True)
 
     def _short(self, said: str) -> str:
         said = self._secrets.hidden(" ".join(said[:_MOST_READ].split())) or "(no message)"

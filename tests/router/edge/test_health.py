@@ -15,12 +15,14 @@ from router.edge.http_server import HTTPServer
 from router.edge.openai_door import openai_app
 from router.edge.run_service import RunServicer
 from router.edge.server import Server
-from router.errors import UpstreamUnavailable
+from router.errors import UpstreamRefused, UpstreamUnavailable
+from router.ledger import Ledger
 from router.live_runs import LiveRuns
 from router.meanwhile import meanwhile
 from router.readiness import Need, Readiness
 from router.role_watch import watch_role
 from router.runs import Runs
+from router.scripted_model import ScriptedModel
 from tests.router.clock import Clock, ended, with_clock
 from tests.router.deployment import Deployment, Kept
 from tests.router.edge.wire import connected, next_of
@@ -130,6 +132,38 @@ def test_a_role_is_down_until_a_call_has_worked() -> None:
             await clock.advance(0.6)
             assert readiness.down(["answer"])
             breaker.end(works, probe=True)
+            await clock.advance(0.6)
+            assert readiness.down(["answer"]) is None
+
+    with_clock(main)
+
+
+def test_a_role_whose_key_is_refused_is_down() -> None:
+    """Its endpoint works, and no breaker opens; but no question can be answered."""
+
+    async def main(clock: Clock) -> None:
+        refusal = UpstreamRefused("HTTP 401", endpoint="e", lasting=True)
+        prompt = UpstreamRefused("HTTP 400", endpoint="e")
+        model = ScriptedModel([*[refusal] * 4, prompt, refusal, refusal, "a"])
+        answers = Deployment(answerer=model).roles()["answer"]
+        readiness = Readiness()
+
+        async def ask(_name: object = None) -> None:
+            await answers.ask(answers.opening("Who?"), (), Ledger())
+
+        async with meanwhile(watch_role("answer", answers, readiness, ask)):
+            for _ in range(5):
+                with pytest.raises(UpstreamRefused):
+                    await ask()
+            await clock.advance(0.6)
+            assert readiness.down(["answer"]) is None
+            with pytest.raises(UpstreamRefused):
+                await ask()
+            await clock.advance(0.6)
+            assert readiness.down(["answer"]) == "roles.answer: all its calls are refused"
+            await clock.advance(28)
+            assert len(model.prompts) == 7  # it was called at once, and not again
+            await clock.advance(4)
             await clock.advance(0.6)
             assert readiness.down(["answer"]) is None
 
