@@ -19,8 +19,8 @@ COUNTS = (
 )
 """The columns of `usage_hours` that hold sums."""
 
-MOST = 10**16
-"""No sum that is kept counts for more, so that hundreds of them still add up to what every database holds. It is ten
+MOST = 2 * 10**16
+"""No sum that is kept counts for more, so that hundreds of them still add up to what every database holds. It is twenty
 million dollars."""
 
 
