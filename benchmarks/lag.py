@@ -59,7 +59,7 @@ class Lag(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What was seen."""
+    """Figures of one run of the benchmark."""
 
     texts: int
     """Of each kind, at the doors; those of models and retrieval come on top."""

@@ -19,13 +19,13 @@ class Amount(msgspec.Struct, frozen=True):
 
 
 class Left(msgspec.Struct, frozen=True):
-    """What a limit, which is one of tokens or of money, has left."""
+    """The rest of a limit, in tokens or in money."""
 
     of: Literal["tokens", "nano_usd"]
     count: int
 
     def holds(self, amount: Amount) -> bool:
-        """Whether it suffices for `amount`."""
+        """Tell whether it suffices for `amount`."""
         return (getattr(amount, self.of) or 0) <= self.count
 
     def against(self, amount: Amount) -> str:

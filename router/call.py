@@ -81,7 +81,7 @@ class Call(OpenedCall, frozen=True, kw_only=True):
     """From the request to the first token; None where there was none, or the output came at once."""
     duration_s: float
     impossible_usage: bool = False
-    """Whether the usage is unknown because what the engine said of it cannot be."""
+    """True where the usage is unknown because what the engine said of it cannot be."""
 
     @property
     def wasted_tokens(self) -> int:

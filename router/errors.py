@@ -26,7 +26,7 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
     ├── UpstreamRefused        it understood and will not: wrong model name, wrong key
     │   └── ContextTooLong     the prompt is longer than the model's context
     ├── UpstreamGarbled        it answered something that is not its protocol
-    └── MalformedOutput        what its model writes cannot be read as a turn of its role, corrected or not
+    └── MalformedOutput        its model writes nothing that can be read as a turn of its role, corrected or not
 """
 
 import msgspec
@@ -196,4 +196,4 @@ class UpstreamGarbled(UpstreamError):
 
 
 class MalformedOutput(UpstreamError):
-    """What its model writes cannot be read as a turn of its role, corrected or not."""
+    """Its model writes nothing that can be read as a turn of its role, corrected or not."""

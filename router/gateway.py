@@ -172,7 +172,7 @@ class Gateway:
 
 
 def _in_the_way(found: Trajectory, context: RunContext) -> UpstreamError | None:
-    """What failed, where nothing was found for it; None where there is an answer, or where there just is none."""
+    """The failure for which nothing was found; None where there is an answer, or where there just is none."""
     if found.answer != NOT_FOUND or found.outcome not in ("not_found", "no_search"):
         return None
     executions = enumerate(found.executions)

@@ -38,8 +38,8 @@ def _most_bytes(text: str) -> int:
 
 
 def _growth(character: str) -> int:
-    """How many bytes more than the character its decomposition may have. Hangul syllables count as they are, as they
-    are always composed again; Unicode lists no decomposition of theirs.
+    """Bytes that the decomposition of a character may have more than itself. Hangul syllables count as they are, since
+    they are always composed again; Unicode lists no decomposition of theirs.
     """
     longest = max(len(normalize(form, character).encode()) for form in ("NFD", "NFKD"))
     return max(0, longest - len(character.encode()))
@@ -49,7 +49,7 @@ _known_bytes = lru_cache(maxsize=8)(_most_bytes)
 
 
 class PromptCounts:
-    """What a model's engine has counted of prompts, for models whose tokenizer is not to be had: a prompt has no more
+    """Counts of prompts by a model's engine, for models whose tokenizer is not to be had: a prompt has no more
     tokens than another one with the same system prompt, and what else stands in it. Chat templates keep messages apart.
     """
 

@@ -15,7 +15,7 @@ _EVERY_S, _SOON_S = 5.0, 1.0
 
 
 class WatchedRetriever:
-    """Is to its callers what the retriever is."""
+    """A retriever around another one, which says to `Readiness` whether that one can search."""
 
     def __init__(self, retriever: IndexRetriever, readiness: Readiness) -> None:
         """`readiness`: hears that it is down."""

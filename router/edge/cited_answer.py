@@ -82,7 +82,7 @@ def report_from_proto(run_id: str, result: evidence_pb2.SubQueryResult) -> Cited
 
 
 def sub_answer_from_proto(result: evidence_pb2.SubQueryResult) -> SubAnswer:
-    """What was reported for a sub-query."""
+    """The report on a sub-query, from the wire."""
     outcome = evidence_pb2.ExecutionOutcome.Name(result.outcome).removeprefix("EXECUTION_OUTCOME_").lower()
     return SubAnswer(result.sub_query, result.answer, outcome)
 

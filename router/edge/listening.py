@@ -36,8 +36,8 @@ def host_of(text: str) -> str:
 
 
 def is_named(header: str, names: Collection[str]) -> bool:
-    """Whether a `Host` header holds one of `names` or, as no web page can have a name of its own made to be one, an IP
-    address or localhost.
+    """Tell whether a `Host` header holds one of `names` or, as no web page can have a name of its own made to be one,
+    an IP address or localhost.
     """
     host = host_of(header)
     try:

@@ -189,7 +189,7 @@ class WritingInterceptor(grpc.aio.ServerInterceptor):
 
 
 def behaviour_of(handler: Any) -> Any:
-    """What a handler of single requests does."""
+    """The function behind a handler of single requests."""
     return handler.unary_stream if handler.response_streaming else handler.unary_unary
 
 

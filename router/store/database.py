@@ -103,7 +103,7 @@ class Database:
 
 
 def _identity(file: Path) -> tuple[int, int] | None:
-    """What tells a file from all others; None where there is none."""
+    """Device and inode, which tell a file from all others; None where there is none."""
     try:
         found = file.stat()
     except OSError:

@@ -146,7 +146,7 @@ async def _warn(given: argparse.Namespace, limits: dict[str, int | None]) -> Non
 
 
 def _uses(config: Config) -> dict[RoleName, Use]:
-    """What a typical question takes, by 4 characters a token; nothing where the prompts are not to be read."""
+    """Tokens of a typical question, by 4 characters a token; nothing where the prompts are not to be read."""
     try:
         measured = {
             name: Measured(len(Path(role.prompt).read_text("utf-8"))) for name, role in config.roles.by_name.items()

@@ -71,7 +71,7 @@ def cost(nano_usd: int | None, attempts: int, unknown: int) -> str:
 
 
 def uncounted(row: RoleUsage) -> bool:
-    """Whether the usage of none of its attempts is known."""
+    """True where the usage of none of its attempts is known."""
     return 0 < row.attempts == row.attempts_without_usage
 
 

@@ -134,7 +134,7 @@ def _work(wire: Connection, seconds: float) -> None:
 
 
 def _in_time(path: Path, seconds: float) -> Iterator[list[Part]]:
-    """What is read, in batches. The system ends this process where that takes too long, whatever it is doing."""
+    """Read in batches. The system ends this process where that takes too long, whatever it is doing."""
     parts = batches(read_parts(path), lambda part: part.chars)
     left, chars = seconds, 0
     while True:

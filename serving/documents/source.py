@@ -19,7 +19,7 @@ class Source(msgspec.Struct, frozen=True):
     """A file, or a saved data set, as it was when it was found."""
 
     name: str
-    """How people know it: its path from the given folder on, the folder's own name first, with slashes, escaped."""
+    """Its path from the given folder on, the folder's own name first, with slashes, escaped."""
     path: str
     """Absolute; bytes that are not UTF-8 are surrogates, as ever in paths."""
     size_bytes: int

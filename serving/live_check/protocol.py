@@ -20,7 +20,7 @@ _QUOTED_CHARS = 80
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a role is asked, as the gateway asks it, and what it has to write then."""
+    """A question to a role, as the gateway asks it, and what has to be written then."""
 
     due: str
     follows: Callable[[Completion], bool]
@@ -32,7 +32,7 @@ class Turn:
 
 
 async def protocol(first: Completion, turns: tuple[Turn, ...], ask: Callable[[Turn], Awaitable[Completion]]) -> Cell:
-    """How many of the turns are what was due; more than half have to be. `first`: what came of the first one. `ask`:
+    """Count the turns that are what was due; more than half have to be. `first`: what came of the first one. `ask`:
     gets what comes of another one; raises `UpstreamError`.
     """
     slips: list[str] = []

@@ -113,7 +113,7 @@ class PassageWriter:
 
 
 def _share(numbers: NDArray[np.int64], others: NDArray[np.int64]) -> bool:
-    """Whether two sorted lists, neither empty, have a number in common."""
+    """Tell whether two sorted lists, neither empty, have a number in common."""
     found = numbers[np.searchsorted(numbers, others).clip(max=len(numbers) - 1)]
     return bool((found == others).any())
 

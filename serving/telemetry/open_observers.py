@@ -35,7 +35,7 @@ class Watched:
 async def open_observers(
     config: TelemetryConfig, tell: Tell, watched: Watched, hosts: Iterable[str] = ()
 ) -> AsyncIterator[Observers]:
-    """Those who watch while the context is open; nothing is loaded for what is not configured. `hosts`: as for
+    """Observers while the context is open; nothing is loaded for what is not configured. `hosts`: as for
     `HTTPServer`. Raises `BadConfig`.
     """
     async with AsyncExitStack() as stack:

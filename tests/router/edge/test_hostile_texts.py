@@ -130,7 +130,7 @@ async def doors() -> AsyncIterator[dict[str, tuple[int, Door]]]:
 
 
 async def cpu_s(door: Door, text: str) -> float:
-    """What a call takes in this thread, in which client and gateway are, however it ends."""
+    """CPU seconds of a call in this thread, in which client and gateway are, however it ends."""
     begun = time.thread_time()
     try:
         await door(text)
@@ -205,7 +205,7 @@ async def test_a_reply_that_is_nested_too_deeply(behaviour: object, session: aio
 
 @pytest.mark.parametrize(("status", "expected", "most_mb"), [(500, "UNAVAILABLE", 2), (200, "GARBLED", 20)])
 async def test_bodies_that_inflate(status: int, expected: str, most_mb: int, session: aiohttp.ClientSession) -> None:
-    """Of what a server says of its failure a little is read, and of a reply not more than any model writes."""
+    """A little is read of what a server says of its failure, and not more of a reply than any model writes."""
     bomb = gzip.compress(b"x" * (32 << 20))
     async with serving() as server, asking(server, session) as channel:
         server.plays(replies(bomb, status=status, headers={"Content-Encoding": "gzip"}))

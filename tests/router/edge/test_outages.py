@@ -183,7 +183,7 @@ async def test_a_main_agent_that_does_not_follow_the_protocol(searches: bool) ->
 
 
 async def test_a_stop_without_a_search_is_an_answer() -> None:
-    """As is a report in proper form that says that there is nothing."""
+    """A report in proper form that says that there is nothing is one, too."""
     async with served(Deployment(ScriptedModel([STOP])).gateway()) as channel:
         stopped = await stub_of(channel).Answer(ASKED)
     executor = ScriptedModel(["<search>Heat</search>", report("not found", "Nothing there tells.")])

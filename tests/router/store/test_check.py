@@ -317,8 +317,8 @@ async def test_a_damaged_file(tmp_path: Path) -> None:
 
 
 async def test_counts_that_cannot_be(database: Database, journal: SQLJournal) -> None:
-    """As older releases booked them, are named; they neither lift a limit nor keep anybody from the sums, and what is
-    booked next is added to what they count as.
+    """Sums as older releases booked them are named; they neither lift a limit nor keep anybody from the sums, and what
+    is booked next is added to what they count as.
     """
     await conduct(journal, "run-1")
     # SQLite makes a floating-point number of what is too large.
