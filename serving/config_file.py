@@ -49,7 +49,10 @@ def parse_config(raw: bytes, path: Path) -> Config:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadConfig(f"{path}: not TOML: {error}") from None
     folder = path.resolve().parent
-    return _resolved(config, Path.cwd() if folder == _PRESETS else folder)
+    try:
+        return _resolved(config, Path.cwd() if folder == _PRESETS else folder)
+    except ValueError:
+        raise BadConfig(f"{path}: a path in it holds the character \\u0000, which no file's name can.") from None
 
 
 def preset(name: str) -> Path:

@@ -39,9 +39,13 @@ class HTTPServer:
         # aiohttp waits this long twice, for the request and then for its task, and for ever if it is 0.
         timeout_s = max(grace_s / 2, _AT_ONCE_S)
         self._runner = web.AppRunner(
-            app, handler_cancellation=True, shutdown_timeout=timeout_s, keepalive_timeout=self._limits.opening_s
+            app,
+            handler_cancellation=True,
+            shutdown_timeout=timeout_s,
+            keepalive_timeout=self._limits.opening_s,
+            auto_decompress=False,  # which would go on after a request is refused, on the event loop, without a bound
         )
-        app.middlewares.append(self._check_host)
+        app.middlewares.append(self._check_head)
         self._hosts = set(map(host_of, hosts))
         self._listening: asyncio.Server | None = None
 
@@ -84,13 +88,15 @@ class HTTPServer:
             raise
 
     @web.middleware
-    async def _check_host(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _check_head(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         for host in request.headers.getall("Host", []):  # none in HTTP/1.0, which no browser speaks
             if not is_named(host, self._hosts):
                 raise web.HTTPMisdirectedRequest(
                     text=f"This server does not go by the name of {host[:100]!r}; use its IP address, or have its "
                     "operator add the name to server.http_hosts (rolegate retrieve serve: --http-host)."
                 )
+        if request.headers.get("Content-Encoding", "identity") != "identity":
+            raise web.HTTPUnsupportedMediaType(text="Send the body as it is, without a Content-Encoding.")
         return await handler(request)
 
     def _accept(self) -> asyncio.Protocol:

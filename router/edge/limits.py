@@ -2,6 +2,14 @@
 
 from dataclasses import dataclass
 
+from google.protobuf.message import Message
+
+from router.errors import BadRequest
+
+_LONGEST_NAME, _MOST_REPEATED = 1024, 1024
+_TEXTS = frozenset({"question", "sub_query", "content", "queries", "stop", "comment", "gold_answer"})
+"""Fields with limits of their own; all other strings are names of something."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -42,6 +50,21 @@ class Limits:
             "grpc.keepalive_time_ms": _ms(self.silent_s),
             "grpc.max_connection_age_ms": _ms(self.age_s),
         }
+
+
+def check_sizes(message: Message, at: str = "") -> None:
+    """See that no field of a request holds more than anything that is meant could. Raises `BadRequest`. `at`: where the
+    message stands in the request.
+    """
+    for field, value in message.ListFields():
+        name = f"{at}{field.name}"
+        if field.is_repeated and len(value) > _MOST_REPEATED:
+            raise BadRequest(f"{name} has {len(value)} entries; at most {_MOST_REPEATED} are allowed.")
+        if field.message_type is not None:
+            for position, each in enumerate(value if field.is_repeated else [value]):
+                check_sizes(each, f"{name}[{position}]." if field.is_repeated else f"{name}.")
+        elif isinstance(value, str) and len(value) > _LONGEST_NAME and field.name not in _TEXTS:
+            raise BadRequest(f"{name} has {len(value)} characters; at most {_LONGEST_NAME} are allowed.")
 
 
 def _ms(seconds: float) -> int:

@@ -15,6 +15,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from router.edge.caller import caller
+from router.edge.limits import check_sizes
 from router.errors import (
     AccessDenied,
     BadConfig,
@@ -218,6 +219,7 @@ def _translating(behaviour: Any) -> Any:
         try:
             if isinstance(request, BadRequest):
                 raise request
+            check_sizes(request)
             return await behaviour(request, context)
         except (grpc.aio.AbortError, asyncio.CancelledError):
             raise

@@ -13,6 +13,7 @@ from rolegate.client import GatewayError
 from rolegate.client.requests import Terms, TopologyName
 
 from serving.cli.answer_view import AnswerView
+from serving.cli.options import dollars, tokens
 from serving.cli.reached_gateway import add_gateway, reached
 from serving.logs import errors_only
 from serving.terminal import complain
@@ -26,8 +27,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("question", metavar="QUESTION", help="in plain words")
     add_gateway(parser)
     parser.add_argument("--request-id", default="", metavar="NAME", help="asked again under it, the answer is the same")
-    parser.add_argument("--max-total-tokens", type=int, metavar="N", help="what the question may spend")
-    parser.add_argument("--max-cost-usd", type=float, metavar="USD", help="the same in dollars")
+    parser.add_argument("--max-total-tokens", type=tokens, metavar="N", help="what the question may spend")
+    parser.add_argument("--max-cost-usd", type=dollars, metavar="USD", help="the same in dollars")
     parser.add_argument("--fresh", action="store_true", help="use nothing that other runs have found")
     parser.add_argument("--topology", choices=get_args(TopologyName), help="who searches and who answers")
     parser.add_argument("--stream", action="store_true", help="show rounds, sub-queries and searches as they happen")

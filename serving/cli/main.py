@@ -64,6 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         commands.add_parser(name, help=summary, add_help=False)
     for name in sorted(others, key=[*_ABOVE, *others].index):
         commands.add_parser(name, help=_ABOVE.get(name, ""), add_help=False)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # whoever started this closed it
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
     chosen, rest = parser.parse_known_args(given[:1])

@@ -10,6 +10,7 @@ from serving.config import Config
 from serving.config_file import load_config, preset
 from serving.terminal import complain
 
+_MOST_TOKENS, _MOST_DOLLARS = 2**63, 2**63 / 1e9
 CONFIG = Path("rolegate.toml")
 """The config of commands that are given none, where it lies in the working directory."""
 
@@ -53,6 +54,20 @@ def host_port(text: str) -> str:
     if not is_address(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, with a port of 0 to 65535")
     return text
+
+
+def dollars(text: str) -> float:
+    """An amount of money to spend, in dollars."""
+    if not 0 < (amount := float(text)) < _MOST_DOLLARS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount that can be spent; give dollars, such as 0.05")
+    return amount
+
+
+def tokens(text: str) -> int:
+    """A number of tokens to spend."""
+    if not 0 < (count := int(text)) < _MOST_TOKENS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount that can be spent; give tokens, such as 20000")
+    return count
 
 
 def timeout(text: str) -> float:

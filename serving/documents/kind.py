@@ -1,5 +1,6 @@
 """What kind of document a file is, by its name."""
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -38,6 +39,8 @@ def kind_of(path: Path) -> Kind | None:
 
 def is_dataset(path: Path) -> bool:
     """Whether `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote this folder."""
-    if (path / "dataset_dict.json").is_file():
-        return True
-    return (path / "dataset_info.json").is_file() and (path / "state.json").is_file()
+
+    def has(name: str) -> bool:
+        return os.path.isfile(path / name)  # noqa: PTH113  (pathlib's raises for a path that is too long)
+
+    return has("dataset_dict.json") or (has("dataset_info.json") and has("state.json"))

@@ -1,5 +1,6 @@
 """The files that an index is made of."""
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,8 @@ from serving.documents.text import is_binary
 from serving.documents.title import escaped
 
 _HEAD_BYTES = 1024
+_MOST_CHARS = 1000
+"""Of a path that is told."""
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -35,7 +38,7 @@ class Found(msgspec.Struct, frozen=True):
     passed_over: int
     """How many other files there are, of kinds that are not read."""
     links: tuple[str, ...]
-    """Symbolic links that were not followed, each with the reason."""
+    """Symbolic links, and paths that are too long, that were not followed, each with the reason."""
 
 
 def find_sources(places: Sequence[Path]) -> Found:
@@ -54,7 +57,7 @@ def find_sources(places: Sequence[Path]) -> Found:
         readable, but = False, ""
         for path in _files(base):
             if why := _why_not_followed(path, base):
-                but = f"{escaped(str(path))}: {why}."
+                but = f"{escaped(str(path))[:_MOST_CHARS]}: {why}."
                 links.append(but)
                 continue
             if (status := _status(path)) is None or not (path == base or _is_read(path)):
@@ -100,7 +103,11 @@ def _files(base: Path) -> Iterator[Path]:
 
 
 def _why_not_followed(path: Path, base: Path) -> str | None:
-    """None for what is no link, and for one that stays below `base`; a saved data set counts with all that it holds."""
+    """None for what is no link, and for one that stays below `base`; a saved data set counts with all that it holds. A
+    path that is too long for the system leads nowhere, either.
+    """
+    if _is_too_long(path):
+        return "its path is longer than the system allows; move it up"
     for link in [path, *path.rglob("*")] if is_dataset(path) else [path]:
         if link == base or not link.is_symlink():
             continue
@@ -113,6 +120,14 @@ def _why_not_followed(path: Path, base: Path) -> str | None:
         if link.parent.resolve().is_relative_to(target):
             return "a link that leads back to a folder that it is in; remove it"
     return None
+
+
+def _is_too_long(path: Path) -> bool:
+    try:
+        path.stat()
+    except OSError as error:
+        return error.errno == errno.ENAMETOOLONG
+    return False
 
 
 def _status(path: Path) -> os.stat_result | None:

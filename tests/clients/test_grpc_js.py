@@ -96,7 +96,7 @@ def test_a_dead_model(client: Path, gateway: str) -> None:
 
     assert status == 1
     assert (error["code"], error["reason"]) == ("UNAVAILABLE", "UPSTREAM_UNAVAILABLE")
-    assert error["metadata"] == {"role": "delegation"}
+    assert error["metadata"] == {"role": "delegation", "retry_after_s": "5.000"}
 
 
 async def test_a_key(client: Path, monkeypatch: pytest.MonkeyPatch) -> None:

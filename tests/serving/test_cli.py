@@ -417,6 +417,30 @@ def test_an_address_without_a_port(command: str, capsys: pytest.CaptureFixture[s
     assert "--address: 'localhost' is not HOST:PORT, with a port of 0 to 65535" in capsys.readouterr().err
 
 
+def test_a_closed_output(tmp_path: Path) -> None:
+    """Keeps no command from its work."""
+    code = "import sys; from serving.cli.main import main; sys.exit(main(['init', '--preset', 'hosted', '--yes']))"
+    closed = ["sh", "-c", 'exec "$0" -c "$1" >&- 2>&-', sys.executable, code]
+    subprocess.run(closed, cwd=tmp_path, env=scripted_gateway.environment(), check=True)
+
+    assert (tmp_path / "rolegate.toml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("option", "amount"),
+    [
+        *(("--max-cost-usd", amount) for amount in ("nan", "inf", "1e300", "-1", "0")),
+        *(("--max-total-tokens", amount) for amount in ("99999999999999999999999", "0")),
+    ],
+)
+def test_what_cannot_be_spent(option: str, amount: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Is told by the option's name, before anybody is asked."""
+    with pytest.raises(SystemExit):
+        main(["ask", "Who?", f"{option}={amount}"])
+
+    assert f"{option}: '{amount}' is no amount that can be spent" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["serve", "retrieve serve"])
 def test_a_missing_index_is_told_in_one_line(
     command: str, tmp_path: Path, dead: str, capsys: pytest.CaptureFixture[str]

@@ -41,6 +41,12 @@ def refused(folder: Path, text: str) -> str:
     return problem
 
 
+def test_a_path_that_no_file_can_have(tmp_path: Path) -> None:
+    """It is told as what it is."""
+    text = GOOD.replace('address = "127.0.0.1:2"', 'index = "i"\ndocuments = ["a\\u0000b"]')
+    assert refused(tmp_path, text) == r"a path in it holds the character \u0000, which no file's name can."
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_shipped_preset_loads(name: str) -> None:
     """Its prompts, models, corpus and scope are where it says."""

@@ -88,6 +88,22 @@ def test_links_out_of_a_folder_are_not_followed(docs: Path, build: Build, capsys
     assert f"not followed: {loop}" in capsys.readouterr().out
 
 
+def test_a_path_that_is_too_long_is_named(docs: Path, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system takes no paths of more than 4,096 bytes; what lies above is read."""
+    monkeypatch.chdir(docs)
+    for _ in range(25):
+        Path("d" * 200).mkdir()
+        os.chdir("d" * 200)
+    Path("deep.txt").write_text("Nobody finds me.")
+    monkeypatch.chdir(docs.parent)
+
+    built = build()
+
+    assert (built["documents"], built["passages"]) == (1, 1)
+    (named,) = built["links"]
+    assert named.endswith("its path is longer than the system allows; move it up.")
+
+
 def test_names_that_are_not_utf8_are_shown_escaped(
     docs: Path, build: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:

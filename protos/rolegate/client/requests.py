@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from math import isfinite
 from typing import Literal, TypedDict
 
 from rolegate.v1.answer_service_pb2 import AnswerRequest, StreamAnswerRequest
@@ -179,6 +180,8 @@ def _budget(terms: Terms) -> Budget | None:
     tokens, cost = terms.get("max_total_tokens"), terms.get("max_cost_usd")
     if tokens is None and cost is None:
         return None
+    if cost is not None and not isfinite(cost):
+        raise ValueError(f"max_cost_usd is {cost}; it must be a number of dollars.")
     return Budget(max_total_tokens=tokens, max_cost_nano_usd=None if cost is None else round(cost * 1e9))
 
 

@@ -16,11 +16,13 @@ from rolegate.v1 import execution_service_pb2 as execution_pb
 from rolegate.v1 import retrieval_service_pb2 as retrieval_pb
 from rolegate.v1 import run_service_pb2 as run_pb
 from rolegate.v1 import usage_pb2
+from rolegate.v1 import usage_service_pb2 as usage_service_pb
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
+from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
 from benchmarks.hostile_texts import HOSTILE
 from router.edge.http_server import HTTPServer
@@ -119,7 +121,7 @@ async def doors() -> AsyncIterator[dict[str, tuple[int, Door]]]:
             "Answer": (2_000, answer),
             "Execute": (2_000, execute),
             "Search": (4_000, search),
-            "ListRuns": (50_000, list_runs),
+            "ListRuns": (500, list_runs),
             "HTTP": (100_000, chat),
             "a decision": (30_000, inside("decision")),
             "a turn": (30_000, inside("turn")),
@@ -182,6 +184,52 @@ async def reason(channel: grpc.aio.Channel) -> str:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await CompletionServiceStub(channel).Complete(request)
     return str(info_of(caught.value).reason)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda runs, _usages, long: runs.GetRun(run_pb.GetRunRequest(run_id=long)), "run_id has"),
+        (lambda runs, _usages, long: runs.CancelRun(run_pb.CancelRunRequest(run_id=long)), "run_id has"),
+        (lambda runs, _usages, long: runs.SubmitFeedback(run_pb.SubmitFeedbackRequest(run_id=long)), "run_id has"),
+        (lambda runs, _usages, long: runs.WatchRun(run_pb.WatchRunRequest(run_id=long)).read(), "run_id has"),
+        (lambda runs, _usages, long: runs.ListRuns(run_pb.ListRunsRequest(tenant=long)), "tenant has"),
+        (
+            lambda _runs, usages, long: usages.GetUsage(
+                usage_service_pb.GetUsageRequest(group_by=[usage_service_pb.USAGE_DIMENSION_ROLE] * len(long))
+            ),
+            "group_by has",
+        ),
+    ],
+)
+async def test_names_and_lists_that_nobody_means(call: Callable[..., Awaitable[object]], said: str) -> None:
+    """They are refused by their sizes, and are not told again in the error."""
+    async with served(whole_server(Deployment())) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match=f"{said} 1000000 .* at most 1024 are allowed") as caught:
+            await call(RunServiceStub(channel), UsageServiceStub(channel), "\u200d" * 1_000_000)
+    assert info_of(caught.value).reason == "BAD_REQUEST"
+
+
+async def test_bodies_of_clients_that_inflate() -> None:
+    """They are refused before anything is inflated, with a key or without, at any path."""
+    bomb, headers = gzip.compress(b"a" * (256 << 20)), {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    http = HTTPServer(openai_app(Deployment().gateway()), 0.0)
+    async with aiohttp.ClientSession(f"http://{await http.start('127.0.0.1:0', 'http')}") as session:
+        begun = time.thread_time()
+        for path in ("/v1/chat/completions", "/nowhere"):
+            async with session.post(path, data=bomb, headers=headers) as response:
+                assert response.status == 415
+        async with session.get("/health") as response:
+            assert response.status == 200
+        assert time.thread_time() - begun < 0.5 * _inflating_s(bomb)
+    await http.drain()
+
+
+def _inflating_s(bomb: bytes) -> float:
+    """CPU seconds of reading it."""
+    begun = time.thread_time()
+    gzip.decompress(bomb)
+    return time.thread_time() - begun
 
 
 DEEP = b"[" * 100_000
