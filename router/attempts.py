@@ -151,9 +151,9 @@ class Attempts:
                         yield attempt, replica.model, prompt, patience
                         if usage := attempt.believed:
                             self.traffic.counts.learn(prompt.messages, usage.prompt_tokens)
-                        self.traffic.refusals = 0
+                        self.traffic.failures = 0
             except UpstreamError as error:
-                self.traffic.refusals += isinstance(error, UpstreamRefused) and error.lasting
+                self.traffic.failures += not isinstance(error, UpstreamRefused) or error.lasting
                 self._failed.add(replica.deployment)
                 if len(self.replicas) > 1:
                     eject_outliers(self.replicas)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import TypeVar
 
-from router.errors import UpstreamError, UpstreamGarbled, UpstreamUnavailable
+from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
 from router.retry_budget import RetryBudget
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
@@ -32,6 +32,10 @@ async def with_retries(
     for number in count(1):
         try:
             return await attempt()
+        except UpstreamRefused as error:  # a replica whose key or model's name is wrong adds no load by refusing
+            if number == attempts or not error.lasting or not elsewhere():
+                raise
+            pause_s: float | None = 0.0
         except (UpstreamUnavailable, UpstreamGarbled) as error:
             pause_s = 0.0 if elsewhere() else _pause_s(error, number)
             late = pause_s is None or asyncio.get_running_loop().time() + pause_s > until

@@ -20,8 +20,8 @@ class RoleTraffic:
         self.in_flight = self.waiting = 0
         self.hedges = self.fallbacks = 0
         """How many have been begun."""
-        self.refusals = 0
-        """Attempts in a row that were refused as every other would be, for the key or the model's name."""
+        self.failures = 0
+        """Attempts in a row that failed, or were refused as every other would be, for the key or the model's name."""
 
     @property
     def hedge_after_s(self) -> float | None:

@@ -1,7 +1,6 @@
 """Roles that no endpoint works for."""
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -12,9 +11,10 @@ from router.readiness import Need, Readiness
 from router.role import Role
 
 _log = structlog.get_logger("roles")
-_EVERY_S, _REFUSED_S = 0.5, 30.0
-_MOST_REFUSALS = 5
-"""In a row; as many failures open a breaker."""
+_EVERY_S = 0.5
+_MOST_FAILURES = 5
+"""In a row; as many open a breaker, which is an endpoint's and may have other roles' successes between them."""
+_FIRST_S, _LONGEST_S = 1.0, 30.0
 NEEDS: dict[RoleName, Need] = {"delegation": "delegation", "execution": "execution", "answer": "answer"}
 """What is missing where a role of a gateway is."""
 
@@ -22,22 +22,21 @@ NEEDS: dict[RoleName, Need] = {"delegation": "delegation", "execution": "executi
 async def watch_role(
     name: RoleName, role: Role, readiness: Readiness, probe: Callable[[RoleName], Awaitable[object]]
 ) -> None:
-    """Say when no breaker of its replicas and of its fallbacks is closed, or calls are refused for what they have in
-    common, and when a call that worked has changed that; for ever. As nobody calls a gateway whose health is bad,
-    `probe` does, whenever a breaker lets a call through, and now and then where all are refused.
+    """Say when no breaker of its replicas and of its fallbacks is closed, or its own calls keep failing, and when a
+    call that worked has changed that; for ever. As nobody calls a gateway whose health is bad, `probe` does, as soon as
+    a breaker lets a call through, and after pauses that double.
     """
-    refused_at = -math.inf
+    loop, pause_s, due = asyncio.get_running_loop(), _FIRST_S, 0.0
     while True:
-        now, models = asyncio.get_running_loop().time(), (role, *role.fallbacks)
-        taken = [each for each in models if each.traffic.refusals < _MOST_REFUSALS]
-        breakers = [replica.endpoint.breaker for each in taken for replica in each.replicas]
-        works = any(breaker.state == "closed" for breaker in breakers)
-        why = "all its endpoints fail" if taken else "all its calls are refused"
-        readiness.say(f"roles.{name}", [NEEDS[name]], None if works else why)
-        ready = any(breaker.state == "open" and not breaker.wait_s for breaker in breakers)
-        again = len(taken) < len(models) and now - refused_at >= _REFUSED_S
-        if not works and (ready or again):
-            refused_at = now
+        models = (role, *role.fallbacks)
+        taken = [each for each in models if each.traffic.failures < _MOST_FAILURES]
+        works = any(replica.endpoint.breaker.state == "closed" for each in taken for replica in each.replicas)
+        readiness.say(f"roles.{name}", [NEEDS[name]], None if works else "all its calls fail")
+        waits_s = [replica.endpoint.breaker.wait_s for each in models for replica in each.replicas]
+        if works:
+            pause_s, due = _FIRST_S, 0.0
+        elif loop.time() >= due and not min(waits_s):
+            pause_s, due = min(2 * pause_s, _LONGEST_S), loop.time() + pause_s
             try:
                 await probe(name)
             except RolegateError as error:

@@ -32,6 +32,7 @@ _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM takes for the largest."""
 _MOST_TOKENS = 10**7
 """No model writes as many at once."""
+_NO_QUERY = "an address with a query or a fragment cannot be asked; a key goes into api_key_env."
 _NOT_EXTRA = {
     "max_tokens": "set the role's max_tokens.",
     "max_completion_tokens": "set the role's max_tokens.",
@@ -205,6 +206,7 @@ def _endpoints(key: str, role: RoleConfig) -> list[str]:
     urls = [url.rstrip("/") for url in (role.base_url, *role.replicas) if url]
     if len(set(urls)) < len(urls):
         found.append(f"{key}.replicas: names an address twice.")
+    found += [f"{key}.{field}: {_NO_QUERY}" for field in ("base_url", "replicas") if _has_query(getattr(role, field))]
     if role.max_in_flight is not None and role.max_in_flight < 1:
         found.append(f"{key}.max_in_flight: must be at least 1.")
     if role.hedge_percentile is not None and not 50 <= role.hedge_percentile < 100:
@@ -331,9 +333,15 @@ def _embedder(embedder: EmbedderConfig, config: Config) -> list[str]:
     found += _key_variable("retrieval.embedder", embedder.api_key_env)
     if (embedder.engine is None) == (embedder.base_url is None):
         found.append("retrieval.embedder: give either engine (a table of engines) or base_url.")
+    if _has_query(embedder.base_url):
+        found.append(f"retrieval.embedder.base_url: {_NO_QUERY}")
     if embedder.engine is not None and embedder.engine not in config.engines:
         found.append(f"retrieval.embedder.engine: no table engines.{embedder.engine}; add it, or name a base_url.")
     return found
+
+
+def _has_query(url: str | tuple[str, ...] | None) -> bool:
+    return any({"?", "#"} & set(each) for each in ([url] if isinstance(url, str) else url or ()))
 
 
 def _prices(config: Config) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 from alembic.migration import MigrationContext
-from sqlalchemy import BigInteger, Connection, Row, RowMapping, exists, func, inspect, select
+from sqlalchemy import BigInteger, Column, Connection, Row, RowMapping, Table, exists, func, inspect, select
 from sqlalchemy.exc import DBAPIError
 
 from router.store.call_row import call_of
@@ -56,7 +56,7 @@ def _check(connection: Connection, progress: Progress) -> Checked:
         for rows, calls in _pieces(connection, progress):
             _check_piece(rows, calls, checked, sums)
         checked.problems += sums.check_hours(connection)
-        checked.problems += sums.check_reserved(connection)
+        checked.problems += sums.check_spending(connection, now)
     except DBAPIError as error:
         checked.problems.append(Problem("database", f"cannot be read any further: {error.orig}"))
     return checked
@@ -129,12 +129,34 @@ def _pieces(connection: Connection, progress: Progress) -> Iterator[tuple[Sequen
 def _check_piece(rows: Sequence[Row[Any]], calls: Sequence[RowMapping], checked: Checked, sums: Sums) -> None:
     of_run: dict[str, list[RowMapping]] = {row.run_id: [] for row in rows}
     for call in calls:
-        of_run.setdefault(call["run_id"], []).append(call)
+        if wrong := _misfits(CALLS, call):
+            said = f"its call {call['number']} holds what cannot be in {', '.join(wrong)}"
+            checked.problems.append(Problem(f"run {call['run_id']}", said))
+        else:
+            of_run.setdefault(call["run_id"], []).append(call)
+    sound = [call for each in of_run.values() for call in each]
+    for call in sound:
         if call["outcome"] == "open":
             sums.add_open(call_of(call))
-    sums.add_ended(call_of(call) for call in calls if call["outcome"] != "open")
+    sums.add_ended([call_of(call) for call in sound if call["outcome"] != "open"])
     for row in rows:
-        checked.problems += check_run(row, of_run[row.run_id])
-        sums.add_run(row)
+        if wrong := _misfits(RUNS, row._mapping):
+            checked.problems.append(Problem(f"run {row.run_id}", f"holds what cannot be in {', '.join(wrong)}"))
+        else:
+            checked.problems += check_run(row, of_run[row.run_id])
+            sums.add_run(row)
     checked.runs += len(rows)
     checked.calls += len(calls)
+
+
+def _misfits(table: Table, row: RowMapping) -> list[str]:
+    """Columns that hold something of another kind than is meant for them, which SQLite does not mind."""
+    found = [column.name for column in table.columns if not _fits(column, row[column.name])]
+    if not found and "counted" in row and row["counted"] not in (None, "impossible"):
+        found = [name for name in ("prompt_tokens", "completion_tokens") if row[name] is None]
+    return found
+
+
+def _fits(column: Column[Any], value: object) -> bool:
+    kind = column.type.python_type
+    return bool(column.nullable) if value is None else isinstance(value, int | float if kind is float else kind)

@@ -28,8 +28,8 @@ from serving.documents.title import escaped
 
 _MEMORY_BYTES = 1 << 30
 """All that the process may take; not enforced by macOS."""
-_CHARS = 256 << 20
-"""Of a document, or of rows."""
+_CHARS, _CHARS_OF_ROWS = 256 << 20, 16 << 20
+"""Of a document, and of a file of rows."""
 _CHARS_A_BYTE = 100
 """Rows may have more, up to so many for each byte of their file; no text of any use is packed that well."""
 _KEPT = ("PATH", "HOME", "PYTHONHOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TMPDIR")
@@ -148,7 +148,7 @@ def _in_time(path: Path, seconds: float) -> Iterator[list[Part]]:
         most, chars = _CHARS, chars + sum(part.chars for part in batch)
         if isinstance(batch[-1], Row):
             left = seconds
-            most = chars if path.is_dir() else max(_CHARS, _CHARS_A_BYTE * path.stat().st_size)
+            most = chars if path.is_dir() else max(_CHARS_OF_ROWS, _CHARS_A_BYTE * path.stat().st_size)
         if chars > most:
             raise TooMuch(f"{path}: unpacks to more than {most >> 20} million characters; split it, or leave it out.")
         yield batch

@@ -72,6 +72,8 @@ def rows(ledger: Ledger) -> list[tuple[str, str, str]]:
         (fails(503, "loading", "60"), "unreachable"),
         (fails(429, "slow down", "60"), "unreachable"),
         (replies(b"<html>", "text/html"), "garbled"),
+        (fails(401, "no such key"), "refused"),
+        (fails(404, "no such model"), "refused"),
     ],
 )
 async def test_another_replica_at_once(

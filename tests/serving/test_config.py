@@ -41,6 +41,14 @@ def refused(folder: Path, text: str) -> str:
     return problem
 
 
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1/v1?api_key=sesame", "http://127.0.0.1:1/v1#sesame"])
+def test_an_address_with_a_query(tmp_path: Path, address: str) -> None:
+    """It cannot be asked, and what is said does not repeat it: there may be a key in it."""
+    problem = refused(tmp_path, GOOD.replace("http://127.0.0.1:1/v1", address, 1))
+    assert problem.startswith("roles.delegation.base_url: an address with a query or a fragment cannot be asked")
+    assert "sesame" not in problem
+
+
 def test_a_path_that_no_file_can_have(tmp_path: Path) -> None:
     """It is told as what it is."""
     text = GOOD.replace('address = "127.0.0.1:2"', 'index = "i"\ndocuments = ["a\\u0000b"]')

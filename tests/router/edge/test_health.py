@@ -15,7 +15,7 @@ from router.edge.http_server import HTTPServer
 from router.edge.openai_door import openai_app
 from router.edge.run_service import RunServicer
 from router.edge.server import Server
-from router.errors import UpstreamRefused, UpstreamUnavailable
+from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
 from router.ledger import Ledger
 from router.live_runs import LiveRuns
 from router.meanwhile import meanwhile
@@ -124,7 +124,7 @@ def test_a_role_is_down_until_a_call_has_worked() -> None:
             for probed in (1, 1, 2, 2):  # after pauses of one second and of two
                 await clock.advance(0.6)
                 await clock.advance(0.6)
-                assert readiness.down(["answer"]) == "roles.answer: all its endpoints fail"
+                assert readiness.down(["answer"]) == "roles.answer: all its calls fail"
                 assert readiness.down(["delegation", "execution"]) is None
                 assert probes == ["answer"] * probed
             works = True
@@ -138,34 +138,47 @@ def test_a_role_is_down_until_a_call_has_worked() -> None:
     with_clock(main)
 
 
-def test_a_role_whose_key_is_refused_is_down() -> None:
-    """Its endpoint works, and no breaker opens; but no question can be answered."""
+@pytest.mark.parametrize(
+    "failure",
+    [
+        UpstreamRefused("HTTP 401", endpoint="e", lasting=True),
+        UpstreamUnavailable("HTTP 429", endpoint="e", throttled=True),
+        UpstreamUnavailable("HTTP 503", endpoint="e"),
+        UpstreamGarbled("nonsense", endpoint="e"),
+    ],
+)
+def test_a_role_whose_calls_fail_is_down(failure: UpstreamError) -> None:
+    """Also where its endpoint works, for others: no question can be answered. It is called after longer and longer."""
 
     async def main(clock: Clock) -> None:
-        refusal = UpstreamRefused("HTTP 401", endpoint="e", lasting=True)
         prompt = UpstreamRefused("HTTP 400", endpoint="e")
-        model = ScriptedModel([*[refusal] * 4, prompt, refusal, refusal, "a"])
+        model = ScriptedModel([*[failure] * 4, prompt, *[failure] * 4, "a"])
         answers = Deployment(answerer=model).roles()["answer"]
         readiness = Readiness()
 
         async def ask(_name: object = None) -> None:
             await answers.ask(answers.opening("Who?"), (), Ledger())
 
+        def others_work() -> None:
+            answers.endpoint.breaker.end(True, probe=False)
+
         async with meanwhile(watch_role("answer", answers, readiness, ask)):
             for _ in range(5):
-                with pytest.raises(UpstreamRefused):
+                with pytest.raises(UpstreamError):
                     await ask()
+                others_work()
             await clock.advance(0.6)
             assert readiness.down(["answer"]) is None
-            with pytest.raises(UpstreamRefused):
+            with pytest.raises(UpstreamError):
                 await ask()
-            await clock.advance(0.6)
-            assert readiness.down(["answer"]) == "roles.answer: all its calls are refused"
-            await clock.advance(28)
-            assert len(model.prompts) == 7  # it was called at once, and not again
-            await clock.advance(4)
-            await clock.advance(0.6)
-            assert readiness.down(["answer"]) is None
+            others_work()
+            calls = []
+            for _ in range(18):
+                await clock.advance(0.5)
+                others_work()
+                calls.append(len(model.prompts))
+                assert (readiness.down(["answer"]) is None) == (len(model.prompts) == 10 and calls[-2] == 10)
+            assert [calls.count(count) for count in (7, 8, 9)] == [2, 4, 8]
 
     with_clock(main)
 

@@ -117,7 +117,7 @@ async def test_checks_beside_a_busy_gateway(database: Database, journal: SQLJour
 async def test_a_gateway_that_was_killed(database: Database, journal: SQLJournal) -> None:
     """Leaves runs behind; they are named once it has been silent for a minute, and not while it may only be slow."""
     await conduct(journal, "run-1")
-    await put(database, run("run-2", NOW, status="running"), run("run-3", NOW, status="running"))
+    await put(database, run("run-2", status="running"), run("run-3", status="running"))
     seen = "INSERT INTO gateways (gateway_id, host, pid, seen_at) VALUES ('gateway-1', 'elsewhere', 1, {})"
     await change(database, seen.format(time.time() - 30))
     assert await found(database) == []
@@ -184,14 +184,12 @@ async def test_a_gateway_that_was_killed(database: Database, journal: SQLJournal
             ),
         ),
         (
-            "DELETE FROM spending",
-            None,  # nothing is reserved
+            "UPDATE calls SET prompt_tokens = NULL WHERE run_id = 'run-1' AND number = 0",
+            Problem("run run-1", "its call 0 holds what cannot be in prompt_tokens"),
         ),
     ],
 )
-async def test_what_does_not_agree(
-    database: Database, journal: SQLJournal, statement: str, problem: Problem | None
-) -> None:
+async def test_what_does_not_agree(database: Database, journal: SQLJournal, statement: str, problem: Problem) -> None:
     """Is told in plain words, with where it is."""
     start = NOW // 3600 * 3600
     for number, at in enumerate((start - 80_000, start, start)):
@@ -200,12 +198,25 @@ async def test_what_does_not_agree(
 
     problems = await found(database)
 
-    if problem is None:
-        assert problems == []
-        return
     hour = f"usage of default in the hour {int(start // 3600)}"
     day = time.strftime("%Y-%m-%d", time.gmtime(start))
     assert Problem(problem.where.format(hour=hour, day=day), problem.what) in problems
+
+
+async def test_less_spent_than_was_spent(database: Database, journal: SQLJournal) -> None:
+    """A limit that was used up is not fresh again without a word; more is what was deleted since."""
+    await conduct(journal, "run-1")
+    await change(database, "UPDATE spending SET tokens = tokens + 1, requests = 5")
+    assert await found(database) == []
+    await change(database, "DELETE FROM spending")
+
+    counts = {"tokens": 28, "nano_usd": 14, "requests": 1}
+    day = time.strftime("%Y-%m-%d", time.gmtime(NOW))
+    assert await found(database) == [
+        Problem(f"spending of default, {period}", f"{name} is 0, less than the {count} of its runs and calls")
+        for period in (day[:7], day)
+        for name, count in counts.items()
+    ]
 
 
 async def test_open_calls_and_holds_are_reserved(database: Database, journal: SQLJournal) -> None:

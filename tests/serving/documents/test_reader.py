@@ -111,7 +111,7 @@ def test_rows_that_unpack_without_end_are_given_up(tmp_path: Path, reader: Reade
         parquet.write_table(pa.table({"id": range(count), "text": [text] * count}), path)
     assert path.stat().st_size < 2 << 20
 
-    with pytest.raises(TooMuch, match="unpacks to more than 256 million characters; split it"):
+    with pytest.raises(TooMuch, match=r"unpacks to more than \d+ million characters; split it"):
         for _ in reader.read(path):
             pass
 
