@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import io
 import os
 import sys
 from collections.abc import Sequence
@@ -67,8 +66,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # whoever started this closed it
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
     chosen, rest = parser.parse_known_args(given[:1])
     plain_tracebacks()
     try:
