@@ -22,7 +22,9 @@ from serving.retrieval.grpc_service import RetrievalServicer
 _NO_REPLY = 0.1
 """The share of replies that are none."""
 _DEEP = 100_000
-_BOMB = gzip.compress(b"x" * (64 << 20), 9)
+_BOMB, _LINES, _EVENTS = (
+    gzip.compress(piece * ((64 << 20) // len(piece)), 9) for piece in (b"x", b"\n", b"data: {}\n\n")
+)
 
 
 class _Message(msgspec.Struct):
@@ -76,14 +78,16 @@ class Hostile:
         return text if self.hostile else plain(len(text))
 
     def _no_reply(self) -> web.Response:
-        deep = b"[" * _DEEP
+        deep, inflates = b"[" * _DEEP, {"Content-Encoding": "gzip"}
         make: Callable[[], web.Response] = self._chance.choice(
             (
                 lambda: web.Response(body=b'{"choices":' + deep, content_type="application/json"),
                 lambda: web.Response(body=b"data: " + deep + b"\n\n", content_type="text/event-stream"),
                 lambda: web.Response(status=500, body=deep, content_type="application/json"),
-                lambda: web.Response(status=500, body=_BOMB, headers={"Content-Encoding": "gzip"}),
-                lambda: web.Response(body=_BOMB, headers={"Content-Encoding": "gzip"}, content_type="application/json"),
+                lambda: web.Response(status=500, body=_BOMB, headers=inflates),
+                lambda: web.Response(body=_BOMB, headers=inflates, content_type="application/json"),
+                lambda: web.Response(body=_LINES, headers=inflates, content_type="text/event-stream"),
+                lambda: web.Response(body=_EVENTS, headers=inflates, content_type="text/event-stream"),
                 lambda: web.Response(status=400, text=self._text(1_000_000)),
                 lambda: web.Response(body=b"x" * (1 << 21), content_type="text/event-stream"),
             )

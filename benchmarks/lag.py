@@ -6,6 +6,7 @@ for the rest of it, so a hold counts for as long as it lasts.
 
 import argparse
 import asyncio
+import gzip
 import random
 import tempfile
 import time
@@ -168,16 +169,15 @@ def _calls(channel: grpc.aio.Channel, session: aiohttp.ClientSession, http: str)
         async with session.post(f"{http}/chat/completions", json=body, raise_for_status=True) as response:
             await response.read()
 
-    async def raw(body: str) -> None:
-        kind = {"Content-Type": "application/json"}
-        async with session.post(
-            f"{http}/chat/completions", data=body.encode(errors="replace"), headers=kind
-        ) as response:
+    async def raw(body: bytes, encoding: str = "identity") -> None:
+        headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+        async with session.post(f"{http}/chat/completions", data=body, headers=headers) as response:
             response.raise_for_status()
 
     def messages(text: Callable[[int], str]) -> list[completion_service_pb2.ChatMessage]:
         return [user(role="user", content=text(500_000)) for _ in range(2)]
 
+    bomb = gzip.compress(b"a" * (256 << 20))
     feedback = run_service_pb2.SubmitFeedbackRequest
     return [
         lambda text: answers.Answer(answer_service_pb2.AnswerRequest(question=text(4100))),
@@ -204,7 +204,8 @@ def _calls(channel: grpc.aio.Channel, session: aiohttp.ClientSession, http: str)
         lambda text: usages.GetUsage(usage_service_pb2.GetUsageRequest(tenant=text(200_000))),
         lambda text: chat(text(4100), stream=False),
         lambda text: chat(text(4100), stream=True),
-        lambda text: raw(text(1_000_000)),
+        lambda text: raw(text(1_000_000).encode(errors="replace")),
+        lambda _text: raw(bomb, "gzip"),
     ]
 
 

@@ -153,7 +153,10 @@ class Attempts:
                             self.traffic.counts.learn(prompt.messages, usage.prompt_tokens)
                         self.traffic.failures = 0
             except UpstreamError as error:
-                self.traffic.failures += not isinstance(error, UpstreamRefused) or error.lasting
+                if isinstance(error, UpstreamRefused) and not error.lasting:  # it works, but not with this prompt
+                    self.traffic.failures = 0
+                else:
+                    self.traffic.failed()
                 self._failed.add(replica.deployment)
                 if len(self.replicas) > 1:
                     eject_outliers(self.replicas)

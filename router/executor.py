@@ -97,7 +97,9 @@ class Executor:
             context.failures[index] = error
         if run.report is not None:
             outcome = "reported"
-        elif outcome == "no_report":
+        elif (
+            outcome == "no_report" and not run.shown.searches
+        ):  # one that searches, and then tells nothing, found nothing
             context.failures[index] = self._role.malformed()
         conversation = Conversation(run.shown.messages, tuple(run.outputs))
         return Execution(

@@ -29,6 +29,8 @@ from router.terms import Terms
 from router.topology import Topology
 from router.trajectory import NOT_FOUND, TopologyName, Trajectory
 
+_PROBE_TOKENS, _PROBE_S = 16, 10.0
+"""Models that think refuse to write less."""
 _REPORTING_SHARE = 0.05
 """How much of an execution's time is kept, so that one that takes too long can say so."""
 OUT_OF_SCOPE = (
@@ -137,8 +139,9 @@ class Gateway:
         return await self._conductor.conduct(Asked("complete", messages[-1].content, request), terms, _ignore, work)
 
     async def probe(self, role: RoleName) -> None:
-        """See by a call of one token whether a role's model works; it is booked as any other. Raises as `complete`."""
-        await self.complete(CompletionRequest(role, (Message("user", "Hello."),), (), 1), Terms(SHADOW))
+        """See by a call of a few tokens whether a role's model works, booked as any other. Raises as `complete`."""
+        request = CompletionRequest(role, (Message("user", "Hello."),), (), _PROBE_TOKENS)
+        await self.complete(request, Terms(SHADOW, _PROBE_S))
 
     async def settled(self) -> None:
         """Wait until every run that has begun has ended and is stored."""
@@ -177,7 +180,7 @@ def _in_the_way(found: Trajectory, context: RunContext) -> UpstreamError | None:
         return None
     executions = enumerate(found.executions)
     failed = [context.failures[index] for index, one in executions if one.failed and index in context.failures]
-    if any(one.report.evidence for one in found.executions):  # a model that follows the protocol may slip
+    if any(one.searches or not one.failed for one in found.executions):  # a model that follows the protocol may slip
         failed = [error for error in failed if not isinstance(error, MalformedOutput)]
     if None in context.failures:
         failed.append(context.failures[None])

@@ -15,7 +15,7 @@ from router.model import Completion, Delta, Prompt, Usage, joined
 from router.openai_reply import ChatReply, ErrorReply, FailureReply, completion, read_reply
 from router.openai_request import REQUEST_ID, StreamOptions, chat_body
 from router.secret import without_userinfo
-from router.sse import EventReader, EventTooLong
+from router.sse import MAX_EVENT_BYTES, EventReader, EventTooLong
 from router.streamed_reply import StreamedReply
 from router.upstream_failure import Upstream
 from router.upstream_session import Bodies
@@ -24,9 +24,10 @@ from router.vllm_tokenizer import VLLMTokenizer
 _DONE = b"[DONE]"
 _NOTHING = Delta()
 _LINGER_S = 1.0
-_MOST_BYTES, _MOST_STREAMED, _MOST_SAID = 8 << 20, 64 << 20, 64 << 10
-"""Of a whole reply, of a stream with all that stands around its pieces, and of what a server says of a failure. No
-model writes as much, and what does not end must not be kept, nor hold up others while it is decoded.
+_MOST_BYTES, _MOST_STREAMED, _MOST_SAID, _MOST_A_TOKEN = 8 << 20, 64 << 20, 64 << 10, 2 << 10
+"""Bytes of a whole reply, of a stream with all that stands around its pieces, of what a server says of a failure, and
+of a stream for each token. No model writes as much, and what does not end must not be kept, nor hold up others while
+it is decoded.
 """
 _OPTION = re.compile("stream_options|include_usage|continuous_usage_stats")
 _STRUCTURE = re.compile("structured.outputs?|grammar|regex", re.IGNORECASE)
@@ -146,7 +147,8 @@ class OpenAIHTTP:
             return
         reply, written = StreamedReply(prompt.stop, thinks=self._thinking is not False), list[str]()
         ended = False
-        async with aclosing(self._events(response, reply)) as received:
+        most = min(_MOST_STREAMED, MAX_EVENT_BYTES + _MOST_A_TOKEN * prompt.sampling.max_tokens)
+        async with aclosing(self._events(response, reply, most)) as received:
             async for events in received:
                 delta, ended, failure = self._read(events, reply)
                 if delta != _NOTHING:
@@ -187,9 +189,11 @@ class OpenAIHTTP:
         return joined(deltas), False, None
 
     async def _events(
-        self, response: aiohttp.ClientResponse, reply: StreamedReply
+        self, response: aiohttp.ClientResponse, reply: StreamedReply, most: int
     ) -> AsyncGenerator[list[bytes], None]:
-        """The events of each read, up to the end of the body or up to where it breaks off once `reply` is whole."""
+        """The events of each read, up to the end of the body or up to where it breaks off once `reply` is whole. Others
+        get their turns between reads, as much may be there at once.
+        """
         if response.content_type != "text/event-stream":
             raise self._upstream.garbled(f"{response.content_type} where an event stream was asked for")
         reader, size = EventReader(), 0
@@ -199,8 +203,9 @@ class OpenAIHTTP:
                     with self._translated():
                         received = await response.content.readany()
                     size += len(received)
-                    self._check_size(size, _MOST_STREAMED)
+                    self._check_size(size, most)
                     events = reader.feed(received)
+                    await asyncio.sleep(0)
                     self._check_room(hold(reader.size))
                 except EventTooLong as error:
                     raise self._upstream.garbled(str(error)) from error

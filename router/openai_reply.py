@@ -25,6 +25,7 @@ class UsageReply(msgspec.Struct, frozen=True):
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    total_tokens: int | None = None
     prompt_tokens_details: PromptDetails | None = None
     completion_tokens_details: CompletionDetails | None = None
     prompt_cache_hit_tokens: int | None = None
@@ -38,7 +39,10 @@ class UsageReply(msgspec.Struct, frozen=True):
         reasoning = (self.completion_tokens_details or CompletionDetails()).reasoning_tokens
         if cached is None:
             cached = self.prompt_cache_hit_tokens
-        return Usage(self.prompt_tokens, self.completion_tokens, cached, reasoning)
+        written = self.completion_tokens
+        if reasoning and self.total_tokens == self.prompt_tokens + written + reasoning:
+            written += reasoning  # xAI counts it beside
+        return Usage(self.prompt_tokens, written, cached, reasoning)
 
 
 class Part(msgspec.Struct, frozen=True):

@@ -12,8 +12,6 @@ from router.role import Role
 
 _log = structlog.get_logger("roles")
 _EVERY_S = 0.5
-_MOST_FAILURES = 5
-"""In a row; as many open a breaker, which is an endpoint's and may have other roles' successes between them."""
 _FIRST_S, _LONGEST_S = 1.0, 30.0
 NEEDS: dict[RoleName, Need] = {"delegation": "delegation", "execution": "execution", "answer": "answer"}
 """What is missing where a role of a gateway is."""
@@ -29,7 +27,7 @@ async def watch_role(
     loop, pause_s, due = asyncio.get_running_loop(), _FIRST_S, 0.0
     while True:
         models = (role, *role.fallbacks)
-        taken = [each for each in models if each.traffic.failures < _MOST_FAILURES]
+        taken = [each for each in models if each.traffic.works]
         works = any(replica.endpoint.breaker.state == "closed" for each in taken for replica in each.replicas)
         readiness.say(f"roles.{name}", [NEEDS[name]], None if works else "all its calls fail")
         waits_s = [replica.endpoint.breaker.wait_s for each in models for replica in each.replicas]

@@ -57,7 +57,7 @@ class Searcher:
         report = NO_EVIDENCE
         if work.answer is not None:
             outcome, report = "reported", self._report(work.answer, work)
-        elif outcome == "no_report":
+        elif outcome == "no_report" and not work.searches:
             context.failures[index] = role.malformed()
         version = role.executor_version or ""
         return Execution(sub_query, report, outcome, work.searches, work.conversation, version)

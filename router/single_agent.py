@@ -68,7 +68,7 @@ class SingleAgent:
                 raise OutOfTime("Time ran out before anything was found; allow a longer deadline or a faster model.")
             if outcome == "budget_exhausted" and context.ledger.refusal is not None:
                 raise context.ledger.refusal
-            if work.gave_up:
+            if work.gave_up and not work.searches:
                 context.failures[None] = self._agent.role.malformed()
             return self._found(work, "no_search" if outcome == "no_search" else "not_found", NOT_FOUND)
         answer = await self._outright(work, context) if work.answer is None else work.answer
@@ -86,7 +86,7 @@ class SingleAgent:
         except ContextTooLong:
             return ""
         answer = "" if "<search" in output.text.casefold() else parse_answer(output.text)
-        if not answer:
+        if not answer and not work.searches:
             context.failures[None] = self._agent.role.malformed()
         return answer
 

@@ -38,7 +38,8 @@ class EventReader:
             lines = b"".join(self._rest).splitlines(keepends=True)
             self._rest = [lines.pop()] if not lines[-1].endswith((b"\n", b"\r")) else []
             self._rest_size = sum(map(len, self._rest))
-            events = [event for line in lines if (event := self._line(line.rstrip(b"\r\n")))]
+            bare = (line.rstrip(b"\r\n") for line in lines)
+            events = [event for line in bare if (line or self._data) and (event := self._line(line))]
         if self.size > MAX_EVENT_BYTES:
             raise EventTooLong(f"an event of more than {MAX_EVENT_BYTES} bytes")
         return events

@@ -3,7 +3,7 @@
 import msgspec
 
 from router.model import Delta, Usage, end_at_stop, largest
-from router.openai_reply import ChatReply
+from router.openai_reply import ChatReply, MessageReply
 from router.stop_cut import StopCut
 
 
@@ -43,9 +43,9 @@ class StreamedReply:
         choice = chunk.choice
         if choice is None:
             return Delta(usage=usage)
+        said = MessageReply() if self._finish_reason is not None else choice.said  # it ended before
         if choice.finish_reason:
             self._finish_reason, self._matched = choice.ended, choice.matched
-        said = choice.said
         written, thought = said.text, said.thought
         reasoning = "" if self._cut.met else thought
         self._silent &= not written

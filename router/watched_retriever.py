@@ -1,6 +1,7 @@
 """A retriever that says whether it can search."""
 
 import asyncio
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -20,7 +21,7 @@ class WatchedRetriever:
     def __init__(self, retriever: IndexRetriever, readiness: Readiness) -> None:
         """`readiness`: hears that it is down."""
         self._retriever, self._readiness = retriever, readiness
-        self._doubt, self._probes = asyncio.Event(), 0
+        self._doubt = asyncio.Event()
 
     @property
     def index_id(self) -> str | None:
@@ -38,10 +39,10 @@ class WatchedRetriever:
     async def probe(self) -> None:
         """Search, and say what comes of it. In doubt, it is for something that nobody can have kept an answer to."""
         why: str | None = None
-        self._probes += self._doubt.is_set()
+        query = f"health {secrets.token_hex(8)}" if self._doubt.is_set() else "health"
         try:
             async with asyncio.timeout(_WITHIN_S):
-                await self._retriever.search([f"health {self._probes}"], 1)
+                await self._retriever.search([query], 1)
             self._doubt.clear()
         except (UpstreamError, TimeoutError) as error:
             self._doubt.set()

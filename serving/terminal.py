@@ -58,6 +58,11 @@ class _Visible(FileProxy):
 @contextmanager
 def visible_output() -> Iterator[None]:
     """Have everything that is printed inside, by `print` or by rich, made visible; rich's own styles stay."""
+    before = dict(_CONTROL_STRIP_TRANSLATE)
     _CONTROL_STRIP_TRANSLATE.update(_SHOWN)  # by which rich drops five of them from all text; nothing else sets it
-    with redirect_stdout(cast(TextIO, _Visible(sys.stdout))):
-        yield
+    try:
+        with redirect_stdout(cast(TextIO, _Visible(sys.stdout))):
+            yield
+    finally:
+        _CONTROL_STRIP_TRANSLATE.clear()
+        _CONTROL_STRIP_TRANSLATE.update(before)

@@ -18,8 +18,8 @@ from router.terms import Terms
 from router.trajectory import TopologyName
 
 _LONGEST_REQUEST_ID = 128
-_MOST_MESSAGES, _MOST_BYTES = 1024, 1 << 20
-"""Of a completion; the bytes are those of the whole request."""
+_MOST_BYTES = 1 << 20
+"""Of a completion."""
 _MOST_STOPS, _LONGEST_STOP = 16, 256
 """OpenAI takes four; a stop's length is in characters."""
 _ROLES = {number: name for number, name in ROLE_NAMES.items() if name != "judge"}  # which no request asks
@@ -69,8 +69,6 @@ def completion_from_proto(
             raise BadRequest(f"stop[{position}] is empty; every output would end at its beginning.")
         if len(stop) > _LONGEST_STOP:
             raise BadRequest(f"stop[{position}] has {len(stop)} characters; at most {_LONGEST_STOP} are allowed.")
-    if len(request.messages) > _MOST_MESSAGES:
-        raise BadRequest(f"messages has {len(request.messages)} of them; at most {_MOST_MESSAGES} are allowed.")
     if request.ByteSize() > _MOST_BYTES:
         raise BadRequest(f"The request has {request.ByteSize()} bytes; at most {_MOST_BYTES} are allowed.")
     messages = tuple(_message(position, message) for position, message in enumerate(request.messages))

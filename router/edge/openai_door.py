@@ -181,7 +181,7 @@ def _admitting(access: Access | None) -> Middleware:
 
 def _check_origin(origin: str) -> None:
     """Refuse what a browser sends for a page of elsewhere, also one whose name was made to lead here."""
-    if origin.startswith("http") and not is_loopback(origin.partition("://")[2]):
+    if origin == "null" or (origin.startswith("http") and not is_loopback(origin.partition("://")[2])):
         raise web.HTTPForbidden(text="Web pages of other hosts cannot ask here.")
 
 

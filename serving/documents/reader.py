@@ -106,7 +106,7 @@ class Reader:
         if code >= 0:
             return BadConfig(f"{path}: the process that reads documents ended with status {code}; reinstall rolegate.")
         if code == -signal.SIGALRM:
-            return TooMuch(f"{path}: takes more than {self._seconds:g} s to read; split it, or leave it out.")
+            return BadDocument(f"{path}: takes more than {self._seconds:g} s to read; split it, or leave it out.")
         by_others = code in (-signal.SIGKILL, -signal.SIGTERM)  # perhaps for want of memory, perhaps not
         return (BadDocument if by_others else TooMuch)(
             f"{path}: reading it ended in {signal.Signals(-code).name}, as where it takes more than "

@@ -36,19 +36,22 @@ async def protocol(first: Completion, turns: tuple[Turn, ...], ask: Callable[[Tu
     gets what comes of another one; raises `UpstreamError`.
     """
     slips: list[str] = []
+    unasked: list[str] = []
     for number, turn in enumerate(turns):
         try:
             said = await ask(turn) if number else first
         except UpstreamError as error:
-            slips.append(f"{turn.due} was due, but {error.args[0]}")
+            unasked.append(str(error.args[0]))
         else:
             if not turn.follows(said):
                 slips.append(f"{turn.due} was due, but it wrote {_quoted(said.text)}")
-    word = f"{len(turns) - len(slips)} of {len(turns)}"
+    asked = len(turns) - len(unasked)
+    word = f"{asked - len(slips)} of {asked}"
     if not slips:
-        return Cell(True, word)
+        missed = f"{len(unasked)} of {len(turns)} turns could not be asked: {unasked[0]}; try again" if unasked else ""
+        return Cell(not unasked, word, missed)
     advice = f"in {word} small turns it followed the protocol of its role: {slips[0]}"
-    if 2 * len(slips) < len(turns):
+    if 2 * len(slips) < asked:
         return Cell(False, word, f"{advice}; each slip costs a correction, or what was to be found")
     return failed(word, f"{advice}; it cannot do this work, so name another model, or another prompt")
 

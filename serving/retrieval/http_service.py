@@ -77,8 +77,8 @@ async def _plain_errors(
         return _json(400, {"error": str(error)})
     except web.HTTPRequestEntityTooLarge:
         return _json(413, {"error": f"The body is larger than {MAX_BODY_BYTES} bytes; send fewer queries at a time."})
-    except web.HTTPMisdirectedRequest as error:
-        return _json(421, {"error": error.text})
+    except web.HTTPException as error:
+        return _json(error.status, {"error": error.text})
     except UpstreamError as error:
         _log.warning("retrieve.failed", error=str(error))
         return _json(503, {"error": "The search is not available at the moment; try again."})

@@ -337,7 +337,7 @@ async def test_garbage(model: OpenAIHTTP, openai_server: OpenAIServer, body: byt
 
 @pytest.mark.parametrize(
     ("behaviour", "most"),
-    [(replies(b" " * (9 << 20)), 8), (streams(*[b": " + b"x" * (1 << 19) + b"\n\n"] * 130, then=hang_on), 64)],
+    [(replies(b" " * (9 << 20)), 8), (streams(*[b": " + b"x" * (1 << 19) + b"\n\n"] * 130, then=hang_on), 3)],
 )
 async def test_a_reply_without_an_end(
     model: OpenAIHTTP, openai_server: OpenAIServer, behaviour: Behaviour, most: int
@@ -346,6 +346,19 @@ async def test_a_reply_without_an_end(
     openai_server.plays(behaviour)
     with pytest.raises(UpstreamGarbled, match=f"a reply of more than {most} MiB"):
         await streamed(model)
+
+
+async def test_reasoning_that_is_counted_beside(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
+    """As xAI does it; the total says so."""
+    counted = {"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 135}
+    openai_server.plays(says("a", usage={**counted, "completion_tokens_details": {"reasoning_tokens": 94}}))
+    assert (await model.complete(PROMPT)).usage == Usage(32, 103, None, 94)
+
+
+async def test_what_comes_after_the_end(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
+    """It is no part of the output."""
+    openai_server.plays(streams(text_event("a"), end_event(), text_event("b"), DONE))
+    assert joined(await streamed(model)).text == "a"
 
 
 async def test_replies_share_their_room(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:

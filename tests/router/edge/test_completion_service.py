@@ -127,7 +127,7 @@ BAD: list[tuple[pb.CompleteRequest, str]] = [
     (pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI, stop=["a", ""]), r"stop\[1\] is empty"),
     (pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI, stop=["a"] * 17), "stop has 17 strings; at most 16"),
     (pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI, stop=["a" * 257]), r"stop\[0\] has 257 characters"),
-    (pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI * 513), "messages has 1026 of them; at most 1024"),
+    (pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI * 513), "messages has 1026 entries; at most 1024"),
     (
         pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=[pb.ChatMessage(role="user", content="x" * 2**20)]),
         "The request has 10485.. bytes; at most 1048576",

@@ -152,33 +152,33 @@ def test_a_role_whose_calls_fail_is_down(failure: UpstreamError) -> None:
 
     async def main(clock: Clock) -> None:
         prompt = UpstreamRefused("HTTP 400", endpoint="e")
-        model = ScriptedModel([*[failure] * 4, prompt, *[failure] * 4, "a"])
+        model = ScriptedModel([*[failure] * 4, prompt, *[failure] * 9, "a"])
         answers = Deployment(answerer=model).roles()["answer"]
         readiness = Readiness()
 
         async def ask(_name: object = None) -> None:
             await answers.ask(answers.opening("Who?"), (), Ledger())
 
-        def others_work() -> None:
-            answers.endpoint.breaker.end(True, probe=False)
-
-        async with meanwhile(watch_role("answer", answers, readiness, ask)):
-            for _ in range(5):
+        async def fail(times: int) -> None:
+            for _ in range(times):
                 with pytest.raises(UpstreamError):
                     await ask()
-                others_work()
-            await clock.advance(0.6)
-            assert readiness.down(["answer"]) is None
-            with pytest.raises(UpstreamError):
-                await ask()
-            others_work()
+                answers.endpoint.breaker.end(True, probe=False)  # others' calls work
+
+        async with meanwhile(watch_role("answer", answers, readiness, ask)):
+            await fail(5)
+            await clock.advance(5)
+            assert readiness.down(["answer"]) is None  # a prompt that is refused shows that the model works
+            await fail(6)
+            await clock.advance(1)
+            assert readiness.down(["answer"]) is None  # a burst may be over soon
             calls = []
-            for _ in range(18):
+            for _ in range(20):
                 await clock.advance(0.5)
-                others_work()
+                answers.endpoint.breaker.end(True, probe=False)
                 calls.append(len(model.prompts))
-                assert (readiness.down(["answer"]) is None) == (len(model.prompts) == 10 and calls[-2] == 10)
-            assert [calls.count(count) for count in (7, 8, 9)] == [2, 4, 8]
+            assert [calls.count(count) for count in (12, 13, 14)] == [2, 4, 8]
+            assert (calls[-1], readiness.down(["answer"])) == (15, None)
 
     with_clock(main)
 

@@ -240,6 +240,7 @@ FATES: dict[str, Answer] = {
     "unavailable": DOWN,
     "garbled": UpstreamGarbled("not JSON", endpoint="e"),
     "malformed": "hello",
+    "absent": "<answer>not found</answer><evidence></evidence>",
 }
 KINDS = {
     UpstreamRefused: "refused",
@@ -252,12 +253,14 @@ KINDS = {
 @given(st.lists(st.sampled_from(sorted(FATES)), min_size=1, max_size=4))
 def test_a_failure_is_never_an_empty_answer(fates: list[str]) -> None:
     """Whatever becomes of the sub-queries: there is an answer exactly where one of them has a report; otherwise the run
-    fails, refused where one was, and is not what the same request returns.
+    fails, refused where one was, and is not what the same request returns. Nothing was found only where all that went
+    wrong is that an executor which searched had nothing to tell.
     """
 
     def executes(prompt: Prompt) -> Answer:
         fate = fates[int(prompt.messages[1].content[-2])]
-        return finds(prompt) if fate == "reported" else FATES[fate]
+        searches = fate == "reported" or (fate == "absent" and len(prompt.messages) == 2)
+        return finds(prompt) if searches else FATES[fate]
 
     sub_queries = block(*(f"What is number {number}?" for number in range(len(fates))))
     answerer = ScriptedModel(lambda _prompt: "<answer>yes</answer>")
@@ -270,14 +273,15 @@ def test_a_failure_is_never_an_empty_answer(fates: list[str]) -> None:
         except UpstreamError as error:
             return KINDS[type(error)]
         assert isinstance(run.result, Trajectory)
-        assert run.result.answer == "yes"
-        return "reported"
+        return {"yes": "reported", NOT_FOUND: "absent"}[run.result.answer]
 
     async def main() -> None:
         said = {await asked(), await asked()}
         told = next((fate for fate in ("reported", "refused") if fate in fates), None)
         passing = {"unavailable", "garbled"} & set(fates)
-        assert said == {told} if told else said <= (passing or {"malformed"})
-        assert [run.status for run in store.runs] == (["finished"] if told == "reported" else ["failed"] * 2)
+        otherwise = passing or ({"absent"} if "absent" in fates else {"malformed"})
+        assert said == {told} if told else said <= otherwise
+        finished = said <= {"reported", "absent"}
+        assert [run.status for run in store.runs] == (["finished"] if finished else ["failed"] * 2)
 
     asyncio.run(main())

@@ -83,7 +83,7 @@ def test_what_takes_too_long_is_given_up(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     (tmp_path / "b.txt").write_text("b")
 
-    with Reader(seconds=0.2) as reader, pytest.raises(TooMuch, match=r"takes more than 0\.2 s to read; split it"):
+    with Reader(seconds=0.2) as reader, pytest.raises(BadDocument, match=r"takes more than 0\.2 s to read; split it"):
         list(reader.read(tmp_path / name))
     with Reader() as reader:
         assert len(list(reader.read(tmp_path / "b.txt"))) == 2
