@@ -29,6 +29,8 @@ _MOST_BYTES, _MOST_STREAMED, _MOST_SAID, _MOST_A_TOKEN = 8 << 20, 64 << 20, 64 <
 of a stream for each token. No model writes as much, and what does not end must not be kept, nor hold up others while
 it is decoded.
 """
+_PIECE = 16 << 10
+"""Bytes of a stream that are read at once."""
 _OPTION = re.compile("stream_options|include_usage|continuous_usage_stats")
 _STRUCTURE = re.compile("structured.outputs?|grammar|regex", re.IGNORECASE)
 _THINKS = "think>"
@@ -191,8 +193,8 @@ class OpenAIHTTP:
     async def _events(
         self, response: aiohttp.ClientResponse, reply: StreamedReply, most: int
     ) -> AsyncGenerator[list[bytes], None]:
-        """The events of each read, up to the end of the body or up to where it breaks off once `reply` is whole. Others
-        get their turns between reads, as much may be there at once.
+        """The events of each read, up to the end of the body or up to where it breaks off once `reply` is whole. Where
+        much is there at once, others get their turns in between.
         """
         if response.content_type != "text/event-stream":
             raise self._upstream.garbled(f"{response.content_type} where an event stream was asked for")
@@ -204,9 +206,13 @@ class OpenAIHTTP:
                         received = await response.content.readany()
                     size += len(received)
                     self._check_size(size, most)
-                    events = reader.feed(received)
-                    await asyncio.sleep(0)
-                    self._check_room(hold(reader.size))
+                    for start in range(0, len(received), _PIECE):
+                        events = reader.feed(received[start : start + _PIECE])
+                        self._check_room(hold(reader.size))
+                        if events:
+                            yield events
+                        if len(received) >= _PIECE:
+                            await asyncio.sleep(0)
                 except EventTooLong as error:
                     raise self._upstream.garbled(str(error)) from error
                 except UpstreamUnavailable:
@@ -215,8 +221,6 @@ class OpenAIHTTP:
                     return
                 if not received:
                     return
-                if events:
-                    yield events
 
     def _unhold(self, prompt: Prompt, failure: UpstreamError) -> bool:
         """Whether it is the prompt's pattern that is refused; none is sent from then on."""
@@ -242,7 +246,8 @@ class OpenAIHTTP:
                 while received := await response.content.readany():
                     body += received
                     self._check_room(hold(len(body)))
-                    await asyncio.sleep(0)  # what inflates is there at once, however much it is
+                    if len(received) >= _PIECE:
+                        await asyncio.sleep(0)  # what inflates is there at once, however much it is
                     if cut and len(body) > most:
                         response.close()
                         return bytes(body[:most])
