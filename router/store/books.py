@@ -34,6 +34,7 @@ _TENANTS = Reading(TENANTS, Tenant.__struct_fields__, ["name"])
 _RUNS = Reading(RUNS, _RUN, ["run_id"])
 _NAMED_RUNS = Reading(RUNS, _RUN, ["tenant", "request_id"])
 _OPEN_CALLS = Reading(CALLS, _OPEN_CALL, ["run_id"], "AND outcome = 'open'")
+_NUMBERS = Reading(CALLS, ["run_id", "number"], ["run_id"])
 _SPENDING = Reading(SPENDING, ("tenant", "period", *Tally.__struct_fields__), ["tenant", "period"])
 _IN_FLIGHT = Reading(RUNS, ("tenant", "count(*)"), ["tenant"], "AND status = 'running' GROUP BY tenant")
 
@@ -73,7 +74,7 @@ class Scope:
     open_calls: bool = False
     """Whether it needs to know the run's open calls."""
     promised: bool = False
-    """Whether a client will be told: then it must outlast the machine, and not only the gateway."""
+    """Whether a client will be told: then it must outlast the machine, and not only the gateway, with all calls."""
 
 
 class Books:
@@ -90,6 +91,8 @@ class Books:
         self._runs = _runs(connection, scopes)
         self._named = {(run.tenant, run.request_id): run for run in self._runs.values() if run.request_id}
         self._open = _open_calls(connection, scopes)
+        promised = {scope.run_id for scope in scopes if scope.promised}
+        self._recorded = {tuple(row) for row in _NUMBERS.rows(connection, promised)}
         self.spending = Spending(_spending(connection, self._tenants, scopes))
         self._in_flight = _in_flight(connection, self._tenants)
 
@@ -187,7 +190,7 @@ class Books:
         for number in self.open_calls(run.run_id):
             self.discard(run.run_id, number)
         self.spending.release(run.tenant, run.started_at, run.held)
-        self.spending.uncount_request(run.tenant, run.started_at)
+        self.spending.add_requests(run.tenant, run.started_at, -1)
         self._in_flight[run.tenant] -= 1
         self._named.pop((run.tenant, run.request_id or ""), None)
         del self._runs[run.run_id]
@@ -203,7 +206,18 @@ class Books:
         """Put a call on record, and reserve what it may cost."""
         self._open.setdefault(call.run_id, {})[call.number] = OpenCall(call.tenant, call.started_at, call.reserved)
         self.spending.reserve(call.tenant, call.started_at, call.reserved)
+        self._recorded.add((call.run_id, call.number))
         self.changes.opened.append(opened_row(call))
+
+    def restore(self, calls: Iterable[Call]) -> None:
+        """Put calls of a promised scope on record as open again, where a crash of the database took their rows; it took
+        what was reserved for them too.
+        """
+        for call in calls:
+            if (call.run_id, call.number) not in self._recorded:
+                self.open(call)
+                self.spending.release(call.tenant, call.started_at, call.reserved)
+                self._open[call.run_id][call.number] = OpenCall(call.tenant, call.started_at, NOTHING)
 
     def settle(self, call: Call) -> None:
         """Replace an open call by how it ended; of no effect on one that is not open."""

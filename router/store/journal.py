@@ -108,8 +108,7 @@ class SQLJournal:
 
     async def finish(self, run: Run) -> None:
         """Write how the run ended, its trace and all its calls. Raises `StoreFailed`."""
-        self._begun.pop(run.id, None)
-        await self._commits.ask(Finish(run))
+        await self._commits.ask(Finish(run, self._begun.pop(run.id, None)))
 
     async def _beat(self) -> None:
         """Say that this gateway lives, and do what is to be done."""

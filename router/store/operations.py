@@ -196,29 +196,39 @@ class Finish:
     """A run has ended."""
 
     run: Run
+    start: RunStart | None = None
+    """With which it was put on record; None where that is not known."""
     withheld: bool = False
     """Whether the client was told that the run is lost."""
 
     @property
     def scope(self) -> Scope:
         """The run, with the calls whose ends could not be written before."""
-        return Scope(self.run.tenant, self.run.id, open_calls=True, promised=True)
+        request_id = self.start.request_id if self.start else ""
+        return Scope(self.run.tenant, self.run.id, request_id, open_calls=True, promised=True)
 
     @property
     def otherwise(self) -> "Finish":
         """The run failed."""
         events = tuple(event for event in self.run.events if not isinstance(event, AnswerWritten))
         lost = msgspec.structs.replace(self.run, status="failed", error="StoreFailed", result=None, events=events)
-        return Finish(lost, withheld=True)
+        return Finish(lost, self.start, withheld=True)
 
     def apply(self, books: Books) -> None:
-        """Bring its calls to what the run says, and write how it ended. Raises `StoreFailed`."""
+        """Bring its calls to what the run says, and write how it ended. Raises `StoreFailed`.
+
+        It began, and its calls were opened, without waiting for the disk: whatever a crash of the database took of that
+        is put on record again.
+        """
         known, run = books.run(self.run.id), self.run
+        if known is None and self.start is not None:
+            known = self._begin_again(books, self.start)
         if known is not None and known.status == run.status:
             return
         if self.withheld and (known is None or known.status != "running"):
             return
         known = books.running(run.id)
+        books.restore(run.calls)
         if books.open_calls(run.id):
             for call in run.calls:
                 books.settle(call)
@@ -228,6 +238,14 @@ class Finish:
             run = redacted(run)
         outcome = run.result.outcome if isinstance(run.result, Trajectory) else ""
         books.end(known, run.status, outcome, run.duration_s, trace_of(run))
+
+    @staticmethod
+    def _begin_again(books: Books, start: RunStart) -> KnownRun | None:
+        if books.named(start.tenant, start.request_id):  # whoever asked has asked again
+            start = msgspec.structs.replace(start, request_id="")
+        books.spending.add_requests(start.tenant, start.started_at, 1)
+        books.begin(start, redact=books.tenant(start.tenant).redact)
+        return books.run(start.id)
 
 
 def _check(books: Books, run: KnownRun, freed: Amount, at: float, wanted: Amount) -> None:

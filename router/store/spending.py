@@ -59,8 +59,7 @@ class Spending:
             limit = getattr(tenant, f"requests_per_{unit}")
             if limit is not None and self._requests((tenant.name, period)) >= limit:
                 raise _exhausted(tenant, f"requests_per_{unit} is {limit}", unit, at)
-        for period, _ in _periods(at):
-            self._change(tenant.name, period).requests += 1
+        self.add_requests(tenant.name, at, 1)
 
     def check(self, tenant: Tenant, at: float, amount: Amount, held: Amount = NOTHING) -> None:
         """Raise `QuotaExhausted` where `amount` is more than what is left; `PriceUnknown` where nobody can tell.
@@ -107,10 +106,10 @@ class Spending:
             change.reserved_tokens += reserved_tokens
             change.reserved_nano_usd += reserved_nano_usd
 
-    def uncount_request(self, tenant: str, at: float) -> None:
-        """It was none."""
+    def add_requests(self, tenant: str, at: float, count: int) -> None:
+        """Count `count` more runs, whatever the limits are."""
         for period, _ in _periods(at):
-            self._change(tenant, period).requests -= 1
+            self._change(tenant, period).requests += count
 
     def _change(self, tenant: str, period: str) -> Tally:
         key = tenant, period

@@ -191,6 +191,37 @@ async def test_a_run_that_is_not_on_record(database: Database, journal: SQLJourn
     assert await rows(database, "SELECT * FROM calls") == []
 
 
+@pytest.mark.parametrize("lost", ["calls", "calls and run", "calls and run, and it was asked again"])
+async def test_what_a_crash_of_the_database_took(database: Database, journal: SQLJournal, lost: str) -> None:
+    """Rows that did not wait for the disk are gone, and from the sums too; the end of the run restores them."""
+    calls = [ended("run-1", number, Amount(50, 60)) for number in range(3)]
+    await journal.begin(start("run-1", request_id="mine", hold=Amount(5, 6)))
+    await journal.open(opened(calls[0]))
+    journal.settle(calls[0])
+    await journal.open(opened(calls[1]))
+    await journal.open(opened(calls[2]))
+    journal.settle(calls[2])
+    await journal.hold("run-1", Amount(5, 6))  # what was told before is written too
+
+    for table in ("calls", "spending", "usage_hours", *["runs"] * ("run" in lost)):
+        await change(database, f"DELETE FROM {table}")
+    if lost == "calls":
+        for period in (DAY, MONTH):
+            await change(database, f"INSERT INTO spending VALUES ('default', '{period}', 1, 0, 0, 5, 6)")
+    if "again" in lost:
+        assert await journal.begin(start("run-4", request_id="mine")) == Began()
+    finished = run("run-1", NOW, calls, request_id="mine")
+    await journal.finish(finished)
+
+    assert await SQLArchive(database).load("run-1") == finished
+    assert await rows(database, "SELECT prompt_tokens, reserved_tokens FROM calls ORDER BY number") == [(10, 50)] * 3
+    runs = 2 if "again" in lost else 1
+    assert await spent(database) == {DAY: (runs, 36, 21, 0, 0), MONTH: (runs, 36, 21, 0, 0)}
+    assert (await check(database)).problems == []
+    again = "run-4" if "again" in lost else "run-1"
+    assert await rows(database, "SELECT run_id FROM runs WHERE request_id = 'mine'") == [(again,)]
+
+
 async def test_a_redacted_tenant(database: Database, journal: SQLJournal) -> None:
     """Nothing that was said is in the database, from the beginning on."""
     await put(database, tenants=[Tenant("acme", redact=True)])
