@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from router.errors import BadConfig, StoreFailed
 from router.store.direct import translated
-from router.store.engine import NOTES, WRITES, cannot_open, engine_of, files_of, keep_private
+from router.store.engine import NOTES, WRITES, cannot_open, engine_of, files_of, keep_journal, keep_private
 
 _log = structlog.get_logger("store")
 _READERS = 4
@@ -119,8 +119,10 @@ def _opened(url: str) -> Engine:
     except (SQLAlchemyError, ImportError, ValueError) as error:
         raise cannot_open(url, error) from error
     try:
-        with engine.execution_options(**WRITES).begin() as connection:
-            migrate(connection)
+        with engine.execution_options(**WRITES).connect() as connection:
+            with connection.begin():
+                migrate(connection)
+            keep_journal(connection)
         keep_private(files_of(engine))
     except (SQLAlchemyError, OSError, BadConfig) as error:
         engine.dispose()

@@ -108,7 +108,6 @@ def _sqlite(address: URL) -> Engine:
         connection.isolation_level = None  # Python's driver would begin by itself, and too late
         for setting in _SETTINGS:
             connection.execute(setting)
-        _keep_journal(connection)
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
@@ -123,12 +122,19 @@ def _sqlite(address: URL) -> Engine:
     return engine
 
 
-def _keep_journal(connection: sqlite3.Connection) -> None:
-    """Switch to WAL; while others write to a new file, SQLite refuses that at once, whatever `busy_timeout` says."""
+def keep_journal(connection: Connection) -> None:
+    """Switch a SQLite database to WAL, for good, and begin that; PostgreSQL has its own.
+
+    While others write to a new file, SQLite refuses that at once, whatever `busy_timeout` says.
+    """
+    driver = connection.connection.dbapi_connection
+    if not isinstance(driver, sqlite3.Connection):
+        return
     until = time.monotonic() + _WAIT_S
     while True:
         try:
-            connection.execute("PRAGMA journal_mode=WAL")
+            driver.execute("PRAGMA journal_mode=WAL")
+            driver.execute("SELECT 1 FROM runs LIMIT 1").close()  # its files are there from now on
             return
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:

@@ -20,8 +20,10 @@ async def opened_store(given: argparse.Namespace, *, make: bool = False) -> Asyn
     none yet, unless one is to be made.
     """
     url = read_config(chosen_file(given)).server.store
-    if not make and (file := _file(url)) and not file.exists():
-        raise BadConfig(f"server.store: {file} is not there; `rolegate serve` makes it.")
+    if not make and (file := _file(url)) and not (file.exists() and file.stat().st_size):
+        raise BadConfig(
+            f"server.store: {file} is {'empty' if file.exists() else 'not there'}; `rolegate serve` makes it."
+        )
     database = await Database.open(url)
     try:
         yield database

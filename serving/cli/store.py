@@ -59,5 +59,6 @@ def _show(checked: Checked, console: Console) -> None:
         console.out(f"{problem.where}: {problem.what}", highlight=False)
     looked_at = f"schema {checked.schema}, {checked.runs} runs, {checked.calls} calls, their sums and references"
     count = len(checked.problems)
-    found = f"{count} problem{'s' * (count != 1)}" if count else "all is well"
+    well = "all is well" if checked.runs else "all is well, but nothing is stored yet"
+    found = f"{count} problem{'s' * (count != 1)}" if count else well
     console.out(f"{looked_at}: {found}", highlight=False)

@@ -87,3 +87,20 @@ def test_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert check() == 1
     assert "rolegate.db is not there; `rolegate serve` makes it" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["rolegate.toml"]
+
+
+def test_nothing_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Is said; what is no store yet is made none."""
+    monkeypatch.chdir(tmp_path)
+    write_config(tmp_path)
+    (tmp_path / "rolegate.db").touch()
+    assert check() == 1
+    assert "rolegate.db is empty; `rolegate serve` makes it" in capsys.readouterr().err
+    assert (tmp_path / "rolegate.db").stat().st_size == 0
+
+    async def make() -> None:
+        await (await Database.open("sqlite:///rolegate.db")).close()
+
+    asyncio.run(make())
+    assert check() == 0
+    assert capsys.readouterr().out.endswith("all is well, but nothing is stored yet\n")

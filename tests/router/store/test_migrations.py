@@ -189,6 +189,35 @@ async def test_a_newer_database_is_left_alone(url: str) -> None:
         await Database.open(url)
 
 
+@pytest.mark.parametrize(
+    "tables",
+    [
+        ["CREATE TABLE x (a INTEGER)"],
+        ["CREATE TABLE runs (id INTEGER)", "CREATE TABLE tenants (id INTEGER)"],
+        [
+            "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)",
+            "INSERT INTO alembic_version VALUES ('0001')",
+        ],
+    ],
+)
+async def test_a_database_of_another_program(url: str, tables: list[str]) -> None:
+    """Is left as it was, and whoever opens it hears so."""
+    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg") if "postgres" in url else url)
+    with engine.begin() as connection:
+        for statement in tables:
+            connection.exec_driver_sql(statement)
+    file = Path(make_url(url).database or "")
+    before = sorted(inspect(engine).get_table_names()), "postgres" in url or file.read_bytes()
+
+    with pytest.raises(
+        BadConfig, match=r"^server\.store: .*another program's.*name another file, or an empty database"
+    ):
+        await Database.open(url)
+
+    assert (sorted(inspect(engine).get_table_names()), "postgres" in url or file.read_bytes()) == before
+    engine.dispose()
+
+
 async def test_a_database_is_opened_again(url: str) -> None:
     """What was kept is there after a restart."""
     for already in ([], [(1,)]):
