@@ -192,14 +192,18 @@ class _Build:
         return embedded
 
     def _known(self, left: Sequence[Path]) -> KnownVectors:
-        builds: list[tuple[PassageStore, int, VectorOf]] = []
+        earlier: list[tuple[PassageStore, int, VectorOf]] = []
         if self._earlier is not None:
-            builds.append((self._earlier.passages, len(self._earlier.passages), self._earlier.dense.vector))
+            earlier.append((self._earlier.passages, len(self._earlier.passages), self._earlier.dense.vector))
+        builds = list(earlier)
         for folder in left:
             vectors = left_over(folder, self._embedder)
             if len(vectors):
                 builds.append((PassageStore(folder), len(vectors), vectors.__getitem__))
-        return KnownVectors(builds)
+        try:
+            return KnownVectors(builds)
+        except BadIndex:  # what a killed build has left may be damaged; the one before has been verified
+            return KnownVectors(earlier)
 
     def _publish(self, entries: Sequence[DocumentEntry]) -> Manifest:
         """Turn the finished folder into the generation that counts."""
@@ -234,7 +238,7 @@ def _earlier(out: Path, embedder: Embedder, chunk_tokens: int) -> _Earlier | Non
         return None
     folder = out / manifest.generation
     try:
-        check_files(out, manifest, contents=False)
+        check_files(out, manifest, contents=True)
         return _Earlier(manifest, read_table(folder), PassageStore(folder), DenseIndex.open(folder))
     except (BadIndex, ValueError, msgspec.ValidationError):
         return None

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from router.errors import BadIndex, SameId
+from router.errors import JSON_ERRORS, BadIndex, SameId
 from router.passage import Passage
 from serving.documents.batch import batches
 
@@ -24,10 +24,11 @@ class PassageStore:
     """Rows count from 0. The files stay mapped as long as the object lives."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises `BadIndex` where the offsets are not those of the passages."""
+        """Raises `BadIndex` where the offsets are not those of the passages, as does each look at a damaged one."""
+        self._path = folder / PASSAGES
         try:
             self._offsets = np.load(folder / OFFSETS, mmap_mode="r")
-            with (folder / PASSAGES).open("rb") as file:
+            with self._path.open("rb") as file:
                 self._lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise BadIndex(f"{folder}: the passages cannot be read ({error}); build the index again.") from error
@@ -40,7 +41,7 @@ class PassageStore:
     def __getitem__(self, row: int) -> Passage:
         if not 0 <= row < len(self):
             raise IndexError(row)
-        return msgspec.json.decode(self._lines[self._offsets[row] : self._offsets[row + 1]], type=Passage)
+        return _decoded(self._lines[self._offsets[row] : self._offsets[row + 1]], self._path)
 
 
 class PassageWriter:
@@ -109,7 +110,14 @@ class PassageWriter:
         self._file.seek(self._offsets[row])
         line = self._file.readline()
         self._file.seek(0, os.SEEK_END)
+        return _decoded(line, self._folder / PASSAGES)
+
+
+def _decoded(line: bytes, path: Path) -> Passage:
+    try:
         return msgspec.json.decode(line, type=Passage)
+    except JSON_ERRORS as error:
+        raise BadIndex(f"{path}: damaged ({error}); build the index again.") from error
 
 
 def _share(numbers: NDArray[np.int64], others: NDArray[np.int64]) -> bool:

@@ -68,6 +68,13 @@ def held(out: Path, embedder: Counting) -> list[str]:
     return [index.passages[row].text for row in range(len(index.passages))]
 
 
+def flip(path: Path) -> None:
+    """Change 8 bytes near the end."""
+    content = bytearray(path.read_bytes())
+    content[-40:-32] = bytes(byte ^ 0xFF for byte in content[-40:-32])
+    path.write_bytes(content)
+
+
 def counts(built: Built) -> tuple[int, int, int, int]:
     return built.documents, built.documents_read, built.embedded, built.manifest.passages
 
@@ -239,6 +246,17 @@ def test_a_damaged_index_can_be_built_again(documents: Path, tmp_path: Path, nam
     assert len(held(out, embedder)) == 3
 
 
+@pytest.mark.parametrize("name", ["dense.faiss", "passages.jsonl", "offsets.npy", "documents.jsonl"])
+def test_flipped_bytes_are_built_again(documents: Path, tmp_path: Path, name: str) -> None:
+    """Also where no document has changed."""
+    embedder, out = Counting(), tmp_path / "index"
+    build_index([documents], out, embedder)
+    flip(out / "000001" / name)
+
+    assert build_index([documents], out, embedder).embedded == 3
+    assert len(held(out, embedder)) == 3
+
+
 class Stubborn(Counting):
     """Refuses one text."""
 
@@ -361,8 +379,9 @@ def test_a_killed_build_is_not_served_and_goes_on_where_it_was(write_rows: Path,
     assert not left_over.exists()
 
 
-def test_half_written_vectors_are_not_taken_over(write_rows: Path, tmp_path: Path) -> None:
-    """Of what a power failure left, zeros and a torn row are embedded again."""
+@pytest.mark.parametrize("passages", ["whole", "flipped"])
+def test_half_written_vectors_are_not_taken_over(write_rows: Path, tmp_path: Path, passages: str) -> None:
+    """Of what a power failure left, zeros and a torn row are embedded again; all of it where texts are damaged."""
     out, embedder = tmp_path / "index", Counting()
     killed = [sys.executable, "-c", KILLED_BUILD, str(write_rows), str(out)]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}"}
@@ -372,8 +391,12 @@ def test_half_written_vectors_are_not_taken_over(write_rows: Path, tmp_path: Pat
         file.seek(100 * 4 * 8)
         file.write(bytes(4 * 8))
         file.truncate(120 * 4 * 8 + 5)
+    if passages == "flipped":
+        with (left_over / "passages.jsonl").open("r+b") as file:
+            file.write(bytes(8))
 
-    assert build_index([write_rows], out, embedder).embedded == BATCH + 1 - 100
+    expected = BATCH + 1 - (100 if passages == "whole" else 0)
+    assert build_index([write_rows], out, embedder).embedded == expected
     held(out, embedder)
 
 

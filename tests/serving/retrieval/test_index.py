@@ -130,6 +130,16 @@ def test_verifying_finds_an_altered_byte(index_folder: Path, embedder: MiniLM) -
         Index.open(index_folder, embedder, verify=True)
 
 
+def test_a_damaged_passage_is_named(index_folder: Path, embedder: MiniLM) -> None:
+    """Where it is found, with its file and with what to do."""
+    path = index_folder / "000001" / "passages.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'{"', b"\xff\xff"))
+
+    index = Index.open(index_folder, embedder)
+    with pytest.raises(BadIndex, match=r"000001/passages\.jsonl: damaged \(.*\); build the index again"):
+        ids(index, embedder, QUERIES, 1)
+
+
 def test_another_embedder_is_refused(index_folder: Path, embedder: MiniLM) -> None:
     """Vectors of two embedders cannot be compared, also where their dimension is equal."""
     with pytest.raises(BadIndex, match=r"built with the embedder all-MiniLM-L6-v2@\w+ .*, opened with other "):
