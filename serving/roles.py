@@ -1,6 +1,5 @@
 """Roles, as a config describes them."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from router.upstream_session import Bodies
 from router.upstreams import Upstreams
 from serving.config import Config, RoleConfig
 from serving.prices import prices_of
+from serving.readiness import api_key
 from serving.topologies import ROLE_OF, role_configs
 
 
@@ -98,7 +98,7 @@ def _models(
     config: RoleConfig, session: aiohttp.ClientSession, base_urls: Sequence[str], bodies: Bodies
 ) -> list[Model]:
     """The role's model at each of these, or a provider's where there are none."""
-    key = os.environ.get(config.api_key_env) if config.api_key_env else None
+    key = api_key(config.api_key_env)
     if not base_urls:
         return [LiteLLMModel(config.model, api_key=key, extra_body=config.extra_body)]
     return [

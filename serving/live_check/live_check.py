@@ -1,7 +1,6 @@
 """All probes of a config, side by side, with its engines started as `rolegate serve` starts them."""
 
 import asyncio
-import os
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -20,6 +19,7 @@ from serving.live_check.retrieval_probe import retrieval_probe
 from serving.live_check.role_probe import RoleProbe
 from serving.live_check.served_models import Served, served_models
 from serving.prices import litellm_entry, price_of
+from serving.readiness import api_key
 from serving.roles import new_role
 from serving.slow_parts import slow_parts
 
@@ -63,7 +63,7 @@ async def live_check(config: Config, tell: Tell, limit_s: float) -> Found:
         async def probe(name: RoleName) -> tuple[Cells, Measured, Served]:
             role = config.roles.by_name[name]
             url = engines[role.engine] if role.engine else role.base_url
-            served = await served_models(session, url, os.environ.get(role.api_key_env or "")) if url else None
+            served = await served_models(session, url, api_key(role.api_key_env)) if url else None
             make = partial(new_role, name, session=session, engines=engines)
             cells, measured = await RoleProbe(name, role, make, served, limit_s).run()
             tell(f"{name}: {role.model} is probed")

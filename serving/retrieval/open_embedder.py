@@ -1,7 +1,6 @@
 """From the embedder's section of a config to an embedder."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -10,6 +9,7 @@ from msgspec.structs import replace
 from router.errors import BadConfig
 from serving.config import EmbedderConfig, EngineConfig
 from serving.engine import engine
+from serving.readiness import api_key, key_problems
 from serving.retrieval.embedder import Embedder, MiniLM
 from serving.retrieval.endpoint_embedder import EndpointEmbedder
 from serving.supervision import Say
@@ -43,14 +43,13 @@ async def open_embedder(
 def _endpoint(config: EmbedderConfig) -> EndpointEmbedder:
     if config.base_url is None or config.model is None or config.dimension is None:
         raise BadConfig("retrieval.embedder: kind `endpoint` needs base_url (or engine), model and dimension.")
-    key = os.environ.get(config.api_key_env) if config.api_key_env else None
-    if config.api_key_env and not key:
-        raise BadConfig(f"retrieval.embedder.api_key_env: the variable {config.api_key_env} is not set; export it.")
+    for problem in key_problems("retrieval.embedder", config.api_key_env):
+        raise BadConfig(problem)
     return EndpointEmbedder(
         config.base_url,
         config.model,
         dimension=config.dimension,
         query_prefix=config.query_prefix,
         passage_prefix=config.passage_prefix,
-        api_key=key,
+        api_key=api_key(config.api_key_env),
     )

@@ -1,7 +1,6 @@
 """Published versions, checked and loaded into the engine of the execution role while it runs."""
 
 import asyncio
-import os
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import structlog
 from router.adapters import Adapters
 from router.errors import BadConfig, BadVersion, UpstreamError, UpstreamUnavailable
 from serving.config import Config
+from serving.readiness import api_key
 from serving.versions.folder import base_sha256, verified
 from serving.versions.manifest import VersionManifest
 
@@ -29,7 +29,7 @@ class Loading:
         engine = config.engines.get(self._role.engine or "")
         self._base = Path(engine.path) if engine and Path(engine.path).is_dir() else None
         self._base_sha256 = ""
-        key = os.environ.get(self._role.api_key_env) if self._role.api_key_env else None
+        key = api_key(self._role.api_key_env)
         base_url = engines[self._role.engine] if self._role.engine else self._role.base_url
         urls = [base_url, *self._role.replicas] if base_url else []
         self._replicas = [Adapters(session, url, key) for url in urls]

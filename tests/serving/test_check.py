@@ -516,6 +516,26 @@ def test_what_is_not_there_yet_is_told(
     assert "A_KEY_OF_MINE is not set; export it." in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("key", ["sk-se\ncret", "sk-se\x7fcret", "sk-sécret"])
+def test_a_key_that_cannot_be_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    """Is told by its variable, by what looks and by what calls, and is not shown; blanks around one do no harm."""
+    file = written(tmp_path, "http://127.0.0.1:9/v1", extra='api_key_env = "A_KEY_OF_MINE"')
+    monkeypatch.setenv("A_KEY_OF_MINE", key)
+    said = "roles.delegation.api_key_env: the environment variable A_KEY_OF_MINE holds characters that no key has"
+
+    for command in (["check"], ["check", "--live"], ["serve", "--address", "127.0.0.1:0"], ["ask", "Who?"]):
+        assert main([*command, "--config", str(file)]) == 1
+        shown = "".join(capsys.readouterr())
+        assert said in shown
+        assert "cret" not in shown
+
+    monkeypatch.setenv("A_KEY_OF_MINE", " sk-secret\r\n")
+    assert main(["check", "--config", str(file), "--allow-missing"]) == 0
+    assert "A_KEY_OF_MINE" not in capsys.readouterr().out
+
+
 async def test_the_hosted_way_needs_no_torch(server: OpenAIServer, tmp_path: Path) -> None:
     """Index and check with an embedder at an endpoint, where torch and all that needs it cannot be imported."""
     (tmp_path / "notes.txt").write_text("Heat is a film by Michael Mann.")

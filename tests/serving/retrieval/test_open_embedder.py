@@ -31,6 +31,6 @@ async def test_a_key_that_is_not_set_is_asked_for() -> None:
     config = EmbedderConfig(
         kind="endpoint", base_url="http://127.0.0.1:9/v1", model="m", dimension=4, api_key_env="ROLEGATE_NO_SUCH_KEY"
     )
-    with pytest.raises(BadConfig, match="the variable ROLEGATE_NO_SUCH_KEY is not set; export it"):
+    with pytest.raises(BadConfig, match="the environment variable ROLEGATE_NO_SUCH_KEY is not set; export it"):
         async with open_embedder(config, {}, lambda _step: None):
             pass
