@@ -29,8 +29,10 @@ class Left(msgspec.Struct, frozen=True):
         return (getattr(amount, self.of) or 0) <= self.count
 
     def against(self, amount: Amount) -> str:
-        """For people: what is left, and that `amount` needs more."""
-        return f"{self._shown(self.count)} are left, and {self._shown(getattr(amount, self.of))} are needed"
+        """For people: what is left, which is nothing where a limit was lowered, and that `amount` needs more."""
+        needed = getattr(amount, self.of)
+        lacking = f", and {self._shown(needed)} are needed" if needed else ""
+        return f"{self._shown(max(0, self.count))} are left{lacking}"
 
     def _shown(self, count: int) -> str:
         return f"{count} tokens" if self.of == "tokens" else f"{count / 1e9:.9f} dollars"

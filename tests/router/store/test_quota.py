@@ -119,6 +119,25 @@ async def test_a_day_that_begins(database: Database, journal: SQLJournal) -> Non
     }
 
 
+@pytest.mark.parametrize("limit", ["tokens", "nano_usd"])
+async def test_a_limit_that_was_lowered_below_what_is_spent(
+    database: Database, journal: SQLJournal, limit: str
+) -> None:
+    """Nothing is left of it, and not less; of a run that asks for nothing yet it is not said what it needs."""
+    call = ended("run-1", 0, Amount(50, 50), tenant="acme", usage=Usage(20, 30), nano_usd=50)
+    await journal.begin(start("run-1", "acme"))
+    await journal.open(opened(call))
+    journal.settle(call)
+    await journal.finish(run("run-1", NOW, [call], tenant="acme"))
+    await put(database, tenants=[Tenant("acme", **{f"{limit}_per_day": 10})])  # type: ignore[arg-type]
+
+    nothing, some = ("0 tokens", "7 tokens") if limit == "tokens" else ("0.000000000 dollars", "0.000000007 dollars")
+    error = await refused(journal.begin(start("run-2", "acme")))
+    assert f"what is left does not suffice: {nothing} are left; it begins anew" in str(error)
+    error = await refused(journal.begin(start("run-3", "acme", hold=Amount(7, 7))))
+    assert f"{nothing} are left, and {some} are needed; it begins anew" in str(error)
+
+
 async def test_a_price_that_is_not_known(database: Database, journal: SQLJournal) -> None:
     """Cannot be held against a limit of cost, so the call is refused; tokens alone are no hindrance."""
     await put(database, tenants=[Tenant("acme", nano_usd_per_month=10**9), Tenant("other", tokens_per_day=100)])
