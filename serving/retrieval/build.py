@@ -4,6 +4,7 @@ A build fills a hidden folder inside the index folder, which becomes the next ge
 replaced last and at once, names the generation that counts. What a killed build has embedded, the next one takes over.
 """
 
+import errno
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from serving.retrieval.vector_file import close_vector_file, left_over, open_vec
 BATCH = 256
 """Passages embedded between two calls of `progress`."""
 _SPECIAL_TOKENS = 2
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNCOUNTED = Cutter(1_000, 1_000, lambda texts: [1] * len(texts))
 """Reads without asking an embedder, which would have to be loaded for it."""
 
@@ -94,6 +96,13 @@ def build_index(
             chunk_tokens = min(chunk_tokens, embedder.max_tokens - _SPECIAL_TOKENS)
             build = _Build(out, embedder, reader, lexical=lexical, chunk_tokens=chunk_tokens, progress=progress)
             return replace(build.run(sources), passed_over=found.passed_over, links=found.links)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            raise BadIndex(
+                f"{out}: cannot be written: {error.strerror}; make room there and build it again, which goes on from "
+                "what is embedded."
+            ) from error
         finally:
             if fresh and not any(path.name != ".lock" for path in out.iterdir()):
                 shutil.rmtree(out)

@@ -137,4 +137,5 @@ def write_dense(folder: Path, dimension: int, batches: Iterable[Vectors]) -> Non
     vectors = faiss.IndexFlatIP(dimension)
     for batch in batches:
         vectors.add(batch)
-    faiss.write_index(vectors, str(folder / VECTORS))
+    with (folder / VECTORS).open("wb") as file:  # of a full disk FAISS says nothing, or no OSError
+        faiss.write_index(vectors, faiss.PyCallbackIOWriter(file.write))

@@ -51,6 +51,31 @@ def write_rows(path: Path, *ids: str) -> None:
     path.write_text("".join(json.dumps({"id": each, "title": "", "text": f"About {each}."}) + "\n" for each in ids))
 
 
+FULL = """
+import resource, sys
+from serving.cli.main import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+sys.exit(main(["index", "build", "docs", "--out", "index"]))
+"""
+
+
+@pytest.mark.parametrize("room", [20_000, 501 * 384 * 4 + 20])
+def test_a_full_disk(docs: Path, room: int) -> None:
+    """The folder is named, and what to do, be it full at the passages or at the very end of the vectors. Here no file
+    may grow beyond `room`, which is refused as on a full disk.
+    """
+    write_rows(docs / "rows.jsonl", *(f"row-{number}" for number in range(500)))
+    ended = subprocess.run(
+        [sys.executable, "-c", FULL, str(room)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "rolegate: index: cannot be written: File too large; make room there and build it again" in ended.stderr
+
+
 def test_an_id_given_twice_leaves_out_its_file_only(docs: Path, build: Build) -> None:
     """In one file, or in two; the line is named."""
     write_rows(docs / "a.jsonl", "ada", "bob")
