@@ -38,6 +38,8 @@ def connection(given: argparse.Namespace) -> Connection:
     """To where the options of `add_connection` lead. Raises `BadConfig`."""
     try:
         return Connection.to(given.address, **access(given))
+    except OSError as error:
+        raise BadConfig(f"--ca, --certificate, --key: cannot read {error.filename}: {error.strerror}.") from None
     except ValueError as error:
         raise BadConfig(f"--address {given.address}: {error}") from None
 

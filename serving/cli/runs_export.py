@@ -2,6 +2,8 @@
 
 import argparse
 import asyncio
+import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
@@ -40,9 +42,17 @@ def main(arguments: Sequence[str]) -> int:
         raise BadConfig(f"--out {given.out}: name a file that ends in {' or '.join(FORMATS)}.")
     if not given.out.parent.is_dir():
         raise BadConfig(f"--out {given.out}: the folder {given.out.parent} is not there; make it first.")
+    if given.out.is_dir():
+        raise BadConfig(f"--out {given.out}: is a folder; name a file.")
     if given.out.exists() and not given.force:
         raise BadConfig(f"--out {given.out}: is there already; --force replaces it.")
-    runs = asyncio.run(_export(given))
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # and leave nothing behind
+    try:
+        runs = asyncio.run(_export(given))
+    except OSError as error:
+        raise BadConfig(f"--out {given.out}: cannot be written: {error.strerror or error}.") from error
+    finally:
+        signal.signal(signal.SIGTERM, before)
     print(f"{given.out}: {runs} runs")
     return 0
 

@@ -144,6 +144,31 @@ def test_what_a_killed_export_left_is_removed_by_the_next(folder: Path, suffix: 
         assert another.read_text() == "being written"
 
 
+STOPPED_EXPORT = """
+import os, signal, sys
+from serving.cli import runs_export
+from serving.cli.main import main
+runs_export.export_row = lambda *_told: os.kill(os.getpid(), signal.SIGTERM)
+sys.exit(main(["runs", "export", "--out", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_an_export_that_is_told_to_end_leaves_nothing(folder: Path, suffix: str) -> None:
+    """By SIGTERM, at any of its rows."""
+    keep(*RUNS)
+    before = sorted(folder.iterdir())
+    stopped = subprocess.run(
+        [sys.executable, "-c", STOPPED_EXPORT, f"runs{suffix}"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        check=False,
+    )
+    assert stopped.returncode == 128 + signal.SIGTERM
+    assert b"Traceback" not in stopped.stderr
+    assert [path for path in sorted(folder.iterdir()) if path.name[-4:] not in ("-wal", "-shm")] == before
+
+
 def test_a_name_that_is_not_utf8_is_shown_escaped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rather than taken for a failure."""
     keep(*RUNS)
@@ -316,7 +341,10 @@ def test_what_cannot_be_exported(folder: Path, capsys: pytest.CaptureFixture[str
     assert "name a file that ends in .jsonl or .parquet" in capsys.readouterr().err
     assert export("runs.jsonl") == 1
     assert "rolegate.db is not there; `rolegate serve` makes it" in capsys.readouterr().err
-    assert [path.name for path in folder.iterdir()] == ["rolegate.toml"]
+    (folder / "runs.jsonl").mkdir()
+    assert export("runs.jsonl", "--force") == 1
+    assert "--out runs.jsonl: is a folder; name a file." in capsys.readouterr().err
+    assert sorted(path.name for path in folder.iterdir()) == ["rolegate.toml", "runs.jsonl"]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -189,7 +189,11 @@ def test_moments_before_now(text: str, ago: timedelta) -> None:
         (["--since", "0001-01-01T00:00+01:00"], "'0001-01-01T00:00+01:00' is no time"),
         (["--by", "role,colour"], "'colour' is none of tenant, role, model, version"),
         (["--address", "127.0.0.1:1"], "no gateway answers at 127.0.0.1:1"),
-        (["--certificate", "/nowhere.pem"], "/nowhere.pem"),
+        (
+            ["--certificate", "/nowhere.pem"],
+            "--certificate, --key: cannot read /nowhere.pem: No such file or directory.",
+        ),
+        (["--ca", "/nowhere.pem"], "rolegate: --ca, --certificate, --key: cannot read /nowhere.pem: No such file"),
     ],
 )
 def test_what_cannot_be_done(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
