@@ -134,8 +134,9 @@ def write_dense(folder: Path, dimension: int, batches: Iterable[Vectors]) -> Non
     """Write the (batch, dimension) unit vectors, in order."""
     import faiss
 
+    unstubbed: Any = faiss
     vectors = faiss.IndexFlatIP(dimension)
     for batch in batches:
         vectors.add(batch)
     with (folder / VECTORS).open("wb") as file:  # of a full disk FAISS says nothing, or no OSError
-        faiss.write_index(vectors, faiss.PyCallbackIOWriter(file.write))
+        faiss.write_index(vectors, unstubbed.PyCallbackIOWriter(file.write))
