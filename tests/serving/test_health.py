@@ -80,7 +80,7 @@ async def watched(config: Config, *services: str) -> AsyncIterator[tuple[grpc.ai
 
 async def test_an_endpoint_that_fails_every_completion(tmp_path: Path) -> None:
     """It is down until a completion has worked, though it lists its models and its breaker lets calls through. Nobody
-    calls meanwhile but the gateway: one token at a time, and each is on record.
+    calls meanwhile but the gateway: a few tokens at a time, and each is on record.
     """
     async with serving() as models, searching() as retrieval:
         config = config_of(tmp_path, f"sqlite:///{tmp_path}/runs.db", models.base_url, retrieval)
@@ -90,7 +90,7 @@ async def test_an_endpoint_that_fails_every_completion(tmp_path: Path) -> None:
 
             async def tried(request: web.Request) -> web.StreamResponse:
                 nonlocal works
-                if (await request.json())["max_tokens"] != 1:
+                if (await request.json())["max_tokens"] != 16:
                     return await fails(500, "cache full")(request)
                 if not probed.is_set():
                     probed.set()
@@ -108,7 +108,7 @@ async def test_an_endpoint_that_fails_every_completion(tmp_path: Path) -> None:
             assert works
             runs = (await RunServiceStub(channel).ListRuns(run_pb.ListRunsRequest(tenant="shadow"))).runs
             details = [await RunServiceStub(channel).GetRun(run_pb.GetRunRequest(run_id=run.run_id)) for run in runs]
-    probes = [body for body in models.bodies if body["max_tokens"] == 1]
+    probes = [body for body in models.bodies if body["max_tokens"] == 16]
     assert sum(len(run.calls) for run in details) == len(probes)
 
 
