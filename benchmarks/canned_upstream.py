@@ -34,7 +34,9 @@ class _Message(msgspec.Struct):
     content: str
 
 
-class _Request(msgspec.Struct):
+class ChatRequest(msgspec.Struct):
+    """A request for a completion, as far as models that are played read it."""
+
     model: str
     messages: list[_Message]
     stream: bool = False
@@ -79,7 +81,7 @@ class CannedModels:
         """A completion, streamed or whole."""
         run_id = request.headers.get(REQUEST_ID, "").rpartition("-")[0]
         with self.busy.setdefault(run_id, Busy()).working():
-            asked = msgspec.json.decode(await request.read(), type=_Request)
+            asked = msgspec.json.decode(await request.read(), type=ChatRequest)
             text = _written(asked.model, [message.content for message in asked.messages])
             read, wrote = sum(len(message.content.split()) for message in asked.messages), len(text.split())
             self.prompt_tokens += read

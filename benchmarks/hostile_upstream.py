@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from aiohttp import web
 
+from benchmarks.canned_upstream import ChatRequest
 from benchmarks.hostile_texts import any_hostile, plain
 from router.edge.server import Server
 from router.passage import Passage
@@ -27,16 +28,6 @@ _BOMB, _LINES, _EVENTS = (
 )
 
 
-class _Message(msgspec.Struct):
-    content: str
-
-
-class _Request(msgspec.Struct):
-    model: str
-    messages: list[_Message]
-    stream: bool = False
-
-
 class Hostile:
     """Writes, and finds, whatever is hardest to read."""
 
@@ -46,7 +37,7 @@ class Hostile:
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """A completion, or something that is none."""
-        asked = msgspec.json.decode(await request.read(), type=_Request)
+        asked = msgspec.json.decode(await request.read(), type=ChatRequest)
         if self.hostile and self._chance.random() < _NO_REPLY:
             return self._no_reply()
         return _replied(self._written(asked.model, len(asked.messages)), asked.stream)

@@ -1,4 +1,4 @@
-"""A retriever that says whether it can search."""
+"""Health of retrieval, from what becomes of its searches."""
 
 import asyncio
 import secrets
