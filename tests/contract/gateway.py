@@ -1,0 +1,444 @@
+"""Gateways as processes of their own, asked over gRPC and HTTP, and what is on record of their runs afterwards."""
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import tomlkit
+
+from tests.contract.names import data_now, name_now, now, place_now
+from tests.contract.scenarios import SCENARIOS, Scenario, Step
+from tests.contract.upstream import MODELS, Upstream
+from tests.contract.wire import Json, RPCError, Wire
+
+ROOT = Path(__file__).parents[2]
+MAIN = "import sys; from serving.cli.main import main; sys.exit(main())"
+_STARTING_S = 60.0
+_ENDED_S = 10.0
+_SETTLING_S = 0.5
+_VOLATILE = (
+    (re.compile(r'"\d{4}-\d\d-\d\dT[\d:.]+Z"'), '"<time>"'),
+    (re.compile(r'"\d+(\.\d+)?s"'), '"<duration>"'),
+    (re.compile(r'("retry_after_s": )"[\d.]+"'), r'\1"<seconds>"'),
+    (re.compile(r'("created": )\d+'), r'\1"<time>"'),
+    (re.compile(r"chatcmpl-[0-9a-f]+"), "<completion>"),
+)
+TRACE = (
+    "status",
+    "result.answer",
+    "result.outcome",
+    "result.topology",
+    "result.rounds",
+    "result.searches.query",
+    "result.searches.passages.id",
+    "result.delegation.outputs.text",
+    "result.delegation.outputs.reasoning",
+    "result.delegation.outputs.finish_reason",
+    "result.answering.outputs.text",
+    "result.answering.outputs.finish_reason",
+    *(
+        f"{place}.{field}"
+        for place in ("result", "result.executions")
+        for field in (
+            "sub_query",
+            "outcome",
+            "report.answer",
+            "report.evidence",
+            "searches.query",
+            "searches.passages.id",
+            "searches.ignored_queries",
+            "searches.dropped_passages",
+            "conversation.outputs.text",
+            "conversation.outputs.finish_reason",
+            "executor",
+            "shared_from",
+        )
+    ),
+    "result.outputs.text",
+    "result.outputs.finish_reason",
+)
+"""Of a run's trace; where a list is on the way, the field of each of its entries."""
+ROWS = ("calls.number", "calls.sub_query", "calls.max_tokens", "calls.reserved.tokens")
+"""What the trace says of each row of the ledger beyond `GetRun`."""
+
+
+def config_of(name: str, upstream: Upstream) -> Json:
+    """A gateway's config, by dotted keys of the recording."""
+    dead = "http://127.0.0.1:9/v1"
+    config: Json = {
+        "server.address": "127.0.0.1:0",
+        "server.http": "127.0.0.1:0",
+        "server.store": "sqlite:///store.db",
+        "server.timeout_s": 20.0,
+        "server.grace_s": 1.0,
+        "telemetry.metrics": "127.0.0.1:0",
+        "retrieval.address": upstream.retrieval,
+        "retrieval.timeout_s": 1.0,
+        "search.max_rounds": 3,
+        "search.max_sub_queries": 3,
+        "search.max_turns": 3,
+        "search.max_searches": 2,
+        "search.top_k": 2,
+        "search.early_dispatch": False,
+        "versions.folder": "versions",
+    }
+    for role in ("delegation", "execution", "answer"):
+        config |= {
+            f"roles.{role}.model": MODELS[role],
+            f"roles.{role}.prompt": f"{role}.txt",
+            f"roles.{role}.base_url": f"{upstream.url}/{role}/v1",
+            f"roles.{role}.max_tokens": 80,
+            f"roles.{role}.attempts": 2,
+            f"roles.{role}.first_token_timeout_s": 1.5,
+            f"roles.{role}.call_timeout_s": 2.0,
+        }
+    if name == "main":
+        config |= {f"prices.{model}": {"prompt": 2.0, "completion": 8.0, "cached": 0.5} for model in MODELS.values()}
+        config |= {
+            "roles.execution.thinking": False,
+            "topologies.searcher.model": MODELS["searcher"],
+            "topologies.searcher.prompt": "searcher.txt",
+            "topologies.searcher.base_url": f"{upstream.url}/searcher/v1",
+            "topologies.searcher.max_tokens": 80,
+            "topologies.single_agent.prompt": "agent.txt",
+            "topologies.no_retrieval.prompt": "agent.txt",
+        }
+    if name == "loose":
+        config |= {
+            "search.early_dispatch": True,
+            "search.require_evidence": False,
+            "search.max_rounds": 2,
+            "search.max_turns": 2,
+            "search.max_searches": 1,
+            "search.max_sub_queries": 2,
+            "reuse.enabled": False,
+            "roles.execution.structured": False,
+            "roles.execution.system_role": False,
+            "roles.execution.temperature": 0.5,
+            "roles.execution.seed": 7,
+            "roles.delegation.extra_body": {"reasoning_effort": "low"},
+            "roles.delegation.thinking": True,
+            "roles.answer.fallbacks": ["delegation"],
+        }
+    if name == "broken":
+        config |= {
+            "server.timeout_s": 1.0,
+            "server.max_question_chars": 100,
+            "search.scope": "scope.txt",
+            "roles.delegation.attempts": 3,
+            "roles.delegation.replicas": [f"{upstream.url}/delegation2/v1"],
+            "roles.execution.base_url": dead,
+            "roles.execution.attempts": 1,
+            "roles.execution.fallbacks": ["delegation"],
+            "roles.answer.base_url": dead,
+            "roles.answer.attempts": 1,
+        }
+    if name == "guarded":
+        config |= {"admission.max_runs_per_tenant": 1, "admission.queue": 0}
+    return config
+
+
+def write_config(folder: Path, config: Json) -> Path:
+    """The config's file under the names of now, with all the files that it names."""
+    tables: Json = {}
+    for key, value in config.items():
+        if (named := now("config", key)) is not None:
+            *sections, last = named.split(".")
+            table = tables
+            for section in sections:
+                table = table.setdefault(section, {})
+            table[last] = value
+    for name in ("delegation", "execution", "answer", "agent", "searcher"):
+        (folder / f"{name}.txt").write_text(f"You are the {name}.\n")
+    words = re.findall(r"[a-z]+", " ".join([scenario.name for scenario in SCENARIOS]))
+    (folder / "scope.txt").write_text("\n".join(["which", "one", "is", "it", *words]) + "\n\nNobody\n")
+    _publish(folder / "versions" / "executor-000001")
+    file = folder / "rolegate.toml"
+    file.write_text(tomlkit.dumps(tables))
+    return file
+
+
+def _publish(folder: Path) -> None:
+    """A version of the executor, of one file."""
+    folder.mkdir(parents=True)
+    weights = b"weights"
+    (folder / "adapter_model.safetensors").write_bytes(weights)
+    manifest = {
+        "format": 1,
+        "version": folder.name,
+        "kind": "adapter",
+        "base_model": MODELS["execution"],
+        "base_sha256": "",
+        "rank": 8,
+        "recipe": {},
+        "data": {},
+        "git_revision": "",
+        "created_at": "2026-01-01T00:00:00Z",
+        "files": {"adapter_model.safetensors": hashlib.sha256(weights).hexdigest()},
+    }
+    (folder / "manifest.json").write_text(json.dumps(data_now(manifest, "json")))
+
+
+class Gateway:
+    """A gateway that runs, and who asks it."""
+
+    def __init__(self, upstream: Upstream, config: Path, keys: dict[str, str]) -> None:
+        """`keys`: what is sent for each name of a key; without any, nothing."""
+        self.config, self._upstream, self._keys = config, upstream, keys
+        self.address = self.http = self.metrics = ""
+        self.wire: Wire
+        self.fetched: set[str] = set()
+        """The routes that were asked."""
+        self._seen: set[str] = set()
+        self._log: list[str] = []
+        self._process: asyncio.subprocess.Process
+        self._reading: asyncio.Task[None]
+        self._channel: grpc.aio.Channel
+        self._session: aiohttp.ClientSession
+
+    async def start(self) -> None:
+        """Start it, and wait until it listens."""
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}"}
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", MAIN, "serve", "--config", str(self.config)),
+            cwd=self.config.parent,
+            env=environment,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        ready = asyncio.Event()
+        self._reading = asyncio.create_task(self._read(ready))
+        async with asyncio.timeout(_STARTING_S):
+            await ready.wait()
+        assert self.address, "".join(self._log)
+        self._channel = grpc.aio.insecure_channel(self.address)
+        self._session = aiohttp.ClientSession()
+        self.wire = Wire(self._channel)
+
+    async def _read(self, ready: asyncio.Event) -> None:
+        """Find out from the log where it listens, and go on reading it."""
+        assert self._process.stdout
+        async for line in self._process.stdout:
+            said = line.decode()
+            self._log.append(said)
+            if found := re.search(r"http://(127\.0\.0\.1:\d+)/metrics", said):
+                self.metrics = found[1]
+            elif found := re.search(r"http://(127\.0\.0\.1:\d+)/v1", said):
+                self.http = found[1]
+            elif found := re.search(r"ready\b.*?(127\.0\.0\.1:\d+)", said):
+                self.address = found[1]
+                ready.set()
+        ready.set()
+
+    async def close(self) -> str:
+        """Stop it; its log."""
+        await self._channel.close()
+        await self._session.close()
+        self._process.terminate()
+        async with asyncio.timeout(_STARTING_S):
+            await self._process.wait()
+            await self._reading
+        return "".join(self._log)
+
+    async def play(self, scenario: Scenario, expected: int | None) -> Json:
+        """What comes of a scenario, without all that is different each time. `expected`: how many runs it has; None
+        where that is not known yet.
+        """
+        tag = f"@{scenario.name}"
+        self._upstream.scripts[scenario.name] = json.loads(json.dumps(scenario.says).replace("@@", tag))
+        steps = [self._step(step, scenario.name) for step in scenario.steps]
+        if scenario.together:
+            results = list(await asyncio.gather(*steps))
+        else:
+            results = [await step for step in steps]
+        ids = await self._ended(tag, expected)
+        runs = [await self._on_record(run_id) for run_id in ids]
+        played = {"steps": results, "runs": runs, "upstream": self._asked(scenario.name)}
+        await self._calm(scenario)
+        return self._plain(played, ids)
+
+    async def _calm(self, scenario: Scenario) -> None:
+        """After failures, let every role succeed once, so that no scenario sees the breakers of another."""
+        if scenario.gateway != "main" or not scenario.says:
+            return
+        for role in ("ROLE_DELEGATION", "ROLE_EXECUTION", "ROLE_ANSWER"):
+            request = {"role": role, "messages": [{"role": "user", "content": "calm"}], "request_id": ""}
+            await self.wire.call("CompletionService/Complete", request)
+
+    def _metadata(self, key: str) -> Sequence[tuple[str, str]]:
+        sent = self._keys.get(key)
+        return [("authorization", f"Bearer {sent}")] if sent else []
+
+    async def _step(self, step: Step, scenario: str) -> Json:
+        if step.when:
+            await self._upstream.seen(scenario, *step.when)
+        text = json.dumps(step.request).replace("@@", f"@{scenario}")
+        if "$run" in text:
+            text = text.replace("$run", (await self._newest(f"@{scenario}"))["run_id"])
+        asking = asyncio.create_task(self._made(step, json.loads(text)))
+        if step.leaves:
+            await self._upstream.seen(scenario, *step.leaves)
+            asking.cancel()
+            await asyncio.wait([asking])
+            return {"left": True}
+        result = await asking
+        return shape_of(result) if step.shape else result
+
+    async def _made(self, step: Step, request: Json) -> Json:
+        if step.rpc.startswith(("GET ", "POST ")):
+            return await self._fetch(step, request)
+        metadata = self._metadata(step.key)
+        try:
+            if "Stream" not in step.rpc and step.rpc.split("/")[1] not in ("WatchRun", "ExportRuns"):
+                return await self.wire.call(step.rpc, request, timeout=step.timeout_s, metadata=metadata)
+            streamed = self.wire.stream(step.rpc, request, timeout=step.timeout_s, metadata=metadata)
+            events = [event async for event in streamed]
+        except RPCError as error:
+            return {"error": {"code": error.code, "reason": error.reason, "metadata": error.metadata}}
+        if step.rpc.endswith("StreamComplete"):  # how it is cut into pieces is nobody's promise
+            texts = {name: "".join(event.get(name, "") for event in events) for name in ("text", "reasoning")}
+            return {"events": [{**events[-1], **texts}]}
+        return {"events": events}
+
+    async def _fetch(self, step: Step, request: Json) -> Json:
+        route = now("http", step.rpc)
+        if route is None:
+            return {"dropped": step.rpc}
+        self.fetched.add(step.rpc)
+        verb, path = route.split()
+        body = {"json": data_now(request, "http")} if verb == "POST" else {}
+        headers = dict(self._metadata(step.key))
+        async with self._session.request(verb, f"http://{self.http}{path}", headers=headers, **body) as response:
+            said = await response.text()
+            found: Json = {"status": response.status, "retry_after": "Retry-After" in response.headers}
+        if response.content_type == "text/event-stream":
+            events = [line.removeprefix("data: ") for line in said.splitlines() if line.startswith("data: ")]
+            return {**found, "events": [json.loads(event) if event != "[DONE]" else event for event in events]}
+        return {**found, "body": _without_texts(json.loads(said))}
+
+    async def _newest(self, tag: str) -> Json:
+        found = await self._tagged(tag)
+        async with asyncio.timeout(_ENDED_S):
+            while not found:
+                await asyncio.sleep(0.02)
+                found = await self._tagged(tag)
+        return found[0]
+
+    async def _tagged(self, tag: str) -> list[Json]:
+        """The runs of a scenario, the newest first; what is not named is of a tenant whose texts are not kept."""
+        found = await self.wire.call("RunService/ListRuns", {"page_size": 30}, metadata=self._metadata(""))
+        fresh = [run for run in found["runs"] if run["run_id"] not in self._seen]
+        return [run for run in fresh if not run["request"] or f"{tag} " in run["request"]]
+
+    async def _ended(self, tag: str, expected: int | None) -> list[str]:
+        """The scenario's runs, the oldest first, once all have ended; fewer than expected where no more come."""
+        found: list[Json] = []
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ENDED_S):
+                if expected is None:
+                    await asyncio.sleep(_SETTLING_S)
+                while True:
+                    found = await self._tagged(tag)
+                    running = any(run["status"] == name_now("values", "RUN_STATUS_RUNNING") for run in found)
+                    if len(found) >= (expected or 0) and not running:
+                        break
+                    await asyncio.sleep(0.02)
+        ids = [run["run_id"] for run in reversed(found)]
+        self._seen.update(ids)
+        return ids
+
+    async def _on_record(self, run_id: str) -> Json:
+        """A run's summary, its sums, the rows of its ledger in order, and what its trace holds."""
+        request = {"run_id": run_id, "include_trace": True}
+        whole = await self.wire.call("RunService/GetRun", request, metadata=self._metadata(""))
+        trace = json.loads(whole.pop("trace_json"))
+        told = {path: at for path in ROWS if (at := found_at(trace, path)) is not None}
+        rows = [
+            {**call, **{path.split(".", 1)[1]: column[number] for path, column in told.items()}}
+            for number, call in enumerate(whole.pop("calls"))
+        ]
+        # What is worked on at the same time is booked in any order.
+        rows.sort(key=lambda row: (row.get("sub_query") is not None, row.get("sub_query") or 0, row.get("number") or 0))
+        for row in rows:
+            row.pop("number", None)
+            row["call_id"] = row["call_id"].rpartition("-")[0]
+        whole["failed"] = bool(whole.pop("error"))
+        return {**whole, "calls": rows, "trace": {path: at for path in TRACE if (at := found_at(trace, path))}}
+
+    def _asked(self, scenario: str) -> list[Json]:
+        """What models were asked: of a conversation that goes on, only what is new."""
+        asked = self._upstream.asked[scenario]
+        asked.sort(key=lambda call: (list(MODELS).index(call["place"]), call["letter"], call["number"]))
+        shown: list[Json] = []
+        before: list[Any] = []
+        for call in asked:
+            messages = [[message["role"], message["content"]] for message in call["messages"]]
+            same = next((n for n, (a, b) in enumerate(zip(messages, before, strict=False)) if a != b), len(before))
+            same = min(same, len(messages))
+            before = messages
+            shown.append({**call, "messages": [f"{same} as before", *messages[same:]] if same else messages})
+        return shown
+
+    def _plain(self, played: Json, ids: Sequence[str]) -> Json:
+        text = json.dumps(played, ensure_ascii=False)
+        for number, run_id in enumerate(ids, 1):
+            text = text.replace(run_id, f"run-{number}")
+        text = text.replace("/delegation2/", "/delegation/").replace(self._upstream.url, "<upstream>")
+        text = text.replace(self._upstream.retrieval, "<retrieval>")
+        for pattern, instead in _VOLATILE:
+            text = pattern.sub(instead, text)
+        found: Json = json.loads(text)
+        return found
+
+
+def found_at(trace: Any, path: str) -> Any:
+    """What stands at a place of the recording in a trace of now; None where nothing does."""
+    keys = place_now(path)
+    return None if keys is None else _walked(trace, keys)
+
+
+def _walked(value: Any, keys: Sequence[str]) -> Any:
+    if isinstance(value, list):
+        found = [_walked(each, keys) for each in value]
+        return found if any(each is not None for each in found) or not keys else None
+    if not keys:
+        return value
+    return _walked(value[keys[0]], keys[1:]) if isinstance(value, dict) and keys[0] in value else None
+
+
+def _without_texts(body: Any) -> Any:
+    """A reply without the words of an error, which are for people."""
+    if isinstance(body, dict) and isinstance(body.get("error"), dict):
+        return {"error": {**body["error"], "message": bool(body["error"]["message"])}}
+    return body
+
+
+def shape_of(value: Any) -> Any:
+    """Keys and types of JSON; of a list, what its entries have in common and apart."""
+    if isinstance(value, dict):
+        return {key: shape_of(each) for key, each in value.items()}
+    if isinstance(value, list):
+        merged: Any = None
+        for each in value:
+            merged = _merged(merged, shape_of(each))
+        return [] if merged is None else [merged]
+    return "null" if value is None else type(value).__name__
+
+
+def _merged(one: Any, other: Any) -> Any:
+    if one is None or one == other:
+        return other
+    if isinstance(one, dict) and isinstance(other, dict):
+        return {key: _merged(one.get(key), other[key]) if key in other else one[key] for key in {**one, **other}}
+    if isinstance(one, list) and isinstance(other, list):
+        return [_merged(one[0], other[0])] if one and other else one or other
+    return "|".join(sorted({*str(one).split("|"), *str(other).split("|")}))

@@ -1,0 +1,31 @@
+"""Every scenario comes to what was recorded: answers, errors, ledger rows, traces, and what models were asked."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.contract.conftest import Contract
+from tests.contract.names import check, data_now, now, recorded
+from tests.contract.renamed import RENAMED
+from tests.contract.scenarios import SCENARIOS, Scenario
+
+pytestmark = pytest.mark.xdist_group("contract")
+
+
+@cache
+def recording(gateway: str) -> Any:
+    """What came of all scenarios of a gateway."""
+    return recorded(f"runs-{gateway}")
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_scenario(scenario: Scenario, contract: Contract) -> None:
+    """It comes to the same."""
+    if now("scenarios", scenario.name) is None:
+        pytest.skip(f"dropped: {RENAMED['scenarios'][scenario.name]}")
+    expected, found = recording(scenario.gateway)[scenario.name], contract.played[scenario.name]
+    for part in ("steps", "runs", "upstream"):
+        if now("scenarios", f"{scenario.name}/{part}") is not None:
+            section = "upstream" if part == "upstream" else "fields"
+            check(f"{scenario.name}/{part}", found[part], data_now(expected[part], section), section)

@@ -1,0 +1,276 @@
+"""What stands behind the gateway: models that say what a scenario lets them say, and retrieval that finds it.
+
+Every question, sub-query and query names its scenario, as in `@two-rounds a: who?`; the letter is that of a sub-query.
+Each role asks at a place of its own, `/delegation/v1`, so that a script is found by place and letter; `/delegation2/v1`
+is a replica, and has the same script.
+"""
+
+import asyncio
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+import grpc
+from aiohttp import web
+
+from tests.contract.wire import method_of, new_message, path_of
+
+Turn = str | dict[str, Any]
+"""What is said, or a table: `say`, with `thinks`, `finish` and `usage`; `status`, with `error` and `retry_after`; `body`,
+with its `kind`; `reset` or `hang`; `refuses`, names of fields. Before that `pause_s`, or `after` so many requests."""
+_TAG = re.compile(r"@([a-z0-9-]+)(?: ([a-z]):)?")
+_LONGEST_S = 10.0
+MODELS = {"delegation": "backbone", "execution": "small", "answer": "fixed", "searcher": "search-r1"}
+DOCUMENTS = {
+    letter: [
+        {"passage_id": f"{letter}1", "title": f"Fact {letter}", "text": f"Fact {letter} is {number}. It is so."},
+        {"passage_id": f"{letter}2", "title": f"More of {letter}", "text": f"Nobody doubts <it>, or {letter}."},
+    ]
+    for number, letter in enumerate("abcdefgh", 1)
+}
+
+
+def report(letter: str) -> str:
+    """An executor's report, in the words of what is found."""
+    return f"<answer>{'abcdefgh'.index(letter) + 1}</answer><evidence>Fact {letter} is so.</evidence>"
+
+
+def fails(status: int, error: str = "no", **more: Any) -> Turn:
+    """An error in OpenAI's shape."""
+    return {"status": status, "error": error, **more}
+
+
+class Upstream:
+    """A server of OpenAI's API and one of `RetrievalService`, in one event loop."""
+
+    def __init__(self) -> None:
+        self.url = self.retrieval = ""
+        self.scripts: dict[str, Mapping[str, list[Turn]]] = {}
+        """By scenario."""
+        self.asked: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        """What models were asked, by scenario."""
+        self.adapters: dict[str, str] = {}
+        self._seen: Counter[str] = Counter()
+        self._news = asyncio.Condition()
+        self._closing = AsyncExitStack()
+
+    async def start(self) -> None:
+        """Listen on free ports."""
+        app = web.Application(client_max_size=1 << 24)
+        app.router.add_post("/{place}/v1/chat/completions", self._complete)
+        app.router.add_get("/{place}/v1/models", self._models)
+        app.router.add_post("/{place}/v1/load_lora_adapter", self._load)
+        app.router.add_post("/{place}/v1/unload_lora_adapter", self._unload)
+        app.router.add_post("/{place}/tokenize", self._tokenize)
+        app.router.add_post("/{place}/v1/embeddings", self._embed)
+        app.router.add_get("/metrics", self._metrics)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        self._closing.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((self._retrieval_handler(),))
+        self.retrieval = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        self._closing.push_async_callback(server.stop, 0)
+
+    async def close(self) -> None:
+        """Listen no more."""
+        await self._closing.aclose()
+
+    async def seen(self, scenario: str, place: str, count: int) -> None:
+        """Wait until so many requests for a place, `execution` or `execution a`, have come in a scenario."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LONGEST_S), self._news:
+                await self._news.wait_for(lambda: self._seen[f"{scenario} {place}"] >= count)
+
+    async def _count(self, scenario: str, place: str, letter: str | None) -> int:
+        """Note a request; how many of the same script came before."""
+        names = [f"{scenario} {place}", *([f"{scenario} {place} {letter}"] if letter else [])]
+        before = self._seen[names[-1]]
+        async with self._news:
+            self._seen.update(names)
+            self._news.notify_all()
+        return before
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        place, body = request.match_info["place"].rstrip("2"), await request.json()
+        scenario, letter = tag_of(" ".join(message["content"] for message in body["messages"]))
+        number = await self._count(scenario, place, letter)
+        self.asked[scenario].append({"place": place, "letter": letter or "", "number": number, **body})
+        script = self.scripts.get(scenario, {})
+        turns = script.get(f"{place} {letter}") or script.get(place)
+        if turns is None:
+            turns = defaults(place, scenario, letter)
+            number = sum(message["role"] == "assistant" for message in body["messages"])
+        turn = turns[min(number, len(turns) - 1)]
+        turn = {"say": turn} if isinstance(turn, str) else turn
+        await asyncio.sleep(turn.get("pause_s", 0))
+        if "after" in turn:
+            await self.seen(scenario, *turn["after"])
+        if turn.get("hang"):
+            await asyncio.Event().wait()
+        if turn.get("reset") and request.transport:
+            request.transport.abort()
+            return web.Response()
+        if "status" in turn:
+            headers = {"Retry-After": turn["retry_after"]} if "retry_after" in turn else {}
+            error = {"error": {"message": turn["error"], "code": turn["status"]}}
+            return web.json_response(error, status=turn["status"], headers=headers)
+        if "body" in turn:
+            return web.Response(body=turn["body"].encode(), content_type=turn.get("kind", "text/html"))
+        if refused := next((field for field in turn.get("refuses", ()) if field in body), None):
+            said = {"error": {"message": f"{refused}: extra fields not permitted", "code": 400}}
+            return web.json_response(said, status=400)
+        if not body.get("stream"):
+            return _whole(body, turn)
+        return await _streamed(request, body, turn, lambda: self.seen(scenario, *turn.get("wait", ("", 0))))
+
+    async def _models(self, request: web.Request) -> web.Response:
+        place = request.match_info["place"]
+        models = [{"id": MODELS.get(place, place), "max_model_len": 32768, "parent": None}]
+        models += [{"id": name, "parent": MODELS[place], "root": path} for name, path in self.adapters.items()]
+        return web.json_response({"object": "list", "data": models})
+
+    async def _load(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.adapters[body["lora_name"]] = body["lora_path"]
+        return web.Response(text="Success")
+
+    async def _unload(self, request: web.Request) -> web.Response:
+        self.adapters.pop((await request.json())["lora_name"], None)
+        return web.Response(text="Success")
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        texts = [message["content"] for message in body["messages"]] if "messages" in body else [body["prompt"]]
+        return web.json_response({"count": sum(len(text.split()) for text in texts), "tokens": []})
+
+    async def _embed(self, request: web.Request) -> web.Response:
+        texts = (await request.json())["input"]
+        data = [
+            {"index": at, "embedding": [float(len(text) % 7 + 1), float(len(text.split())), 1.0, 0.5]}
+            for at, text in enumerate([texts] if isinstance(texts, str) else texts)
+        ]
+        return web.json_response({"object": "list", "data": data})
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(text="")
+
+    def _retrieval_handler(self) -> grpc.GenericRpcHandler:
+        method = method_of("RetrievalService/Search")
+        service = method.containing_service.full_name
+        handler = grpc.unary_unary_rpc_method_handler(
+            self._search, lambda sent: sent, lambda response: response.SerializeToString()
+        )
+        assert path_of(method) == f"/{service}/{method.name}"
+        return grpc.method_handlers_generic_handler(service, {method.name: handler})
+
+    async def _search(self, sent: bytes, context: Any) -> Any:
+        from google.protobuf import message_factory
+
+        method = method_of("RetrievalService/Search")
+        queries = message_factory.GetMessageClass(method.input_type).FromString(sent).queries
+        scenario, letter = tag_of(queries[0])
+        number = await self._count(scenario, "retrieval", letter)
+        turns = self.scripts.get(scenario, {}).get("retrieval", [{}])
+        turn = turns[min(number, len(turns) - 1)]
+        assert isinstance(turn, dict)
+        if "code" in turn:
+            await context.abort(grpc.StatusCode[turn["code"]], "scripted")
+        if turn.get("hang"):
+            await asyncio.Event().wait()
+        found = [{"passages": turn.get("passages", _passages(query))} for query in queries]
+        if turn.get("too_many"):
+            found *= 2
+        return new_message(method.output_type, {"results": found, "index_id": "index-1"})
+
+
+def tag_of(text: str) -> tuple[str, str | None]:
+    """The scenario that a text belongs to, and the letter of its sub-query."""
+    found = _TAG.search(text)
+    return (found[1], found[2]) if found else ("", None)
+
+
+def defaults(place: str, scenario: str, letter: str | None) -> list[Turn]:
+    """What is said where a scenario has no script: one round of one sub-query, one search, and the answer."""
+    if letter is None:
+        if place == "answer":
+            return ["<answer>42</answer>"]
+        return [f"<search>@{scenario} a: which one?</search>", "<stop/>Enough evidence<stop>"]
+    if place == "searcher":
+        return [f"<think>Hm.</think><search>@{scenario} {letter}: it</search>", "<answer>1</answer>"]
+    return [f"<search>@{scenario} {letter}: it</search>", report(letter)]
+
+
+def _passages(query: str) -> list[dict[str, Any]]:
+    _, letter = tag_of(query)
+    found = DOCUMENTS.get(letter or "", [])
+    return [{**one, "score": 0.9 - number / 10, "document": "facts.md"} for number, one in enumerate(found)]
+
+
+def _usage(body: dict[str, Any], turn: dict[str, Any], text: str) -> dict[str, Any] | None:
+    """Tokens are words; half of the prompt is cached."""
+    if "usage" in turn:
+        given: dict[str, Any] | None = turn["usage"]
+        return given
+    read = sum(len(message["content"].split()) for message in body["messages"])
+    reasoned = len(turn.get("thinks", "").split())
+    written = max(1, len(text.split())) + reasoned
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": read + written,
+        "prompt_tokens_details": {"cached_tokens": read // 2},
+        "completion_tokens_details": {"reasoning_tokens": reasoned},
+    }
+
+
+def _whole(body: dict[str, Any], turn: dict[str, Any]) -> web.Response:
+    message = {"role": "assistant", "content": turn["say"]}
+    choice = {"index": 0, "message": message, "finish_reason": turn.get("finish", "stop")}
+    reply = {"id": "c", "object": "chat.completion", "created": 1, "model": body["model"], "choices": [choice]}
+    return web.json_response({**reply, "usage": _usage(body, turn, turn["say"])})
+
+
+async def _streamed(
+    request: web.Request, body: dict[str, Any], turn: dict[str, Any], wait: Callable[[], Awaitable[None]]
+) -> web.StreamResponse:
+    """The text by words, as vLLM streams it: where that is asked for, with the count so far in every event. It is cut
+    before the word of number `cut`, after `wait`; a `held` one stays open.
+    """
+    options = body.get("stream_options") or {}
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+
+    async def send(delta: dict[str, Any], text: str, **end: Any) -> None:
+        chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": body["model"]}
+        usage = _usage(body, turn, text) if options.get("continuous_usage_stats") else None
+        choice = {"index": 0, "delta": delta, "finish_reason": None, **end}
+        await _event(response, {**chunk, "choices": [choice], **({"usage": usage} if usage else {})})
+
+    if "thinks" in turn:
+        await send({"role": "assistant", "reasoning_content": turn["thinks"]}, "")
+    pieces, said = re.findall(r"\S*\s*", turn["say"])[:-1], ""
+    for number, piece in enumerate(pieces):
+        if number == turn.get("cut") and request.transport:
+            await wait()
+            if "held" in turn:
+                await asyncio.Event().wait()
+            request.transport.abort()
+            return response
+        said += piece
+        await send({"content": piece}, said)
+    await send({}, said, finish_reason=turn.get("finish", "stop"), stop_reason=None)
+    if options.get("include_usage") and (usage := _usage(body, turn, said)):
+        await _event(response, {"id": "c", "choices": [], "usage": usage})
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+async def _event(response: web.StreamResponse, content: dict[str, Any]) -> None:
+    await response.write(b"data: " + json.dumps(content).encode() + b"\n\n")

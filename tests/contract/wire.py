@@ -1,0 +1,150 @@
+"""The wire as the generated code describes it, spoken to by names alone."""
+
+import importlib
+import pkgutil
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+import rolegate.v1
+from google.protobuf import descriptor_pool, json_format, message_factory
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from tests.contract.names import data_now, name_now
+
+PACKAGE = "rolegate.v1"
+Metadata = Sequence[tuple[str, str]]
+Json = dict[str, Any]
+_SCALARS = {
+    getattr(FieldDescriptor, name): name.removeprefix("TYPE_").lower()
+    for name in dir(FieldDescriptor)
+    if name.startswith("TYPE_")
+}
+
+
+def services() -> dict[str, ServiceDescriptor]:
+    """Every service of the generated code, by its name without the package."""
+    found = {}
+    for module in pkgutil.iter_modules(rolegate.v1.__path__):
+        if module.name.endswith("_pb2"):
+            descriptor = importlib.import_module(f"{PACKAGE}.{module.name}").DESCRIPTOR
+            found.update(dict(descriptor.services_by_name))
+    return found
+
+
+def described() -> Json:
+    """All of the wire: methods with their messages, fields with their types, values of enums."""
+    methods: Json = {}
+    messages: Json = {}
+    enums: Json = {}
+
+    def add(message: Descriptor) -> None:
+        if message.name in messages or message.file.package != PACKAGE:
+            return
+        messages[message.name] = fields = {}
+        for field in message.fields:
+            kind = field.message_type or field.enum_type
+            one_of = field.containing_oneof.name if field.containing_oneof else ""
+            optional = one_of == f"_{field.name}"
+            many = "repeated " if field.is_repeated else "optional " if optional else ""
+            of = f" of {one_of}" if one_of and not optional else ""
+            fields[field.name] = f"{many}{kind.name if kind else _SCALARS[field.type]}{of}"
+            if field.message_type:
+                add(field.message_type)
+            if field.enum_type:
+                enums[field.enum_type.name] = [value.name for value in field.enum_type.values]
+
+    for name, service in services().items():
+        for method in service.methods:
+            streams = "stream " if method.server_streaming else ""
+            methods[f"{name}/{method.name}"] = [method.input_type.name, f"{streams}{method.output_type.name}"]
+            add(method.input_type)
+            add(method.output_type)
+    return {"methods": methods, "messages": messages, "enums": enums}
+
+
+class RPCError(Exception):
+    """What a call ended with instead of a response."""
+
+    def __init__(self, error: grpc.RpcError) -> None:
+        super().__init__(str(error))
+        self.code = error.code().name
+        self.reason, self.metadata, self.retries = "", {}, False
+        status = rpc_status.from_call(error)
+        for detail in status.details if status else ():
+            info = error_details_pb2.ErrorInfo()
+            if detail.Unpack(info):
+                self.reason, self.metadata = info.reason, dict(info.metadata)
+            self.retries |= detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR)
+
+
+class Wire:
+    """Calls methods of one gateway with requests as JSON, in the names of the recording."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+        self.called: set[str] = set()
+
+    async def call(self, rpc: str, request: Json, *, timeout: float = 20, metadata: Metadata = ()) -> Json:
+        """The response. Raises `RPCError`."""
+        method = method_of(rpc)
+        self.called.add(rpc)
+        ask: Any = self._channel.unary_unary(
+            path_of(method), _written, message_factory.GetMessageClass(method.output_type).FromString
+        )
+        try:
+            return as_json(await ask(new_message(method.input_type, request), timeout=timeout, metadata=metadata))
+        except grpc.aio.AioRpcError as error:
+            raise RPCError(error) from None
+
+    async def stream(
+        self, rpc: str, request: Json, *, timeout: float = 20, metadata: Metadata = ()
+    ) -> AsyncIterator[Json]:
+        """The responses. Raises `RPCError`; leaving cancels the call."""
+        method = method_of(rpc)
+        self.called.add(rpc)
+        ask: Any = self._channel.unary_stream(
+            path_of(method), _written, message_factory.GetMessageClass(method.output_type).FromString
+        )
+        call = ask(new_message(method.input_type, request), timeout=timeout, metadata=metadata)
+        try:
+            async for response in call:
+                yield as_json(response)
+        except grpc.aio.AioRpcError as error:
+            raise RPCError(error) from None
+        finally:
+            call.cancel()
+
+
+def method_of(rpc: str) -> MethodDescriptor:
+    """A method by its name in the recording, such as `AnswerService/Answer`."""
+    service, name = name_now("rpc", rpc).split("/")
+    return services()[service].methods_by_name[name]
+
+
+def path_of(method: MethodDescriptor) -> str:
+    """As gRPC names it."""
+    return f"/{method.containing_service.full_name}/{method.name}"
+
+
+def new_message(kind: Descriptor, request: Json) -> Message:
+    """A message from JSON in the names of the recording."""
+    return json_format.ParseDict(data_now(request), message_factory.GetMessageClass(kind)())
+
+
+def as_json(message: Message) -> Json:
+    """A message under the names of the protocol, with every field that has a default."""
+    found: Json = json_format.MessageToDict(
+        message,
+        preserving_proto_field_name=True,
+        always_print_fields_with_no_presence=True,
+        descriptor_pool=descriptor_pool.Default(),
+    )
+    return found
+
+
+def _written(message: Message) -> bytes:
+    return message.SerializeToString()
