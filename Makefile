@@ -4,13 +4,24 @@ export Q ?= In which country is the birthplace of the spouse of Worfle Shenlei?
 
 WORK ?= study
 
-.PHONY: ask test check study protos clean
+.PHONY: ask test test-engines test-all check study protos clean
 
 ask: $(VENV)/ready
 	@$(BIN)/rolegate ask --stream -- "$$Q"
 
+JOBS ?= auto
+PARALLEL = -n $(JOBS) --dist loadgroup
+
+# What measures time runs first, alone. An empty result of grep would mean all files.
 test: $(VENV)/ready-dev
-	@$(BIN)/pytest
+	@$(BIN)/pytest -m "timing and not slow" $$(grep -rlw --include='*.py' 'mark.timing' tests || echo tests)
+	@$(BIN)/pytest $(PARALLEL) -m "not (engines or slow or postgres or timing)"
+
+test-engines: $(VENV)/ready-dev
+	@$(BIN)/pytest -m engines
+
+test-all: test test-engines
+	@$(BIN)/pytest $(PARALLEL) -m "(slow or postgres) and not (engines or timing)"
 
 check: $(VENV)/ready-dev
 	$(BIN)/ruff check .

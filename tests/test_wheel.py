@@ -57,6 +57,7 @@ async def upstream() -> AsyncIterator[OpenAIServer]:
         yield server
 
 
+@pytest.mark.slow
 async def test_the_wheel_answers_among_foreign_modules(installed: Path, upstream: OpenAIServer, tmp_path: Path) -> None:
     """A wheel installed elsewhere indexes and answers while a foreign `router/` and `benchmarks/` lie around."""
     for name in ("router", "benchmarks", "serving"):

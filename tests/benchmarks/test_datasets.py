@@ -171,7 +171,7 @@ GOOD = '{"id": "1", "question": "Who?", "answers": ["Ana"]}\n'
         ("q.jsonl", GOOD.encode("utf-16"), "q.jsonl:1: not UTF-8 at byte 1"),
         ("q.jsonl", GOOD.encode() + GOOD.replace("Ana", "Anä").encode("latin-1"), "q.jsonl:2: not UTF-8 at byte 48"),
         ("q.jsonl", "", "q.jsonl: holds no question"),
-        ("q.jsonl.gz", gzip.compress(GOOD.encode())[:-12], "q.jsonl.gz: cannot be read"),
+        ("q.jsonl.gz", gzip.compress(GOOD.encode(), mtime=0)[:-12], "q.jsonl.gz: cannot be read"),
         ("q.json", json.dumps([HOTPOT, HOTPOT])[:-9], "q.json: after item 1: .*premature EOF"),
         ("q.json", json.dumps([HOTPOT]).replace("Cy", "C\xff").encode("latin-1"), "q.json: after item 0: .*UTF8"),
         ("q.json", json.dumps([HOTPOT, HOTPOT | {"answer": ""}]), "q.json, item 2: no answer"),

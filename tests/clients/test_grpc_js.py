@@ -12,6 +12,7 @@ from tests import scripted_gateway
 from tests.router.edge.wire import locked_gateway
 from tests.scripted_gateway import BORN, DEAD_QUESTION, DIRECTOR, QUESTION, ROOT
 
+pytestmark = pytest.mark.slow
 EXAMPLE = Path("examples", "javascript")
 
 

@@ -13,9 +13,12 @@ from tests import scripted_gateway
 from tests.router.edge.wire import locked_gateway
 from tests.scripted_gateway import DEAD_QUESTION, DIRECTOR, QUESTION, ROOT
 
-pytestmark = pytest.mark.skipif(
-    not (shutil.which("grpcurl") or shutil.which("grpc_cli")), reason="neither grpcurl nor grpc_cli is installed"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (shutil.which("grpcurl") or shutil.which("grpc_cli")), reason="neither grpcurl nor grpc_cli is installed"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
 """The demo as `rolegate ask` runs it, once for all tests of this folder: real engines, a real index, one gateway; and
-an engine beside it."""
+an engine alone."""
 
 import re
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from serving.composition import running_gateway
-from serving.config import Config, ReuseConfig
+from serving.config import Config, ReuseConfig, RoleConfig
 from serving.config_file import load_config, preset
 from serving.engine import engine
 
@@ -51,9 +51,63 @@ async def demo(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Demo]:
         yield Demo(config, folder / "runs.db", address, channel, tuple(steps))
 
 
+@pytest.fixture
+def demo_engines(demo: Demo) -> Config:
+    """The demo's config with its engines' addresses, for workbenches: what they ask there, its ledger misses, so tests
+    that use this come after those that compare ledger and engines.
+    """
+
+    def at(role: RoleConfig) -> RoleConfig:
+        url = demo.engines[f"engines.{role.engine}"]
+        return msgspec.structs.replace(role, engine=None, base_url=url)
+
+    roles = {name: at(role) for name, role in demo.config.roles.by_name.items()}
+    return msgspec.structs.replace(demo.config, roles=msgspec.structs.replace(demo.config.roles, **roles))
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A running engine."""
+
+    url: str
+    logs: Path
+
+    @property
+    def log(self) -> str:
+        """What it has logged so far."""
+        return "".join(log.read_text("utf-8", "replace") for log in self.logs.iterdir())
+
+
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def engine_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    """An executor's engine beside the demo: what is asked of the demo's without its gateway, its ledger would miss."""
+async def executor_engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
+    """An engine of the executor's model without a gateway, that logs its requests."""
     config, logs = load_config(preset("mini")).engines["executor"], tmp_path_factory.mktemp("engine")
+    config = msgspec.structs.replace(config, arguments=(*config.arguments, "--enable-log-requests"))
     async with engine("executor", config, ["mini-executor"], lambda _step: None, logs=logs) as url:
-        yield url
+        yield Engine(url, logs)
+
+
+@pytest.fixture
+def engine_url(executor_engine: Engine) -> str:
+    return executor_engine.url
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what uses the demo, keep what shares engines in one process, and put last what comes last."""
+    here = [place for place, item in enumerate(items) if item.path.is_relative_to(Path(__file__).parent)]
+    for place, item in zip(here, sorted((items[place] for place in here), key=_past_the_ledger), strict=True):
+        items[place] = item
+        if "demo" in _fixtures(item):
+            item.add_marker(pytest.mark.engines)
+            item.add_marker(pytest.mark.xdist_group("demo"))
+        if "executor_engine" in _fixtures(item):
+            item.add_marker(pytest.mark.xdist_group("executor_engine"))
+
+
+def _fixtures(item: pytest.Item) -> list[str]:
+    return getattr(item, "fixturenames", [])
+
+
+def _past_the_ledger(item: pytest.Item) -> bool:
+    return "demo_engines" in _fixtures(item)

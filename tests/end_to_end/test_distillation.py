@@ -17,6 +17,7 @@ from executor_sft.evaluation import Evaluation
 from executor_sft.miniworld.config import write_config
 from executor_sft.miniworld.questions import Question
 from executor_sft.step import read_manifest
+from serving.config import Config
 from tests.end_to_end.conftest import Demo
 from tests.end_to_end.test_demo import _questions
 from tests.scripted_gateway import environment
@@ -26,19 +27,19 @@ _LOGGED, _HELD_OUT = 24, 6
 _RECIPE = 'method = "lora"\nrank = 8\nepochs = 1.0\nbatch = 16\ndevice_batch = 16\nlearning_rate = 1e-3\n'
 
 
-async def test_logged_questions_become_a_shadow(demo: Demo, tmp_path: Path) -> None:
+async def test_logged_questions_become_a_shadow(demo: Demo, demo_engines: Config, tmp_path: Path) -> None:
     """Questions with right answers, logged by the gateway, are mined, filtered, trained on, evaluated and published;
     the version that comes of it works as shadow, and every step says what it was made of.
     """
     held_out = _questions(_HELD_OUT, single_search=True)  # so little training does not spoil these
     known = {question.text for question in held_out}
     logged = [one for one in _questions(_LOGGED + _HELD_OUT, single_search=False) if one.text not in known][:_LOGGED]
-    for question in held_out + logged:  # held-out ones are asked too, and must not be trained on
-        await _ask(demo, question)
+    # Held-out ones are asked too, and must not be trained on.
+    await asyncio.gather(*(_ask(demo, question) for question in held_out + logged))
     lines = [{"id": one.id, "text": one.text, "answer": one.answer} for one in held_out]
     (tmp_path / "held_out.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(lines))
     (tmp_path / "recipe.toml").write_text(_RECIPE)
-    write_config(demo.config, tmp_path / "rolegate.toml")
+    write_config(demo_engines, tmp_path / "rolegate.toml")
     await _retrain(demo, tmp_path)
 
     figures = read_manifest(tmp_path / "work" / "mined").figures

@@ -1,12 +1,13 @@
 """The ledger against a real engine's own counters, and against its log."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 import pytest_asyncio
 from rolegate.v1 import answer_service_pb2 as answer_pb
@@ -20,16 +21,13 @@ from router.ledger import Ledger
 from router.model import Message, Prompt, Sampling
 from router.openai_http import OpenAIHTTP
 from router.prompt_bound import prompt_bound
-from router.reconciliation import Reconciler, Reconciliation
+from router.reconciliation import EngineCount, Reconciler, Reconciliation, Tokens
 from router.role import Role
 from router.run import Run
 from router.store.database import Database
 from router.store.journal import SQLJournal
 from router.store.ledger_sums import SQLLedgerSums
-from serving.config import EngineConfig
-from serving.config_file import load_config, preset
-from serving.engine import engine
-from tests.end_to_end.conftest import Demo
+from tests.end_to_end.conftest import Demo, Engine
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 MODEL = "mini-executor"
@@ -38,29 +36,33 @@ LONG = 1500
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
-    """A running engine, and what it has logged so far."""
+class Served:
+    """An engine, and its counters when the test began."""
 
-    url: str
-    log: Callable[[], str]
+    engine: Engine
     session: aiohttp.ClientSession
+    before: Tokens
 
     def role(self, max_tokens: int, **extra: object) -> Role:
         """A role on it."""
-        model = OpenAIHTTP(self.session, self.url, MODEL, extra_body=extra)
+        model = OpenAIHTTP(self.session, self.engine.url, MODEL, extra_body=extra)
         return Role("execution", model, "You search.", Sampling(max_tokens), deployment="engine", context_tokens=2048)
 
+    async def read(self, base_url: str) -> EngineCount:
+        """What it has counted since."""
+        count = await VLLMCounts(self.session).read(base_url)
+        return msgspec.structs.replace(count, tokens=minus(count.tokens, self.before))
 
-@pytest_asyncio.fixture(scope="module", loop_scope="package")
-async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
-    logs: Path = tmp_path_factory.mktemp("logs")
-    path = load_config(preset("mini")).engines["executor"].path
-    config = EngineConfig(path=path, arguments=("--enable-log-requests", "--gpu-memory-utilization", "0.3"))
-    async with (
-        engine("executor", config, [MODEL], lambda _step: None, logs=logs) as url,
-        aiohttp.ClientSession() as session,
-    ):
-        yield Engine(url, lambda: "".join(log.read_text("utf-8", "replace") for log in logs.iterdir()), session)
+
+def minus(tokens: Tokens, before: Tokens) -> Tokens:
+    return Tokens(tokens.prompt - before.prompt, tokens.completion - before.completion)
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def served(executor_engine: Engine) -> AsyncIterator[Served]:
+    async with aiohttp.ClientSession() as session:
+        before = (await VLLMCounts(session).read(executor_engine.url)).tokens
+        yield Served(executor_engine, session, before)
 
 
 @pytest_asyncio.fixture(loop_scope="package")
@@ -78,7 +80,7 @@ def run(run_id: str, ledger: Ledger) -> Run:
     return Run(run_id, "execute", "?", "finished", "", None, {}, ledger.calls, 0.0, 1.0)
 
 
-async def test_the_ledger_equals_the_engine(served: Engine, database: Database) -> None:
+async def test_the_ledger_equals_the_engine(served: Served, database: Database) -> None:
     """Completed calls agree exactly, each under its own name; cut calls lie within their bounds; every request that the
     engine logged is a row.
     """
@@ -107,7 +109,7 @@ async def test_the_ledger_equals_the_engine(served: Engine, database: Database) 
         assert both.verdict in ("equal", "within_bounds")  # equal where nothing came after the last report of usage
         assert both.completed_calls == 10
         assert sorted(both.uncertain_calls) == [f"run-cut-{number}" for number in range(4)]
-        log = served.log()
+        log = served.engine.log
         for call in (*ledger.calls, *(call for call in cut.calls if call.usage)):
             assert f"chatcmpl-{call.request_id}" in log
 
@@ -122,8 +124,8 @@ async def test_the_gateway_says_so(demo: Demo) -> None:
     assert sum(found.completed_calls for found in response.reconciliations) > 0
 
 
-async def compared(served: Engine, database: Database) -> Reconciliation:
-    reconciler = Reconciler({"engine": served.url}, VLLMCounts(served.session), SQLLedgerSums(database))
+async def compared(served: Served, database: Database) -> Reconciliation:
+    reconciler = Reconciler({"engine": served.engine.url}, served, SQLLedgerSums(database))
     (found,) = await reconciler.reconcile()
     return found
 
@@ -141,7 +143,7 @@ async def leaves_after(pieces: int, role: Role, ledger: Ledger) -> None:
             await anext(deltas)
 
 
-async def cancelled_once_sent(served: Engine, ledger: Ledger) -> None:
+async def cancelled_once_sent(served: Served, ledger: Ledger) -> None:
     """Ask, and cancel as soon as the question is on its way."""
     sent, trace = asyncio.Event(), aiohttp.TraceConfig()
 
@@ -156,9 +158,9 @@ async def cancelled_once_sent(served: Engine, ledger: Ledger) -> None:
         await asyncio.gather(asking, return_exceptions=True)
 
 
-async def test_its_tokenizer_counts_what_it_counts(served: Engine) -> None:
+async def test_its_tokenizer_counts_what_it_counts(served: Served) -> None:
     """A prompt has, template included, the very tokens that the engine books; and no more than its bytes tell."""
-    model = OpenAIHTTP(served.session, served.url, MODEL)
+    model = OpenAIHTTP(served.session, served.engine.url, MODEL)
     prompt = Prompt(ASKED, Sampling(16), request_id="counted")
     said, counted = await model.complete(prompt), await model.count(prompt, "two words")
     assert said.usage is not None

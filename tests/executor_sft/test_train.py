@@ -87,6 +87,7 @@ def losses(folder: Path) -> list[StepLoss]:
     return [msgspec.json.decode(line, type=StepLoss) for line in (folder / "loss.jsonl").read_bytes().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_killed_training_ends_as_if_nothing_had_been(base: Path, data: Path, tmp_path: Path) -> None:
     """Killed for real after its first checkpoint, it goes on from there: the same loss at every step, the same
     adapter. And the loss falls, as far as an adapter of a random model goes.
@@ -116,6 +117,7 @@ def test_a_killed_training_ends_as_if_nothing_had_been(base: Path, data: Path, t
     assert not (whole / "checkpoints").exists() and (whole / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_whole_weights_are_trained_by_several_processes(base: Path, data: Path, tmp_path: Path) -> None:
     """Under `accelerate launch`, one of them writes; the result loads as its base does, with the same tokenizer."""
     launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1")

@@ -181,7 +181,6 @@ async def test_the_same_comes_of_it(first: str) -> None:
         *(Terms(limits=ExecutorLimits(turns, turns - 1), executor=insists) for turns in (2, 3, 4)),
         Terms(sharing=True),
     ],
-    ids=str,
 )
 async def test_the_same_comes_of_it_on_any_terms(terms: Terms) -> None:
     """Rounds that ask again what another one has found, and outputs that have to be corrected in between."""

@@ -46,6 +46,7 @@ def test_verdicts(reply: str, verdict: bool | None) -> None:
     assert parse_verdict(reply) is verdict
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("reply", [*FLOODS, "." * 200_000 + "x", "<verdict>" + "!" * 200_000 + "x</verdict>"])
 def test_floods(reply: str) -> None:
     """Any output is read in linear time."""

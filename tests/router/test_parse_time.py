@@ -9,6 +9,7 @@ from benchmarks.cpu_time import cpu_s
 from benchmarks.floods import READERS, floods
 from router.sse import MAX_EVENT_BYTES, EventReader
 
+pytestmark = pytest.mark.timing
 _MEGABYTE = 1_000_000
 _TIMES = 40
 """What ten times the text may take; 10 where the time is linear, and 100 where it is quadratic."""

@@ -153,6 +153,7 @@ async def growth(door: Door, once: str, twice: str) -> float:
     return least
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     "name",
     [
@@ -210,6 +211,7 @@ async def test_names_and_lists_that_nobody_means(call: Callable[..., Awaitable[o
     assert info_of(caught.value).reason == "BAD_REQUEST"
 
 
+@pytest.mark.timing
 async def test_bodies_of_clients_that_inflate() -> None:
     """They are refused before anything is inflated, with a key or without, at any path."""
     bomb, headers = gzip.compress(b"a" * (256 << 20)), {"Content-Encoding": "gzip", "Content-Type": "application/json"}

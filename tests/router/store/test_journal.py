@@ -404,6 +404,7 @@ async def test_a_trace_holds_an_execution_once(database: Database, journal: SQLJ
     assert len(trace) < len(msgspec.msgpack.encode(finished)) - len(msgspec.msgpack.encode(ANSWER.executions)) / 2
 
 
+@pytest.mark.postgres
 async def test_a_server_that_drops_its_clients(postgres: Callable[[], str]) -> None:
     """Is connected to again; nothing is lost and nothing counts twice."""
     database = await Database.open(postgres())

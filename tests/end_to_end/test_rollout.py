@@ -12,17 +12,19 @@ from executor_sft.miniworld.world import World
 from executor_sft.questions import read_questions
 from executor_sft.rolling_out import CALLS, ROLLOUTS, roll_out_all, roller_of
 from executor_sft.rollouts import Rollout
-from executor_sft.workbench import workbench
+from executor_sft.workbench import Workbench, workbench
 from router.engine_counts import VLLMCounts
+from router.reconciliation import Tokens
 from serving.config import Config, DistillationConfig
-from serving.config_file import load_config, preset
+
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Config:
-    """The preset `mini` over another world, with the executor as its own teacher."""
+def config(demo_engines: Config, tmp_path: Path) -> Config:
+    """The demo's models over another world, with the executor as its own teacher."""
     export(World(13, "test"), tmp_path, 6)
-    config = over(load_config(preset("mini")), tmp_path)
+    config = over(demo_engines, tmp_path)
     return msgspec.structs.replace(config, distillation=DistillationConfig(teacher=config.roles.execution))
 
 
@@ -31,18 +33,24 @@ def without_scores(lines: bytes) -> bytes:
     return re.sub(rb'"score":[-\d.e]+', b"", lines)
 
 
+async def counted(bench: Workbench) -> dict[str, Tokens]:
+    """What each engine has counted, by its model."""
+    roles, counts = (bench.config.roles.delegation, bench.config.roles.execution), VLLMCounts(bench.session)
+    return {role.model: (await counts.read(str(role.base_url))).tokens for role in roles}
+
+
 async def test_a_tiny_world(config: Config, tmp_path: Path) -> None:
     """All questions are rolled out; the sums are what the engines themselves counted; a second time costs nothing."""
     questions = read_questions(tmp_path / "questions.jsonl")
     async with workbench(config, lambda step: None, remember=tmp_path / CALLS, teacher=True) as bench:
+        before = await counted(bench)
         failed = await roll_out_all(roller_of(bench), questions, tmp_path / ROLLOUTS, 4, lambda done: None)
         assert bench.memory is not None
-        spent, counts = bench.memory.spent, VLLMCounts(bench.session)
-        for engine, model in (("backbone", "mini-backbone"), ("executor", "mini-executor")):
-            counted = (await counts.read(bench.engines[engine])).tokens
+        spent = bench.memory.spent
+        for model, after in (await counted(bench)).items():
             ours = [one for one in spent if one.model == model]
-            assert counted.prompt == sum(one.prompt_tokens for one in ours) > 0
-            assert counted.completion == sum(one.completion_tokens for one in ours) > 0
+            assert after.prompt - before[model].prompt == sum(one.prompt_tokens for one in ours) > 0
+            assert after.completion - before[model].completion == sum(one.completion_tokens for one in ours) > 0
         whole = (tmp_path / ROLLOUTS).read_bytes()
         (tmp_path / ROLLOUTS).unlink()
         await roll_out_all(roller_of(bench), questions, tmp_path / ROLLOUTS, 4, lambda done: None)
