@@ -9,7 +9,7 @@ WORK ?= study
 ask: $(VENV)/ready
 	@$(BIN)/rolegate ask --stream -- "$$Q"
 
-JOBS ?= auto
+JOBS ?= logical
 PARALLEL = -n $(JOBS) --dist loadgroup
 
 # What measures time runs first, alone. An empty result of grep would mean all files.

@@ -1,9 +1,10 @@
-"""`rolegate bench sweep` as a process against real servers: finished, killed, refused; and what its rows say."""
+"""`rolegate bench sweep` against real servers: finished, killed, refused; and what its rows say."""
 
 import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -24,8 +25,9 @@ from router.errors import BadConfig
 from router.model import Prompt
 from router.role_total import RoleTotal
 from serving.retrieval.digest import sha256_of
+from tests.conftest import Rolegate
 from tests.executor_sft import test_rollout_command
-from tests.executor_sft.test_rollout_command import QUESTIONS, ROOT, Endpoint
+from tests.executor_sft.test_rollout_command import QUESTIONS, ROOT, Endpoint, Ran
 
 endpoint, rollout_config = test_rollout_command.endpoint, test_rollout_command.config
 CELLS = ["big + student", "big + teacher", "no_retrieval: big"]
@@ -89,22 +91,20 @@ topology = "no_retrieval"
     yield file
 
 
-async def ran(*arguments: object) -> tuple[int, str]:
-    """Its exit status, and what it printed."""
-    process = await start(*arguments)
-    async with asyncio.timeout(120):
-        said, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, said.decode()
+@pytest.fixture
+def ran(rolegate: Rolegate) -> Ran:
+    """Runs a command beside the servers of this process: its exit status, and what it printed."""
+    return partial(asyncio.to_thread, rolegate, "bench")
 
 
-async def start(*arguments: object) -> asyncio.subprocess.Process:
+async def started(*arguments: object) -> asyncio.subprocess.Process:
+    """A command in a process of its own."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "benchmarks", *map(str, arguments)),
         cwd=ROOT,
         stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
     )
 
 
@@ -125,7 +125,7 @@ def checking(found: list[ResultRow]) -> dict[str, RoleTotal]:
     return {one.role: one for one in merged(one for row in found for one in row.checking)}
 
 
-async def test_sweep(sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
+async def test_sweep(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
     """It asks before it spends; then every pair answers everything, and the rows say who did what at what cost."""
     command = ("sweep", "--config", sweep, "--out", tmp_path / "out")
     status, said = await ran(*command)
@@ -164,7 +164,7 @@ async def test_sweep(sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
     assert (status, endpoint.answered.total()) == (0, calls), "there is nothing left to do"
 
 
-async def test_a_sweep_grows(sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
+async def test_a_sweep_grows(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
     """By rollouts, questions and pairs: what is there stays and is not paid for again; nothing else may change."""
     whole = sweep.read_text("utf-8")
     command = ("sweep", "--config", sweep, "--out", tmp_path / "grown", "--yes")
@@ -202,7 +202,7 @@ async def test_a_sweep_grows(sweep: Path, endpoint: Endpoint, tmp_path: Path) ->
     assert (status, "was begun with settings.seed 0 (now 7)" in said) == (1, True), said
 
 
-async def test_killed(sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
+async def test_killed(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
     """It goes on where it was: the rows are those of an undisturbed sweep, and no call was paid for twice."""
     command = ("sweep", "--config", sweep, "--yes", "--out")
     status, said = await ran(*command, tmp_path / "undisturbed")
@@ -213,11 +213,11 @@ async def test_killed(sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
     for free in (3, 20, 25):
         endpoint.free, endpoint.held = free, 0
         endpoint.both_held.clear()
-        process = await start(*command, tmp_path / "killed")
+        process = await started(*command, tmp_path / "killed")
         async with asyncio.timeout(60):
             await endpoint.both_held.wait()
         process.kill()
-        await process.communicate()
+        await process.wait()
     with (tmp_path / "killed" / "results.jsonl").open("ab") as torn:
         torn.write(b'{"cell": "big + stu')
     endpoint.free = 10**6
@@ -229,7 +229,7 @@ async def test_killed(sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
     assert read_study(tmp_path / "killed").whole
 
 
-async def test_failed_rollouts(sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
+async def test_failed_rollouts(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
     """They have no row, and are named; finished rows are kept, and the same command tries the others again."""
     endpoint.unwanted = QUESTIONS[1].text
     command = ("sweep", "--config", sweep, "--out", tmp_path / "out", "--yes")
@@ -248,7 +248,7 @@ async def test_failed_rollouts(sweep: Path, endpoint: Endpoint, tmp_path: Path) 
     assert max(endpoint.answered.values()) == 4, "each of the two pairs asks the backbone once in each rollout"
 
 
-async def test_another_index_for_another_cell(sweep: Path, tmp_path: Path) -> None:
+async def test_another_index_for_another_cell(ran: Ran, sweep: Path, tmp_path: Path) -> None:
     """What all cells share is compared with any row that is there, whichever cell made it; budgets are each cell's."""
     status, said = await ran("sweep", "--config", sweep, "--out", tmp_path / "out")
     assert status == 1, said

@@ -1,4 +1,4 @@
-"""`rolegate sft rollout` and `mine` as processes against real servers: finished, killed, refused, agreed to."""
+"""`rolegate sft rollout` and `mine` against real servers: finished, killed, refused, agreed to."""
 
 import asyncio
 import json
@@ -6,7 +6,8 @@ import os
 import pty
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from router.model import Message, Prompt, Sampling, end_at_stop
 from router.store.database import Database
 from router.tenant import Tenant
 from serving.retrieval.grpc_service import RetrievalServicer
+from tests.conftest import Rolegate
 from tests.executor_sft.scripted_roles import OnePage, answers, asks, questions, searches_once, searches_twice
 from tests.executor_sft.test_logged import asked, say
 from tests.router.store.stored import call, put
 
+Ran = Callable[..., Awaitable[tuple[int, str]]]
 ROOT = Path(__file__).parents[2]
 MODELS = {"backbone": asks, "answerer": answers, "teacher": searches_twice, "student": searches_once}
 QUESTIONS = questions(4)
@@ -111,23 +114,21 @@ def listed(tmp_path: Path) -> Path:
     return path
 
 
-async def start(*arguments: object, stdin: int = asyncio.subprocess.DEVNULL) -> asyncio.subprocess.Process:
+@pytest.fixture
+def ran(rolegate: Rolegate) -> Ran:
+    """Runs a command beside the servers of this process: its exit status, and what it printed."""
+    return partial(asyncio.to_thread, rolegate, "sft")
+
+
+async def started(*arguments: object) -> asyncio.subprocess.Process:
+    """A command in a process of its own."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "executor_sft", *map(str, arguments)),
         cwd=ROOT,
-        stdin=stdin,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
     )
-
-
-async def ran(*arguments: object, stdin: int = asyncio.subprocess.DEVNULL) -> tuple[int, str]:
-    """Its exit status, and what it printed."""
-    process = await start(*arguments, stdin=stdin)
-    async with asyncio.timeout(120):
-        said, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, said.decode()
 
 
 def rollouts(folder: Path) -> list[Rollout]:
@@ -135,7 +136,7 @@ def rollouts(folder: Path) -> list[Rollout]:
     return [msgspec.json.decode(line, type=Rollout) for line in lines]
 
 
-async def test_rollout(config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path) -> None:
+async def test_rollout(ran: Ran, config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path) -> None:
     """Rolls out, prints the search counts, and does nothing a second time; other settings are refused."""
     held_out = tmp_path / "held-out.jsonl"
     held_out.write_text(json.dumps({"question": QUESTIONS[3].text.upper()}), "utf-8")
@@ -161,7 +162,7 @@ async def test_rollout(config: Path, listed: Path, endpoint: Endpoint, tmp_path:
     assert "was begun with settings.limit absent (now 1); go back, or name another folder" in said
 
 
-async def test_failed_questions(config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path) -> None:
+async def test_failed_questions(ran: Ran, config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path) -> None:
     """A step in which a question failed is not finished, unless that is wanted; the same command tries it again."""
     command = ("rollout", "--questions", listed, "--config", config, "--out", tmp_path / "out")
     endpoint.unwanted = QUESTIONS[1].text
@@ -177,18 +178,18 @@ async def test_failed_questions(config: Path, listed: Path, endpoint: Endpoint, 
     assert [one.question.id for one in rollouts(tmp_path / "out")] == ["q0", "q1", "q2", "q3"]
 
 
-async def test_killed(config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path) -> None:
+async def test_killed(ran: Ran, config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path) -> None:
     """After SIGKILL the same command goes on: no call that was answered is made again."""
     command = ("rollout", "--questions", listed, "--config", config, "--concurrency", 2, "--out")
     assert (await ran(*command, tmp_path / "whole"))[0] == 0
     whole = endpoint.answered.copy()
     endpoint.answered.clear()
     endpoint.free = 30
-    process = await start(*command, tmp_path / "out")
+    process = await started(*command, tmp_path / "out")
     async with asyncio.timeout(120):
         await endpoint.both_held.wait()
     process.kill()
-    await process.communicate()
+    await process.wait()
     assert not (tmp_path / "out" / "manifest.json").exists()
     endpoint.free = 10**6
     status, said = await ran(*command, tmp_path / "out")
@@ -197,7 +198,7 @@ async def test_killed(config: Path, listed: Path, endpoint: Endpoint, tmp_path: 
     assert (tmp_path / "out" / "rollouts.jsonl").read_bytes() == (tmp_path / "whole" / "rollouts.jsonl").read_bytes()
 
 
-async def test_a_teacher_that_is_down(config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path) -> None:
+async def test_a_teacher_that_is_down(ran: Ran, config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path) -> None:
     """The command ends with who is down, how far it came, and what to do."""
     endpoint.down.add("teacher")
     status, said = await ran("rollout", "--questions", listed, "--config", config, "--out", tmp_path / "out")
@@ -207,7 +208,7 @@ async def test_a_teacher_that_is_down(config: Path, listed: Path, endpoint: Endp
     assert "same command" in said
 
 
-async def test_nobody_teaches(config: Path, listed: Path, tmp_path: Path) -> None:
+async def test_nobody_teaches(ran: Ran, config: Path, listed: Path, tmp_path: Path) -> None:
     """Says what to add to the config."""
     config.write_text(config.read_text("utf-8").partition("[distillation.teacher]")[0], "utf-8")
     status, said = await ran("rollout", "--questions", listed, "--config", config, "--out", tmp_path / "out")
@@ -229,7 +230,7 @@ async def logged(folder: Path) -> None:
     await database.close()
 
 
-async def test_mine(config: Path, endpoint: Endpoint, tmp_path: Path) -> None:
+async def test_mine(ran: Ran, config: Path, endpoint: Endpoint, tmp_path: Path) -> None:
     """Asks first; agreed to, it rolls out what the store holds, and a later start needs no store and no consent."""
     await logged(tmp_path)
     command = ("mine", "--config", config, "--out", tmp_path / "out")
@@ -254,21 +255,30 @@ async def test_mine(config: Path, endpoint: Endpoint, tmp_path: Path) -> None:
     assert "was finished before" in said
 
 
+@pytest.fixture
+def keyboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The other side of a terminal that commands read from."""
+    here, there = pty.openpty()
+    with Path(os.ttyname(there)).open() as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        yield here
+    os.close(here)
+    os.close(there)
+
+
 @pytest.mark.parametrize(("reply", "status"), [(b"y\n", 0), (b"\n", 1)])
-async def test_mine_at_a_terminal(config: Path, tmp_path: Path, reply: bytes, status: int) -> None:
+async def test_mine_at_a_terminal(ran: Ran, config: Path, keyboard: int, reply: bytes, status: int) -> None:
     """Only a yes is a yes."""
-    await logged(tmp_path)
-    terminal, stdin = pty.openpty()
-    os.write(terminal, reply)
-    ended, said = await ran("mine", "--config", config, "--out", tmp_path / "out", "--limit", 1, stdin=stdin)
-    os.close(terminal)
-    os.close(stdin)
+    folder = config.parent
+    await logged(folder)
+    os.write(keyboard, reply)
+    ended, said = await ran("mine", "--config", config, "--out", folder / "out", "--limit", 1)
     assert ended == status, said
     assert "Roll out 1 questions? [y/N]" in said
-    assert (tmp_path / "out").exists() == (status == 0)
+    assert (folder / "out").exists() == (status == 0)
 
 
-async def test_mine_with_nothing_to_use(config: Path, tmp_path: Path) -> None:
+async def test_mine_with_nothing_to_use(ran: Ran, config: Path, tmp_path: Path) -> None:
     """Where every question is held out, it says so, and asks nothing."""
     await logged(tmp_path)
     held_out = tmp_path / "held-out.jsonl"
