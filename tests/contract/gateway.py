@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.contract.scenarios import SCENARIOS, Scenario, Step
 from tests.contract.upstream import MODELS, Upstream
 from tests.contract.wire import Json, RPCError, Wire
 
+CONFIGS = Path(__file__).parent / "gateways.toml"
 ROOT = Path(__file__).parents[2]
 MAIN = "import sys; from serving.cli.main import main; sys.exit(main())"
 _STARTING_S = 60.0
@@ -30,41 +32,18 @@ _VOLATILE = (
     (re.compile(r'"\d+(\.\d+)?s"'), '"<duration>"'),
     (re.compile(r'("retry_after_s": )"[\d.]+"'), r'\1"<seconds>"'),
     (re.compile(r'("created": )\d+'), r'\1"<time>"'),
-    (re.compile(r"chatcmpl-[0-9a-f]+"), "<completion>"),
+    (re.compile(r"\b(chatcmpl|feedback)-[0-9a-f]+"), r"<\1>"),
+)
+_SAID = ("text", "finish_reason")
+_EXECUTION = (
+    "sub_query outcome report.answer report.evidence searches.query searches.passages.id searches.ignored_queries "
+    "searches.dropped_passages conversation.outputs.text conversation.outputs.finish_reason executor shared_from"
 )
 TRACE = (
-    "status",
-    "result.answer",
-    "result.outcome",
-    "result.topology",
-    "result.rounds",
-    "result.searches.query",
-    "result.searches.passages.id",
-    "result.delegation.outputs.text",
-    "result.delegation.outputs.reasoning",
-    "result.delegation.outputs.finish_reason",
-    "result.answering.outputs.text",
-    "result.answering.outputs.finish_reason",
-    *(
-        f"{place}.{field}"
-        for place in ("result", "result.executions")
-        for field in (
-            "sub_query",
-            "outcome",
-            "report.answer",
-            "report.evidence",
-            "searches.query",
-            "searches.passages.id",
-            "searches.ignored_queries",
-            "searches.dropped_passages",
-            "conversation.outputs.text",
-            "conversation.outputs.finish_reason",
-            "executor",
-            "shared_from",
-        )
-    ),
-    "result.outputs.text",
-    "result.outputs.finish_reason",
+    *"status result.answer result.outcome result.topology result.rounds".split(),
+    *"result.searches.query result.searches.passages.id result.delegation.outputs.reasoning".split(),
+    *(f"result.{said}.{each}" for said in ("delegation.outputs", "answering.outputs", "outputs") for each in _SAID),
+    *(f"{place}.{field}" for place in ("result", "result.executions") for field in _EXECUTION.split()),
 )
 """Of a run's trace; where a list is on the way, the field of each of its entries."""
 ROWS = ("calls.number", "calls.sub_query", "calls.max_tokens", "calls.reserved.tokens")
@@ -73,78 +52,9 @@ ROWS = ("calls.number", "calls.sub_query", "calls.max_tokens", "calls.reserved.t
 
 def config_of(name: str, upstream: Upstream) -> Json:
     """A gateway's config, by dotted keys of the recording."""
-    dead = "http://127.0.0.1:9/v1"
-    config: Json = {
-        "server.address": "127.0.0.1:0",
-        "server.http": "127.0.0.1:0",
-        "server.store": "sqlite:///store.db",
-        "server.timeout_s": 20.0,
-        "server.grace_s": 1.0,
-        "telemetry.metrics": "127.0.0.1:0",
-        "retrieval.address": upstream.retrieval,
-        "retrieval.timeout_s": 1.0,
-        "search.max_rounds": 3,
-        "search.max_sub_queries": 3,
-        "search.max_turns": 3,
-        "search.max_searches": 2,
-        "search.top_k": 2,
-        "search.early_dispatch": False,
-        "versions.folder": "versions",
-    }
-    for role in ("delegation", "execution", "answer"):
-        config |= {
-            f"roles.{role}.model": MODELS[role],
-            f"roles.{role}.prompt": f"{role}.txt",
-            f"roles.{role}.base_url": f"{upstream.url}/{role}/v1",
-            f"roles.{role}.max_tokens": 80,
-            f"roles.{role}.attempts": 2,
-            f"roles.{role}.first_token_timeout_s": 1.5,
-            f"roles.{role}.call_timeout_s": 2.0,
-        }
-    if name == "main":
-        config |= {f"prices.{model}": {"prompt": 2.0, "completion": 8.0, "cached": 0.5} for model in MODELS.values()}
-        config |= {
-            "roles.execution.thinking": False,
-            "topologies.searcher.model": MODELS["searcher"],
-            "topologies.searcher.prompt": "searcher.txt",
-            "topologies.searcher.base_url": f"{upstream.url}/searcher/v1",
-            "topologies.searcher.max_tokens": 80,
-            "topologies.single_agent.prompt": "agent.txt",
-            "topologies.no_retrieval.prompt": "agent.txt",
-        }
-    if name == "loose":
-        config |= {
-            "search.early_dispatch": True,
-            "search.require_evidence": False,
-            "search.max_rounds": 2,
-            "search.max_turns": 2,
-            "search.max_searches": 1,
-            "search.max_sub_queries": 2,
-            "reuse.enabled": False,
-            "roles.execution.structured": False,
-            "roles.execution.system_role": False,
-            "roles.execution.temperature": 0.5,
-            "roles.execution.seed": 7,
-            "roles.delegation.extra_body": {"reasoning_effort": "low"},
-            "roles.delegation.thinking": True,
-            "roles.answer.fallbacks": ["delegation"],
-        }
-    if name == "broken":
-        config |= {
-            "server.timeout_s": 1.0,
-            "server.max_question_chars": 100,
-            "search.scope": "scope.txt",
-            "roles.delegation.attempts": 3,
-            "roles.delegation.replicas": [f"{upstream.url}/delegation2/v1"],
-            "roles.execution.base_url": dead,
-            "roles.execution.attempts": 1,
-            "roles.execution.fallbacks": ["delegation"],
-            "roles.answer.base_url": dead,
-            "roles.answer.attempts": 1,
-        }
-    if name == "guarded":
-        config |= {"admission.max_runs_per_tenant": 1, "admission.queue": 0}
-    return config
+    text = CONFIGS.read_text("utf-8").replace("$upstream", upstream.url).replace("$retrieval", upstream.retrieval)
+    tables = tomllib.loads(text)
+    return {**tables["all"], **tables[name]}
 
 
 def write_config(folder: Path, config: Json) -> Path:
@@ -159,8 +69,8 @@ def write_config(folder: Path, config: Json) -> Path:
             table[last] = value
     for name in ("delegation", "execution", "answer", "agent", "searcher"):
         (folder / f"{name}.txt").write_text(f"You are the {name}.\n")
-    words = re.findall(r"[a-z]+", " ".join([scenario.name for scenario in SCENARIOS]))
-    (folder / "scope.txt").write_text("\n".join(["which", "one", "is", "it", *words]) + "\n\nNobody\n")
+    words = [scenario.name for scenario in SCENARIOS]
+    (folder / "scope.txt").write_text("\n".join(["a", "b", "is", "it", *words]) + "\n\nwhich one\n")
     _publish(folder / "versions" / "executor-000001")
     file = folder / "rolegate.toml"
     file.write_text(tomlkit.dumps(tables))
@@ -170,20 +80,12 @@ def write_config(folder: Path, config: Json) -> Path:
 def _publish(folder: Path) -> None:
     """A version of the executor, of one file."""
     folder.mkdir(parents=True)
-    weights = b"weights"
-    (folder / "adapter_model.safetensors").write_bytes(weights)
+    (folder / "adapter_model.safetensors").write_bytes(b"weights")
     manifest = {
-        "format": 1,
-        "version": folder.name,
-        "kind": "adapter",
-        "base_model": MODELS["execution"],
-        "base_sha256": "",
-        "rank": 8,
-        "recipe": {},
-        "data": {},
-        "git_revision": "",
+        **{"format": 1, "version": folder.name, "kind": "adapter", "base_model": MODELS["execution"]},
+        **{"base_sha256": "", "rank": 8, "recipe": {}, "data": {}, "git_revision": ""},
         "created_at": "2026-01-01T00:00:00Z",
-        "files": {"adapter_model.safetensors": hashlib.sha256(weights).hexdigest()},
+        "files": {"adapter_model.safetensors": hashlib.sha256(b"weights").hexdigest()},
     }
     (folder / "manifest.json").write_text(json.dumps(data_now(manifest, "json")))
 
@@ -230,6 +132,8 @@ class Gateway:
         async for line in self._process.stdout:
             said = line.decode()
             self._log.append(said)
+            if ready.is_set():
+                continue
             if found := re.search(r"http://(127\.0\.0\.1:\d+)/metrics", said):
                 self.metrics = found[1]
             elif found := re.search(r"http://(127\.0\.0\.1:\d+)/v1", said):
@@ -261,6 +165,8 @@ class Gateway:
         else:
             results = [await step for step in steps]
         ids = await self._ended(tag, expected)
+        if scenario.shadows:
+            ids += [run["run_id"] for run in await self._tagged(tag, "RUN_KIND_SHADOW")]
         runs = [await self._on_record(run_id) for run_id in ids]
         played = {"steps": results, "runs": runs, "upstream": self._asked(scenario.name)}
         await self._calm(scenario)
@@ -268,7 +174,7 @@ class Gateway:
 
     async def _calm(self, scenario: Scenario) -> None:
         """After failures, let every role succeed once, so that no scenario sees the breakers of another."""
-        if scenario.gateway != "main" or not scenario.says:
+        if scenario.gateway != "faults" or not scenario.says:
             return
         for role in ("ROLE_DELEGATION", "ROLE_EXECUTION", "ROLE_ANSWER"):
             request = {"role": role, "messages": [{"role": "user", "content": "calm"}], "request_id": ""}
@@ -291,6 +197,9 @@ class Gateway:
             await asyncio.wait([asking])
             return {"left": True}
         result = await asking
+        while step.until not in json.dumps(result):
+            await asyncio.sleep(0.05)
+            result = await self._made(step, json.loads(text))
         return shape_of(result) if step.shape else result
 
     async def _made(self, step: Step, request: Json) -> Json:
@@ -333,9 +242,10 @@ class Gateway:
                 found = await self._tagged(tag)
         return found[0]
 
-    async def _tagged(self, tag: str) -> list[Json]:
+    async def _tagged(self, tag: str, kind: str = "RUN_KIND_UNSPECIFIED") -> list[Json]:
         """The runs of a scenario, the newest first; what is not named is of a tenant whose texts are not kept."""
-        found = await self.wire.call("RunService/ListRuns", {"page_size": 30}, metadata=self._metadata(""))
+        request = {"page_size": 30, "kind": kind}
+        found = await self.wire.call("RunService/ListRuns", request, metadata=self._metadata(""))
         fresh = [run for run in found["runs"] if run["run_id"] not in self._seen]
         return [run for run in fresh if not run["request"] or f"{tag} " in run["request"]]
 

@@ -93,8 +93,19 @@ def recorded(name: str) -> Any:
 
 def record(name: str, value: Any) -> None:
     """Write a recording."""
-    text = json.dumps(value, ensure_ascii=False, indent=1, sort_keys=True)
-    (RECORDED / f"{name}.json").write_text(f"{text}\n", "utf-8")
+    (RECORDED / f"{name}.json").write_text(f"{_written(value)}\n", "utf-8")
+
+
+def _written(value: Any, indent: str = "") -> str:
+    """JSON, with a line for whatever fits into one."""
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True)
+    if len(indent) + len(text) <= 150 or not isinstance(value, dict | list) or not value:
+        return text
+    inner = f"{indent} "
+    if isinstance(value, list):
+        return "[\n" + ",\n".join(inner + _written(each, inner) for each in value) + f"\n{indent}]"
+    entries = (f"{inner}{json.dumps(key)}: {_written(value[key], inner)}" for key in sorted(value))
+    return "{\n" + ",\n".join(entries) + f"\n{indent}}}"
 
 
 def check(name: str, found: Any, expected: Any, section: str = "fields") -> None:

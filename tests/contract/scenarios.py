@@ -6,7 +6,7 @@ In all texts `@@` is the scenario's tag, `@name`; models whose turns a scenario 
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.contract.upstream import Turn, fails, report
@@ -29,6 +29,8 @@ class Step:
     """Begins once so many requests have come for a place."""
     leaves: tuple[str, int] | None = None
     """The client leaves once so many have come."""
+    until: str = ""
+    """It is made again and again until this stands in the JSON of its response, as what it asks for takes a while."""
     shape: bool = False
     """Whether only the shape of what it returns is compared, as it tells of other scenarios, too."""
 
@@ -44,6 +46,8 @@ class Scenario:
     gateway: str = "main"
     together: bool = False
     """Whether all steps are made at once."""
+    shadows: int = 0
+    """How many runs of versions on trial are to be on record, too."""
 
 
 STOP = "<stop/>Enough evidence<stop>"
@@ -180,15 +184,15 @@ FAILURES = [
     one("retrieval-silent", {"retrieval": [{"hang": True}]}),
     Scenario("failed-then-again", [ask({"request_id": "@@"})] * 2, {"execution": [fails(401), FOUND, report("a")]}),
 ]
-TWO_OF_THEM: Mapping[str, list[Turn]] = {"delegation": [BOTH, STOP]}
+ENOUGH = {"max_total_tokens": 9000}
 BUDGETS = [
     one("budget-for-nothing", {}, budget={"max_total_tokens": 5}),
-    one("budget-for-one-round", TWO_ROUNDS, budget={"max_total_tokens": 700}),
-    one("budget-that-suffices", {}, budget={"max_total_tokens": 9000}),
+    one("budget-for-one-round", TWO_ROUNDS, budget={"max_total_tokens": 320}),
+    one("budget-that-suffices", {}, budget=ENOUGH),
     one("budget-of-a-role", {}, budget={"role_budgets": [{"role": "ROLE_EXECUTION", "max_total_tokens": 50}]}),
     one("budget-in-money", {}, budget={"max_cost_nano_usd": 2_000_000}),
     one("budget-in-money-without-price", {}, "loose", budget={"max_cost_nano_usd": 1_000_000}),
-    one("budget-and-a-cut-call", {"execution": [{"say": FOUND, "cut": 2}, FOUND]}, budget={"max_total_tokens": 900}),
+    one("budget-and-a-cut-call", {"execution": [{"say": FOUND, "cut": 2}, FOUND, report("a")]}, budget=ENOUGH),
     Scenario("deadline-without-a-report", [ask(timeout_s=1.0)], {"execution": [{"hang": True}]}),
     Scenario(
         "deadline-with-a-report", [ask(timeout_s=1.5)], {"delegation": [BOTH, STOP], "execution b": [{"hang": True}]}
@@ -276,7 +280,9 @@ VERSIONS = [
             versions("RegisterExecutorVersion", NEW),
             versions("SetExecutorVersionTraffic", {**NEW, "state": "EXECUTOR_VERSION_STATE_SHADOW"}),
             ask({"fresh": True}),
+            versions("ListExecutorVersions", until='"trials": "1"'),
         ],
+        shadows=1,
 
     ),
     Scenario(
@@ -294,7 +300,7 @@ VERSIONS = [
     ),
 ]
 OPENAI = [
-    Scenario("openai", [post(), post({"model": "rolegate-executor"}), Step("GET /v1/models", {})]),
+    Scenario("openai", [post(), post({"model": "rolegate-executor", "messages": [{"role": "user", "content": "@@ a: which?"}]}), Step("GET /v1/models", {})]),
     Scenario(
         "openai-streamed",
         [post({"stream": True, "stream_options": {"include_usage": True}})],
@@ -321,7 +327,7 @@ OPENAI = [
     Scenario("openai-model-garbled", [post()], {"answer": [{"body": "{"}]}),
     Scenario("openai-too-long", [post()], {"execution": [fails(400, LONG)]}),
     Scenario("openai-stream-fails", [post({"stream": True})], {"answer": [fails(500)]}),
-    Scenario("openai-out-of-time", [post()], {"delegation a": [{"hang": True}]}, "broken"),
+    Scenario("openai-out-of-time", [post()], {"execution": [{"hang": True}]}, "broken"),
 ]
 LOOSE = [
     one("loose-one-round", {}, "loose"),
@@ -355,9 +361,9 @@ STRUCTURE = [
     one("structure-given-up", {}, "guarded"),
 ]
 BROKEN = [
-    Scenario("nobody-there", [execute()], gateway="broken"),
-    Scenario("answerer-not-there", [ask(), post()], gateway="broken"),
-    one("replicas", {"delegation": [fails(503), fails(503), FIRST, STOP]}, "broken"),
+    one("nobody-there", {}, "broken", **topology("SEARCHER")),
+    Scenario("answerer-not-there", [ask(), post()], {"execution": [FOUND, report("a"), "7"]}, "broken"),
+    one("replicas", {"delegation": [fails(503), FIRST, STOP]}, "broken"),
     Scenario("out-of-scope", [ask({"question": "@@ Which banana is it?"})], gateway="broken"),
     Scenario("too-long-a-question", [ask({"question": "which " * 40})], gateway="broken"),
 ]
@@ -404,15 +410,14 @@ GUARDED = [
         gateway="guarded",
     ),
 ]
+FAULTS = [replace(one, gateway="faults") if one.gateway == "main" else one for one in (*FAILURES, *BUDGETS, *OPENAI)]
 SCENARIOS: list[Scenario] = [
     *WHAT_MODELS_SAY,
     *TOPOLOGIES,
-    *FAILURES,
-    *BUDGETS,
+    *FAULTS,
     *SHARING,
     *CANCELLING,
     *RUNS,
-    *OPENAI,
     *LOOSE,
     *BROKEN,
     *GUARDED,

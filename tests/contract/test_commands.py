@@ -1,0 +1,145 @@
+"""Commands, their options, and the JSON that they print are those that were recorded."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving.cli.main import main
+
+from tests.contract.conftest import Contract
+from tests.contract.gateway import shape_of
+from tests.contract.names import RECORDING, RENAMED, check, data_now, name_now, now, record, recorded
+
+pytestmark = pytest.mark.xdist_group("contract")
+_LISTED = ("sft", "bench")
+"""Of these only the list of subcommands is recorded."""
+
+
+def printed(*arguments: str, status: int = 0) -> str:
+    """What a command prints."""
+    out, problems = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(problems):
+        try:
+            ended = main(list(arguments))
+        except SystemExit as left:
+            ended = int(left.code or 0)
+    assert ended == status, f"{' '.join(arguments)}: {out.getvalue()}{problems.getvalue()}"
+    return out.getvalue()
+
+
+def subcommands(text: str) -> list[str]:
+    """Those that a help lists."""
+    section = re.search(r"^positional arguments:\n(.*?)(?:\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
+    return re.findall(r"^    ([a-z][a-z-]*)(?: |$)", section[1], re.MULTILINE) if section else []
+
+
+def walked(command: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Every command with its options."""
+    text = printed(*command.split(), "--help")
+    yield command, sorted(set(re.findall(r"^  (?:-\w, )?(--[a-z][a-z-]*)", text, re.MULTILINE)) - {"--help"})
+    for name in subcommands(text):
+        if command in _LISTED:
+            yield f"{command} {name}", []
+        else:
+            yield from walked(f"{command} {name}".strip())
+
+
+def test_commands() -> None:
+    """All of them with their options; of trainings and benchmarks, that they are there."""
+    found = dict(walked())
+    if RECORDING:
+        record("commands", found)
+    expected = {}
+    for command, options in recorded("commands").items():
+        if (named := now("commands", command)) is not None:
+            places = [now("commands", f"{command} {option}".strip()) for option in options]
+            expected[named] = sorted(place.split()[-1] for place in places if place is not None)
+    check("commands", found, expected, "commands")
+
+
+@pytest.fixture(scope="module")
+def outputs(contract: Contract, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What each command prints with `--json`, by the command."""
+    gateway, folder = contract.gateways["main"], tmp_path_factory.mktemp("commands")
+    at, config = ("--address", gateway.address), ("--config", str(gateway.config))
+    found: dict[str, Any] = {}
+
+    def run(command: str, *arguments: str, name: str = "", status: int = 0, flag: str = "--json") -> Any:
+        words = now("commands", command)
+        if words is None:
+            return None
+        text = printed(*words.split(), *arguments, *([flag] if flag else []), status=status)
+        read = [json.loads(line) for line in text.splitlines() if line.strip()]
+        found[name or command] = shape_of(read)
+        return read
+
+    asked = run("ask", "@command Which one?", *at)
+    run_id = asked[0][name_now("fields", "run_id")] if asked else ""
+    run("ask", "@command Which one?", "--stream", *at, name="ask --stream")
+    run("runs list", "--limit", "3", *at)
+    printed(*name_now("commands", "runs feedback").split(), run_id, "--good", "--score", "1", *at)
+    run("runs show", run_id, *at)
+    run("runs watch", run_id, *at)
+    run("usage", *at)
+    run("usage", "--by", "tenant,role,model,version", "--per", "hour", *at, name="usage --per")
+    run("usage reconcile", *at)
+    run("versions list", *at)
+    run("versions decisions", *at)
+    for action in ("shadow", "canary", "off", "promote", "rollback"):
+        run(f"versions {action}", "executor-000001", *at)
+    run("tenants set", "acme", "--usd-per-day", "1", *config)
+    run("tenants list", *config)
+    run("tenants show", "acme", *config)
+    run("store check", *config)
+    run("check", *config)
+    run("check", "--live", *config, name="check --live", status=1)
+    made = run("keys create", "--tenant", "acme", "--config", str(_copy(gateway.config, folder)))
+    copied = ("--config", str(folder / "rolegate.toml"))
+    run("keys list", *copied)
+    run("keys revoke", made[0]["key_id"], *copied)
+    (folder / "facts.md").write_text("# Facts\n\nFact a is 1.\n")
+    embedder = ("--embedder-url", f"{contract.upstream.url}/embedder/v1", "--embedder-model", "embedder")
+    out = ("--out", str(folder / "index"), "--embedder-dimension", "4")
+    run("index build", str(folder / "facts.md"), *out, *embedder)
+    if export := now("commands", "runs export"):
+        file = folder / "runs.jsonl"
+        printed(*export.split(), "--out", str(file), "--kind", "answer", *config)
+        found["runs export"] = shape_of([json.loads(line) for line in file.read_text().splitlines()])
+    return found
+
+
+def _copy(config: Path, folder: Path) -> Path:
+    """The same config with a store of its own, as the first key shuts a gateway for all who have none."""
+    for file in config.parent.iterdir():
+        if file.suffix in (".toml", ".txt"):
+            (folder / file.name).write_bytes(file.read_bytes())
+    return folder / "rolegate.toml"
+
+
+def test_json(outputs: dict[str, Any]) -> None:
+    """Keys and types of what each prints."""
+    if RECORDING:
+        record("json", outputs)
+    expected = {command: shape for command, shape in recorded("json").items() if now("commands", command) is not None}
+    lines = {command: data_now(data_now(shape, "fields"), "json") for command, shape in expected.items()}
+    check("json", outputs, lines, "json")
+
+
+def test_every_command_with_json_was_run(outputs: dict[str, Any]) -> None:
+    """But for those of trainings and benchmarks, and those that need what was published by one."""
+    with_json = {name for name, options in recorded("commands").items() if "--json" in options}
+    unrun = {name for name in with_json - outputs.keys() if now("commands", name) is not None}
+    assert unrun <= {"versions register"}, "tell here how they are to be run"
+
+
+def test_the_map_gives_reasons() -> None:
+    """Whatever is gone or new says why."""
+    for section, names in RENAMED.items():
+        for name, found in names.items():
+            reason = getattr(found, "reason", found if section == "added" else "a name of now is reason enough")
+            assert len(reason.split()) >= 3, f"{section}: {name}: say why in a sentence"

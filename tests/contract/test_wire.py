@@ -1,0 +1,93 @@
+"""Methods, messages and routes are those that were recorded, and each was called at least once."""
+
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from tests.contract.conftest import Contract
+from tests.contract.names import RECORDING, check, is_added, name_now, now, record, recorded
+from tests.contract.wire import PACKAGE, described, services
+
+pytestmark = pytest.mark.xdist_group("contract")
+
+
+def wire_now(wire: Any) -> Any:
+    """The recorded description under the names of now."""
+
+    def kind_now(kind: str) -> str:
+        return " ".join(now("messages", word) or word for word in kind.split())
+
+    methods = {
+        name_now("rpc", rpc): [kind_now(kind) for kind in kinds]
+        for rpc, kinds in wire["methods"].items()
+        if now("rpc", rpc) is not None
+    }
+    messages = {}
+    for message, fields in wire["messages"].items():
+        if (named := now("messages", message)) is not None:
+            messages[named] = {
+                field_now: kind_now(kind)
+                for field, kind in fields.items()
+                if (field_now := now("fields", field)) is not None and now("fields", f"{message}.{field}") is not None
+            }
+    enums = {
+        named: [value for each in values if (value := now("values", each)) is not None]
+        for enum, values in wire["enums"].items()
+        if (named := now("messages", enum)) is not None
+    }
+    return {"methods": methods, "messages": messages, "enums": enums}
+
+
+@pytest.mark.parametrize("part", ["methods", "messages", "enums"])
+def test_the_wire_is_what_was_recorded(part: str) -> None:
+    """All methods with their messages, all fields with their types, all values of enums."""
+    found = described()
+    if RECORDING:
+        record("wire", found)
+    check(part, found[part], wire_now(recorded("wire"))[part], "rpc" if part == "methods" else "fields")
+
+
+def test_the_server_has_every_service(contract: Contract) -> None:
+    """Reflection lists them, and describes their methods."""
+    with grpc.insecure_channel(contract.gateways["main"].address) as channel:
+        reflected = ProtoReflectionDescriptorDatabase(channel)
+        pool = DescriptorPool(reflected)
+        listed = set(reflected.get_services())
+        for name, service in services().items():
+            there = {method.name for method in pool.FindServiceByName(f"{PACKAGE}.{name}").methods}
+            assert there == {method.name for method in service.methods}
+    further = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    assert listed == {f"{PACKAGE}.{name}" for name in services()} | further
+
+
+def test_health(contract: Contract) -> None:
+    """It knows every service, and tells whoever watches."""
+    with grpc.insecure_channel(contract.gateways["main"].address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        for name in ("", *(f"{PACKAGE}.{name}" for name in services())):
+            request = health_pb2.HealthCheckRequest(service=name)
+            assert stub.Check(request, timeout=10).status == health_pb2.HealthCheckResponse.SERVING
+            watched = stub.Watch(request, timeout=10)
+            assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
+            watched.cancel()
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=10)
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_every_method_was_called(contract: Contract) -> None:
+    """By one scenario at least, so that what each returns is compared."""
+    called = {name_now("rpc", rpc) for gateway in contract.gateways.values() for rpc in gateway.wire.called}
+    assert {rpc for rpc in described()["methods"] if not is_added("rpc", rpc)} == called
+
+
+def test_every_route_was_asked(contract: Contract) -> None:
+    """Those of the OpenAI-compatible server."""
+    asked = sorted({route for gateway in contract.gateways.values() for route in gateway.fetched})
+    if RECORDING:
+        record("routes", asked)
+    assert asked == [route for route in recorded("routes") if now("http", route) is not None]
