@@ -3,18 +3,18 @@
 import asyncio
 import json
 import threading
-import time, os
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
+from serving.cli.main import main
 from tests.contract.gateway import Gateway, config_of, write_config
-from tests.contract.names import RECORDING, record, recorded
+from tests.contract.names import RECORDING, name_now, record, recorded
 from tests.contract.scenarios import SCENARIOS
 from tests.contract.upstream import Upstream
 
@@ -67,7 +67,6 @@ class Contract:
 
     async def _play(self) -> None:
         await asyncio.gather(*(gateway.start() for gateway in self.gateways.values()))
-
         known: dict[str, int] = {}
         if not RECORDING:
             shadows = {one.name: one.shadows for one in SCENARIOS}
@@ -77,45 +76,45 @@ class Contract:
         async def play(name: str) -> None:
             for scenario in SCENARIOS:
                 if scenario.gateway == name:
-                    begun = time.monotonic()
-                    try:
-                        self.played[scenario.name] = await self.gateways[name].play(scenario, known.get(scenario.name))
-                    except Exception as error:
-                        error.add_note(f"in the scenario {scenario.name}")
-                        raise
-                    if os.environ.get("CT"): print(f"{time.monotonic()-begun:.2f} {time.monotonic():.1f}", name, scenario.name)
+                    self.played[scenario.name] = await self.gateways[name].play(scenario, known.get(scenario.name))
 
-        async with asyncio.TaskGroup() as group:
-            for name in GATEWAYS:
-                group.create_task(play(name))
+        await asyncio.gather(*map(play, GATEWAYS))
 
 
 def make_keys(config: Path) -> dict[str, str]:
     """Keys in the config's store, by the tenants that they are of; the operator's by the empty name."""
-    limits = {
+    limits: dict[str, list[str]] = {
+        "acme": [],
+        "rich": [],
         "poor": ["--tokens-per-day", "50"],
         "seldom": ["--requests-per-day", "1"],
         "unpriced": ["--usd-per-day", "1"],
         "quiet": ["--redact"],
     }
-    keys = {"none": "", "wrong": "rg_00000000_wrong", "": command("keys", "create", config=config)["key"]}
-    for tenant in ("acme", "rich", *limits):
-        if tenant in limits:
-            command("tenants", "set", tenant, *limits[tenant], config=config)
-        keys[tenant] = command("keys", "create", "--tenant", tenant, config=config)["key"]
-    keys["trainer"] = command("keys", "create", "--tenant", "acme", "--scope", "train", config=config)["key"]
+    at = ("--config", str(config))
+
+    def key(*options: str) -> str:
+        made: str = json.loads(printed(*name_now("commands", "keys create").split(), *options, "--json", *at))["key"]
+        return made
+
+    keys = {"none": "", "wrong": "rg_00000000_wrong", "": key(), "trainer": key(*"--tenant acme --scope train".split())}
+    for tenant, options in limits.items():
+        if options:
+            printed(*name_now("commands", "tenants set").split(), tenant, *options, *at)
+        keys[tenant] = key("--tenant", tenant)
     return keys
 
 
-def command(*arguments: str, config: Path | None = None) -> Any:
-    """What a command prints with `--json`."""
-    from serving.cli.main import main
-
-    chosen = ["--config", str(config)] if config else []
-    with redirect_stdout(StringIO()) as printed:
-        status = main([*arguments, "--json", *chosen])
-    assert status == 0, printed.getvalue()
-    return json.loads(printed.getvalue()) if printed.getvalue().strip() else None
+def printed(*arguments: str, status: int = 0) -> str:
+    """What a command prints."""
+    out, problems = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(problems):
+        try:
+            ended = main(list(arguments))
+        except SystemExit as left:
+            ended = int(left.code or 0)
+    assert ended == status, f"{' '.join(arguments)}: {out.getvalue()}{problems.getvalue()}"
+    return out.getvalue()
 
 
 @pytest.fixture(scope="session")

@@ -157,16 +157,10 @@ class Gateway:
         """What comes of a scenario, without all that is different each time. `expected`: how many runs it has; None
         where that is not known yet.
         """
-        tag = f"@{scenario.name}"
-        self._upstream.scripts[scenario.name] = json.loads(json.dumps(scenario.says).replace("@@", tag))
+        self._upstream.scripts[scenario.name] = scenario.says
         steps = [self._step(step, scenario.name) for step in scenario.steps]
-        if scenario.together:
-            results = list(await asyncio.gather(*steps))
-        else:
-            results = [await step for step in steps]
-        ids = await self._ended(tag, expected)
-        if scenario.shadows:
-            ids += [run["run_id"] for run in await self._tagged(tag, "RUN_KIND_SHADOW")]
+        results = [*await asyncio.gather(*steps)] if scenario.together else [await step for step in steps]
+        ids = await self._ended(scenario, expected)
         runs = [await self._on_record(run_id) for run_id in ids]
         played = {"steps": results, "runs": runs, "upstream": self._asked(scenario.name)}
         await self._calm(scenario)
@@ -187,7 +181,7 @@ class Gateway:
     async def _step(self, step: Step, scenario: str) -> Json:
         if step.when:
             await self._upstream.seen(scenario, *step.when)
-        text = json.dumps(step.request).replace("@@", f"@{scenario}")
+        text = json.dumps(step.request)
         if "$run" in text:
             text = text.replace("$run", (await self._newest(f"@{scenario}"))["run_id"])
         asking = asyncio.create_task(self._made(step, json.loads(text)))
@@ -208,11 +202,12 @@ class Gateway:
         metadata = self._metadata(step.key)
         try:
             if "Stream" not in step.rpc and step.rpc.split("/")[1] not in ("WatchRun", "ExportRuns"):
-                return await self.wire.call(step.rpc, request, timeout=step.timeout_s, metadata=metadata)
-            streamed = self.wire.stream(step.rpc, request, timeout=step.timeout_s, metadata=metadata)
+                return await self.wire.call(step.rpc, request, timeout_s=step.timeout_s, metadata=metadata)
+            streamed = self.wire.stream(step.rpc, request, timeout_s=step.timeout_s, metadata=metadata)
             events = [event async for event in streamed]
         except RPCError as error:
-            return {"error": {"code": error.code, "reason": error.reason, "metadata": error.metadata}}
+            told = {"code": error.code, "reason": error.reason, "metadata": error.metadata, "retries": error.retries}
+            return {"error": told}
         if step.rpc.endswith("StreamComplete"):  # how it is cut into pieces is nobody's promise
             texts = {name: "".join(event.get(name, "") for event in events) for name in ("text", "reasoning")}
             return {"events": [{**events[-1], **texts}]}
@@ -249,9 +244,9 @@ class Gateway:
         fresh = [run for run in found["runs"] if run["run_id"] not in self._seen]
         return [run for run in fresh if not run["request"] or f"{tag} " in run["request"]]
 
-    async def _ended(self, tag: str, expected: int | None) -> list[str]:
+    async def _ended(self, scenario: Scenario, expected: int | None) -> list[str]:
         """The scenario's runs, the oldest first, once all have ended; fewer than expected where no more come."""
-        found: list[Json] = []
+        tag, found = f"@{scenario.name}", list[Json]()
         with suppress(TimeoutError):
             async with asyncio.timeout(_ENDED_S):
                 if expected is None:
@@ -262,7 +257,8 @@ class Gateway:
                     if len(found) >= (expected or 0) and not running:
                         break
                     await asyncio.sleep(0.02)
-        ids = [run["run_id"] for run in reversed(found)]
+        shadows = await self._tagged(tag, "RUN_KIND_SHADOW") if scenario.shadows else []
+        ids = [run["run_id"] for run in (*reversed(found), *shadows)]
         self._seen.update(ids)
         return ids
 

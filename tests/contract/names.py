@@ -38,7 +38,8 @@ def data_now(value: Any, section: str = "fields", field: str = "") -> Any:
         return [data_now(each, section, field) for each in value]
     if isinstance(value, str):
         word = f"{field}={value}"
-        return now("values", word if word in RENAMED["values"] else value)
+        found = now("values", word if word in RENAMED["values"] else value)
+        return value if found is None else now("reasons", found)
     return value
 
 

@@ -3,33 +3,17 @@
 import json
 import re
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import pytest
-from serving.cli.main import main
 
-from tests.contract.conftest import Contract
-from tests.contract.gateway import shape_of
-from tests.contract.names import RECORDING, RENAMED, check, data_now, name_now, now, record, recorded
+from tests.contract.conftest import Contract, printed
+from tests.contract.gateway import config_of, shape_of, write_config
+from tests.contract.names import RECORDING, check, data_now, name_now, now, record, recorded
 
 pytestmark = pytest.mark.xdist_group("contract")
 _LISTED = ("sft", "bench")
 """Of these only the list of subcommands is recorded."""
-
-
-def printed(*arguments: str, status: int = 0) -> str:
-    """What a command prints."""
-    out, problems = StringIO(), StringIO()
-    with redirect_stdout(out), redirect_stderr(problems):
-        try:
-            ended = main(list(arguments))
-        except SystemExit as left:
-            ended = int(left.code or 0)
-    assert ended == status, f"{' '.join(arguments)}: {out.getvalue()}{problems.getvalue()}"
-    return out.getvalue()
 
 
 def subcommands(text: str) -> list[str]:
@@ -98,8 +82,9 @@ def outputs(contract: Contract, tmp_path_factory: pytest.TempPathFactory) -> dic
     run("store check", *config)
     run("check", *config)
     run("check", "--live", *config, name="check --live", status=1)
-    made = run("keys create", "--tenant", "acme", "--config", str(_copy(gateway.config, folder)))
-    copied = ("--config", str(folder / "rolegate.toml"))
+    # With a store of its own, as the first key shuts a gateway for all who have none.
+    copied = ("--config", str(write_config(folder, config_of("main", contract.upstream))))
+    made = run("keys create", "--tenant", "acme", *copied)
     run("keys list", *copied)
     run("keys revoke", made[0]["key_id"], *copied)
     (folder / "facts.md").write_text("# Facts\n\nFact a is 1.\n")
@@ -111,14 +96,6 @@ def outputs(contract: Contract, tmp_path_factory: pytest.TempPathFactory) -> dic
         printed(*export.split(), "--out", str(file), "--kind", "answer", *config)
         found["runs export"] = shape_of([json.loads(line) for line in file.read_text().splitlines()])
     return found
-
-
-def _copy(config: Path, folder: Path) -> Path:
-    """The same config with a store of its own, as the first key shuts a gateway for all who have none."""
-    for file in config.parent.iterdir():
-        if file.suffix in (".toml", ".txt"):
-            (folder / file.name).write_bytes(file.read_bytes())
-    return folder / "rolegate.toml"
 
 
 def test_json(outputs: dict[str, Any]) -> None:
@@ -135,11 +112,3 @@ def test_every_command_with_json_was_run(outputs: dict[str, Any]) -> None:
     with_json = {name for name, options in recorded("commands").items() if "--json" in options}
     unrun = {name for name in with_json - outputs.keys() if now("commands", name) is not None}
     assert unrun <= {"versions register"}, "tell here how they are to be run"
-
-
-def test_the_map_gives_reasons() -> None:
-    """Whatever is gone or new says why."""
-    for section, names in RENAMED.items():
-        for name, found in names.items():
-            reason = getattr(found, "reason", found if section == "added" else "a name of now is reason enough")
-            assert len(reason.split()) >= 3, f"{section}: {name}: say why in a sentence"

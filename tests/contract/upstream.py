@@ -9,18 +9,21 @@ import asyncio
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import grpc
 from aiohttp import web
 
-from tests.contract.wire import method_of, new_message, path_of
+from tests.contract.names import name_now
+from tests.contract.wire import message_class, method_of, new_message
 
 Turn = str | dict[str, Any]
-"""What is said, or a table: `say`, with `thinks`, `finish` and `usage`; `status`, with `error` and `retry_after`; `body`,
-with its `kind`; `reset` or `hang`; `refuses`, names of fields. Before that `pause_s`, or `after` so many requests."""
+"""What is said, or a table of `say`, with `thinks`, `finish`, `usage`, and where it is `cut`; of `status`, with `error`
+and `retry_after`; of `body`, with its `kind`; `reset`; `hang`. `refuses` names fields; `pause_s` and `after` so many
+requests for a place come before all that."""
+Script = Mapping[str, Sequence[Turn]]
 _TAG = re.compile(r"@([a-z0-9-]+)(?: ([a-z]):)?")
 _LONGEST_S = 10.0
 MODELS = {"delegation": "backbone", "execution": "small", "answer": "fixed", "searcher": "search-r1"}
@@ -38,17 +41,12 @@ def report(letter: str) -> str:
     return f"<answer>{'abcdefgh'.index(letter) + 1}</answer><evidence>Fact {letter} is so.</evidence>"
 
 
-def fails(status: int, error: str = "no", **more: Any) -> Turn:
-    """An error in OpenAI's shape."""
-    return {"status": status, "error": error, **more}
-
-
 class Upstream:
     """A server of OpenAI's API and one of `RetrievalService`, in one event loop."""
 
     def __init__(self) -> None:
         self.url = self.retrieval = ""
-        self.scripts: dict[str, Mapping[str, list[Turn]]] = {}
+        self.scripts: dict[str, Script] = {}
         """By scenario."""
         self.asked: dict[str, list[dict[str, Any]]] = defaultdict(list)
         """What models were asked, by scenario."""
@@ -62,11 +60,9 @@ class Upstream:
         app = web.Application(client_max_size=1 << 24)
         app.router.add_post("/{place}/v1/chat/completions", self._complete)
         app.router.add_get("/{place}/v1/models", self._models)
-        app.router.add_post("/{place}/v1/load_lora_adapter", self._load)
-        app.router.add_post("/{place}/v1/unload_lora_adapter", self._unload)
+        app.router.add_post("/{place}/v1/{action:(?:un)?load}_lora_adapter", self._load)
         app.router.add_post("/{place}/tokenize", self._tokenize)
         app.router.add_post("/{place}/v1/embeddings", self._embed)
-        app.router.add_get("/metrics", self._metrics)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         self._closing.push_async_callback(runner.cleanup)
@@ -107,8 +103,8 @@ class Upstream:
         if turns is None:
             turns = defaults(place, scenario, letter)
             number = sum(message["role"] == "assistant" for message in body["messages"])
-        turn = turns[min(number, len(turns) - 1)]
-        turn = {"say": turn} if isinstance(turn, str) else turn
+        said = turns[min(number, len(turns) - 1)]
+        turn: dict[str, Any] = {"say": said} if isinstance(said, str) else said
         await asyncio.sleep(turn.get("pause_s", 0))
         if "after" in turn:
             await self.seen(scenario, *turn["after"])
@@ -119,7 +115,7 @@ class Upstream:
             return web.Response()
         if "status" in turn:
             headers = {"Retry-After": turn["retry_after"]} if "retry_after" in turn else {}
-            error = {"error": {"message": turn["error"], "code": turn["status"]}}
+            error = {"error": {"message": turn.get("error", "no"), "code": turn["status"]}}
             return web.json_response(error, status=turn["status"], headers=headers)
         if "body" in turn:
             return web.Response(body=turn["body"].encode(), content_type=turn.get("kind", "text/html"))
@@ -138,11 +134,9 @@ class Upstream:
 
     async def _load(self, request: web.Request) -> web.Response:
         body = await request.json()
-        self.adapters[body["lora_name"]] = body["lora_path"]
-        return web.Response(text="Success")
-
-    async def _unload(self, request: web.Request) -> web.Response:
-        self.adapters.pop((await request.json())["lora_name"], None)
+        self.adapters.pop(body["lora_name"], None)
+        if request.match_info["action"] == "load":
+            self.adapters[body["lora_name"]] = body["lora_path"]
         return web.Response(text="Success")
 
     async def _tokenize(self, request: web.Request) -> web.Response:
@@ -158,23 +152,15 @@ class Upstream:
         ]
         return web.json_response({"object": "list", "data": data})
 
-    async def _metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(text="")
-
     def _retrieval_handler(self) -> grpc.GenericRpcHandler:
         method = method_of("RetrievalService/Search")
-        service = method.containing_service.full_name
-        handler = grpc.unary_unary_rpc_method_handler(
-            self._search, lambda sent: sent, lambda response: response.SerializeToString()
+        handler: Any = grpc.unary_unary_rpc_method_handler(
+            self._search, message_class(method.input_type).FromString, lambda response: response.SerializeToString()
         )
-        assert path_of(method) == f"/{service}/{method.name}"
-        return grpc.method_handlers_generic_handler(service, {method.name: handler})
+        return grpc.method_handlers_generic_handler(method.containing_service.full_name, {method.name: handler})
 
-    async def _search(self, sent: bytes, context: Any) -> Any:
-        from google.protobuf import message_factory
-
-        method = method_of("RetrievalService/Search")
-        queries = message_factory.GetMessageClass(method.input_type).FromString(sent).queries
+    async def _search(self, request: Any, context: Any) -> Any:
+        queries = getattr(request, name_now("fields", "queries"))
         scenario, letter = tag_of(queries[0])
         number = await self._count(scenario, "retrieval", letter)
         turns = self.scripts.get(scenario, {}).get("retrieval", [{}])
@@ -187,7 +173,8 @@ class Upstream:
         found = [{"passages": turn.get("passages", _passages(query))} for query in queries]
         if turn.get("too_many"):
             found *= 2
-        return new_message(method.output_type, {"results": found, "index_id": "index-1"})
+        response = method_of("RetrievalService/Search").output_type
+        return new_message(response, {"results": found, "index_id": "index-1"})
 
 
 def tag_of(text: str) -> tuple[str, str | None]:
@@ -216,8 +203,7 @@ def _passages(query: str) -> list[dict[str, Any]]:
 def _usage(body: dict[str, Any], turn: dict[str, Any], text: str) -> dict[str, Any] | None:
     """Tokens are words; half of the prompt is cached."""
     if "usage" in turn:
-        given: dict[str, Any] | None = turn["usage"]
-        return given
+        return turn["usage"] or None
     read = sum(len(message["content"].split()) for message in body["messages"])
     reasoned = len(turn.get("thinks", "").split())
     written = max(1, len(text.split())) + reasoned

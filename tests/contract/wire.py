@@ -2,12 +2,12 @@
 
 import importlib
 import pkgutil
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
 import rolegate.v1
-from google.protobuf import descriptor_pool, json_format, message_factory
+from google.protobuf import json_format, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2
@@ -69,10 +69,10 @@ def described() -> Json:
 class RPCError(Exception):
     """What a call ended with instead of a response."""
 
-    def __init__(self, error: grpc.RpcError) -> None:
+    def __init__(self, error: Any) -> None:
         super().__init__(str(error))
         self.code = error.code().name
-        self.reason, self.metadata, self.retries = "", {}, False
+        self.reason, self.metadata, self.retries = "", dict[str, str](), False
         status = rpc_status.from_call(error)
         for detail in status.details if status else ():
             info = error_details_pb2.ErrorInfo()
@@ -88,28 +88,19 @@ class Wire:
         self._channel = channel
         self.called: set[str] = set()
 
-    async def call(self, rpc: str, request: Json, *, timeout: float = 20, metadata: Metadata = ()) -> Json:
+    async def call(self, rpc: str, request: Json, *, timeout_s: float = 20, metadata: Metadata = ()) -> Json:
         """The response. Raises `RPCError`."""
-        method = method_of(rpc)
-        self.called.add(rpc)
-        ask: Any = self._channel.unary_unary(
-            path_of(method), _written, message_factory.GetMessageClass(method.output_type).FromString
-        )
+        ask = self._asking(rpc, self._channel.unary_unary)
+        message = new_message(method_of(rpc).input_type, request)
         try:
-            return as_json(await ask(new_message(method.input_type, request), timeout=timeout, metadata=metadata))
+            return as_json(await ask(message, timeout=timeout_s, metadata=metadata))
         except grpc.aio.AioRpcError as error:
             raise RPCError(error) from None
 
-    async def stream(
-        self, rpc: str, request: Json, *, timeout: float = 20, metadata: Metadata = ()
-    ) -> AsyncIterator[Json]:
+    async def stream(self, rpc: str, request: Json, *, timeout_s: float, metadata: Metadata) -> AsyncIterator[Json]:
         """The responses. Raises `RPCError`; leaving cancels the call."""
-        method = method_of(rpc)
-        self.called.add(rpc)
-        ask: Any = self._channel.unary_stream(
-            path_of(method), _written, message_factory.GetMessageClass(method.output_type).FromString
-        )
-        call = ask(new_message(method.input_type, request), timeout=timeout, metadata=metadata)
+        ask = self._asking(rpc, self._channel.unary_stream)
+        call = ask(new_message(method_of(rpc).input_type, request), timeout=timeout_s, metadata=metadata)
         try:
             async for response in call:
                 yield as_json(response)
@@ -118,6 +109,12 @@ class Wire:
         finally:
             call.cancel()
 
+    def _asking(self, rpc: str, kind: Callable[..., Any]) -> Any:
+        method = method_of(rpc)
+        self.called.add(rpc)
+        path = f"/{method.containing_service.full_name}/{method.name}"
+        return kind(path, lambda message: message.SerializeToString(), message_class(method.output_type).FromString)
+
 
 def method_of(rpc: str) -> MethodDescriptor:
     """A method by its name in the recording, such as `AnswerService/Answer`."""
@@ -125,26 +122,20 @@ def method_of(rpc: str) -> MethodDescriptor:
     return services()[service].methods_by_name[name]
 
 
-def path_of(method: MethodDescriptor) -> str:
-    """As gRPC names it."""
-    return f"/{method.containing_service.full_name}/{method.name}"
-
-
 def new_message(kind: Descriptor, request: Json) -> Message:
     """A message from JSON in the names of the recording."""
-    return json_format.ParseDict(data_now(request), message_factory.GetMessageClass(kind)())
+    message: Message = message_class(kind)()
+    return json_format.ParseDict(data_now(request), message)
+
+
+def message_class(kind: Descriptor) -> Any:
+    """The class of a kind of messages."""
+    return message_factory.GetMessageClass(kind)
 
 
 def as_json(message: Message) -> Json:
     """A message under the names of the protocol, with every field that has a default."""
     found: Json = json_format.MessageToDict(
-        message,
-        preserving_proto_field_name=True,
-        always_print_fields_with_no_presence=True,
-        descriptor_pool=descriptor_pool.Default(),
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
     return found
-
-
-def _written(message: Message) -> bytes:
-    return message.SerializeToString()
