@@ -21,11 +21,11 @@ from sqlalchemy import func, select
 from benchmarks.canned_config import canned_config
 from benchmarks.child import child
 from benchmarks.postgres import running_postgres
-from router.engine_counts import VLLMCounts
+from router.access import Tenant
+from router.ledger.reconciliation import VLLMCounts
 from router.store.accounts import SQLAccounts
 from router.store.database import Database
 from router.store.schema import CALLS
-from router.tenant import Tenant
 from serving.retrieval.atomic_file import write_atomically
 
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 import msgspec
 from aiohttp import web
 
-from router.edge.server import Server
-from router.openai_request import REQUEST_ID
-from router.passage import Passage
+from router.edge.grpc.server import Server
+from router.models.openai_wire import REQUEST_ID
+from router.protocol.evidence import Passage
 from serving.retrieval.grpc_service import RetrievalServicer
 
 CALLS_A_QUESTION = 8

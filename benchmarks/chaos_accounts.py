@@ -7,9 +7,9 @@ import msgspec
 from sqlalchemy import Connection, func, select
 
 from benchmarks.chaos_questions import ANSWERED, Ended
-from router.call import WHOLE
 from router.store.database import Database
 from router.store.schema import CALLS, RUNS
+from router.trace.call import WHOLE
 
 
 class Accounts(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from benchmarks.chaos_questions import ANSWERED, Asker, Load, Told
 from benchmarks.child import child
 from benchmarks.mini_deployment import demo_questions
 from executor_sft.miniworld.config import write_config
-from router.meanwhile import meanwhile
+from router.runs.live import meanwhile
 from serving.config import Config, ReuseConfig, RoleConfig, RolesConfig
 from serving.config_file import load_config, preset
 

@@ -10,7 +10,7 @@ import msgspec
 from benchmarks.chaos_accounts import Accounts, accounts
 from benchmarks.chaos_gateway import Patience, chaos_gateway, store_of
 from benchmarks.chaos_questions import Asker, Load, Told
-from router.meanwhile import meanwhile
+from router.runs.live import meanwhile
 
 _LOOKS_EVERY_S = 0.5
 _PATIENCE = Patience(timeout_s=8.0, first_token_timeout_s=1.0, call_timeout_s=3.0)

@@ -18,11 +18,11 @@ import msgspec
 from aiohttp import web
 
 from benchmarks.fault_plan import STORMS, Fault, FaultPlan, Storm, spoiled
-from router.edge.server import Server
+from router.edge.grpc.server import Server
 from router.errors import UpstreamUnavailable
-from router.openai_request import REQUEST_ID
-from router.passage import Passage
-from router.retrieval import Retriever
+from router.models.openai_wire import REQUEST_ID
+from router.protocol.evidence import Passage
+from router.search.retrieval import Retriever
 from serving.logs import errors_only
 from serving.retrieval.grpc_service import RetrievalServicer
 from serving.retrieval.remote import RemoteRetriever

@@ -12,7 +12,7 @@ from benchmarks.asking import at_rate
 from benchmarks.chaos_accounts import Accounts, accounts
 from benchmarks.chaos_gateway import BACKBONES, Patience, chaos_gateway, store_of
 from benchmarks.chaos_questions import ANSWERED, Asker, Ended, Told
-from router.meanwhile import meanwhile
+from router.runs.live import meanwhile
 from router.store.database import Database
 from router.store.schema import CALLS
 

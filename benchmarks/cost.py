@@ -17,9 +17,8 @@ from rich.table import Table
 
 from benchmarks.study.repricing import PUBLISHED_RATIO, CostRow, Costs, as_booked, saved_share, token_share, what_if
 from benchmarks.study.traffic import Traffic, of_store, of_traces
-from router.call import RoleName
 from router.errors import BadConfig
-from router.price import Price
+from router.trace.call import Price, RoleName
 from serving.logs import errors_only
 from serving.prices import listed_price
 

@@ -28,11 +28,11 @@ from benchmarks.canned_config import canned_config
 from benchmarks.child import child
 from benchmarks.mini_deployment import demo_questions, mini_deployment
 from router.errors import NotFound
-from router.run import Run
 from router.store.archive import SQLArchive
 from router.store.database import Database
 from router.store.schema import CALLS, RUNS
-from router.trajectory import Trajectory
+from router.trace.run import Run
+from router.trace.values import Trajectory
 from serving.retrieval.atomic_file import write_atomically
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from router.errors import BadCorpus
-from router.passage import Passage
+from router.protocol.evidence import Passage
 from serving.retrieval.atomic_file import write_atomically
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import MiniLM

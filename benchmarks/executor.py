@@ -34,15 +34,15 @@ from benchmarks.core_halves import two_halves
 from benchmarks.mini_deployment import MiniDeployment, mini_deployment
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
-from router.archive import RunFilter
-from router.execution import Execution
-from router.execution_pattern import turn_pattern
-from router.executor import STOP
-from router.model import Prompt, Sampling, gather
-from router.openai_http import OpenAIHTTP
-from router.run import Run
+from router.models.model import Prompt, Sampling, gather
+from router.models.openai_client import OpenAIHTTP
+from router.protocol.turns import turn_pattern
+from router.runs.archive import RunFilter
+from router.search.executor import STOP
 from router.store.archive import SQLArchive
 from router.store.database import Database
+from router.trace.run import Run
+from router.trace.values import Execution
 from serving.config import Config, RolesConfig
 from serving.config_file import load_config, preset
 from serving.logs import errors_only

@@ -32,8 +32,8 @@ from executor_sft.rollouts import Question
 from executor_sft.step import Step
 from executor_sft.workbench import Workbench, workbench
 from router.errors import RolegateError
-from router.execution import Execution
-from router.scripted_model import ScriptedModel
+from router.models.model import ScriptedModel
+from router.trace.values import Execution
 from serving.config_file import load_config, preset
 from serving.engine import Tell
 from serving.logs import errors_only

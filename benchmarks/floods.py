@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
-from router.delegation import parse_decision
-from router.early_reader import EarlyReader
-from router.execution_turn import parse_turn
+from router.protocol.decision import EarlyReader, parse_decision
+from router.protocol.turns import parse_turn
 
 # fmt: off
 PIECES = (

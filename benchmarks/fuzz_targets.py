@@ -18,21 +18,22 @@ from rolegate.v1 import (
     usage_service_pb2,
 )
 
-from router.answer_text import parse_answer
-from router.delegation import Dispatch, parse_decision
-from router.early_reader import EarlyReader
-from router.edge.convert_request import completion_from_proto, terms_from_proto
-from router.edge.convert_run import export_filter_from_proto, feedback_from_proto, list_filter_from_proto
-from router.edge.convert_usage import usage_query_from_proto
-from router.edge.convert_version import state_from_proto
+from router.edge.grpc.convert_request import completion_from_proto, terms_from_proto
+from router.edge.grpc.convert_run import (
+    export_filter_from_proto,
+    feedback_from_proto,
+    list_filter_from_proto,
+    state_from_proto,
+)
+from router.edge.grpc.convert_usage import usage_query_from_proto
 from router.errors import BadRequest
-from router.execution_turn import ReportTurn, Search, parse_turn
-from router.identity import LOCAL
-from router.openai_reply import read_reply
-from router.question_list import read_questions
-from router.scope import Scope
-from router.sse import EventReader, EventTooLong
-from router.streamed_reply import StreamedReply
+from router.models.openai_wire import EventReader, EventTooLong, read_reply
+from router.models.streaming import StreamedReply
+from router.protocol.decision import Dispatch, EarlyReader, parse_decision
+from router.protocol.scope import Scope
+from router.protocol.sub_queries import read_questions
+from router.protocol.turns import ReportTurn, Search, parse_answer, parse_turn
+from router.trace.identity import LOCAL
 
 _SCOPE = Scope.parse("who wrote the of is city\nborn in what\n\nThe Salt Road\nIlse Varnholt\nSt. Ives-le-Bas\n")
 _CALL: Any = SimpleNamespace(time_remaining=lambda: None)

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from router.meanwhile import meanwhile
-from router.no_journal import NoJournal
+from router.ledger.journal import NoJournal
+from router.runs.live import meanwhile
 from serving.composition import running_gateway
 from serving.config_file import load_config
 from serving.garbage import collect_seldom

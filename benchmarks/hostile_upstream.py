@@ -16,8 +16,8 @@ from aiohttp import web
 
 from benchmarks.canned_upstream import ChatRequest
 from benchmarks.hostile_texts import any_hostile, plain
-from router.edge.server import Server
-from router.passage import Passage
+from router.edge.grpc.server import Server
+from router.protocol.evidence import Passage
 from serving.retrieval.grpc_service import RetrievalServicer
 
 _NO_REPLY = 0.1

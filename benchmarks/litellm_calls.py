@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from benchmarks.asking import in_flight
-from router.litellm_model import load_litellm
+from router.models.litellm_client import load_litellm
 
 _WARM = 32
 

@@ -12,7 +12,7 @@ from rolegate.v1.executor_version_service_pb2 import ExecutorVersionState
 
 from executor_sft.line_file import LineFile
 from executor_sft.miniworld.questions import Question
-from router.scoring import exact_match
+from router.protocol.scoring import exact_match
 
 Stage = Literal["before", "logged", "swap", "after", "spoiled"]
 _LAST_TRIALS_S = 10.0

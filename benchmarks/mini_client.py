@@ -16,9 +16,9 @@ from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 
 from executor_sft.miniworld.questions import Question, SubQuery
-from router import prompts
-from router.answer_text import parse_answer
-from router.report import NO_EVIDENCE, Report
+from router.protocol import prompts
+from router.protocol.evidence import NO_EVIDENCE, Report
+from router.protocol.turns import parse_answer
 
 _DEADLINE_S = 120.0
 

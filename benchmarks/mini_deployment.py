@@ -10,7 +10,7 @@ import msgspec
 from executor_sft.miniworld.config import write_config
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
-from router.edge.server import Server
+from router.edge.grpc.server import Server
 from serving.config import Config, DistillationConfig, ReuseConfig, RoleConfig, RolesConfig
 from serving.config_file import load_config, preset
 from serving.engine import Tell

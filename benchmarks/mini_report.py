@@ -8,7 +8,7 @@ from rich.table import Table
 from rolegate.v1 import usage_pb2
 
 from benchmarks.mini_client import Asked
-from router.scoring import exact_match
+from router.protocol.scoring import exact_match
 
 
 class Row(msgspec.Struct, frozen=True):

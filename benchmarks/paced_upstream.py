@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import web
 
 from benchmarks.canned_upstream import CannedModels, serve
-from router.openai_request import REQUEST_ID
+from router.models.openai_wire import REQUEST_ID
 
 _FIRST_TOKEN_S = 0.05
 _SEARCHES_TWICE = 0.4

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from router.meanwhile import meanwhile
+from router.runs.live import meanwhile
 
 _EVERY_S = 0.1
 

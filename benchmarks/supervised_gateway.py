@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
 
 from benchmarks.child import child
-from router.readiness import Readiness
+from router.calls.health import Readiness
 from serving.beside import Beside
 from serving.composition import running_gateway
 from serving.config_file import load_config

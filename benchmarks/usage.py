@@ -20,11 +20,11 @@ from benchmarks.postgres import running_postgres
 from benchmarks.query_plan import explained
 from benchmarks.usage_filling import BEGIN, DAYS, fill, hour_of
 from router.errors import BadRequest
+from router.ledger.usage import UsageQuery, UsageReport
 from router.store.database import Database
 from router.store.schema import CALLS, RUNS
-from router.store.sums import COUNTS, sums_of_calls
-from router.store.usages import HOUR_S, usage_in
-from router.usage_report import UsageQuery, UsageReport
+from router.store.spending import COUNTS, sums_of_calls
+from router.store.usage import HOUR_S, usage_in
 from serving.retrieval.atomic_file import write_atomically
 
 _DAY_S = 24 * HOUR_S

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Connection, Integer, cast, func, insert, l
 
 from router.store.database import Database
 from router.store.schema import CALLS, USAGE_HOURS
-from router.store.sums import COUNTS, sums_of_calls
+from router.store.spending import COUNTS, sums_of_calls
 
 BEGIN, DAYS = 1_767_225_600, 90
 """The calls spread over so many days from 1 January 2026, UTC."""

@@ -1,9 +1,8 @@
 """Runs that were cut off by something else than their models: these say nothing of an executor."""
 
-from router.context import RunContext
 from router.errors import OutOfTime, UpstreamRefused, UpstreamUnavailable
-from router.execution import Execution
-from router.trajectory import Trajectory
+from router.search.context import RunContext
+from router.trace.values import Execution, Trajectory
 
 _TIME = "time ran out; allow more with server.timeout_s, or ask for less at once with --concurrency."
 

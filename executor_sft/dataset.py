@@ -23,9 +23,9 @@ from executor_sft.row_file import write_rows
 from executor_sft.served_tokens import TOKENIZER_FILES, ServedTokens
 from executor_sft.step import MANIFEST, Step, read_manifest
 from router.errors import BadConfig
-from router.execution import Execution
-from router.execution_turn import ReportTurn, Search, parse_turn
-from router.model import Completion, Message
+from router.models.model import Completion, Message
+from router.protocol.turns import ReportTurn, Search, parse_turn
+from router.trace.values import Execution
 from serving.extras import need
 
 RESULT = "rows.parquet"

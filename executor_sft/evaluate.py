@@ -24,9 +24,9 @@ from executor_sft.rollouts import Question
 from executor_sft.step import Step, digest_of
 from executor_sft.workbench import Workbench, workbench
 from router.errors import BadConfig
-from router.executor import Executor
-from router.scoring import exact_match, token_f1
-from router.trajectory import Trajectory
+from router.protocol.scoring import exact_match, token_f1
+from router.search.executor import Executor
+from router.trace.values import Trajectory
 from serving.cli.options import add_config, chosen_config
 from serving.config import Config
 from serving.logs import errors_only

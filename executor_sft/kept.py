@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from router.execution import Execution
+from router.trace.values import Execution
 
 Stratum = Literal["student_single", "teacher_single", "teacher_multi", "student_multi"]
 """Correct with one search, the student's or the teacher's (A); the teacher's with more, all of them needed (B). The

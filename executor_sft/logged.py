@@ -6,13 +6,12 @@ import msgspec
 
 from executor_sft.questions import normal_question
 from executor_sft.rollouts import Question
-from router.archive import Archive, RunFilter
-from router.call import Call
 from router.errors import NotFound, StoreFailed
-from router.feedback import Feedback
-from router.model import Usage
-from router.run import Run
-from router.trajectory import NOT_FOUND, Trajectory
+from router.models.model import Usage
+from router.runs.archive import Archive, RunFilter
+from router.trace.call import Call
+from router.trace.run import Feedback, Run
+from router.trace.values import NOT_FOUND, Trajectory
 
 _PAGE = 100
 SOURCE = "logged"

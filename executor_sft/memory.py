@@ -10,9 +10,9 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from executor_sft.line_file import LineFile
-from router.call import Call, RoleName
 from router.errors import BadConfig
-from router.model import Completion, Delta, Model, Prompt, Usage
+from router.models.model import Completion, Delta, Model, Prompt, Usage
+from router.trace.call import Call, RoleName
 
 
 class _Kept(msgspec.Struct, frozen=True):

@@ -21,10 +21,10 @@ from executor_sft.rerun_estimate import estimate, estimate_table
 from executor_sft.rolling_out import teacher_of
 from executor_sft.rollout import add_common, rolled_out, settings_of
 from executor_sft.step import Step
-from router.archive import RunFilter
 from router.errors import BadConfig, BadRequest
-from router.price import Price
+from router.runs.archive import RunFilter
 from router.store.archive import SQLArchive
+from router.trace.call import Price
 from serving.cli.moment import FORMATS, moment
 from serving.cli.opened_store import opened_store
 from serving.cli.options import chosen_config

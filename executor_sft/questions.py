@@ -8,7 +8,7 @@ import msgspec
 
 from executor_sft.rollouts import Question
 from router.errors import BadConfig
-from router.scoring import normal_answer
+from router.protocol.scoring import normal_answer
 
 _GOLDS = ("answers", "golden_answers", "golds", "answer")
 

@@ -5,10 +5,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from rich.table import Table
 
-from router.call import Call, RoleName
-from router.model import Usage
-from router.price import Price
-from router.role_total import totals
+from router.models.model import Usage
+from router.trace.call import Call, Price, RoleName, totals
 
 _CAPPED_SHARE = 0.4
 """Of a teacher's executor runs that search twice, and may be repeated with one search (TBSS Table 4)."""

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from executor_sft.cut_off import check, check_execution
 from executor_sft.rollouts import Question, Rollout, Sample, SubQueryRollout, Verdict
-from router.context import RunContext
-from router.executor import Executor
-from router.judge import Judge
-from router.scoring import exact_match
-from router.search import Search
-from router.trajectory import Trajectory
+from router.protocol.scoring import exact_match
+from router.search.answerer import Judge
+from router.search.context import RunContext
+from router.search.executor import Executor
+from router.search.loop import Search
+from router.trace.values import Trajectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,7 @@
 
 import msgspec
 
-from router.execution import Execution
-from router.trajectory import Trajectory
+from router.trace.values import Execution, Trajectory
 
 
 class Question(msgspec.Struct, frozen=True):

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from router.errors import BadConfig
-from router.executor import STOP
-from router.model import Completion, Message, end_at_stop
-from router.prompts import without_system_role
+from router.models.model import Completion, Message, end_at_stop
+from router.protocol.prompts import without_system_role
+from router.search.executor import STOP
 
 TOKENIZER_FILES = (
     "tokenizer.json",

@@ -12,22 +12,21 @@ import aiohttp
 import msgspec
 
 from executor_sft.memory import Memory
-from router.adapters import Adapters
-from router.call import RoleName
-from router.context import RunContext
+from router.calls.replicas import Upstreams
+from router.calls.role import Role
+from router.calls.timeouts import Patience
 from router.errors import BadConfig
-from router.executor import Executor, ExecutorLimits
-from router.judge import Judge
-from router.ledger import Ledger
-from router.litellm_model import close_clients
-from router.patience import Patience
-from router.retrieval import IndexRetriever
-from router.role import Role
-from router.search import Search
-from router.topology import Topology
-from router.trajectory import TopologyName
-from router.upstream_session import upstream_session
-from router.upstreams import Upstreams
+from router.ledger.ledger import Ledger
+from router.models.adapters import Adapters
+from router.models.litellm_client import close_clients
+from router.models.session import upstream_session
+from router.search.answerer import Judge
+from router.search.context import RunContext
+from router.search.executor import Executor, ExecutorLimits
+from router.search.loop import Search, Topology
+from router.search.retrieval import IndexRetriever
+from router.trace.call import RoleName
+from router.trace.values import TopologyName
 from serving.config import Config, RoleConfig
 from serving.engine import Tell
 from serving.readiness import missing

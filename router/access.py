@@ -11,11 +11,90 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
-from router.accounts import Accounts, Key
+import msgspec
+
 from router.errors import AccessDenied, BadRequest, NoKey, StoreFailed
-from router.identity import LOCAL, SHADOW_TENANT, Identity, KeyScope
+from router.trace.identity import LOCAL, SHADOW_TENANT, Identity, KeyScope
+
+
+class Tenant(msgspec.Struct, frozen=True):
+    """One tenant's settings; None is no limit. Days and months are UTC's."""
+
+    name: str
+    tokens_per_day: int | None = None
+    tokens_per_month: int | None = None
+    nano_usd_per_day: int | None = None
+    """Billionths of a dollar."""
+    nano_usd_per_month: int | None = None
+    requests_per_day: int | None = None
+    requests_per_month: int | None = None
+    runs_in_flight: int | None = None
+    redact: bool = False
+    """Keep the figures of its runs, and none of their texts."""
+    training: bool = True
+    """Whether its runs may train an executor."""
+
+    @property
+    def limited(self) -> bool:
+        """Whether anything of what it spends is limited, so that it must be reserved before."""
+        limits = (self.tokens_per_day, self.tokens_per_month, self.nano_usd_per_day, self.nano_usd_per_month)
+        return any(limit is not None for limit in limits)
+
+
+class Key(msgspec.Struct, frozen=True):
+    """An API key, as far as it is kept: its secret is not."""
+
+    key_id: str
+    """Public; a part of the key."""
+    tenant: str | None
+    """None for the operator's."""
+    scopes: frozenset[KeyScope]
+    label: str
+    """What its owner is to know it by."""
+    secret_sha256: str
+    created_at: float
+    """Unix time, seconds."""
+    revoked_at: float | None = None
+    """None while it is good."""
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """What counts against a tenant's quotas."""
+
+    period: str
+    """A day or a month in UTC: 2026-11-21 or 2026-11."""
+    requests: int = 0
+    tokens: int = 0
+    nano_usd: int = 0
+    """Billionths of a dollar."""
+    reserved_tokens: int = 0
+    """What running calls may come to at most."""
+    reserved_nano_usd: int = 0
+
+
+class Accounts(Protocol):
+    """Keeps tenants and keys. Every method raises `StoreFailed`."""
+
+    async def keys(self) -> list[Key]:
+        """All keys, oldest first, revoked ones too."""
+
+    async def add_key(self, key: Key) -> bool:
+        """Keep a key, and its tenant where there is none of that name; whether it is the first of all keys."""
+
+    async def revoke_key(self, key_id: str) -> Key | None:
+        """The key, which is good no longer; None where there is none of that name."""
+
+    async def tenants(self) -> list[Tenant]:
+        """All of them, by name."""
+
+    async def set_tenant(self, tenant: Tenant) -> None:
+        """Keep a tenant's settings, in place of those it had."""
+
+    async def spending(self, tenant: str) -> list[Spent]:
+        """What the tenant has spent, newest first, one entry for each day and each month in which it asked."""
+
 
 _FRESH_S = 1.0
 """For how long keys that were read are good; a revoked one is refused after that, and what it asked for ends."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from router.readiness import Readiness
+from router.calls.health import Readiness
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,52 +9,43 @@ from pathlib import Path
 
 import msgspec
 
-from router.access import Access
-from router.accounts import Key
-from router.admission import Admission, AdmissionLimits
-from router.breaker import Breaker
-from router.conductor import Conductor
-from router.edge.executor_version_service import ExecutorVersionServicer
-from router.edge.http_server import HTTPServer
-from router.edge.listening import check_listening
-from router.edge.openai_door import openai_app
-from router.edge.run_service import RunServicer
-from router.edge.server import Server
-from router.edge.tls import TLS
-from router.edge.usage_service import UsageServicer
-from router.engine_counts import VLLMCounts
+from router.access import Access, Key
+from router.calls.health import Readiness, watch_role
+from router.calls.replicas import Breaker, Upstreams
+from router.calls.role import Role
+from router.edge.grpc.server import Server
+from router.edge.grpc.services import ExecutorVersionServicer, RunServicer, UsageServicer
+from router.edge.http.openai_server import openai_app
+from router.edge.http.server import HTTPServer
+from router.edge.listening import TLS, check_listening
 from router.errors import BadConfig, UpstreamError
-from router.executor import Executes, Executor
-from router.executors import Executors
-from router.gate import GateRule
-from router.gateway import Gateway
-from router.journal import Journal
-from router.litellm_model import close_clients
-from router.live_runs import LiveRuns
-from router.meanwhile import meanwhile
-from router.observed_retriever import ObservedRetriever
-from router.readiness import Readiness
-from router.reconciliation import Reconciler
-from router.retrieval import Retriever
-from router.role import Role
-from router.role_watch import watch_role
-from router.runs import Runs
-from router.scope import Scope
-from router.shared_executor import Reuse, SharedExecutor
+from router.ledger.journal import Journal
+from router.ledger.reconciliation import Reconciler, VLLMCounts
+from router.models.litellm_client import close_clients
+from router.models.session import upstream_session
+from router.protocol.scope import Scope
+from router.runs.admission import Admission, AdmissionLimits
+from router.runs.gateway import Gateway
+from router.runs.lifecycle import Conductor
+from router.runs.live import LiveRuns, meanwhile
+from router.runs.observers import ObservedRetriever
+from router.runs.queries import Runs
+from router.search.executor import Executes, Executor
+from router.search.loop import settings_of
+from router.search.retrieval import Retriever, WatchedRetriever
+from router.search.sharing import Reuse, SharedExecutor
 from router.store.accounts import SQLAccounts
 from router.store.archive import SQLArchive
 from router.store.database import Database
 from router.store.journal import SQLJournal
-from router.store.ledger_sums import SQLLedgerSums
-from router.store.usages import SQLUsages
-from router.store.version_book import SQLVersionBook
-from router.topology import settings_of
-from router.trials import Trials
-from router.upstream_session import upstream_session
-from router.upstreams import Upstreams
-from router.version_book import VersionBook
-from router.versions import Versions
-from router.watched_retriever import WatchedRetriever
+from router.store.reconciliation import SQLLedgerSums
+from router.store.usage import SQLUsages
+from router.store.versions import SQLVersionBook
+from router.versions.book import VersionBook
+from router.versions.gate import GateRule
+from router.versions.routing import Executors
+from router.versions.trials import Trials
+from router.versions.versions import Versions
 from serving.beside import Beside
 from serving.config import Config, ServerConfig
 from serving.engine import Tell

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from router.call import RoleName
-from router.price import Price
+from router.trace.call import Price, RoleName
 
 
 class TLSConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -7,11 +7,10 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from router.edge.listening import host_of, is_address
-from router.edge.tls import TLS
+from router.edge.listening import TLS, host_of, is_address
 from router.errors import BadConfig
-from router.price import MOST_DOLLARS
-from router.secret import without_userinfo
+from router.models.failures import without_userinfo
+from router.trace.call import MOST_DOLLARS
 from serving.config import (
     AdmissionConfig,
     Config,

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from router.errors import BadConfig
-from router.meanwhile import meanwhile
+from router.runs.live import meanwhile
 from serving.config import EngineConfig
 from serving.processor import computes_in_bf16, precision
 from serving.server_process import ServerProcess

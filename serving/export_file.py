@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from router.export_row import ExportRow
+from router.trace.export import ExportRow
 
 Write = Callable[[ExportRow], None]
 _GROUP_CHARS = 32_000_000

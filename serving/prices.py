@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from router.edge.listening import is_loopback
-from router.litellm_model import load_litellm
-from router.price import Price
+from router.models.litellm_client import load_litellm
+from router.trace.call import Price
 from serving.config import RoleConfig
 
 Name = TypeVar("Name", bound=str)

@@ -8,18 +8,16 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from router.call import RoleName
-from router.litellm_model import LiteLLMModel
-from router.model import Model, Sampling
-from router.openai_http import OpenAIHTTP
-from router.patience import Patience
-from router.price import Price
-from router.replicas import Replica
-from router.role import Role
-from router.role_traffic import RoleTraffic
-from router.trajectory import TopologyName
-from router.upstream_session import Bodies
-from router.upstreams import Upstreams
+from router.calls.limits import RoleTraffic
+from router.calls.replicas import Replica, Upstreams
+from router.calls.role import Role
+from router.calls.timeouts import Patience
+from router.models.litellm_client import LiteLLMModel
+from router.models.model import Model, Sampling
+from router.models.openai_client import OpenAIHTTP
+from router.models.session import Bodies
+from router.trace.call import Price, RoleName
+from router.trace.values import TopologyName
 from serving.config import Config, RoleConfig
 from serving.prices import prices_of
 from serving.readiness import api_key

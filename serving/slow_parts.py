@@ -6,9 +6,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import TypeVar
 
-from router.readiness import Need, Readiness
-from router.retrieval import IndexRetriever
-from router.role_watch import NEEDS
+from router.calls.health import NEEDS, Need, Readiness
+from router.search.retrieval import IndexRetriever
 from serving.config import Config, RoleConfig
 from serving.engine import Tell, engine
 from serving.processor import cores

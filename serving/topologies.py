@@ -5,17 +5,15 @@ from pathlib import Path
 
 import msgspec
 
-from router.answerer import Answerer
-from router.call import RoleName
-from router.delegator import Delegator
-from router.executor import Executes, Executor, ExecutorLimits
-from router.retrieval import Retriever
-from router.role import Role
-from router.search import Search
-from router.searcher import Searcher
-from router.single_agent import SingleAgent, single_agent_limits
-from router.topology import Topology
-from router.trajectory import TopologyName
+from router.calls.role import Role
+from router.search.agents import Searcher, SingleAgent, single_agent_limits
+from router.search.answerer import Answerer
+from router.search.delegator import Delegator
+from router.search.executor import Executes, Executor, ExecutorLimits
+from router.search.loop import Search, Topology
+from router.search.retrieval import Retriever
+from router.trace.call import RoleName
+from router.trace.values import TopologyName
 from serving.config import Config, MainAgentConfig, RoleConfig, SearchConfig
 
 ROLE_OF: dict[TopologyName, RoleName] = {

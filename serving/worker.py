@@ -7,9 +7,9 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 
+from router.calls.health import Readiness
 from router.errors import RolegateError
-from router.meanwhile import meanwhile
-from router.readiness import Readiness
+from router.runs.live import meanwhile
 from serving.beside import Beside
 from serving.cli.until_stopped import until_signalled
 from serving.composition import running_gateway

@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import structlog
 
+from router.calls.health import Readiness
 from router.errors import BadConfig
-from router.meanwhile import meanwhile
-from router.readiness import Readiness
+from router.runs.live import meanwhile
 from serving.backoff import Backoff
 from serving.engine import Tell
 from serving.worker_wire import Down, Failed, Order, Ready, Step, Wire

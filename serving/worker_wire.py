@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import msgspec
 
-from router.readiness import Need
+from router.calls.health import Need
 from serving.config import Config
 
 _LONGEST_LINE = 16 << 20

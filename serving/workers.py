@@ -8,10 +8,10 @@ from tempfile import TemporaryDirectory
 from msgspec.structs import replace
 
 from router.access import Access
-from router.edge.server import Server
+from router.calls.health import Readiness
+from router.edge.grpc.server import Server
 from router.errors import BadConfig
-from router.meanwhile import meanwhile
-from router.readiness import Readiness
+from router.runs.live import meanwhile
 from router.store.accounts import SQLAccounts
 from router.store.database import Database
 from serving.composition import check_addresses

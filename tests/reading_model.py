@@ -11,9 +11,9 @@ from typing import Any
 
 from aiohttp import web
 
-from router.model import end_at_stop
-from router.scope import words
-from router.sentences import sentences
+from router.models.model import end_at_stop
+from router.protocol.scope import words
+from router.trace.citation import sentences
 from serving.config_file import preset
 
 MODEL = "reading-model"

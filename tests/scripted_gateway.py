@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from router.edge.http_server import HTTPServer
-from router.edge.openai_door import openai_app
+from router.edge.http.openai_server import openai_app
+from router.edge.http.server import HTTPServer
 from router.errors import UpstreamUnavailable
-from router.model import Prompt
-from router.passage import Passage
-from router.retrieval import FixedRetriever
-from router.scripted_model import Answer, ScriptedModel
+from router.models.model import Answer, Prompt, ScriptedModel
+from router.protocol.evidence import Passage
+from router.search.retrieval import FixedRetriever
 from tests.router.deployment import STOP, Deployment, block, report
 from tests.router.edge.wire import whole_server
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from benchmarks.datasets.question import BenchmarkQuestion
-from router.same_question import normal_question
-from router.scoring import normal_answer
+from router.protocol.scoring import normal_answer
+from router.protocol.sub_queries import normal_question
 
 
 class RepeatedId(msgspec.Struct, frozen=True):

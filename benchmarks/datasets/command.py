@@ -15,7 +15,7 @@ from benchmarks.datasets.overview import Counts, Overview, count, show
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.datasets.reader import FORMATS, read_entries
 from benchmarks.datasets.sampling import sample
-from router.passage import Passage
+from router.protocol.evidence import Passage
 from serving.documents.rows import read_rows
 from serving.retrieval.atomic_file import replacing, write_atomically
 

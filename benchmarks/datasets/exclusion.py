@@ -9,7 +9,7 @@ import msgspec
 from benchmarks.datasets.question import BenchmarkQuestion
 from executor_sft.json_lines import decoded_lines
 from router.errors import BadCorpus
-from router.same_question import normal_question
+from router.protocol.sub_queries import normal_question
 
 
 class _Ended(msgspec.Struct, frozen=True):

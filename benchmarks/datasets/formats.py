@@ -12,7 +12,7 @@ import msgspec
 
 from benchmarks.datasets.question import BenchmarkQuestion, SubQuestion
 from executor_sft.miniworld.questions import SubQuery
-from router.passage import Passage
+from router.protocol.evidence import Passage
 
 
 @dataclass(frozen=True, slots=True)

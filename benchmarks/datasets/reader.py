@@ -23,7 +23,7 @@ from benchmarks.datasets.formats import (
 )
 from benchmarks.datasets.question import BenchmarkQuestion
 from router.errors import BadCorpus
-from router.passage import Passage
+from router.protocol.evidence import Passage
 
 FORMATS: dict[str, type[QuestionRow]] = {
     "2wikimultihopqa": ParagraphsRow,

@@ -8,7 +8,7 @@ import msgspec
 
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.datasets.reader import read_entries
-from router.same_question import normal_question
+from router.protocol.sub_queries import normal_question
 
 
 def asked_questions(files: Sequence[str], limit: int | None = None) -> list[BenchmarkQuestion]:

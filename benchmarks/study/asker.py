@@ -16,13 +16,12 @@ from benchmarks.study.result_row import Attribution, ResultRow
 from executor_sft.cut_off import check
 from executor_sft.memory import Memory
 from executor_sft.workbench import Workbench
-from router.answerer import Answerer
-from router.context import RunContext
-from router.executor import Executor
-from router.judge import Judge
-from router.ledger import Ledger
-from router.scoring import exact_match, fold, token_f1
-from router.trajectory import Trajectory
+from router.ledger.ledger import Ledger
+from router.protocol.scoring import exact_match, fold, token_f1
+from router.search.answerer import Answerer, Judge
+from router.search.context import RunContext
+from router.search.executor import Executor
+from router.trace.values import Trajectory
 
 _TRACED = ("factorized", "homogeneous")
 """Topologies in which a loss can be told from another."""

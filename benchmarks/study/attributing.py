@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.study.result_row import Attribution, Loss
 from executor_sft.cut_off import check_execution
-from router.answerer import Answerer
-from router.context import RunContext
-from router.execution import Conversation, Execution
-from router.executor import Executor
-from router.report import Report
-from router.scoring import normal_answer
+from router.protocol.evidence import Report
+from router.protocol.scoring import normal_answer
+from router.search.answerer import Answerer
+from router.search.context import RunContext
+from router.search.executor import Executor
+from router.trace.values import Conversation, Execution
 
 
 @dataclass(frozen=True, slots=True)

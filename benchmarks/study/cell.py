@@ -10,9 +10,9 @@ import msgspec
 
 from benchmarks.study.plan import Plan, StudyModel
 from executor_sft.evaluate import adapter_name
-from router.call import RoleName
 from router.errors import BadConfig
-from router.trajectory import TopologyName
+from router.trace.call import RoleName
+from router.trace.values import TopologyName
 from serving.config import Config, RoleConfig, SearchConfig
 from serving.config_check import problems
 from serving.config_file import load_config, located, preset

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from benchmarks.study.pricing import dollars, merged
 from benchmarks.study.result_row import Scored
-from router.role_total import RoleTotal
+from router.trace.call import RoleTotal
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Container, Iterable, Mapping
 
 from executor_sft.memory import Memory
-from router.call import Call
+from router.trace.call import Call
 
 _DIGITS = 16
 

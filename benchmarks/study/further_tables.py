@@ -13,7 +13,7 @@ from benchmarks.study.report_table import Cell, ReportTable
 from benchmarks.study.result_row import Loss, Scored
 from benchmarks.study.scores import METRICS, by_dataset, compared, macro, metrics_of, micro
 from benchmarks.study.study_data import CellRows, Study
-from router.role_total import RoleTotal
+from router.trace.call import RoleTotal
 
 _ROLES = ("delegation", "execution", "answer")
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from router.errors import BadConfig
-from router.trajectory import TopologyName
+from router.trace.values import TopologyName
 from serving.config_file import located
 
 WITH_EXECUTOR = ("factorized", "searcher")

@@ -5,9 +5,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from benchmarks.study.cell import Prepared
-from router.call import Call, RoleName
-from router.price import Price
-from router.role_total import RoleTotal, sum_known, totals
+from router.trace.call import Call, Price, RoleName, RoleTotal, sum_known, totals
 from serving.prices import price_of
 
 Prices = Mapping[RoleName, Price | None]

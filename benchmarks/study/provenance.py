@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.study.cell import Prepared
-from router.call import RoleName
+from router.trace.call import RoleName
 from serving.config import Config, RoleConfig
 from serving.retrieval.manifest import MANIFEST, read_manifest
 

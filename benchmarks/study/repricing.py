@@ -5,10 +5,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from benchmarks.study.traffic import Traffic
-from router.call import RoleName
-from router.model import Usage
-from router.price import Price
-from router.role_total import RoleTotal
+from router.models.model import Usage
+from router.trace.call import Price, RoleName, RoleTotal
 
 PUBLISHED_RATIO = 4758 / 7577
 """Executor tokens of the distilled model over those of the frontier model that it replaces (TBSS Fig. 3)."""

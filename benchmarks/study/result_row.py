@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from benchmarks.study.provenance import Provenance
-from router.role_total import RoleTotal
+from router.trace.call import RoleTotal
 
 Loss = Literal["delegation", "retrieval", "reading", "answering"]
 

@@ -18,7 +18,7 @@ from executor_sft.memory import Memory
 from executor_sft.step import Step
 from executor_sft.workbench import Workbench, workbench
 from router.errors import BadConfig, OutOfTime, RolegateError, UpstreamError, UpstreamUnavailable
-from router.judge import Judge
+from router.search.answerer import Judge
 from serving.config import RoleConfig
 from serving.engine import Tell
 

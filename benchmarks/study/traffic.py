@@ -6,11 +6,11 @@ import msgspec
 
 from benchmarks.study.pricing import merged
 from router.errors import BadConfig
-from router.role_total import RoleTotal, totals
-from router.run import Run
+from router.ledger.usage import UsageQuery
 from router.store.database import Database
-from router.store.usages import SQLUsages
-from router.usage_report import UsageQuery
+from router.store.usage import SQLUsages
+from router.trace.call import RoleTotal, totals
+from router.trace.run import Run
 
 
 class Traffic(msgspec.Struct, frozen=True):

@@ -10,10 +10,9 @@ from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, Question, SubQuery
 from executor_sft.miniworld.relations import BY_NAME, BY_SUBJECT
 from executor_sft.miniworld.world import Entity, World
-from router import prompts
-from router.markup import element
-from router.passage import Passage
-from router.report import NO_EVIDENCE, Report
+from router.protocol import prompts
+from router.protocol.evidence import NO_EVIDENCE, Passage, Report
+from router.protocol.tags import element
 
 TurnKind = Literal["system", "user", "delegate", "stop", "search", "report", "answer"]
 STOP = "<stop/>Enough evidence<stop>"

@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator
 
 from executor_sft.miniworld.dialogues import NOT_FOUND, Dialogue, DialogueWriter, RolePrompts, Turn
-from router.markup import element
+from router.protocol.tags import element
 
 _EXECUTING, _SINGLE_AGENT = 0.40, 0.45
 _PASSED_OVER = 0.6

@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 import grpc
 from aiohttp import web
@@ -12,7 +13,7 @@ from aiohttp.typedefs import Handler, Middleware
 from google.rpc import code_pb2
 
 from router.edge.status import behaviour_of, status_code, with_behaviour
-from router.observer import Observer
+from router.runs.observers import Observer
 
 _OK = code_pb2.Code.Name(code_pb2.OK)
 
@@ -70,3 +71,60 @@ def observing(observer: Observer) -> Middleware:
             observer.request_ended(path, code, time.monotonic() - begun)
 
     return observed
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+_MOST = 256
+"""Items that wait for a slow reader before they are merged."""
+
+
+class Running(Generic[Item, Result]):
+    """Runs work in a task of its own while the context is open; leaving it cancels the work and waits for its end.
+
+    Not a TaskGroup, because the streams yield inside it: a task that failed there would cancel whoever sends, and the
+    client would get CANCELLED instead of the error (PEP 789).
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Callable[[Item], None]], Coroutine[Any, Any, Result]],
+        merged: Callable[[Iterable[Item]], Iterable[Item]] | None = None,
+    ) -> None:
+        """`work` is given a function to tell with, and waits for no reader. `merged`: few items that tell what many
+        would have told, for a reader that is slower than work which tells much; None for work that tells little.
+        """
+        self._told: deque[Item] = deque()
+        self._most = _MOST
+        self._news = asyncio.Event()
+        self._work, self._merged = work, merged
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._work(self._tell))
+        self._task.add_done_callback(lambda _task: self._news.set())
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def __aiter__(self) -> AsyncIterator[Item]:
+        """What is told, until the work ends."""
+        while True:
+            while self._told:
+                yield self._told.popleft()
+            if self._task.done():
+                return
+            self._news.clear()
+            await self._news.wait()
+
+    async def result(self) -> Result:
+        """What the work returns; raises what it raises."""
+        return await self._task
+
+    def _tell(self, item: Item) -> None:
+        if self._merged is not None and len(self._told) >= self._most:
+            self._told = deque(self._merged(self._told))
+            self._most = max(_MOST, 2 * len(self._told))
+        self._told.append(item)
+        self._news.set()

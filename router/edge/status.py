@@ -5,6 +5,7 @@ import inspect
 import traceback
 from collections.abc import Mapping
 from contextlib import aclosing, suppress
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +15,6 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from router.edge.caller import caller
 from router.edge.limits import check_sizes
 from router.errors import (
     AccessDenied,
@@ -45,7 +45,16 @@ from router.errors import (
     UpstreamRefused,
     UpstreamUnavailable,
 )
-from router.identity import LOCAL, Identity
+from router.trace.identity import LOCAL, Identity
+
+CALLER: ContextVar[Identity] = ContextVar("caller", default=LOCAL)
+"""Set by whoever checks keys, before the call reaches its servicer."""
+
+
+def caller() -> Identity:
+    """The identity behind the call that is being served."""
+    return CALLER.get()
+
 
 _log = structlog.get_logger("edge")
 DOMAIN = "rolegate"

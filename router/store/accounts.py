@@ -6,11 +6,10 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, func, select
 
-from router.accounts import Key, Spent
+from router.access import Key, Spent, Tenant
 from router.store.database import Database
 from router.store.schema import KEYS, SPENDING, TENANTS
-from router.store.sums import whole
-from router.tenant import Tenant
+from router.store.spending import whole
 
 
 class SQLAccounts:

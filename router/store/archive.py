@@ -11,16 +11,13 @@ from functools import partial
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, false, func, select, tuple_
 
-from router.archive import MAX_LISTED_CHARS, ExportedRun, RunFilter, RunPage, RunSummary, shortened
-from router.call import Call
 from router.errors import BadRequest, NotFound
-from router.feedback import MAX_A_RUN, MAX_CHARS, Feedback
-from router.run import Run
-from router.store.call_row import call_of
-from router.store.database import Database
+from router.runs.archive import MAX_LISTED_CHARS, ExportedRun, RunFilter, RunPage, RunSummary, shortened
+from router.store.database import Database, storable
+from router.store.rows import call_of, run_of
 from router.store.schema import CALLS, FEEDBACK, RUNS, TENANTS
-from router.store.storable import storable
-from router.store.trace import run_of
+from router.trace.call import Call
+from router.trace.run import MAX_A_RUN, MAX_CHARS, Feedback, Run
 
 _PIECE = 32
 """Runs that an export reads at once."""

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 from sqlalchemy import Connection, Row, select
 
-from router.store.books import Books, Scope
 from router.store.schema import GATEWAYS, RUNS
+from router.store.unit_of_work import Books, Scope
 
 _DEAD_AFTER_S = 15.0
 

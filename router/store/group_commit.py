@@ -11,9 +11,9 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from router.errors import RolegateError, StoreFailed
-from router.store.books import Books
 from router.store.database import FAILED, Database
 from router.store.operations import Operation
+from router.store.unit_of_work import Books
 
 _log = structlog.get_logger("store")
 _MOST = 256

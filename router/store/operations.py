@@ -9,14 +9,13 @@ from typing import Protocol
 import msgspec
 
 from router.amount import NOTHING, Amount
-from router.call import Call, OpenedCall
-from router.events import AnswerWritten
-from router.journal import Began, Earlier, RunStart
-from router.redaction import redacted
-from router.run import Run
-from router.store.books import Books, KnownRun, Scope
-from router.store.trace import trace_of
-from router.trajectory import Trajectory
+from router.ledger.journal import Began, Earlier, RunStart
+from router.store.rows import trace_of
+from router.store.unit_of_work import Books, KnownRun, Scope
+from router.trace.call import Call, OpenedCall
+from router.trace.redaction import redacted
+from router.trace.run import Run
+from router.trace.values import AnswerWritten, Trajectory
 
 _REQUEST_ID_S = 86400
 

@@ -8,8 +8,7 @@ from rich.text import Text
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
 
-from router.edge.cited_answer import missed, source_line, sub_answer_from_proto
-from router.edge.event_line import event_line
+from router.edge.rendering import event_line, missed, source_line, sub_answer_from_proto
 from serving.cli.message_json import message_json
 from serving.cli.usage_table import usage_table
 

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from router.call import RoleName
 from router.errors import BadIndex
-from router.secret import without_userinfo
+from router.models.failures import without_userinfo
+from router.trace.call import RoleName
 from serving.cli.options import add_config, chosen_file, timeout
 from serving.config import Config
 from serving.config_check import problems

@@ -13,11 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from router.access import new_key
-from router.accounts import Accounts, Key
+from router.access import Accounts, Key, new_key
 from router.errors import BadRequest
-from router.identity import SCOPES
 from router.store.accounts import SQLAccounts
+from router.trace.identity import SCOPES
 from serving.cli.opened_store import opened_store
 from serving.cli.options import add_config, tenant_name
 from serving.logs import errors_only

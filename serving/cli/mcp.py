@@ -17,8 +17,7 @@ from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.retrieval_service_pb2 import SearchRequest
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 
-from router.edge.cited_answer import answer_from_proto, place
-from router.edge.event_line import event_line
+from router.edge.rendering import answer_from_proto, event_line, place
 from serving.cli.connection import add_connection, connection
 from serving.cli.options import timeout
 from serving.retrieval.limits import MAX_TOP_K

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rolegate.client import AsyncClient
 
 from router.access import new_key
-from router.identity import SCOPES
+from router.trace.identity import SCOPES
 from serving.cli.connection import add_certificates, connection
 from serving.cli.options import add_config, chosen_config, host_port, timeout
 from serving.composition import running_gateway

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from router.edge.http_server import HTTPServer
-from router.edge.server import Server
-from router.meanwhile import meanwhile
-from router.readiness import Readiness
-from router.watched_retriever import WatchedRetriever
+from router.calls.health import Readiness
+from router.edge.grpc.server import Server
+from router.edge.http.server import HTTPServer
+from router.runs.live import meanwhile
+from router.search.retrieval import WatchedRetriever
 from serving.cli.index import add_embedder, embedder_config
 from serving.cli.options import host_port
 from serving.cli.until_stopped import tell, until_stopped

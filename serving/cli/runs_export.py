@@ -11,11 +11,11 @@ from typing import get_args
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
-from router.archive import RunFilter
 from router.errors import BadConfig, BadRequest
-from router.export_row import export_row
-from router.run import RunKind
+from router.runs.archive import RunFilter
 from router.store.archive import SQLArchive
+from router.trace.export import export_row
+from router.trace.run import RunKind
 from serving.cli.moment import FORMATS as MOMENTS
 from serving.cli.moment import moment
 from serving.cli.opened_store import opened_store

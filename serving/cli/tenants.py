@@ -15,13 +15,12 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from router.accounts import Accounts, Spent
-from router.call import RoleName
+from router.access import Accounts, Spent, Tenant
 from router.errors import BadRequest
-from router.identity import DEFAULT_TENANT
 from router.store.accounts import SQLAccounts
-from router.store.sums import MOST
-from router.tenant import Tenant
+from router.store.spending import MOST
+from router.trace.call import RoleName
+from router.trace.identity import DEFAULT_TENANT
 from serving.cli.opened_store import opened_store
 from serving.cli.options import add_config, chosen_file, tenant_name
 from serving.config import Config

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from router.passage import Passage
+from router.protocol.evidence import Passage
 
 
 class Title(msgspec.Struct, frozen=True, tag=True):

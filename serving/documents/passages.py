@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from router.errors import BadDocument
-from router.passage import Passage
+from router.protocol.evidence import Passage
 from serving.documents.batch import batches
 from serving.documents.cutter import Cutter
 from serving.documents.document import Block, Document, Part, Row, Title

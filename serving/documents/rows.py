@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from router.errors import BadCorpus
-from router.passage import Passage
+from router.protocol.evidence import Passage
 from serving.documents.content import open_content
 
 _MAX_LINE_BYTES = 16 << 20

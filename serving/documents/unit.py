@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from router.sentences import sentences
+from router.trace.citation import sentences
 from serving.documents.document import Block
 
 _CHUNK_CHARS = 100_000

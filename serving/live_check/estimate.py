@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from router.call import RoleName
-from router.price import Price
+from router.trace.call import Price, RoleName
 from serving.config import Config
 
 TYPICAL = (

@@ -8,9 +8,8 @@ from functools import partial
 import aiohttp
 import msgspec
 
-from router.call import RoleName
-from router.litellm_model import close_clients
-from router.price import Price
+from router.models.litellm_client import close_clients
+from router.trace.call import Price, RoleName
 from serving.config import Config, RoleConfig
 from serving.engine import Tell
 from serving.live_check.cell import Cell, Cells, failed

@@ -3,16 +3,15 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from router import answerer, delegator, executor, prompts
-from router.call import RoleName
-from router.delegation import Dispatch, Stop, parse_decision
 from router.errors import UpstreamError
-from router.execution_pattern import turn_pattern
-from router.execution_turn import ReportTurn, Search, parse_turn
-from router.markup import blocks, without_thinking
-from router.model import Completion, Message
-from router.passage import Passage
-from router.report import Report
+from router.models.model import Completion, Message
+from router.protocol import prompts
+from router.protocol.decision import Dispatch, Stop, parse_decision
+from router.protocol.evidence import Passage, Report
+from router.protocol.tags import blocks, without_thinking
+from router.protocol.turns import ReportTurn, Search, parse_turn, turn_pattern
+from router.search import answerer, delegator, executor
+from router.trace.call import RoleName
 from serving.live_check.cell import Cell, failed
 
 _QUOTED_CHARS = 80

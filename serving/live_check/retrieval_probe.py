@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from router.errors import UpstreamError
-from router.retrieval import Retriever
+from router.search.retrieval import Retriever
 from serving.config import Config
 from serving.engine import Tell
 from serving.live_check.cell import GOOD, Cells, failed

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from router.call import RoleName
+from router.calls.role import Role
 from router.errors import UpstreamError, UpstreamGarbled, UpstreamUnavailable
-from router.ledger import Ledger
-from router.markup import without_thinking
-from router.model import Completion, Message, Usage
-from router.role import Role
+from router.ledger.ledger import Ledger
+from router.models.model import Completion, Message, Usage
+from router.protocol.tags import without_thinking
+from router.trace.call import RoleName
 from serving.config import RoleConfig
 from serving.live_check.cell import GOOD, Cell, Cells, failed
 from serving.live_check.estimate import Measured

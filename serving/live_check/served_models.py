@@ -6,7 +6,7 @@ import aiohttp
 import msgspec
 
 from router.errors import JSON_ERRORS
-from router.upstream_session import read_body
+from router.models.session import read_body
 
 
 class _Model(msgspec.Struct, frozen=True):

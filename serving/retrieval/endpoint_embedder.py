@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from router.errors import JSON_ERRORS, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
-from router.secret import Secrets, without_userinfo
-from router.upstream_session import read_body
+from router.models.failures import Secrets, without_userinfo
+from router.models.session import read_body
 from serving.retrieval.embedder import Vectors
 
 _MOST_BYTES = 32 << 20

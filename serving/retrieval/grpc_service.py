@@ -7,8 +7,8 @@ from rolegate.v1 import evidence_pb2
 from rolegate.v1.retrieval_service_pb2 import QueryPassages, SearchRequest, SearchResponse
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceServicer
 
-from router.passage import Passage
-from router.retrieval import Retriever
+from router.protocol.evidence import Passage
+from router.search.retrieval import Retriever
 from serving.retrieval.limits import check_queries, chosen_top_k
 
 

@@ -11,10 +11,10 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from router.calls.health import Readiness
 from router.errors import JSON_ERRORS, BadRequest, UpstreamError
-from router.passage import Passage
-from router.readiness import Readiness
-from router.retrieval import Retriever
+from router.protocol.evidence import Passage
+from router.search.retrieval import Retriever
 from serving.retrieval.limits import check_queries, chosen_top_k
 
 MAX_BODY_BYTES = 1 << 20

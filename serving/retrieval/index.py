@@ -7,7 +7,7 @@ from typing import Self
 import msgspec
 
 from router.errors import BadIndex
-from router.passage import Passage
+from router.protocol.evidence import Passage
 from serving.retrieval.dense import DenseIndex
 from serving.retrieval.embedder import Embedder, Vectors
 from serving.retrieval.fusion import DEPTH, fuse

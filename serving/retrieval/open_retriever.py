@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
-from router.retrieval import IndexRetriever
+from router.search.retrieval import IndexRetriever
 from serving.config import EngineConfig, RetrievalConfig
 from serving.retrieval.remote import RemoteRetriever
 from serving.retrieval.stoppable import stoppable

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from router.errors import JSON_ERRORS, BadIndex, SameId
-from router.passage import Passage
+from router.protocol.evidence import Passage
 from serving.documents.batch import batches
 
 PASSAGES = "passages.jsonl"

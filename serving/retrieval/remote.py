@@ -10,7 +10,7 @@ from rolegate.v1.retrieval_service_pb2 import SearchRequest
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 
 from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
-from router.passage import Passage
+from router.protocol.evidence import Passage
 
 MAX_RESPONSE_BYTES = 16 << 20
 _RETRIES = {

@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 
 from router.errors import UpstreamRefused
 from router.lru import LRU
-from router.passage import Passage
+from router.protocol.evidence import Passage
 from serving.retrieval.embedder import Embedder
 from serving.retrieval.index import Index
 

@@ -7,11 +7,10 @@ from typing import get_args
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.admission import Admission
-from router.breaker import BreakerState
-from router.executor import Executes
-from router.shared_executor import SharedExecutor
-from router.upstreams import Upstreams
+from router.calls.replicas import BreakerState, Upstreams
+from router.runs.admission import Admission
+from router.search.executor import Executes
+from router.search.sharing import SharedExecutor
 
 
 @dataclass(frozen=True, slots=True)

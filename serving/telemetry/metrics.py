@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.registry import Collector
 
-from router.call import Call
-from router.run import Run
-from router.trajectory import Trajectory
+from router.trace.call import Call
+from router.trace.run import Run
+from router.trace.values import Trajectory
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 _LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from router.admission import Admission
-from router.edge.http_server import HTTPServer
+from router.calls.replicas import Upstreams
+from router.edge.http.server import HTTPServer
 from router.errors import BadConfig
-from router.executor import Executes
-from router.meanwhile import meanwhile
-from router.observer import Observer, Observers
-from router.upstreams import Upstreams
+from router.runs.admission import Admission
+from router.runs.live import meanwhile
+from router.runs.observers import Observer, Observers
+from router.search.executor import Executes
 from serving.config import TelemetryConfig
 from serving.engine import Tell
 

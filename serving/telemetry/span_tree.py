@@ -5,12 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from router.call import WHOLE, Call
-from router.execution import Execution
-from router.model import Usage
-from router.report import Report
-from router.run import Run
-from router.trajectory import Trajectory
+from router.models.model import Usage
+from router.protocol.evidence import Report
+from router.trace.call import WHOLE, Call
+from router.trace.run import Run
+from router.trace.values import Execution, Trajectory
 
 Attributes = Mapping[str, str | int | float]
 

@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from router.run import Run
+from router.trace.run import Run
 from serving.telemetry.span_tree import Node, Searched, span_trees
 
 _parent: ContextVar[Context | None] = ContextVar("trace_parent", default=None)

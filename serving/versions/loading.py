@@ -8,8 +8,8 @@ import aiohttp
 import msgspec
 import structlog
 
-from router.adapters import Adapters
 from router.errors import BadConfig, BadVersion, UpstreamError, UpstreamUnavailable
+from router.models.adapters import Adapters
 from serving.config import Config
 from serving.readiness import api_key
 from serving.versions.folder import base_sha256, verified

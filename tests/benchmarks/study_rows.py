@@ -9,8 +9,8 @@ from benchmarks.study.provenance import Provenance, RoleProvenance
 from benchmarks.study.result_row import Attribution, Loss, Scored
 from benchmarks.study.results import RESULTS
 from benchmarks.study.study_data import PLAN, KeptPlan
-from router.role_total import RoleTotal
-from router.trajectory import TopologyName
+from router.trace.call import RoleTotal
+from router.trace.values import TopologyName
 
 MODELS = {"small": 1e9, "middle": 4e9, "large": 30e9}
 MADE_BY = Provenance(

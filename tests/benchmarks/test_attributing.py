@@ -6,13 +6,12 @@ import pytest
 
 from benchmarks.datasets.question import BenchmarkQuestion, SubQuestion
 from benchmarks.study.attributing import Attributor
-from router.answerer import Answerer
 from router.errors import UpstreamUnavailable
-from router.executor import Executor, ExecutorLimits
-from router.model import Prompt
-from router.passage import Passage
-from router.scoring import exact_match
-from router.scripted_model import Answer, ScriptedModel
+from router.models.model import Answer, Prompt, ScriptedModel
+from router.protocol.evidence import Passage
+from router.protocol.scoring import exact_match
+from router.search.answerer import Answerer
+from router.search.executor import Executor, ExecutorLimits
 from tests.executor_sft.scripted_roles import answers, searches_once, searches_twice
 from tests.router.deployment import lasting, role
 

@@ -10,10 +10,10 @@ from benchmarks.canned_upstream import CannedModels, canned_upstream
 from benchmarks.chaos_proxy import ChaosProxy, FaultyRetriever, chaos_proxies
 from benchmarks.fault_plan import Fault, FaultPlan
 from router.errors import UpstreamError, UpstreamGarbled, UpstreamUnavailable
-from router.model import Completion, Message, Prompt, Sampling, gather
-from router.openai_http import OpenAIHTTP
-from router.passage import Passage
-from router.retrieval import FixedRetriever
+from router.models.model import Completion, Message, Prompt, Sampling, gather
+from router.models.openai_client import OpenAIHTTP
+from router.protocol.evidence import Passage
+from router.search.retrieval import FixedRetriever
 
 _PROMPT = Prompt((Message("system", "Report."), Message("user", "Who?")), Sampling(64), (), request_id="run-1-0")
 _PASSAGE = Passage("p", "Heat", "Heat is a film.", 1.0)

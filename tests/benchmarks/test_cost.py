@@ -9,10 +9,10 @@ import pytest
 from benchmarks.cost import main
 from benchmarks.study.traffic import of_store, of_traces
 from router.errors import BadConfig
-from router.export_row import export_row
-from router.model import Usage
-from router.role_total import RoleTotal
+from router.models.model import Usage
 from router.store.database import Database
+from router.trace.call import RoleTotal
+from router.trace.export import export_row
 from serving.export_file import FORMATS
 from tests.router.store.stored import call, put, run
 

@@ -11,9 +11,8 @@ from benchmarks.study.cell import prepared
 from benchmarks.study.engine_groups import engine_groups
 from benchmarks.study.plan import read_plan
 from router.errors import BadConfig, BadCorpus
-from router.execution import Conversation, Execution, SearchRecord
-from router.passage import Passage
-from router.report import Report
+from router.protocol.evidence import Passage, Report
+from router.trace.values import Conversation, Execution, SearchRecord
 
 ROLE = 'model = "m"\nprompt = "prompt.txt"\nbase_url = "http://127.0.0.1:9/v1"\n'
 MODELS = """[models.big]

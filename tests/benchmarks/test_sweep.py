@@ -22,8 +22,8 @@ from benchmarks.study.weights import weights_of
 from benchmarks.sweep import begun
 from executor_sft.step import read_manifest
 from router.errors import BadConfig
-from router.model import Prompt
-from router.role_total import RoleTotal
+from router.models.model import Prompt
+from router.trace.call import RoleTotal
 from serving.retrieval.digest import sha256_of
 from tests.conftest import Rolegate
 from tests.executor_sft import test_rollout_command

@@ -10,7 +10,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.types import CallToolResult, TextContent
 
-from router.scripted_model import ScriptedModel
+from router.models.model import ScriptedModel
 from tests import scripted_gateway
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept

@@ -15,11 +15,10 @@ import pytest
 from rolegate.client import AsyncClient, Client, GatewayError
 from rolegate.v1.run_service_pb2 import RUN_STATUS_RUNNING
 
-from router.edge.server import Server
-from router.feedback import Feedback
-from router.journal import RunStart
-from router.run import Run
-from router.scripted_model import ScriptedModel
+from router.edge.grpc.server import Server
+from router.ledger.journal import RunStart
+from router.models.model import ScriptedModel
+from router.trace.run import Feedback, Run
 from tests import scripted_gateway
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept

@@ -10,14 +10,13 @@ import pytest
 from rolegate.client import AsyncClient, Client, Connection, GatewayError
 from rolegate.client.requests import Terms, answer_request, stream_request
 
-from router.access import Access, new_key
-from router.accounts import Key
-from router.edge.server import Server
-from router.edge.tls import TLS
+from router.access import Access, Key, new_key
+from router.edge.grpc.server import Server
+from router.edge.listening import TLS
 from router.errors import QuotaExhausted
-from router.identity import SCOPES
-from router.journal import Began, Earlier, RunStart
-from router.scripted_model import ScriptedModel
+from router.ledger.journal import Began, Earlier, RunStart
+from router.models.model import ScriptedModel
+from router.trace.identity import SCOPES
 from tests.router.accounts import KeptAccounts
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, Kept, block

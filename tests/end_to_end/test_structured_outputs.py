@@ -6,11 +6,11 @@ import re
 import aiohttp
 import pytest
 
-from router.execution_pattern import turn_pattern
-from router.execution_turn import Malformed, parse_turn
-from router.executor import STOP
-from router.model import Completion, Message, Prompt, Sampling, gather
-from router.openai_http import OpenAIHTTP
+from router.models.model import Completion, Message, Prompt, Sampling, gather
+from router.models.openai_client import OpenAIHTTP
+from router.protocol.tags import Malformed
+from router.protocol.turns import parse_turn, turn_pattern
+from router.search.executor import STOP
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 ASKED = (Message("system", "You search."), Message("user", "Say hello."))

@@ -18,13 +18,12 @@ from executor_sft.miniworld.questions import Examiner, SubQuery
 from executor_sft.miniworld.world import World
 from executor_sft.row import Row
 from executor_sft.served_tokens import ServedTokens
-from router.execution import Execution
-from router.executor import Executor, ExecutorLimits
-from router.model import Model, Sampling
-from router.openai_http import OpenAIHTTP
-from router.passage import Passage
-from router.role import Role
-from router.scripted_model import ScriptedModel
+from router.calls.role import Role
+from router.models.model import Model, Sampling, ScriptedModel
+from router.models.openai_client import OpenAIHTTP
+from router.protocol.evidence import Passage
+from router.search.executor import Executor, ExecutorLimits
+from router.trace.values import Execution
 from serving.config_file import load_config, preset
 from tests.router.deployment import lasting, report
 

@@ -12,17 +12,15 @@ from dataclasses import replace
 from executor_sft.memory import Memory
 from executor_sft.roller import Roller
 from executor_sft.rollouts import Question
-from router import prompts
-from router.answerer import Answerer
-from router.call import RoleName
-from router.delegator import Delegator
-from router.executor import Executor, ExecutorLimits
-from router.judge import Judge
-from router.model import Model, Prompt, Sampling
-from router.passage import Passage
-from router.role import Role
-from router.scripted_model import Answer, ScriptedModel
-from router.search import Search
+from router.calls.role import Role
+from router.models.model import Answer, Model, Prompt, Sampling, ScriptedModel
+from router.protocol import prompts
+from router.protocol.evidence import Passage
+from router.search.answerer import Answerer, Judge
+from router.search.delegator import Delegator
+from router.search.executor import Executor, ExecutorLimits
+from router.search.loop import Search
+from router.trace.call import RoleName
 from tests.router.deployment import STOP, block, lasting, report
 
 REQUEST = re.compile(r"<request>(.*?)</request><answer>(.*?)</answer>")

@@ -2,17 +2,16 @@
 
 from executor_sft.miniworld.dialogues import DialogueWriter, RolePrompts
 from executor_sft.miniworld.world import World
-from router.answer_text import parse_answer
-from router.context import RunContext
-from router.executor import ExecutorLimits
-from router.ledger import Ledger
-from router.markup import unescape
-from router.model import Message, Sampling
-from router.passage import Passage
-from router.retrieval import FixedRetriever
-from router.role import Role
-from router.scripted_model import ScriptedModel
-from router.single_agent import SingleAgent
+from router.calls.role import Role
+from router.ledger.ledger import Ledger
+from router.models.model import Message, Sampling, ScriptedModel
+from router.protocol.evidence import Passage
+from router.protocol.tags import unescape
+from router.protocol.turns import parse_answer
+from router.search.agents import SingleAgent
+from router.search.context import RunContext
+from router.search.executor import ExecutorLimits
+from router.search.retrieval import FixedRetriever
 from tests.executor_sft.test_dialogues import passages_of, texts
 
 

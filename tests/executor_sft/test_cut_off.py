@@ -3,11 +3,11 @@
 import pytest
 
 from executor_sft.cut_off import check_execution
-from router.context import RunContext
 from router.errors import UpstreamUnavailable
-from router.execution import Conversation, Execution
-from router.ledger import Ledger
-from router.report import NO_EVIDENCE
+from router.ledger.ledger import Ledger
+from router.protocol.evidence import NO_EVIDENCE
+from router.search.context import RunContext
+from router.trace.values import Conversation, Execution
 
 
 async def test_a_model_that_was_left_alone() -> None:

@@ -11,9 +11,9 @@ from executor_sft.row_file import read_rows, write_rows
 from executor_sft.served_tokens import ServedTokens
 from executor_sft.step import read_manifest
 from router.errors import BadConfig, ContextTooLong
-from router.execution import Execution
-from router.executor import ExecutorLimits
-from router.model import Completion
+from router.models.model import Completion
+from router.search.executor import ExecutorLimits
+from router.trace.values import Execution
 from tests.executor_sft.test_served_tokens import MINI, text
 from tests.executor_sft.traces import ONE, REPORT, TWO, executed, search, write_lines
 

@@ -8,20 +8,18 @@ from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePromp
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Question, SubQuery
 from executor_sft.miniworld.world import World
-from router import answerer, delegator, executor, prompts
-from router.answer_text import parse_answer
-from router.context import RunContext
-from router.delegation import Dispatch, Stop, parse_decision
-from router.execution_turn import ReportTurn, Search, parse_turn
-from router.executor import Executor, ExecutorLimits
-from router.ledger import Ledger
-from router.markup import unescape
-from router.model import Sampling
-from router.passage import Passage
-from router.report import NO_EVIDENCE, Report
-from router.retrieval import FixedRetriever
-from router.role import Role
-from router.scripted_model import ScriptedModel
+from router.calls.role import Role
+from router.ledger.ledger import Ledger
+from router.models.model import Sampling, ScriptedModel
+from router.protocol import prompts
+from router.protocol.decision import Dispatch, Stop, parse_decision
+from router.protocol.evidence import NO_EVIDENCE, Passage, Report
+from router.protocol.tags import unescape
+from router.protocol.turns import ReportTurn, Search, parse_answer, parse_turn
+from router.search import answerer, delegator, executor
+from router.search.context import RunContext
+from router.search.executor import Executor, ExecutorLimits
+from router.search.retrieval import FixedRetriever
 
 _DOCUMENT = re.compile(r'<document index="\d+"><title>(.*?)</title><text>(.*?)</text></document>')
 

@@ -11,17 +11,16 @@ from sqlalchemy import update
 from executor_sft.logged import Counts, Selection, select
 from executor_sft.rerun_estimate import Share, estimate
 from executor_sft.rollouts import Question
-from router.archive import RunFilter
+from router.access import Tenant
 from router.errors import StoreFailed
-from router.feedback import Feedback
-from router.model import Completion, Usage
-from router.price import Price
-from router.run import Run
+from router.models.model import Completion, Usage
+from router.runs.archive import RunFilter
 from router.store.archive import SQLArchive
 from router.store.database import Database
 from router.store.schema import RUNS
-from router.tenant import Tenant
-from router.trajectory import NOT_FOUND, AnswerOutcome, Trajectory
+from router.trace.call import Price
+from router.trace.run import Feedback, Run
+from router.trace.values import NOT_FOUND, AnswerOutcome, Trajectory
 from tests.router.store.stored import ANSWER, EXECUTIONS, call, put, run
 
 WANTED = RunFilter(kind="answer", training=True)

@@ -7,8 +7,7 @@ import pytest
 
 from executor_sft.memory import Memory, Spent
 from router.errors import BadConfig, UpstreamUnavailable
-from router.model import Completion, Message, Prompt, Sampling, Usage, gather
-from router.scripted_model import ScriptedModel
+from router.models.model import Completion, Message, Prompt, Sampling, ScriptedModel, Usage, gather
 
 DOWN = UpstreamUnavailable("is down", endpoint="http://teacher")
 

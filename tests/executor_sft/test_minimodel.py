@@ -14,9 +14,8 @@ from executor_sft.minimodel.tokenizer import VOCABULARY, load_tokenizer, train_t
 from executor_sft.minimodel.training import Schedule, save, train
 from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePrompts, Turn
 from executor_sft.miniworld.world import World
-from router.answer_text import parse_answer
-from router.delegation import parse_decision
-from router.execution_turn import parse_turn
+from router.protocol.decision import parse_decision
+from router.protocol.turns import parse_answer, parse_turn
 from serving.config_file import load_config, preset
 
 TINY = Shape(width=32, layers=1, feed_forward=32)

@@ -13,13 +13,13 @@ from rolegate.client import AsyncClient
 from executor_sft.publish import main
 from executor_sft.recipe import load_recipe
 from executor_sft.step import Step
-from router.edge.executor_version_service import ExecutorVersionServicer
-from router.edge.server import Server
+from router.edge.grpc.server import Server
+from router.edge.grpc.services import ExecutorVersionServicer
 from router.errors import BadConfig, BadVersion
-from router.gate import GateRule
 from router.store.database import Database
-from router.store.version_book import SQLVersionBook
-from router.versions import Versions
+from router.store.versions import SQLVersionBook
+from router.versions.gate import GateRule
+from router.versions.versions import Versions
 from serving.logs import errors_only
 from serving.versions.folder import base_sha256, verified
 

@@ -6,7 +6,7 @@ import pytest
 
 from executor_sft.rollouts import Question, Verdict
 from router.errors import OutOfTime, UpstreamRefused, UpstreamUnavailable
-from router.model import Prompt
+from router.models.model import Prompt
 from tests.executor_sft.scripted_roles import ScriptedRoles, questions, searches_twice
 from tests.router.deployment import lasting
 

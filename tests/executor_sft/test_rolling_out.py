@@ -12,8 +12,7 @@ from executor_sft.memory import Memory
 from executor_sft.rolling_out import roll_out_all
 from executor_sft.rollouts import Rollout
 from router.errors import BadConfig, UpstreamRefused, UpstreamUnavailable
-from router.model import Prompt
-from router.scripted_model import Answer
+from router.models.model import Answer, Prompt
 from tests.executor_sft.scripted_roles import ScriptedRoles, asks, questions, searches_twice
 
 QUESTIONS = questions(6)

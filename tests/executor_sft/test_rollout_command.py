@@ -19,10 +19,10 @@ from executor_sft.rollout_figures import RolloutFigures
 from executor_sft.rollouts import Rollout
 from executor_sft.search_counts import SearchCounts
 from executor_sft.step import read_manifest
-from router.edge.server import Server
-from router.model import Message, Prompt, Sampling, end_at_stop
+from router.access import Tenant
+from router.edge.grpc.server import Server
+from router.models.model import Message, Prompt, Sampling, end_at_stop
 from router.store.database import Database
-from router.tenant import Tenant
 from serving.retrieval.grpc_service import RetrievalServicer
 from tests.conftest import Rolegate
 from tests.executor_sft.scripted_roles import OnePage, answers, asks, questions, searches_once, searches_twice

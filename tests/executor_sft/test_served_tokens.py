@@ -11,8 +11,8 @@ from executor_sft.kept import Kept
 from executor_sft.minimodel.tokenizer import load_tokenizer
 from executor_sft.served_tokens import ServedTokens
 from router.errors import BadConfig
-from router.executor import ExecutorLimits
-from router.model import Completion, Message
+from router.models.model import Completion, Message
+from router.search.executor import ExecutorLimits
 from serving.config_file import load_config, preset
 from tests.executor_sft.traces import REPORT, executed, search
 

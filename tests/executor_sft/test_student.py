@@ -8,9 +8,8 @@ import pytest
 from executor_sft.miniworld.dialogues import NOT_FOUND, Dialogue, DialogueWriter, RolePrompts
 from executor_sft.miniworld.student import lessons
 from executor_sft.miniworld.world import World
-from router.answer_text import parse_answer
-from router.execution_turn import ReportTurn, Search, parse_turn
-from router.markup import unescape
+from router.protocol.tags import unescape
+from router.protocol.turns import ReportTurn, Search, parse_answer, parse_turn
 
 
 @pytest.fixture(scope="module")

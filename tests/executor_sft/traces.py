@@ -8,12 +8,11 @@ import msgspec
 
 from executor_sft.kept import Kept
 from executor_sft.rollouts import Question, Rollout, Sample, SubQueryRollout, Verdict
-from router.execution import Execution
-from router.executor import Executor, ExecutorLimits
-from router.passage import Passage
-from router.retrieval import FixedRetriever
-from router.scripted_model import Answer, ScriptedModel
-from router.trajectory import Trajectory
+from router.models.model import Answer, ScriptedModel
+from router.protocol.evidence import Passage
+from router.search.executor import Executor, ExecutorLimits
+from router.search.retrieval import FixedRetriever
+from router.trace.values import Execution, Trajectory
 from tests.router.deployment import lasting, role
 
 PAGE = Passage("1", "Heat", "Heat is a film by Michael Mann.")

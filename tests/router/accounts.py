@@ -2,8 +2,7 @@
 
 import msgspec
 
-from router.accounts import Key, Spent
-from router.tenant import Tenant
+from router.access import Key, Spent, Tenant
 
 
 class KeptAccounts:

@@ -6,32 +6,27 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from router.admission import Admission
-from router.answerer import Answerer
-from router.archive import ExportedRun, RunFilter, RunPage, RunSummary
-from router.call import Call, RoleName
-from router.conductor import Conductor, Then, ignore_run
-from router.context import RunContext
-from router.delegator import Delegator
+from router.calls.role import Role
 from router.errors import BadRequest, NotFound, StoreFailed
-from router.events import Event
-from router.executor import Executes, Executor, ExecutorLimits
-from router.feedback import Feedback
-from router.gateway import Gateway
-from router.journal import Began, Earlier, RunStart
-from router.ledger import Ledger
-from router.live_runs import LiveRuns
-from router.model import Completion, Delta, Model, Prompt, Sampling, Usage
-from router.no_journal import NoJournal
-from router.passage import Passage
-from router.retrieval import FixedRetriever, Retriever
-from router.role import Role
-from router.run import RoleSetting, Run, RunStatus
-from router.scope import Scope
-from router.scripted_model import ScriptedModel
-from router.search import Search
-from router.topology import Topology
-from router.trajectory import TopologyName
+from router.ledger.journal import Began, Earlier, NoJournal, RunStart
+from router.ledger.ledger import Ledger
+from router.models.model import Completion, Delta, Model, Prompt, Sampling, ScriptedModel, Usage
+from router.protocol.evidence import Passage
+from router.protocol.scope import Scope
+from router.runs.admission import Admission
+from router.runs.archive import ExportedRun, RunFilter, RunPage, RunSummary
+from router.runs.gateway import Gateway
+from router.runs.lifecycle import Conductor, Then, ignore_run
+from router.runs.live import LiveRuns
+from router.search.answerer import Answerer
+from router.search.context import RunContext
+from router.search.delegator import Delegator
+from router.search.executor import Executes, Executor, ExecutorLimits
+from router.search.loop import Search, Topology
+from router.search.retrieval import FixedRetriever, Retriever
+from router.trace.call import Call, RoleName
+from router.trace.run import Feedback, RoleSetting, Run, RunStatus
+from router.trace.values import Event, TopologyName
 
 STOP = "<stop/>Enough evidence<stop>"
 PASSAGE = Passage("p1", "Heat", "Heat is a film by Michael Mann.", 0.9)

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from router.errors import UpstreamError
-from router.model import Completion, Delta, Prompt, Usage
-from router.stop_cut import StopCut
+from router.models.model import Completion, Delta, Prompt, Usage
+from router.models.streaming import StopCut
 
 Piece = str | UpstreamError | Callable[[], Awaitable[object]]
 

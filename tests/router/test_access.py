@@ -7,8 +7,8 @@ import pytest
 
 from router.access import Access, check_scope, new_key
 from router.errors import AccessDenied, BadRequest, NoKey
-from router.identity import LOCAL, SCOPES, Identity, KeyScope
-from router.meanwhile import meanwhile
+from router.runs.live import meanwhile
+from router.trace.identity import LOCAL, SCOPES, Identity, KeyScope
 from tests.router.accounts import KeptAccounts
 from tests.router.clock import Clock, with_clock
 

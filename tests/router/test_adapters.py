@@ -7,8 +7,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from router.adapters import Adapters
 from router.errors import BadVersion, UpstreamUnavailable
+from router.models.adapters import Adapters
 from tests.router.vllm_adapters import BASE, adapter_server
 
 NAME = "executor-000001"

@@ -4,15 +4,14 @@ import asyncio
 
 import pytest
 
-from router.admission import Admission, AdmissionLimits
-from router.conductor import Asked, Conductor
-from router.context import RunContext
 from router.errors import Overloaded
-from router.identity import SHADOW
-from router.live_runs import LiveRuns
-from router.scripted_model import ScriptedModel
-from router.terms import Terms
-from router.trajectory import Trajectory
+from router.models.model import ScriptedModel
+from router.runs.admission import Admission, AdmissionLimits
+from router.runs.lifecycle import Asked, Conductor, Terms
+from router.runs.live import LiveRuns
+from router.search.context import RunContext
+from router.trace.identity import SHADOW
+from router.trace.values import Trajectory
 from tests.router.clock import Clock, ended, with_clock
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.agent_turn import AgentTurn, Answered, Malformed, parse_agent_turn
-from router.execution_turn import Search
+from router.protocol.tags import Malformed
+from router.protocol.turns import AgentTurn, Answered, Search, parse_agent_turn
 
 TAGS = "<search>", "</search>", "<answer>", "</answer>", "<think>", "</think>", "<information>", "a?", "\n"
 

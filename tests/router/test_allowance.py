@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.allowance import Allowance
 from router.amount import NOTHING, Amount
-from router.budget import Budget
-from router.call import RoleName
 from router.errors import BudgetExhausted
+from router.ledger.budget import Allowance, Budget
+from router.trace.call import RoleName
 
 ROLES: Sequence[RoleName] = ("delegation", "execution", "answer")
 

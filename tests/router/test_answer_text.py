@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, settings
 
-from router.answer_text import parse_answer
-from router.markup import element, escape, one_line
+from router.protocol.tags import element, escape, one_line
+from router.protocol.turns import parse_answer
 from tests.router.outputs import FLOODS, OUTPUTS
 
 

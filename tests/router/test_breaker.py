@@ -2,8 +2,7 @@
 
 import pytest
 
-from router.breaker import Breaker
-from router.endpoint import Endpoint
+from router.calls.replicas import Breaker, Endpoint
 from router.errors import UpstreamUnavailable
 from tests.router.clock import Clock, with_clock
 

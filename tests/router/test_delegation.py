@@ -4,11 +4,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router import prompts
-from router.delegation import Decision, Dispatch, Malformed, Stop, parse_decision
-from router.markup import escape
-from router.passage import Passage
-from router.report import Report
+from router.protocol import prompts
+from router.protocol.decision import Decision, Dispatch, Stop, parse_decision
+from router.protocol.evidence import Passage, Report
+from router.protocol.tags import Malformed, escape
 from tests.router.outputs import FLOODS, OUTPUTS
 
 

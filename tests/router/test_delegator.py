@@ -2,15 +2,15 @@
 
 import pytest
 
-from router import prompts
-from router.delegation import Dispatch, Malformed, Stop
-from router.delegator import Delegator
 from router.errors import UpstreamRefused
-from router.execution import Conversation, Execution
-from router.ledger import Ledger
-from router.model import Completion, Message
-from router.report import NO_EVIDENCE, Report
-from router.scripted_model import Answer, ScriptedModel
+from router.ledger.ledger import Ledger
+from router.models.model import Answer, Completion, Message, ScriptedModel
+from router.protocol import prompts
+from router.protocol.decision import Dispatch, Stop
+from router.protocol.evidence import NO_EVIDENCE, Report
+from router.protocol.tags import Malformed
+from router.search.delegator import Delegator
+from router.trace.values import Conversation, Execution
 from tests.router.deployment import STOP, block, role
 
 QUESTION = "Was the director of Heat born before 1950?"

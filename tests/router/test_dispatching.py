@@ -9,21 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.allowance import Allowance
-from router.answerer import Answerer
-from router.budget import Budget
-from router.call import Call
-from router.context import RunContext, Sharing
-from router.delegator import Delegator
 from router.errors import BudgetExhausted, UpstreamUnavailable
-from router.events import Event, Reported, RoundStarted, SearchDone, SubQueryDispatched
-from router.executor import Executor, ExecutorLimits
-from router.ledger import Ledger
-from router.model import Prompt
-from router.passage import Passage
-from router.scripted_model import ScriptedModel
-from router.search import Search
-from router.trajectory import Trajectory
+from router.ledger.budget import Allowance, Budget
+from router.ledger.ledger import Ledger
+from router.models.model import Prompt, ScriptedModel
+from router.protocol.evidence import Passage
+from router.search.answerer import Answerer
+from router.search.context import RunContext, Sharing
+from router.search.delegator import Delegator
+from router.search.executor import Executor, ExecutorLimits
+from router.search.loop import Search
+from router.trace.call import Call
+from router.trace.values import Event, Reported, RoundStarted, SearchDone, SubQueryDispatched, Trajectory
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import PASSAGE, STOP, Deployment, block, finds, lasting, report, role
 from tests.router.outputs import OUTPUTS

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router.delegation import Dispatch, parse_decision
-from router.early_reader import EarlyReader
+from router.protocol.decision import Dispatch, EarlyReader, parse_decision
 from tests.router.outputs import FLOODS, OUTPUTS
 from tests.router.test_question_list import ONE_OR_MORE
 

@@ -4,10 +4,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.model import end_at_stop
-from router.openai_reply import ChatReply, Choice, MessageReply, UsageReply
-from router.stop_cut import StopCut
-from router.streamed_reply import StreamedReply
+from router.models.model import end_at_stop
+from router.models.openai_wire import ChatReply, Choice, MessageReply, UsageReply
+from router.models.streaming import StopCut, StreamedReply
 
 LETTERS = "ab<"
 TEXTS = st.lists(st.text(LETTERS, max_size=4), max_size=12)

@@ -8,16 +8,14 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
-from router.endpoint import Endpoint
+from router.calls.limits import RoleTraffic
+from router.calls.replicas import Endpoint, Replica, choose
+from router.calls.role import Role
+from router.calls.timeouts import Patience
 from router.errors import UpstreamUnavailable
-from router.ledger import Ledger
-from router.model import Message, Sampling
-from router.openai_http import OpenAIHTTP
-from router.patience import Patience
-from router.replicas import Replica, choose
-from router.role import Role
-from router.role_traffic import RoleTraffic
-from router.scripted_model import ScriptedModel
+from router.ledger.ledger import Ledger
+from router.models.model import Message, Sampling, ScriptedModel
+from router.models.openai_client import OpenAIHTTP
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import HeldModel
 from tests.router.openai_server import (

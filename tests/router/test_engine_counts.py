@@ -7,9 +7,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from router.engine_counts import VLLMCounts
 from router.errors import UpstreamGarbled, UpstreamUnavailable
-from router.reconciliation import EngineCount, Tokens
+from router.ledger.reconciliation import EngineCount, Tokens, VLLMCounts
 
 METRICS = """\
 # HELP vllm:prompt_tokens_total Number of prefill tokens processed.

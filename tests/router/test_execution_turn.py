@@ -4,11 +4,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router import prompts
-from router.execution_turn import ExecutionTurn, Malformed, ReportTurn, Search, parse_turn
-from router.markup import element, escape, one_line
-from router.passage import Passage
-from router.report import Report
+from router.protocol import prompts
+from router.protocol.evidence import Passage, Report
+from router.protocol.tags import Malformed, element, escape, one_line
+from router.protocol.turns import ExecutionTurn, ReportTurn, Search, parse_turn
 from tests.router.outputs import FLOODS, OUTPUTS
 
 REPORT = "<answer>Michael Mann</answer><evidence>Heat was directed by Mann.</evidence>"

@@ -6,17 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from router import prompts
-from router.context import RunContext
 from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
-from router.events import Event, SearchDone
-from router.execution import Execution, SearchRecord
-from router.executor import Executor, ExecutorLimits
-from router.model import Completion, Message
-from router.passage import Passage
-from router.report import NO_EVIDENCE, Report
-from router.retrieval import FixedRetriever, Retriever
-from router.scripted_model import Answer, ScriptedModel
+from router.models.model import Answer, Completion, Message, ScriptedModel
+from router.protocol import prompts
+from router.protocol.evidence import NO_EVIDENCE, Passage, Report
+from router.search.context import RunContext
+from router.search.executor import Executor, ExecutorLimits
+from router.search.retrieval import FixedRetriever, Retriever
+from router.trace.values import Event, Execution, SearchDone, SearchRecord
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import PASSAGE, HeldModel, Meeting, lasting, report, role
 

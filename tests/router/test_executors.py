@@ -5,17 +5,16 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from router.context import RunContext
+from router.calls.role import Role
 from router.errors import BadVersion, StoreFailed, UpstreamError, UpstreamRefused, UpstreamUnavailable
-from router.executor import Executor, ExecutorLimits
-from router.executor_version import Traffic
-from router.executors import Executors
-from router.ledger import Ledger
-from router.meanwhile import meanwhile
-from router.model import Model, Sampling
-from router.retrieval import FixedRetriever
-from router.role import Role
-from router.scripted_model import ScriptedModel
+from router.ledger.ledger import Ledger
+from router.models.model import Model, Sampling, ScriptedModel
+from router.runs.live import meanwhile
+from router.search.context import RunContext
+from router.search.executor import Executor, ExecutorLimits
+from router.search.retrieval import FixedRetriever
+from router.versions.book import Traffic
+from router.versions.routing import Executors
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import HeldModel, finds, report
 

@@ -5,11 +5,10 @@ from typing import Any
 
 import msgspec
 
-from router.execution import Conversation
-from router.export_row import ExportRow, export_row
-from router.feedback import Feedback
-from router.model import Completion, Message, Usage
-from router.run import Run
+from router.models.model import Completion, Message, Usage
+from router.trace.export import ExportRow, export_row
+from router.trace.run import Feedback, Run
+from router.trace.values import Conversation
 from tests.router.store.stored import EXECUTIONS, call, run
 
 NO_RESULT: dict[str, Any] = {"result": None, "events": ()}

@@ -9,21 +9,20 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from router.answer_text import parse_answer
-from router.answerer import Answerer
-from router.call import RoleName
-from router.delegation import Dispatch, Stop, parse_decision
-from router.delegator import Delegator
-from router.execution_turn import Search as SearchTurn
-from router.execution_turn import parse_turn
-from router.executor import Executor, ExecutorLimits
-from router.model import Sampling
-from router.openai_http import OpenAIHTTP
-from router.passage import Passage
-from router.retrieval import FixedRetriever
-from router.role import Role
-from router.search import Search
-from router.trajectory import Trajectory
+from router.calls.role import Role
+from router.models.model import Sampling
+from router.models.openai_client import OpenAIHTTP
+from router.protocol.decision import Dispatch, Stop, parse_decision
+from router.protocol.evidence import Passage
+from router.protocol.turns import Search as SearchTurn
+from router.protocol.turns import parse_answer, parse_turn
+from router.search.answerer import Answerer
+from router.search.delegator import Delegator
+from router.search.executor import Executor, ExecutorLimits
+from router.search.loop import Search
+from router.search.retrieval import FixedRetriever
+from router.trace.call import RoleName
+from router.trace.values import Trajectory
 from tests.router.deployment import lasting
 from tests.router.openai_server import MODEL, Behaviour, OpenAIServer, says
 

@@ -4,21 +4,17 @@ import asyncio
 
 import pytest
 
-from router.budget import Budget
-from router.conductor import Asked
 from router.errors import BadRequest, OutOfTime, RequestIdTaken, RunCancelled, StoreFailed, UpstreamRefused
-from router.events import Event
-from router.execution import Conversation, Execution
-from router.gateway import CompletionRequest
-from router.identity import DEFAULT_TENANT, SCOPES, Identity
-from router.journal import Began, Earlier, RunStart
-from router.live_runs import LiveRuns
-from router.model import Completion, Delta, Message, Usage
-from router.run import Run
-from router.scope import Scope
-from router.scripted_model import ScriptedModel
-from router.terms import Terms
-from router.trajectory import Trajectory
+from router.ledger.budget import Budget
+from router.ledger.journal import Began, Earlier, RunStart
+from router.models.model import Completion, Delta, Message, ScriptedModel, Usage
+from router.protocol.scope import Scope
+from router.runs.gateway import CompletionRequest
+from router.runs.lifecycle import Asked, Terms
+from router.runs.live import LiveRuns
+from router.trace.identity import DEFAULT_TENANT, SCOPES, Identity
+from router.trace.run import Run
+from router.trace.values import Conversation, Event, Execution, Trajectory
 from tests.router.clock import Clock, ended, with_clock
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
 

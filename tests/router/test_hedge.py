@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.hedge import Durations, hedged
+from router.calls.limits import Durations, hedged
 from tests.router.clock import Clock, with_clock
 
 

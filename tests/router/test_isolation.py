@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.markup import escape
-from router.model import Prompt
-from router.passage import Passage
-from router.scripted_model import ScriptedModel
-from router.trajectory import Trajectory
+from router.models.model import Prompt, ScriptedModel
+from router.protocol.evidence import Passage
+from router.protocol.tags import escape
+from router.trace.values import Trajectory
 from tests.router.deployment import STOP, Deployment, lasting, report
 from tests.router.outputs import OUTPUTS
 

@@ -4,11 +4,10 @@ import time
 
 import pytest
 
-from router.judge import Judge, parse_verdict
-from router.ledger import Ledger
-from router.model import Completion, Message, Sampling
-from router.role import Role
-from router.scripted_model import ScriptedModel
+from router.calls.role import Role
+from router.ledger.ledger import Ledger
+from router.models.model import Completion, Message, Sampling, ScriptedModel
+from router.search.answerer import Judge, parse_verdict
 from serving.config_file import preset
 from tests.router.outputs import FLOODS
 

@@ -9,10 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.allowance import Allowance
 from router.amount import NOTHING, Amount
-from router.budget import Budget
-from router.call import Call, OpenedCall, Outcome
 from router.errors import (
     BudgetExhausted,
     QuotaExhausted,
@@ -21,11 +18,11 @@ from router.errors import (
     UpstreamRefused,
     UpstreamUnavailable,
 )
-from router.ledger import Caller, Ledger
-from router.model import Delta, Usage
-from router.no_journal import NoJournal
-from router.price import Price
-from router.role_total import RoleTotal, totals
+from router.ledger.budget import Allowance, Budget
+from router.ledger.journal import NoJournal
+from router.ledger.ledger import Caller, Ledger
+from router.models.model import Delta, Usage
+from router.trace.call import Call, OpenedCall, Outcome, Price, RoleTotal, totals
 
 CALLER = Caller("execution", "small", "http://e", 3, 64)
 

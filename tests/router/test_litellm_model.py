@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
-from router.litellm_model import LiteLLMModel, close_clients
-from router.model import Completion, Delta, Message, Prompt, Sampling, Usage
-from router.upstream_failure import Upstream
+from router.models.failures import Upstream
+from router.models.litellm_client import LiteLLMModel, close_clients
+from router.models.model import Completion, Delta, Message, Prompt, Sampling, Usage
 from tests.router.openai_server import (
     DONE,
     MODEL,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.markup import Block, blocks, element, escape, one_line, unescape, without_thinking
+from router.protocol.tags import Block, blocks, element, escape, one_line, unescape, without_thinking
 from tests.router.outputs import FLOODS, OUTPUTS
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.meanwhile import meanwhile
+from router.runs.live import meanwhile
 
 
 async def test_work_that_fails_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
-from router.model import Completion, Delta, Message, Model, Prompt, Sampling, Usage
-from router.openai_http import OpenAIHTTP
-from router.upstream_session import Bodies
+from router.models.model import Completion, Delta, Message, Model, Prompt, Sampling, Usage
+from router.models.openai_client import OpenAIHTTP
+from router.models.session import Bodies
 from tests.router.openai_server import (
     DONE,
     MODEL,

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.cpu_time import cpu_s
 from benchmarks.floods import READERS, floods
-from router.sse import MAX_EVENT_BYTES, EventReader
+from router.models.openai_wire import MAX_EVENT_BYTES, EventReader
 
 pytestmark = pytest.mark.timing
 _MEGABYTE = 1_000_000

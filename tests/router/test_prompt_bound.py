@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.model import Message
-from router.prompt_bound import prompt_bound
+from router.calls.limits import prompt_bound
+from router.models.model import Message
 
 EMPTY = prompt_bound([Message("user", "")])
 

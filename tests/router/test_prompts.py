@@ -2,8 +2,8 @@
 
 import pytest
 
-from router import prompts
-from router.model import Message
+from router.models.model import Message
+from router.protocol import prompts
 
 SYSTEM, ASKED, SAID = Message("system", "be brief"), Message("user", "hi"), Message("assistant", "hello")
 

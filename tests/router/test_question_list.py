@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router.markup import one_line
-from router.question_list import read_questions
+from router.protocol.sub_queries import read_questions
+from router.protocol.tags import one_line
 
 AB = ["Who directed Heat?", "When was he born?"]
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from router.engine_counts import FixedCounts
 from router.errors import UpstreamUnavailable
-from router.reconciliation import (
+from router.ledger.reconciliation import (
     EngineCount,
+    FixedCounts,
     LedgerSum,
     ReconciledTokens,
     Reconciler,

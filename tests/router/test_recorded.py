@@ -13,21 +13,20 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from router import prompts
-from router.answerer import Answerer
-from router.call import RoleName
-from router.context import RunContext
-from router.delegator import Delegator
+from router.calls.role import Role
 from router.errors import UpstreamRefused
-from router.executor import Executor, ExecutorLimits
-from router.model import Completion, Message, Sampling
-from router.openai_http import OpenAIHTTP
-from router.passage import Passage
-from router.report import Report
-from router.retrieval import FixedRetriever
-from router.role import Role
-from router.search import Search
-from router.trajectory import Trajectory
+from router.models.model import Completion, Message, Sampling
+from router.models.openai_client import OpenAIHTTP
+from router.protocol import prompts
+from router.protocol.evidence import Passage, Report
+from router.search.answerer import Answerer
+from router.search.context import RunContext
+from router.search.delegator import Delegator
+from router.search.executor import Executor, ExecutorLimits
+from router.search.loop import Search
+from router.search.retrieval import FixedRetriever
+from router.trace.call import RoleName
+from router.trace.values import Trajectory
 from tests.router.deployment import lasting
 from tests.router.openai_server import MODEL, OpenAIServer
 

@@ -7,15 +7,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.amount import Amount
-from router.call import Call
-from router.events import AnswerWritten, Reported, RoundStarted, RunStarted, SearchDone, SubQueryDispatched
-from router.execution import Conversation, Execution, SearchRecord
-from router.model import Completion, Message, Usage
-from router.passage import Passage
-from router.redaction import redacted
-from router.report import Report
-from router.run import RoleSetting, Run
-from router.trajectory import TopologyName, Trajectory
+from router.models.model import Completion, Message, Usage
+from router.protocol.evidence import Passage, Report
+from router.trace.call import Call
+from router.trace.redaction import redacted
+from router.trace.run import RoleSetting, Run
+from router.trace.values import (
+    AnswerWritten,
+    Conversation,
+    Execution,
+    Reported,
+    RoundStarted,
+    RunStarted,
+    SearchDone,
+    SearchRecord,
+    SubQueryDispatched,
+    TopologyName,
+    Trajectory,
+)
 
 MARK = "§"
 texts = st.text(max_size=5).map(lambda text: MARK + text)

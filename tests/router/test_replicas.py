@@ -2,10 +2,9 @@
 
 import pytest
 
-from router.endpoint import Endpoint
+from router.calls.replicas import Endpoint, Replica, choose, chosen, eject_outliers
 from router.errors import UpstreamUnavailable
-from router.replicas import Replica, choose, chosen, eject_outliers
-from router.scripted_model import ScriptedModel
+from router.models.model import ScriptedModel
 from tests.router.clock import Clock, with_clock
 
 KEYS = [f"run-{number}" for number in range(300)]

@@ -1,6 +1,6 @@
 """The retries that a role may make."""
 
-from router.retry_budget import RetryBudget
+from router.calls.limits import RetryBudget
 from tests.router.clock import Clock, with_clock
 
 

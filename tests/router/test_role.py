@@ -7,10 +7,8 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
-from router.allowance import Allowance
 from router.amount import NOTHING, Amount
-from router.budget import Budget
-from router.call import OpenedCall
+from router.calls.limits import prompt_bound
 from router.errors import (
     BudgetExhausted,
     QuotaExhausted,
@@ -19,13 +17,12 @@ from router.errors import (
     UpstreamRefused,
     UpstreamUnavailable,
 )
-from router.ledger import Ledger
-from router.model import Completion, Message, Usage
-from router.no_journal import NoJournal
-from router.openai_http import OpenAIHTTP
-from router.price import Price
-from router.prompt_bound import prompt_bound
-from router.scripted_model import ScriptedModel
+from router.ledger.budget import Allowance, Budget
+from router.ledger.journal import NoJournal
+from router.ledger.ledger import Ledger
+from router.models.model import Completion, Message, ScriptedModel, Usage
+from router.models.openai_client import OpenAIHTTP
+from router.trace.call import OpenedCall, Price
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import HeldModel, role
 from tests.router.openai_server import MODEL, Behaviour, OpenAIServer, fails, hang, hang_on, says, streams, text_event

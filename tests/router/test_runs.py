@@ -4,16 +4,15 @@ import asyncio
 
 import pytest
 
-from router.archive import RunFilter
 from router.errors import BadRequest, NotFound, StoreFailed
-from router.events import AnswerWritten, Event, Reported, RunStarted
-from router.feedback import Feedback
-from router.identity import LOCAL, SCOPES, Identity
-from router.live_runs import LiveRuns
-from router.run import Run
-from router.runs import Runs
-from router.scripted_model import ScriptedModel
-from router.terms import Terms
+from router.models.model import ScriptedModel
+from router.runs.archive import RunFilter
+from router.runs.lifecycle import Terms
+from router.runs.live import LiveRuns
+from router.runs.queries import Runs
+from router.trace.identity import LOCAL, SCOPES, Identity
+from router.trace.run import Feedback, Run
+from router.trace.values import AnswerWritten, Event, Reported, RunStarted
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.scope import Scope
+from router.protocol.scope import Scope
 
 SCOPE = Scope.parse(
     "who wrote the of is city\nborn in what which\n\nThe Salt Road\nIlse Varnholt\nNewbury\nSt. Ives-le-Bas\n"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.scoring import exact_match, fold, normal_answer, token_f1
+from router.protocol.scoring import exact_match, fold, normal_answer, token_f1
 
 # answer, golds, exact match, F1
 PAIRS: list[tuple[str, list[str], bool, Fraction | int]] = [

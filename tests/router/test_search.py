@@ -5,14 +5,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from router import prompts
 from router.errors import ContextTooLong, OutOfTime, UpstreamRefused, UpstreamUnavailable
-from router.events import Event, Reported, RoundStarted, SearchDone, SubQueryDispatched
-from router.model import Message, Prompt
-from router.passage import Passage
-from router.retrieval import FixedRetriever
-from router.scripted_model import ScriptedModel
-from router.search import NOT_FOUND
+from router.models.model import Message, Prompt, ScriptedModel
+from router.protocol import prompts
+from router.protocol.evidence import Passage
+from router.search.retrieval import FixedRetriever
+from router.trace.values import NOT_FOUND, Event, Reported, RoundStarted, SearchDone, SubQueryDispatched
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import PASSAGE, STOP, Deployment, HeldModel, Meeting, block, finds, lasting, report
 

@@ -8,18 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router import prompts
 from router.errors import UpstreamError, UpstreamRefused, UpstreamUnavailable
-from router.events import Event, SearchDone
-from router.execution import Execution
-from router.executor import ExecutorLimits
-from router.model import Message
-from router.openai_http import OpenAIHTTP
-from router.passage import Passage
-from router.report import NO_EVIDENCE, Report
-from router.retrieval import FixedRetriever
-from router.scripted_model import Answer, ScriptedModel
-from router.searcher import Searcher
+from router.models.model import Answer, Message, ScriptedModel
+from router.models.openai_client import OpenAIHTTP
+from router.protocol import prompts
+from router.protocol.evidence import NO_EVIDENCE, Passage, Report
+from router.search.agents import Searcher
+from router.search.executor import ExecutorLimits
+from router.search.retrieval import FixedRetriever
+from router.trace.values import Event, Execution, SearchDone
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import STOP, Deployment, block, lasting, role
 from tests.router.openai_server import MODEL, OpenAIServer, says

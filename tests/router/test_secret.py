@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.secret import Secrets, without_userinfo
+from router.models.failures import Secrets, without_userinfo
 
 
 @pytest.mark.parametrize(

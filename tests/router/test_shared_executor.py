@@ -7,27 +7,23 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from router.allowance import Allowance
-from router.budget import Budget
-from router.conductor import Conductor
-from router.context import RunContext, Sharing
 from router.errors import UpstreamUnavailable
-from router.events import Event, SearchDone
-from router.execution import Execution
-from router.executor import Executor, ExecutorLimits
-from router.executor_version import Traffic
-from router.executors import Executors
-from router.gateway import Gateway
-from router.identity import SCOPES, Identity
-from router.journal import Began, Earlier, RunStart
-from router.ledger import Ledger
-from router.live_runs import LiveRuns
-from router.model import Model
-from router.passage import Passage
-from router.retrieval import FixedRetriever, Retriever
-from router.scripted_model import Answer, ScriptedModel
-from router.shared_executor import ANOTHER_TENANT, Reuse, SharedExecutor
-from router.terms import Terms
+from router.ledger.budget import Allowance, Budget
+from router.ledger.journal import Began, Earlier, RunStart
+from router.ledger.ledger import Ledger
+from router.models.model import Answer, Model, ScriptedModel
+from router.protocol.evidence import Passage
+from router.runs.gateway import Gateway
+from router.runs.lifecycle import Conductor, Terms
+from router.runs.live import LiveRuns
+from router.search.context import RunContext, Sharing
+from router.search.executor import Executor, ExecutorLimits
+from router.search.retrieval import FixedRetriever, Retriever
+from router.search.sharing import ANOTHER_TENANT, Reuse, SharedExecutor
+from router.trace.identity import SCOPES, Identity
+from router.trace.values import Event, Execution, SearchDone
+from router.versions.book import Traffic
+from router.versions.routing import Executors
 from tests.router.clock import Clock, ended, with_clock
 from tests.router.deployment import PASSAGE, Deployment, HeldModel, Kept, finds, report, role
 

@@ -1,10 +1,10 @@
 """What an executor is shown, and what gives way."""
 
-from router import prompts
-from router.execution import SearchRecord
-from router.model import Completion, Message, Usage
-from router.passage import Passage
-from router.shown import Shown
+from router.models.model import Completion, Message, Usage
+from router.protocol import prompts
+from router.protocol.evidence import Passage
+from router.search.executor import Shown
+from router.trace.values import SearchRecord
 
 OPENING = (Message("system", "s" * 100), Message("user", "u" * 20))
 FIRST, SECOND = ([Passage(f"{name}{rank}", "T", "x" * 100) for rank in range(3)] for name in "ab")

@@ -5,20 +5,17 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from router import prompts
-from router.allowance import Allowance
-from router.budget import Budget
-from router.context import RunContext
 from router.errors import BudgetExhausted, ContextTooLong, OutOfTime, UpstreamUnavailable
-from router.events import Event, SearchDone
-from router.executor import ExecutorLimits
-from router.ledger import Ledger
-from router.model import Message, Prompt
-from router.passage import Passage
-from router.retrieval import FixedRetriever, Retriever
-from router.scripted_model import Answer, ScriptedModel
-from router.single_agent import SingleAgent, single_agent_limits
-from router.trajectory import NOT_FOUND, Trajectory
+from router.ledger.budget import Allowance, Budget
+from router.ledger.ledger import Ledger
+from router.models.model import Answer, Message, Prompt, ScriptedModel
+from router.protocol import prompts
+from router.protocol.evidence import Passage
+from router.search.agents import SingleAgent, single_agent_limits
+from router.search.context import RunContext
+from router.search.executor import ExecutorLimits
+from router.search.retrieval import FixedRetriever, Retriever
+from router.trace.values import NOT_FOUND, Event, SearchDone, Trajectory
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import PASSAGE, HeldModel, lasting, role
 

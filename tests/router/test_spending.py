@@ -11,24 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.allowance import Allowance
 from router.amount import NOTHING, Amount
-from router.answerer import Answerer
-from router.budget import Budget
-from router.call import Call, OpenedCall, RoleName
-from router.context import RunContext
-from router.delegator import Delegator
+from router.calls.limits import prompt_bound
 from router.errors import BudgetExhausted, QuotaExhausted, UpstreamUnavailable
-from router.executor import Executor, ExecutorLimits
-from router.ledger import Ledger
-from router.model import Completion, Delta, Model, Prompt, Usage
-from router.no_journal import NoJournal
-from router.price import Price
-from router.prompt_bound import prompt_bound
-from router.retrieval import FixedRetriever
-from router.scripted_model import ScriptedModel
-from router.search import Search
-from router.trajectory import Trajectory
+from router.ledger.budget import Allowance, Budget
+from router.ledger.journal import NoJournal
+from router.ledger.ledger import Ledger
+from router.models.model import Completion, Delta, Model, Prompt, ScriptedModel, Usage
+from router.search.answerer import Answerer
+from router.search.context import RunContext
+from router.search.delegator import Delegator
+from router.search.executor import Executor, ExecutorLimits
+from router.search.loop import Search
+from router.search.retrieval import FixedRetriever
+from router.trace.call import Call, OpenedCall, Price, RoleName
+from router.trace.values import Trajectory
 from tests.router.deployment import PASSAGE, STOP, block, finds, report, role
 
 QUESTION = "Who directed Heat, and when was he born?"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.sse import MAX_EVENT_BYTES, EventReader, EventTooLong
+from router.models.openai_wire import MAX_EVENT_BYTES, EventReader, EventTooLong
 from tests.router.openai_server import split
 
 BODY = (

@@ -9,11 +9,11 @@ import pytest
 from aiohttp import web
 
 from router.errors import UpstreamRefused
-from router.execution_pattern import turn_pattern
-from router.execution_turn import Malformed, ReportTurn, Search, parse_turn
-from router.executor import STOP
-from router.model import Message, Prompt, Sampling, gather
-from router.openai_http import OpenAIHTTP
+from router.models.model import Message, Prompt, Sampling, gather
+from router.models.openai_client import OpenAIHTTP
+from router.protocol.tags import Malformed
+from router.protocol.turns import ReportTurn, Search, parse_turn, turn_pattern
+from router.search.executor import STOP
 from tests.router.openai_server import DONE, MODEL, OpenAIServer, event, fails, says, streams
 
 SEARCH = "<search>Who directed Heat?</search>"

@@ -2,9 +2,8 @@
 
 import pytest
 
-from router.executor_version import Stage
-from router.feedback import Feedback
-from router.trial import Judgement, Side, Trial, judge
+from router.trace.run import Feedback
+from router.versions.book import Judgement, Side, Stage, Trial, judge
 
 
 def trial(served: str, beside: str, stage: Stage = "shadow") -> Trial:

@@ -11,40 +11,36 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from router.answerer import Answerer
-from router.budget import Budget
-from router.conductor import Conductor
-from router.delegator import Delegator
+from router.access import Tenant
+from router.calls.role import Role
 from router.errors import ContextTooLong, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
-from router.executor import Executes, Executor, ExecutorLimits
-from router.executors import Executors
-from router.feedback import Feedback
-from router.gateway import CompletionRequest, Gateway
-from router.identity import SCOPES, Identity
-from router.live_runs import LiveRuns
-from router.meanwhile import meanwhile
-from router.model import Message, Model, Prompt, Sampling
-from router.passage import Passage
-from router.retrieval import FixedRetriever, Retriever
-from router.role import Role
-from router.run import Run
-from router.runs import Runs
-from router.scope import Scope, words
-from router.scripted_model import Answer, ScriptedModel
-from router.search import Search
+from router.ledger.budget import Budget
+from router.ledger.usage import UsageQuery
+from router.models.model import Answer, Message, Model, Prompt, Sampling, ScriptedModel
+from router.protocol.evidence import Passage
+from router.protocol.scope import Scope, words
+from router.runs.gateway import CompletionRequest, Gateway
+from router.runs.lifecycle import Conductor, Terms
+from router.runs.live import LiveRuns, meanwhile
+from router.runs.queries import Runs
+from router.search.answerer import Answerer
+from router.search.delegator import Delegator
+from router.search.executor import Executes, Executor, ExecutorLimits
+from router.search.loop import Search
+from router.search.retrieval import FixedRetriever, Retriever
 from router.store.accounts import SQLAccounts
 from router.store.archive import SQLArchive
 from router.store.database import Database
 from router.store.journal import SQLJournal
-from router.store.usages import SQLUsages
-from router.store.version_book import SQLVersionBook
-from router.tenant import Tenant
-from router.terms import Terms
-from router.trajectory import Trajectory
-from router.trial import Judgement, Pair, Side
-from router.trials import Trials
-from router.usage_report import UsageQuery
-from router.versions import Versions
+from router.store.usage import SQLUsages
+from router.store.versions import SQLVersionBook
+from router.trace.identity import SCOPES, Identity
+from router.trace.run import Feedback, Run
+from router.trace.values import Trajectory
+from router.versions.book import Judgement, Pair, Side
+from router.versions.routing import Executors
+from router.versions.trials import Trials
+from router.versions.versions import Versions
 from tests.router.clock import ended
 from tests.router.deployment import PASSAGE, STOP, HeldModel, block, lasting, report, role
 

@@ -7,7 +7,7 @@ import pytest
 from aiohttp.http import HttpProcessingError
 
 from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
-from router.upstream_failure import MAX_SAID_CHARS, Upstream
+from router.models.failures import MAX_SAID_CHARS, Upstream
 
 UPSTREAM = Upstream("tiny", "http://x/v1", "sk-secret")
 

@@ -3,7 +3,7 @@
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from router.upstream_session import upstream_session
+from router.models.session import upstream_session
 
 
 async def test_a_connection_is_used_again() -> None:

@@ -8,12 +8,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.errors import BadRequest, BadVersion
-from router.executor_version import Traffic
-from router.gate import GateRule
 from router.store.database import Database
-from router.store.version_book import SQLVersionBook
-from router.trial import Judgement, Side, Trial
-from router.versions import Versions
+from router.store.versions import SQLVersionBook
+from router.versions.book import Judgement, Side, Traffic, Trial
+from router.versions.gate import GateRule
+from router.versions.versions import Versions
 from tests.router.store.stored import put, run
 
 BASE, FIRST, SECOND = "mini-executor", "executor-000001", "executor-000002"

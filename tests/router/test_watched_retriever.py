@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from router.calls.health import Readiness
 from router.errors import UpstreamUnavailable
-from router.meanwhile import meanwhile
-from router.passage import Passage
-from router.readiness import Readiness
-from router.watched_retriever import WatchedRetriever
+from router.protocol.evidence import Passage
+from router.runs.live import meanwhile
+from router.search.retrieval import WatchedRetriever
 from tests.router.clock import Clock, with_clock
 
 

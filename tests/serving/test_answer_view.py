@@ -7,7 +7,7 @@ from rich.console import Console
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2, usage_pb2
 
-from router.edge.event_line import event_line
+from router.edge.rendering import event_line
 from serving.cli.answer_view import AnswerView
 from serving.cli.usage_table import summed
 

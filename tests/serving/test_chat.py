@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from router.feedback import Feedback
-from router.scripted_model import ScriptedModel
+from router.models.model import ScriptedModel
+from router.trace.run import Feedback
 from serving.cli.main import main
 from tests import scripted_gateway
 from tests.router.clock import ended

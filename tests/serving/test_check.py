@@ -12,8 +12,8 @@ import pytest_asyncio
 import structlog
 from aiohttp import web
 
-from router.edge.server import Server
-from router.retrieval import FixedRetriever
+from router.edge.grpc.server import Server
+from router.search.retrieval import FixedRetriever
 from serving.cli.main import main
 from serving.config_file import load_config
 from serving.live_check.estimate import Measured, estimate

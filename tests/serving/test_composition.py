@@ -20,15 +20,14 @@ from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
 from router.access import new_key
-from router.edge.server import Server
+from router.edge.grpc.server import Server
 from router.errors import BadConfig, StoreFailed
-from router.executor_version import ExecutorVersion
-from router.identity import SCOPES
-from router.retrieval import FixedRetriever
+from router.search.retrieval import FixedRetriever
 from router.store.accounts import SQLAccounts
 from router.store.database import Database
-from router.store.version_book import SQLVersionBook
-from router.version_book import Decision
+from router.store.versions import SQLVersionBook
+from router.trace.identity import SCOPES
+from router.versions.book import Decision, ExecutorVersion
 from serving.composition import running_gateway
 from serving.config import (
     Config,

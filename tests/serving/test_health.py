@@ -18,8 +18,8 @@ from rolegate.v1 import usage_pb2
 from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 
-from router.edge.server import Server
-from router.retrieval import FixedRetriever
+from router.edge.grpc.server import Server
+from router.search.retrieval import FixedRetriever
 from serving.composition import running_gateway
 from serving.config import Config, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig
 from serving.retrieval.grpc_service import RetrievalServicer

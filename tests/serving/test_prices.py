@@ -6,7 +6,7 @@ import sys
 
 import msgspec
 
-from router.price import Price
+from router.trace.call import Price
 from serving.config import RoleConfig
 from serving.config_file import load_config, preset
 from serving.prices import price_of, prices_of

@@ -18,16 +18,15 @@ from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
-from router.accounts import Spent
-from router.edge.server import Server
-from router.model import Message
-from router.passage import Passage
-from router.price import Price
-from router.prompt_bound import prompt_bound
-from router.retrieval import FixedRetriever
+from router.access import Spent, Tenant
+from router.calls.limits import prompt_bound
+from router.edge.grpc.server import Server
+from router.models.model import Message
+from router.protocol.evidence import Passage
+from router.search.retrieval import FixedRetriever
 from router.store.accounts import SQLAccounts
 from router.store.database import Database
-from router.tenant import Tenant
+from router.trace.call import Price
 from serving.composition import running_gateway
 from serving.config import Config, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig
 from serving.config_file import preset, read_config

@@ -16,14 +16,13 @@ import pytest
 import structlog
 from pyarrow.parquet import ParquetFile
 
-from router.execution import Conversation
-from router.export_row import ExportRow, export_row
-from router.feedback import Feedback
-from router.model import Completion, Message
-from router.run import Run
+from router.access import Tenant
+from router.models.model import Completion, Message
 from router.store.archive import SQLArchive
 from router.store.database import Database
-from router.tenant import Tenant
+from router.trace.export import ExportRow, export_row
+from router.trace.run import Feedback, Run
+from router.trace.values import Conversation
 from serving import export_file
 from serving.cli.main import main
 from serving.retrieval.atomic_file import replacing

@@ -20,9 +20,9 @@ from rolegate.v1.usage_pb2 import Role
 
 from router.access import new_key
 from router.errors import BadConfig, UpstreamError
-from router.identity import SCOPES
 from router.store.accounts import SQLAccounts
 from router.store.database import Database
+from router.trace.identity import SCOPES
 from serving.cli.main import main
 from serving.composition import running_gateway
 from serving.config_file import load_config

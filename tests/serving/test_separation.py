@@ -28,35 +28,31 @@ from rolegate.v1.usage_pb2 import ROLE_ANSWER
 from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 from sqlalchemy import func, select
 
-from router.access import Access, new_key
-from router.conductor import Conductor
-from router.edge.executor_version_service import ExecutorVersionServicer
-from router.edge.run_service import RunServicer
-from router.edge.server import Server
-from router.edge.usage_service import UsageServicer
-from router.executor import Executor, ExecutorLimits
-from router.executor_version import Traffic
-from router.executors import Executors
-from router.gateway import Gateway
-from router.identity import SCOPES
-from router.live_runs import LiveRuns
-from router.model import Prompt
-from router.passage import Passage
-from router.reconciliation import Reconciler
-from router.run import RoleSetting
-from router.runs import Runs
-from router.scripted_model import ScriptedModel
-from router.shared_executor import SharedExecutor
+from router.access import Access, Tenant, new_key
+from router.edge.grpc.server import Server
+from router.edge.grpc.services import ExecutorVersionServicer, RunServicer, UsageServicer
+from router.ledger.reconciliation import Reconciler
+from router.models.model import Prompt, ScriptedModel
+from router.protocol.evidence import Passage
+from router.runs.gateway import Gateway
+from router.runs.lifecycle import Conductor
+from router.runs.live import LiveRuns
+from router.runs.queries import Runs
+from router.search.executor import Executor, ExecutorLimits
+from router.search.sharing import SharedExecutor
 from router.store.accounts import SQLAccounts
 from router.store.archive import SQLArchive
 from router.store.database import Database
 from router.store.journal import SQLJournal
-from router.store.ledger_sums import SQLLedgerSums
+from router.store.reconciliation import SQLLedgerSums
 from router.store.schema import FEEDBACK
-from router.store.usages import SQLUsages
-from router.store.version_book import SQLVersionBook
-from router.tenant import Tenant
-from router.versions import Versions
+from router.store.usage import SQLUsages
+from router.store.versions import SQLVersionBook
+from router.trace.identity import SCOPES
+from router.trace.run import RoleSetting
+from router.versions.book import Traffic
+from router.versions.routing import Executors
+from router.versions.versions import Versions
 from serving.config import SearchConfig
 from serving.retrieval.grpc_service import RetrievalServicer
 from serving.topologies import new_search

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from router.errors import BadConfig
-from router.meanwhile import meanwhile
+from router.runs.live import meanwhile
 from serving.backoff import Backoff
 from serving.server_process import ServerProcess
 from serving.supervision import Watch, keep_running

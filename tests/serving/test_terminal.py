@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from router.errors import UpstreamUnavailable
-from router.model import Prompt
-from router.passage import Passage
-from router.retrieval import FixedRetriever
-from router.scripted_model import Answer, ScriptedModel
+from router.models.model import Answer, Prompt, ScriptedModel
+from router.protocol.evidence import Passage
+from router.search.retrieval import FixedRetriever
 from serving.cli.main import main
 from serving.logs import plain_tracebacks
 from serving.terminal import visible, visible_output

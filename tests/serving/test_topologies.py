@@ -18,9 +18,9 @@ from rolegate.v1 import usage_pb2
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
 from executor_sft.workbench import workbench
-from router.edge.server import Server
+from router.edge.grpc.server import Server
 from router.errors import BadConfig
-from router.retrieval import FixedRetriever
+from router.search.retrieval import FixedRetriever
 from serving.cli.ask import main as ask
 from serving.composition import running_gateway
 from serving.config import (

@@ -10,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from router.edge.server import Server
-from router.edge.usage_service import UsageServicer
-from router.reconciliation import ReconciledTokens, Reconciliation
-from router.usage_report import UsageQuery, UsageReport, UsageRow
+from router.edge.grpc.server import Server
+from router.edge.grpc.services import UsageServicer
+from router.ledger.reconciliation import ReconciledTokens, Reconciliation
+from router.ledger.usage import UsageQuery, UsageReport, UsageRow
 from serving.cli.main import main
 from serving.cli.moment import moment
 from serving.cli.usage import COLUMNS

@@ -10,13 +10,13 @@ import structlog
 from rolegate.client import AsyncClient, Client
 from rolegate.v1 import executor_version_service_pb2 as pb
 
-from router.edge.executor_version_service import ExecutorVersionServicer
-from router.edge.server import Server
-from router.gate import GateRule
+from router.edge.grpc.server import Server
+from router.edge.grpc.services import ExecutorVersionServicer
 from router.store.database import Database
-from router.store.version_book import SQLVersionBook
-from router.trial import Judgement, Side, Trial
-from router.versions import Versions
+from router.store.versions import SQLVersionBook
+from router.versions.book import Judgement, Side, Trial
+from router.versions.gate import GateRule
+from router.versions.versions import Versions
 from serving.cli.main import main
 from serving.logs import errors_only
 from tests.router.store.stored import put, run

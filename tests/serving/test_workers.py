@@ -27,11 +27,11 @@ from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 
-from router.edge.server import Server
+from router.calls.health import Readiness
+from router.edge.grpc.server import Server
 from router.errors import BadConfig
-from router.meanwhile import meanwhile
-from router.readiness import Readiness
-from router.retrieval import FixedRetriever
+from router.runs.live import meanwhile
+from router.search.retrieval import FixedRetriever
 from serving.config import Config, EmbedderConfig, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig
 from serving.retrieval.grpc_service import RetrievalServicer
 from serving.worker_process import WorkerProcess

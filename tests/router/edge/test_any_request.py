@@ -20,8 +20,8 @@ from rolegate.v1 import (
 
 from benchmarks.fuzz_targets import SEEDS, TARGETS
 from router.edge.status import STATUS
-from router.retrieval import FixedRetriever
-from router.scripted_model import ScriptedModel
+from router.models.model import ScriptedModel
+from router.search.retrieval import FixedRetriever
 from tests.router.deployment import STOP, Deployment, block
 from tests.router.edge.wire import served, whole_server
 

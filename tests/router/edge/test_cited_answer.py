@@ -4,8 +4,8 @@ import pytest
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
 
-from router.citation import Citation
-from router.edge.cited_answer import CitedAnswer, SubAnswer, answer_from_proto, report_from_proto
+from router.edge.rendering import CitedAnswer, SubAnswer, answer_from_proto, report_from_proto
+from router.trace.citation import Citation
 
 CITATION = Citation("p1", "Heat", "films.pdf", 3, "Heat is a film\n  by Michael Mann.")
 

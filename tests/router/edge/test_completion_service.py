@@ -12,8 +12,7 @@ from rolegate.v1 import usage_pb2
 from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 
 from router.errors import UpstreamError, UpstreamRefused, UpstreamUnavailable
-from router.model import Completion, Delta, Message, Prompt, Usage
-from router.scripted_model import ScriptedModel
+from router.models.model import Completion, Delta, Message, Prompt, ScriptedModel, Usage
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
 from tests.router.edge.wire import info_of, next_of, served

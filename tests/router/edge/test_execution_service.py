@@ -9,8 +9,8 @@ from rolegate.v1 import execution_service_pb2 as pb
 from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 
 from router.errors import UpstreamRefused, UpstreamUnavailable
-from router.execution import Execution
-from router.scripted_model import Answer, ScriptedModel
+from router.models.model import Answer, ScriptedModel
+from router.trace.values import Execution
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept, finds, report
 from tests.router.edge.wire import info_of, served

@@ -10,14 +10,14 @@ import pytest
 from rolegate.v1 import executor_version_service_pb2 as pb
 from rolegate.v1.executor_version_service_pb2_grpc import ExecutorVersionServiceStub
 
-from router.edge.executor_version_service import ExecutorVersionServicer
-from router.edge.server import Server
+from router.edge.grpc.server import Server
+from router.edge.grpc.services import ExecutorVersionServicer
 from router.errors import BadVersion
-from router.gate import GateRule
 from router.store.database import Database
-from router.store.version_book import SQLVersionBook
-from router.trial import Judgement, Side, Trial
-from router.versions import Versions
+from router.store.versions import SQLVersionBook
+from router.versions.book import Judgement, Side, Trial
+from router.versions.gate import GateRule
+from router.versions.versions import Versions
 from tests.router.edge.wire import info_of, served
 from tests.router.store.stored import put, run
 

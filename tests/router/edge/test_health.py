@@ -9,20 +9,18 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from router.breaker import Breaker
-from router.call import RoleName
-from router.edge.http_server import HTTPServer
-from router.edge.openai_door import openai_app
-from router.edge.run_service import RunServicer
-from router.edge.server import Server
+from router.calls.health import Need, Readiness, watch_role
+from router.calls.replicas import Breaker
+from router.edge.grpc.server import Server
+from router.edge.grpc.services import RunServicer
+from router.edge.http.openai_server import openai_app
+from router.edge.http.server import HTTPServer
 from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
-from router.ledger import Ledger
-from router.live_runs import LiveRuns
-from router.meanwhile import meanwhile
-from router.readiness import Need, Readiness
-from router.role_watch import watch_role
-from router.runs import Runs
-from router.scripted_model import ScriptedModel
+from router.ledger.ledger import Ledger
+from router.models.model import ScriptedModel
+from router.runs.live import LiveRuns, meanwhile
+from router.runs.queries import Runs
+from router.trace.call import RoleName
 from tests.router.clock import Clock, ended, with_clock
 from tests.router.deployment import Deployment, Kept
 from tests.router.edge.wire import connected, next_of

@@ -25,12 +25,11 @@ from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
 from benchmarks.hostile_texts import HOSTILE
-from router.edge.http_server import HTTPServer
-from router.edge.openai_door import openai_app
-from router.model import Prompt
-from router.openai_http import OpenAIHTTP
-from router.passage import Passage
-from router.scripted_model import ScriptedModel
+from router.edge.http.openai_server import openai_app
+from router.edge.http.server import HTTPServer
+from router.models.model import Prompt, ScriptedModel
+from router.models.openai_client import OpenAIHTTP
+from router.protocol.evidence import Passage
 from tests.router.deployment import STOP, Deployment, Kept, block, report
 from tests.router.edge.wire import connected, info_of, served, whole_server
 from tests.router.openai_server import MODEL, OpenAIServer, replies, serving

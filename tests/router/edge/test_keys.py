@@ -25,18 +25,18 @@ from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 from structlog.testing import capture_logs
 
 from router.access import Access, new_key
-from router.archive import ExportedRun, RunFilter
-from router.edge.http_server import HTTPServer
-from router.edge.key_interceptor import NEEDED
-from router.edge.openai_door import openai_app
-from router.edge.run_service import RunServicer
-from router.edge.server import Server
+from router.edge.grpc.keys import NEEDED
+from router.edge.grpc.server import Server
+from router.edge.grpc.services import RunServicer
+from router.edge.http.openai_server import openai_app
+from router.edge.http.server import HTTPServer
 from router.errors import BadConfig, QuotaExhausted, UpstreamUnavailable
-from router.identity import SCOPES
-from router.journal import Began, Earlier, RunStart
-from router.live_runs import LiveRuns
-from router.runs import Runs
-from router.scripted_model import ScriptedModel
+from router.ledger.journal import Began, Earlier, RunStart
+from router.models.model import ScriptedModel
+from router.runs.archive import ExportedRun, RunFilter
+from router.runs.live import LiveRuns
+from router.runs.queries import Runs
+from router.trace.identity import SCOPES
 from tests.router.accounts import KeptAccounts
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept

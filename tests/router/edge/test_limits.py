@@ -18,19 +18,17 @@ from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 
-from router.admission import Admission, AdmissionLimits
-from router.edge.completion_service import merged
-from router.edge.http_server import HTTPServer
+from router.edge.grpc.server import Server
+from router.edge.grpc.services import RunServicer, merged
+from router.edge.http.openai_server import openai_app
+from router.edge.http.server import HTTPServer
 from router.edge.limits import Limits
-from router.edge.openai_door import openai_app
-from router.edge.run_service import RunServicer
-from router.edge.running import Running
-from router.edge.server import Server
-from router.gateway import Gateway
-from router.live_runs import LiveRuns
-from router.model import Completion, Delta, Prompt, Usage
-from router.runs import Runs
-from router.scripted_model import ScriptedModel
+from router.edge.observing import Running
+from router.models.model import Completion, Delta, Prompt, ScriptedModel, Usage
+from router.runs.admission import Admission, AdmissionLimits
+from router.runs.gateway import Gateway
+from router.runs.live import LiveRuns
+from router.runs.queries import Runs
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept
 from tests.router.edge.wire import connected, info_of, next_of, served

@@ -10,17 +10,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from router.edge.http_server import HTTPServer
-from router.edge.openai_door import MAX_BODY_BYTES, openai_app
-from router.edge.openai_failure import HTTP_STATUS, refused
+from router.edge.http.openai_server import HTTP_STATUS, MAX_BODY_BYTES, openai_app, refused
+from router.edge.http.server import HTTPServer
 from router.edge.status import STATUS
 from router.errors import BadConfig, BadRequest, UpstreamRefused, UpstreamUnavailable
-from router.events import Emit
-from router.gateway import Gateway
-from router.model import Completion, Usage
-from router.run import Run
-from router.scripted_model import ScriptedModel
-from router.terms import Terms
+from router.models.model import Completion, ScriptedModel, Usage
+from router.runs.gateway import Gateway
+from router.runs.lifecycle import Terms
+from router.trace.run import Run
+from router.trace.values import Emit
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
 

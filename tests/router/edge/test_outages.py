@@ -17,22 +17,21 @@ from rolegate.v1 import evidence_pb2
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
 from router.access import Access, new_key
-from router.edge.http_server import HTTPServer
-from router.edge.openai_door import openai_app
-from router.edge.server import Server
+from router.edge.grpc.server import Server
+from router.edge.http.openai_server import openai_app
+from router.edge.http.server import HTTPServer
 from router.errors import MalformedOutput, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
-from router.executor import ExecutorLimits
-from router.gateway import Gateway
-from router.identity import SCOPES
-from router.model import Prompt
-from router.openai_http import OpenAIHTTP
-from router.passage import Passage
-from router.retrieval import FixedRetriever
-from router.scripted_model import Answer, ScriptedModel
-from router.single_agent import SingleAgent
-from router.terms import Terms
-from router.topology import Topology
-from router.trajectory import NOT_FOUND, Trajectory
+from router.models.model import Answer, Prompt, ScriptedModel
+from router.models.openai_client import OpenAIHTTP
+from router.protocol.evidence import Passage
+from router.runs.gateway import Gateway
+from router.runs.lifecycle import Terms
+from router.search.agents import SingleAgent
+from router.search.executor import ExecutorLimits
+from router.search.loop import Topology
+from router.search.retrieval import FixedRetriever
+from router.trace.identity import SCOPES
+from router.trace.values import NOT_FOUND, Trajectory
 from tests.router import openai_server
 from tests.router.accounts import KeptAccounts
 from tests.router.deployment import STOP, Deployment, Kept, block, finds, report, role

@@ -21,23 +21,21 @@ from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 from sqlalchemy import Connection
 
-from router.archive import ExportedRun, RunFilter, RunPage
-from router.edge.caller import CALLER
-from router.edge.run_service import RunServicer
-from router.edge.server import Server
+from router.edge.grpc.server import Server
+from router.edge.grpc.services import RunServicer
+from router.edge.status import CALLER
 from router.errors import UpstreamUnavailable
-from router.execution import Conversation
-from router.feedback import Feedback
-from router.identity import Identity
-from router.journal import RunStart
-from router.live_runs import LiveRuns
-from router.model import Completion, Message
-from router.run import Run, RunStatus
-from router.runs import Runs
-from router.scripted_model import ScriptedModel
+from router.ledger.journal import RunStart
+from router.models.model import Completion, Message, ScriptedModel
+from router.runs.archive import ExportedRun, RunFilter, RunPage
+from router.runs.live import LiveRuns
+from router.runs.queries import Runs
 from router.store.archive import SQLArchive
 from router.store.database import Database
 from router.store.schema import FEEDBACK, RUNS
+from router.trace.identity import Identity
+from router.trace.run import Feedback, Run, RunStatus
+from router.trace.values import Conversation
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
 from tests.router.edge.wire import info_of, next_of, served, whole_server

@@ -14,10 +14,10 @@ from rolegate.v1 import retrieval_service_pb2 as retrieval_pb
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceServicer
 
-from router.edge.server import Server
+from router.edge.grpc.server import Server
 from router.errors import BadConfig
-from router.scripted_model import ScriptedModel
-from router.search import NOT_FOUND
+from router.models.model import ScriptedModel
+from router.trace.values import NOT_FOUND
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept
 from tests.router.edge.wire import connected, next_of, served, whole_server

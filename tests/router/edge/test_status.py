@@ -27,8 +27,8 @@ from router.errors import (
     UpstreamRefused,
     UpstreamUnavailable,
 )
-from router.identity import Identity
-from router.scripted_model import ScriptedModel
+from router.models.model import ScriptedModel
+from router.trace.identity import Identity
 from tests.router.deployment import Deployment, Kept
 from tests.router.edge.wire import info_of, served
 

@@ -11,10 +11,10 @@ import pytest
 from rolegate.v1.answer_service_pb2 import AnswerRequest
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
-from router.edge.http_server import HTTPServer
-from router.edge.openai_door import openai_app
-from router.edge.server import Server
-from router.edge.tls import TLS
+from router.edge.grpc.server import Server
+from router.edge.http.openai_server import openai_app
+from router.edge.http.server import HTTPServer
+from router.edge.listening import TLS
 from router.errors import BadConfig
 from tests.router.clock import ended
 from tests.router.deployment import Deployment

@@ -13,14 +13,14 @@ from rolegate.v1.answer_service_pb2 import AnswerRequest
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
-from router.edge.caller import CALLER
-from router.edge.server import Server
-from router.edge.usage_service import UsageServicer
+from router.edge.grpc.server import Server
+from router.edge.grpc.services import UsageServicer
+from router.edge.status import CALLER
 from router.errors import UpstreamUnavailable
-from router.identity import Identity
-from router.reconciliation import ReconciledTokens, Reconciliation
-from router.scripted_model import ScriptedModel
-from router.usage_report import UsageQuery, UsageReport, UsageRow
+from router.ledger.reconciliation import ReconciledTokens, Reconciliation
+from router.ledger.usage import UsageQuery, UsageReport, UsageRow
+from router.models.model import ScriptedModel
+from router.trace.identity import Identity
 from tests.router.deployment import STOP, Deployment
 from tests.router.edge.wire import info_of, reconciling, served, whole_server
 

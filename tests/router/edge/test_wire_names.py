@@ -8,12 +8,11 @@ from rolegate.v1.executor_version_service_pb2 import ExecutorVersionState
 from rolegate.v1.run_service_pb2 import RunKind as WireKind
 from rolegate.v1.usage_pb2 import Role as WireRole
 
-from router.call import RoleName
-from router.edge.convert_run import run_to_proto
-from router.edge.convert_usage import ROLES
-from router.edge.convert_version import state_from_proto, version_to_proto
-from router.executor_version import ExecutorVersion, VersionState
-from router.run import RunKind
+from router.edge.grpc.convert_run import run_to_proto, state_from_proto, version_to_proto
+from router.edge.grpc.convert_usage import ROLES
+from router.trace.call import RoleName
+from router.trace.run import RunKind
+from router.versions.book import ExecutorVersion, VersionState
 from tests.router.store.stored import run
 
 

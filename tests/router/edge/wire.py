@@ -9,19 +9,18 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from router.access import Access, new_key
-from router.edge.run_service import RunServicer
-from router.edge.server import Server
-from router.edge.tls import TLS
-from router.edge.usage_service import UsageServicer
-from router.gateway import Gateway
-from router.identity import SCOPES
-from router.live_runs import LiveRuns
-from router.reconciliation import Reconciliation
-from router.retrieval import Retriever
-from router.role_total import totals
-from router.runs import Runs
-from router.scripted_model import ScriptedModel
-from router.usage_report import UsageQuery, UsageReport, UsageRow
+from router.edge.grpc.server import Server
+from router.edge.grpc.services import RunServicer, UsageServicer
+from router.edge.listening import TLS
+from router.ledger.reconciliation import Reconciliation
+from router.ledger.usage import UsageQuery, UsageReport, UsageRow
+from router.models.model import ScriptedModel
+from router.runs.gateway import Gateway
+from router.runs.live import LiveRuns
+from router.runs.queries import Runs
+from router.search.retrieval import Retriever
+from router.trace.call import totals
+from router.trace.identity import SCOPES
 from serving.retrieval.grpc_service import RetrievalServicer
 from tests.router.accounts import KeptAccounts
 from tests.router.clock import ended

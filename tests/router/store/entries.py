@@ -6,9 +6,9 @@ from typing import Any
 from sqlalchemy import text
 
 from router.amount import NOTHING, Amount
-from router.call import Call, OpenedCall
-from router.journal import RunStart
+from router.ledger.journal import RunStart
 from router.store.database import Database
+from router.trace.call import Call, OpenedCall
 from tests.router.store.stored import call
 
 NOW = 1_795_262_400.0 + 3600

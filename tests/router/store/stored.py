@@ -6,22 +6,30 @@ from collections.abc import Sequence
 import msgspec
 from sqlalchemy import Connection
 
+from router.access import Tenant
 from router.amount import NOTHING
-from router.call import Call
-from router.citation import Citation
-from router.events import AnswerWritten, Event, Reported, RoundStarted, RunStarted, SearchDone, SubQueryDispatched
-from router.execution import Conversation, Execution, SearchRecord
-from router.model import Completion, Message, Usage
-from router.passage import Passage
-from router.report import Report
-from router.role_total import totals
-from router.run import RoleSetting, Run
+from router.models.model import Completion, Message, Usage
+from router.protocol.evidence import Passage, Report
 from router.store.database import Database
+from router.store.rows import trace_of
 from router.store.schema import CALLS, RUNS, TENANTS, USAGE_HOURS
-from router.store.sums import COUNTS
-from router.store.trace import trace_of
-from router.tenant import Tenant
-from router.trajectory import Trajectory
+from router.store.spending import COUNTS
+from router.trace.call import Call, totals
+from router.trace.citation import Citation
+from router.trace.run import RoleSetting, Run
+from router.trace.values import (
+    AnswerWritten,
+    Conversation,
+    Event,
+    Execution,
+    Reported,
+    RoundStarted,
+    RunStarted,
+    SearchDone,
+    SearchRecord,
+    SubQueryDispatched,
+    Trajectory,
+)
 
 HEAT = Passage("p1", "Heat", "Heat is a film by Michael Mann.", 0.9, "films.pdf", 3)
 EXECUTIONS = tuple(

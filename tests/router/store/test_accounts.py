@@ -2,13 +2,11 @@
 
 from sqlalchemy import insert
 
-from router.access import new_key
-from router.accounts import Spent
-from router.identity import SCOPES
+from router.access import Spent, Tenant, new_key
 from router.store.accounts import SQLAccounts
 from router.store.database import Database
 from router.store.schema import SPENDING
-from router.tenant import Tenant
+from router.trace.identity import SCOPES
 
 
 async def test_keys_come_back_as_they_were(database: Database) -> None:

@@ -11,18 +11,15 @@ import pytest
 from sqlalchemy import Connection, select
 
 from benchmarks.query_plan import explained
-from router.archive import RunFilter, RunSummary
+from router.access import Tenant
 from router.errors import BadRequest, NotFound, StoreFailed
-from router.events import Reported
-from router.execution import Conversation
-from router.feedback import Feedback
-from router.model import Message, Usage
-from router.run import Run
+from router.models.model import Message, Usage
+from router.runs.archive import RunFilter, RunSummary
 from router.store.archive import SQLArchive
-from router.store.database import Database, Value
-from router.store.engine import engine_of
+from router.store.database import Database, Value, engine_of
 from router.store.schema import CALLS, FEEDBACK, RUNS, VERSION_TRIALS
-from router.tenant import Tenant
+from router.trace.run import Feedback, Run
+from router.trace.values import Conversation, Reported
 from tests.router.store.stored import ANSWER, EXECUTIONS, call, put, run
 
 

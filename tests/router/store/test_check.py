@@ -12,21 +12,20 @@ import msgspec
 import pytest
 from sqlalchemy import Connection, text
 
+from router.access import Tenant
 from router.amount import Amount
-from router.call import Call, OpenedCall
-from router.journal import Journal, RunStart
-from router.model import Usage
-from router.run import RunStatus
+from router.ledger.journal import Journal, RunStart
+from router.ledger.usage import UsageQuery
+from router.models.model import Usage
 from router.store.accounts import SQLAccounts
-from router.store.check import Checked, check
+from router.store.check import Checked, Problem, check
 from router.store.database import Database
 from router.store.journal import SQLJournal
-from router.store.problem import Problem
 from router.store.schema import CALLS, RUNS, SPENDING, USAGE_HOURS
-from router.store.sums import MOST
-from router.store.usages import SQLUsages
-from router.tenant import Tenant
-from router.usage_report import UsageQuery
+from router.store.spending import MOST
+from router.store.usage import SQLUsages
+from router.trace.call import Call, OpenedCall
+from router.trace.run import RunStatus
 from tests.router.store.entries import rows
 from tests.router.store.stored import call, put, run
 

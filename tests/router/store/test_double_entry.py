@@ -10,16 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from router.access import Tenant
 from router.amount import Amount
-from router.call import Call
 from router.errors import BudgetExhausted
-from router.model import Usage
-from router.role_total import sum_known
+from router.models.model import Usage
 from router.store.check import check
 from router.store.database import Database
 from router.store.journal import SQLJournal
 from router.store.spending import periods
-from router.tenant import Tenant
+from router.trace.call import Call, sum_known
 from tests.router.store.entries import NOW, ended, opened, rows, spent, start
 from tests.router.store.stored import put, run
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from router.access import Tenant
 from router.amount import Amount
 from router.errors import StoreFailed
-from router.journal import Began, Earlier
-from router.model import Usage
+from router.ledger.journal import Began, Earlier
+from router.models.model import Usage
 from router.store.archive import SQLArchive
 from router.store.check import check
 from router.store.database import Database
 from router.store.gateways import ThisGateway
 from router.store.journal import SQLJournal
-from router.tenant import Tenant
 from tests.router.store.entries import DAY, MONTH, NOW, ended, opened, rows, spent, start
 from tests.router.store.stored import put, run
 

@@ -8,17 +8,17 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
+from router.access import Tenant
 from router.amount import Amount
 from router.errors import StoreFailed
-from router.events import AnswerWritten
-from router.journal import Began, Earlier
-from router.model import Usage
-from router.run import RunStatus
+from router.ledger.journal import Began, Earlier
+from router.models.model import Usage
 from router.store.archive import SQLArchive
 from router.store.check import check
 from router.store.database import Database, Value
 from router.store.journal import SQLJournal
-from router.tenant import Tenant
+from router.trace.run import RunStatus
+from router.trace.values import AnswerWritten
 from tests.router.store.entries import DAY, MONTH, NOW, ended, opened, rows, spent, start
 from tests.router.store.stored import ANSWER, put, run
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from router.call import Call, Outcome
-from router.model import Usage
-from router.reconciliation import LedgerSum, Tokens
+from router.ledger.reconciliation import LedgerSum, Tokens
+from router.models.model import Usage
 from router.store.database import Database
-from router.store.ledger_sums import SQLLedgerSums
+from router.store.reconciliation import SQLLedgerSums
 from router.store.schema import CALLS
+from router.trace.call import Call, Outcome
 from tests.router.store.stored import call, put, run
 
 

@@ -13,19 +13,18 @@ from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.engine import make_url
 
 from router.amount import NOTHING
-from router.archive import RunFilter
 from router.errors import BadConfig
-from router.model import Usage
-from router.run import Run
-from router.store import migration
+from router.ledger.usage import UsageQuery
+from router.models.model import Usage
+from router.runs.archive import RunFilter
+from router.store import database as migration
 from router.store.archive import SQLArchive
 from router.store.check import check
-from router.store.database import Database
-from router.store.engine import WRITES, engine_of
+from router.store.database import WRITES, Database, engine_of
 from router.store.schema import METADATA, RUNS
-from router.store.usages import SQLUsages
-from router.store.version_book import SQLVersionBook
-from router.usage_report import UsageQuery
+from router.store.usage import SQLUsages
+from router.store.versions import SQLVersionBook
+from router.trace.run import Run
 from tests.router.store.entries import rows, spent
 from tests.router.store.stored import ANSWER, call, run, run_row
 

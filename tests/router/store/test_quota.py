@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 
 import pytest
 
+from router.access import Tenant
 from router.amount import Amount
 from router.errors import PriceUnknown, QuotaExhausted
-from router.journal import Began
-from router.model import Usage
+from router.ledger.journal import Began
+from router.models.model import Usage
 from router.store.database import Database
 from router.store.journal import SQLJournal
-from router.tenant import Tenant
 from tests.router.store.entries import DAY, MONTH, NOW, ended, opened, rows, spent, start
 from tests.router.store.stored import put, run
 

@@ -6,8 +6,7 @@ import pytest
 
 from router.store.check import check
 from router.store.database import Database
-from router.store.journal import SQLJournal
-from router.store.retention import Retention
+from router.store.journal import Retention, SQLJournal
 from tests.router.store.entries import ended, opened, rows, spent, start
 from tests.router.store.stored import put, run
 

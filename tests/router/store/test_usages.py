@@ -13,15 +13,14 @@ import pytest
 from sqlalchemy import Connection, event, func, select
 
 from benchmarks.query_plan import explained
-from router.call import Call
 from router.errors import BadRequest, StoreFailed
-from router.model import Usage
-from router.role_total import totals
+from router.ledger.usage import Bucket, Dimension, UsageQuery, UsageReport, UsageRow
+from router.models.model import Usage
 from router.store.database import Database
 from router.store.schema import CALLS, RUNS, USAGE_HOURS
-from router.store.sums import COUNTS
-from router.store.usages import SQLUsages, usage_in
-from router.usage_report import Bucket, Dimension, UsageQuery, UsageReport, UsageRow
+from router.store.spending import COUNTS
+from router.store.usage import SQLUsages, usage_in
+from router.trace.call import Call, totals
 from tests.router.store.stored import call, call_row, hour_rows, put, run, run_row
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC).timestamp()

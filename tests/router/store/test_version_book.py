@@ -7,15 +7,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from router.access import Tenant
 from router.errors import BadRequest
-from router.executor_version import ExecutorVersion, VersionState
 from router.store.check import check
 from router.store.database import Database
-from router.store.retention import Retention
-from router.store.version_book import SQLVersionBook
-from router.tenant import Tenant
-from router.trial import Judgement, Pair, Side, Trial
-from router.version_book import Decision, Evidence, TrialFigures
+from router.store.journal import Retention
+from router.store.versions import SQLVersionBook
+from router.versions.book import (
+    Decision,
+    Evidence,
+    ExecutorVersion,
+    Judgement,
+    Pair,
+    Side,
+    Trial,
+    TrialFigures,
+    VersionState,
+)
 from tests.router.store.entries import rows
 from tests.router.store.stored import put, run
 

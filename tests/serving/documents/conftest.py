@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from router.passage import Passage
+from router.protocol.evidence import Passage
 from serving.documents.passages import Cutter, read_passages
 from serving.documents.reading import read_parts
 from serving.documents.source import find_sources

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from router.sentences import sentences
+from router.trace.citation import sentences
 from serving.documents.cutter import Cutter, Piece
 from serving.documents.document import Block, Document
 from serving.retrieval.embedder import MiniLM

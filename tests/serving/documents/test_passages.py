@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.citation import cite
 from router.errors import BadCorpus, BadDocument
-from router.passage import Passage
+from router.protocol.evidence import Passage
+from router.trace.citation import cite
 from serving.documents.passages import Cutter, read_passages
 from serving.documents.reading import read_parts
 from serving.documents.source import Source

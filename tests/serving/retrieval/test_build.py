@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from router.errors import BadCorpus, BadDocument, BadIndex, SameId, UpstreamRefused
-from router.passage import Passage
+from router.protocol.evidence import Passage
 from serving.retrieval.build import BATCH, Built, build_index
 from serving.retrieval.embedder import MiniLM, Vectors
 from serving.retrieval.index import Index

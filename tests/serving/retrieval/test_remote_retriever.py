@@ -14,8 +14,8 @@ from rolegate.v1.retrieval_service_pb2_grpc import (
 
 from router.edge.status import StatusInterceptor
 from router.errors import UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
-from router.passage import Passage
-from router.retrieval import FixedRetriever
+from router.protocol.evidence import Passage
+from router.search.retrieval import FixedRetriever
 from serving.config import RetrievalConfig
 from serving.retrieval.embedder import MiniLM
 from serving.retrieval.grpc_service import RetrievalServicer

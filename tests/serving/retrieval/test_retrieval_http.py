@@ -7,11 +7,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from router.edge.http_server import HTTPServer
+from router.calls.health import Readiness
+from router.edge.http.server import HTTPServer
 from router.errors import UpstreamUnavailable
-from router.passage import Passage
-from router.readiness import Readiness
-from router.retrieval import FixedRetriever, Retriever
+from router.protocol.evidence import Passage
+from router.search.retrieval import FixedRetriever, Retriever
 from serving.retrieval.embedder import MiniLM
 from serving.retrieval.http_service import MAX_BODY_BYTES, retrieval_app
 from serving.retrieval.index import Index

@@ -1,0 +1,217 @@
+"""What all calls of a role share, whichever version of it makes them."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
+from unicodedata import decomposition, normalize
+
+from router.lru import LRU
+from router.models.model import Message
+
+_KEPT, _LEAST = 200, 20
+T = TypeVar("T")
+
+
+class Durations:
+    """How long the last calls took that went well."""
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=_KEPT)
+
+    def add(self, duration_s: float) -> None:
+        """Count one."""
+        self._last.append(duration_s)
+
+    def percentile(self, share: float) -> float | None:
+        """What `share` percent of them took at most, in seconds; None while too few are known."""
+        if len(self._last) < _LEAST:
+            return None
+        return sorted(self._last)[min(len(self._last) - 1, int(len(self._last) * share / 100))]
+
+
+async def hedged(
+    first: Coroutine[Any, Any, T], second: Callable[[], Coroutine[Any, Any, T] | None], after_s: float
+) -> T:
+    """What the first of both to succeed returns; the other one is cancelled. `second` is begun after `after_s` seconds,
+    unless it gives nothing to begin. Raises what `first` raises where neither succeeds.
+    """
+
+    async def told(attempt: Coroutine[Any, Any, T]) -> T | Exception:
+        try:
+            return await attempt
+        except Exception as error:
+            return error
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(told(first))]
+        await asyncio.wait(tasks, timeout=after_s)
+        if not tasks[0].done() and (another := second()) is not None:
+            tasks.append(group.create_task(told(another)))
+        running = set(tasks)
+        while running:
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if not isinstance(found := task.result(), Exception):
+                    for loser in running:
+                        loser.cancel()
+                    return found
+    failure = tasks[0].result()
+    assert isinstance(failure, Exception)
+    raise failure
+
+
+_SHARE = 0.2
+_RESERVE, _MOST = 10.0, 100.0
+
+
+class RetryBudget:
+    """A fifth of the calls, and ten beside, which come back at one a second (as in Finagle)."""
+
+    def __init__(self) -> None:
+        self.balance = _RESERVE
+        """Retries that may be made now."""
+        self.refused = 0
+        """Retries that were not made for want of it."""
+        self._seen = 0.0
+
+    def called(self) -> None:
+        """Count a call."""
+        self.balance = min(self.balance + _SHARE, _MOST)
+
+    def spend(self) -> bool:
+        """Whether a retry may be made; then it is counted."""
+        now = asyncio.get_running_loop().time()
+        if self.balance < _RESERVE:
+            self.balance = min(self.balance + now - self._seen, _RESERVE) if self._seen else self.balance
+        self._seen = now
+        if self.balance < 1:
+            self.refused += 1
+            return False
+        self.balance -= 1
+        return True
+
+
+_TEMPLATE_TOKENS, MESSAGE_TOKENS = 128, 16
+"""What chat templates add: texts of their own, and what stands around each message."""
+
+
+def prompt_bound(messages: Iterable[Message]) -> int:
+    """A true bound for every tokenizer whose smallest pieces are bytes, that is, byte-level ones and SentencePiece with
+    byte fallback: each token stands for at least one byte of the text, be it as it is or in normal form C or KC. What a
+    chat template adds is taken to be no more than 16 tokens a message and 128 in all.
+    """
+    return _TEMPLATE_TOKENS + sum([MESSAGE_TOKENS + _bytes_of(message) for message in messages])
+
+
+def _bytes_of(message: Message) -> int:
+    """Those of system prompts are known, as they come with every call of their role."""
+    return _known_bytes(message.content) if message.role == "system" else _most_bytes(message.content)
+
+
+def _most_bytes(text: str) -> int:
+    """No form of a text has more bytes than its characters, each decomposed by itself: decomposing only reorders them
+    further, and composing makes no pair longer. So nothing is normalized as a whole, which takes quadratic time where
+    combining marks follow each other.
+    """
+    if text.isascii():
+        return len(text)
+    counts = Counter(text).items()
+    grown = sum(count * _growth(character) for character, count in counts if decomposition(character))
+    return len(text.encode(errors="surrogatepass")) + grown
+
+
+def _growth(character: str) -> int:
+    """Bytes that the decomposition of a character may have more than itself. Hangul syllables count as they are, since
+    they are always composed again; Unicode lists no decomposition of theirs.
+    """
+    longest = max(len(normalize(form, character).encode()) for form in ("NFD", "NFKD"))
+    return max(0, longest - len(character.encode()))
+
+
+_known_bytes = lru_cache(maxsize=8)(_most_bytes)
+
+
+class PromptCounts:
+    """Counts of prompts by a model's engine, for models whose tokenizer is not to be had: a prompt has no more
+    tokens than another one with the same system prompt, and what else stands in it. Chat templates keep messages apart.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: LRU[str, int] = LRU(8)
+
+    def learn(self, messages: Sequence[Message], tokens: int) -> None:
+        """Note that `messages` have so many tokens."""
+        if messages and messages[0].role == "system":
+            system = messages[0].content
+            self._tokens.put(system, min(tokens, self._tokens.get(system) or tokens))
+
+    def bound(self, messages: Sequence[Message]) -> int:
+        """The most tokens that `messages` can have."""
+        known = self._tokens.get(messages[0].content) if messages and messages[0].role == "system" else None
+        bound = prompt_bound(messages)
+        if known is None:
+            return bound
+        return min(bound, known + sum([MESSAGE_TOKENS + _most_bytes(message.content) for message in messages[1:]]))
+
+
+_MOST_FAILURES, _FAILING_S = 5, 2.0
+"""As many in a row open a breaker, which is an endpoint's and may have other roles' successes between them."""
+
+
+class RoleTraffic:
+    """Its places, its retries, its past durations, and what its prompts have been counted as."""
+
+    def __init__(self, max_in_flight: int | None = None, hedge_percentile: float | None = None) -> None:
+        """`max_in_flight`: attempts under way at a time, over all replicas; None for any number. `hedge_percentile`: a
+        call that takes longer than this percentage of the last ones is made a second time; None for never.
+        """
+        self._most, self._percentile = max_in_flight, hedge_percentile
+        self._places = asyncio.Semaphore(max_in_flight) if max_in_flight else None
+        self.retries, self.durations, self.counts = RetryBudget(), Durations(), PromptCounts()
+        self.in_flight = self.waiting = 0
+        self.hedges = self.fallbacks = 0
+        """How many have been begun."""
+        self.failures = 0
+        """Attempts in a row that failed, or were refused as every other would be, for the key or the model's name."""
+        self._failing_since = 0.0
+
+    @property
+    def hedge_after_s(self) -> float | None:
+        """When a call is made a second time; None for never."""
+        return None if self._percentile is None else self.durations.percentile(self._percentile)
+
+    def failed(self) -> None:
+        """Count one more failure in a row."""
+        self._failing_since = self._failing_since if self.failures else asyncio.get_running_loop().time()
+        self.failures += 1
+
+    @property
+    def works(self) -> bool:
+        """False where calls fail again and again, and for some time: a burst that is throttled is over soon."""
+        lasting = asyncio.get_running_loop().time() - self._failing_since >= _FAILING_S
+        return self.failures < _MOST_FAILURES or not lasting
+
+    def may_hedge(self) -> bool:
+        """Whether there are a place and a retry left for a second attempt; then it is counted."""
+        if (self._places and self._places.locked()) or not self.retries.spend():
+            return False
+        self.hedges += 1
+        return True
+
+    async def enter(self) -> None:
+        """Take one of the places, once it is free; in the order of coming."""
+        if self._places:
+            self.waiting += 1
+            try:
+                await self._places.acquire()
+            finally:
+                self.waiting -= 1
+        self.in_flight += 1
+
+    def leave(self) -> None:
+        """Give the place back."""
+        self.in_flight -= 1
+        if self._places:
+            self._places.release()

@@ -1,0 +1,205 @@
+"""A role: a model with its prompt, its sampling and its patience."""
+
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import msgspec
+import structlog
+
+from router.amount import Amount
+from router.calls.attempts import Attempts, Listen, least_tokens, prompt_tokens
+from router.calls.limits import RoleTraffic, prompt_bound
+from router.calls.replicas import Endpoint, Replica
+from router.calls.timeouts import Patience
+from router.errors import MalformedOutput, UpstreamError, UpstreamGarbled, UpstreamUnavailable
+from router.ledger.ledger import Caller, Ledger
+from router.models.model import Completion, Delta, Message, Model, Prompt, Sampling
+from router.protocol import prompts
+from router.trace.call import Price, Purpose, RoleName
+
+_log = structlog.get_logger("roles")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Calls its model, or a fallback; every attempt is booked."""
+
+    name: RoleName
+    model: Model
+    system: str
+    """The system prompt."""
+    sampling: Sampling
+    attempts: int = 3
+    """How often one call is tried while its endpoint is unavailable."""
+    system_role: bool = True
+    """False: what the system says is sent at the head of the user's turn. Traces keep the conversation as it is here;
+    `prompts.without_system_role` gives what was sent."""
+    context_tokens: int | None = None
+    """What the model reads and writes at most; None where only its endpoint knows."""
+    deployment: str = ""
+    """Where the model is served, as the ledger names it; empty for its endpoint."""
+    executor_version: str | None = None
+    price: Price | None = None
+    """None where it is not known, which is not zero."""
+    streams: bool = True
+    """Whether its calls are streamed, so that a cut one tells what it spent; False for models whose streams are not
+    what a whole reply would be."""
+    endpoint: Endpoint = field(default_factory=Endpoint)
+    """How the deployment is doing."""
+    others: tuple[Replica, ...] = ()
+    """Further replicas of the model."""
+    patience: Patience = field(default_factory=Patience)
+    traffic: RoleTraffic = field(default_factory=RoleTraffic)
+    fallbacks: "tuple[Role, ...]" = ()
+    """Who is asked instead, in this order, where its model is not to be had."""
+    structured: bool = False
+    """Whether patterns are passed on to the endpoint."""
+
+    def opening(self, text: str) -> tuple[Message, ...]:
+        """A fresh conversation whose first user turn is `text`."""
+        return (Message("system", self.system), Message("user", text))
+
+    async def ask(
+        self,
+        messages: tuple[Message, ...],
+        stop: tuple[str, ...],
+        ledger: Ledger,
+        *,
+        purpose: Purpose = "first",
+        sub_query: int | None = None,
+        pattern: str | None = None,
+        until: float = math.inf,
+        listen: Listen | None = None,
+    ) -> Completion:
+        """The model's next turn. `pattern`: what it has to match, where the endpoint can see to that. `until`: when it
+        is due, in the event loop's time; no pause is begun that would take longer. `listen`: who hears it as it is
+        written, where it is streamed.
+
+        Raises `BudgetExhausted`, and `UpstreamError`, naming this role, once neither another attempt nor a fallback is
+        worth it.
+        """
+        call = _Call(messages, stop, ledger, sub_query, pattern, until, listen)
+        return await self._or_a_fallback(lambda role, why: role._attempts(call, why).completion(), purpose)
+
+    async def stream(
+        self, messages: tuple[Message, ...], stop: tuple[str, ...], ledger: Ledger, *, until: float = math.inf
+    ) -> AsyncGenerator[Delta, None]:
+        """The model's next turn as it is written, booked also when the reader leaves early. As `ask`, but there is no
+        other attempt once there is a first token.
+        """
+        call = _Call(messages, stop, ledger, None, None, until)
+        begun = await self._or_a_fallback(lambda role, why: role._attempts(call, why).begin(), "first")
+        try:
+            async with begun.leaving:
+                for delta in begun.head:
+                    yield begun.believed(delta)
+                async for delta in begun.rest:
+                    begun.attempt.take(delta)
+                    yield begun.believed(delta)
+        except UpstreamError as error:
+            error.role = self.name
+            raise
+
+    async def hold(
+        self, messages: tuple[Message, ...], coming_tokens: int, ledger: Ledger, *, least: bool = False
+    ) -> None:
+        """Keep back what asking with `messages`, and `coming_tokens` more, may cost: by the model's own count, as it is
+        kept for long, or else by bytes. `least`: for as little to be written as is worth it. Raises `BudgetExhausted`
+        and `StoreFailed`.
+        """
+        tokens = await prompt_tokens(self.model, self._prompt(messages, (), None), self.traffic.counts)
+        max_tokens = self.sampling.max_tokens
+        await ledger.hold(self._worst(tokens + coming_tokens, least_tokens(max_tokens) if least else max_tokens))
+
+    def limited(self, max_tokens: int) -> "Role":
+        """The same role, writing at most `max_tokens` tokens, but never more than its own limit; 0 keeps that."""
+        if not max_tokens:
+            return self
+        fewer = min(max_tokens, self.sampling.max_tokens)
+        sampling = msgspec.structs.replace(self.sampling, max_tokens=fewer)
+        return replace(self, sampling=sampling, fallbacks=tuple(other.limited(max_tokens) for other in self.fallbacks))
+
+    def malformed(self) -> MalformedOutput:
+        """The error for what its model wrote, where nothing came of that."""
+        said = f"model {self.model.name!r} does not follow the protocol of its role, nor where it is corrected"
+        do = "see what `rolegate check --live` says of it, or name another model"
+        error = MalformedOutput(f"{said}; {do}", endpoint=self.model.endpoint)
+        error.role = self.name
+        return error
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """Everywhere its model is served."""
+        return Replica(self.model, self.deployment or self.model.endpoint, self.endpoint), *self.others
+
+    def _prompt(self, messages: tuple[Message, ...], stop: tuple[str, ...], pattern: str | None) -> Prompt:
+        shown = messages if self.system_role else prompts.without_system_role(messages)
+        return Prompt(shown, self.sampling, stop, pattern=pattern if self.structured else None)
+
+    async def _or_a_fallback(self, ask: "Callable[[Role, Purpose], Awaitable[T]]", purpose: Purpose) -> T:
+        """What `ask` returns for this role or, where its model is not to be had, for the first fallback whose is."""
+        try:
+            try:
+                return await ask(self, purpose)
+            except (UpstreamUnavailable, UpstreamGarbled) as error:
+                for other in self.fallbacks:
+                    _log.warning("role.fallback", role=self.name, model=other.model.name, error=str(error))
+                    self.traffic.fallbacks += 1
+                    with suppress(UpstreamUnavailable, UpstreamGarbled):
+                        return await ask(other, "fallback")
+                raise
+        except UpstreamError as error:
+            error.role = self.name
+            raise
+
+    def _attempts(self, call: "_Call", purpose: Purpose) -> Attempts:
+        prompt = self._prompt(call.messages, call.stop, call.pattern)
+        caller = Caller(
+            self.name,
+            self.model.name,
+            self.deployment or self.model.endpoint,
+            call.sub_query,
+            self.sampling.max_tokens,
+            self.executor_version,
+            self.price,
+            self._in_context(prompt_bound(prompt.messages)),
+        )
+        return Attempts(
+            prompt,
+            call.ledger,
+            caller,
+            purpose,
+            self.replicas,
+            self.patience,
+            self.traffic,
+            worst=self._worst,
+            until=call.until,
+            listen=call.listen,
+            streams=self.streams,
+            most=self.attempts,
+        )
+
+    def _worst(self, prompt_tokens: int, max_tokens: int) -> Amount:
+        prompt_tokens = self._in_context(prompt_tokens)
+        nano_usd = self.price.most(prompt_tokens, max_tokens) if self.price else None
+        return Amount(self._in_context(prompt_tokens + max_tokens), nano_usd)
+
+    def _in_context(self, tokens: int) -> int:
+        return tokens if self.context_tokens is None else min(tokens, self.context_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What is asked, of whichever role."""
+
+    messages: tuple[Message, ...]
+    stop: tuple[str, ...]
+    ledger: Ledger
+    sub_query: int | None
+    pattern: str | None
+    until: float
+    listen: Listen | None = None

@@ -1,0 +1,151 @@
+"""The gRPC server: services, health, reflection, limits."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health
+from grpc_reflection.v1alpha import reflection
+from rolegate.v1 import (
+    answer_service_pb2,
+    completion_service_pb2,
+    execution_service_pb2,
+    executor_version_service_pb2,
+    retrieval_service_pb2,
+    run_service_pb2,
+    usage_service_pb2,
+)
+from rolegate.v1.answer_service_pb2_grpc import add_AnswerServiceServicer_to_server
+from rolegate.v1.completion_service_pb2_grpc import add_CompletionServiceServicer_to_server
+from rolegate.v1.execution_service_pb2_grpc import add_ExecutionServiceServicer_to_server
+from rolegate.v1.executor_version_service_pb2_grpc import add_ExecutorVersionServiceServicer_to_server
+from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceServicer, add_RetrievalServiceServicer_to_server
+from rolegate.v1.run_service_pb2_grpc import add_RunServiceServicer_to_server
+from rolegate.v1.usage_service_pb2_grpc import add_UsageServiceServicer_to_server
+
+from router.access import Access
+from router.calls.health import Readiness
+from router.edge.grpc.health import Health
+from router.edge.grpc.keys import KeyInterceptor
+from router.edge.grpc.services import (
+    AnswerServicer,
+    CompletionServicer,
+    ExecutionServicer,
+    ExecutorVersionServicer,
+    RunServicer,
+    UsageServicer,
+)
+from router.edge.limits import Limits
+from router.edge.listening import TLS, check_listening, warn_unencrypted
+from router.edge.observing import ObservingInterceptor
+from router.edge.status import StatusInterceptor, WritingInterceptor
+from router.errors import BadConfig
+from router.runs.gateway import Gateway
+from router.runs.live import meanwhile
+from router.runs.observers import Observer
+
+
+class Server:
+    """Serves whatever of its services it is given, until drained."""
+
+    def __init__(
+        self,
+        gateway: Gateway | None,
+        retrieval: RetrievalServiceServicer | None,
+        runs: RunServicer | None = None,
+        usage: UsageServicer | None = None,
+        versions: ExecutorVersionServicer | None = None,
+        *,
+        access: Access | None = None,
+        tls: TLS | None = None,
+        readiness: Readiness | None = None,
+        limits: Limits | None = None,
+        reuse_port: bool = False,
+        observer: Observer | None = None,
+    ) -> None:
+        """`access`: without it, everybody may ask for everything, from wherever the address can be reached.
+        `readiness`: what is down, for `health`. `limits`: None for the defaults. `reuse_port`: whether other servers
+        may listen at the same address.
+        """
+        limits = limits or Limits()
+        guards: list[grpc.aio.ServerInterceptor] = [ObservingInterceptor(observer)] if observer else []
+        guards += [KeyInterceptor(access)] if access else []
+        self._server = grpc.aio.server(
+            interceptors=[StatusInterceptor(), *guards, WritingInterceptor(limits.reading_s)],
+            options=[*limits.grpc_options.items(), ("grpc.so_reuseport", int(reuse_port))],
+        )
+        self._access, self._tls = access, tls
+        self._gateway, self._health = gateway, Health(readiness)
+        self._names: list[str] = []
+        self._beside = AsyncExitStack()
+        self._health.add_to(self._server)
+        if gateway is not None:
+            add_AnswerServiceServicer_to_server(AnswerServicer(gateway), self._server)
+            add_CompletionServiceServicer_to_server(CompletionServicer(gateway), self._server)
+            add_ExecutionServiceServicer_to_server(ExecutionServicer(gateway), self._server)
+            self._names += [
+                _service_name(module, service)
+                for module, service in (
+                    (answer_service_pb2, "AnswerService"),
+                    (completion_service_pb2, "CompletionService"),
+                    (execution_service_pb2, "ExecutionService"),
+                )
+            ]
+        if runs is not None:
+            add_RunServiceServicer_to_server(runs, self._server)
+            self._names.append(_service_name(run_service_pb2, "RunService"))
+        if usage is not None:
+            add_UsageServiceServicer_to_server(usage, self._server)
+            self._names.append(_service_name(usage_service_pb2, "UsageService"))
+        if versions is not None:
+            add_ExecutorVersionServiceServicer_to_server(versions, self._server)
+            self._names.append(_service_name(executor_version_service_pb2, "ExecutorVersionService"))
+        if retrieval is not None:
+            add_RetrievalServiceServicer_to_server(retrieval, self._server)
+            self._names.append(_service_name(retrieval_service_pb2, "RetrievalService"))
+        reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
+
+    async def start(self, address: str) -> int:
+        """Listen on `host:port` (port 0: any free one) and report healthy; the port.
+
+        Raises `BadConfig`, also for an address beyond the loopback while there are no keys, and `StoreFailed`.
+        """
+        if self._access:
+            await check_listening(address, "server.address", self._access)
+            warn_unencrypted(address, self._tls)
+        try:
+            if self._tls:
+                port = self._server.add_secure_port(address, self._tls.for_grpc())
+            else:
+                port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise BadConfig(
+                f"server.address: cannot listen on {address}; is the port in use? Name another one, or port 0 for any."
+            ) from error
+        await self._server.start()
+        await self._health.serve(("", *self._names))
+        following = [self._access.follow()] if self._access else []
+        await self._beside.enter_async_context(meanwhile(self._health.follow(), *following))
+        return port
+
+    async def drain(self, grace_s: float) -> None:
+        """Report NOT_SERVING, take nothing new, and give what is running `grace_s` seconds to finish.
+
+        Then it is cancelled. When this returns, every run is stored.
+        """
+        await self._health.drain()
+        try:
+            await self._server.stop(grace_s)
+        except asyncio.CancelledError:  # whoever waits has lost patience
+            await self._server.stop(0)
+            raise
+        finally:
+            await self._beside.aclose()
+            if self._gateway is not None:
+                await self._gateway.settled()
+
+
+def _service_name(module: Any, service: str) -> str:
+    name: str = module.DESCRIPTOR.services_by_name[service].full_name
+    return name

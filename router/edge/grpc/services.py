@@ -1,0 +1,293 @@
+"""The wire side of answering."""
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any
+
+from grpc_status import rpc_status
+from rolegate.v1 import answer_service_pb2 as answer_pb
+from rolegate.v1 import answer_service_pb2_grpc as answer_pb_grpc
+from rolegate.v1 import completion_service_pb2 as completion_pb
+from rolegate.v1 import completion_service_pb2_grpc as completion_pb_grpc
+from rolegate.v1 import execution_service_pb2 as execution_pb
+from rolegate.v1 import execution_service_pb2_grpc as execution_pb_grpc
+from rolegate.v1 import executor_version_service_pb2 as executor_version_pb
+from rolegate.v1 import executor_version_service_pb2_grpc as executor_version_pb_grpc
+from rolegate.v1 import run_service_pb2 as run_pb
+from rolegate.v1 import run_service_pb2_grpc as run_pb_grpc
+from rolegate.v1 import usage_service_pb2 as usage_pb
+from rolegate.v1 import usage_service_pb2_grpc as usage_pb_grpc
+
+from router.edge.grpc.convert import answer_to_proto, event_to_proto, execution_to_proto, last_events_to_proto
+from router.edge.grpc.convert_request import completion_from_proto, terms_from_proto, topology_from_proto
+from router.edge.grpc.convert_run import (
+    as_seen_by,
+    decision_to_proto,
+    export_filter_from_proto,
+    failure_of,
+    feedback_from_proto,
+    feedback_to_proto,
+    list_filter_from_proto,
+    run_to_proto,
+    state_from_proto,
+    version_to_proto,
+    whole_run_to_proto,
+)
+from router.edge.grpc.convert_usage import (
+    reconciliation_to_proto,
+    usage_query_from_proto,
+    usage_report_to_proto,
+    usage_to_proto,
+)
+from router.edge.observing import Running
+from router.edge.status import caller
+from router.errors import BadRequest
+from router.ledger.reconciliation import Reconciler
+from router.ledger.usage import Usages
+from router.models.model import Completion, Delta
+from router.runs.gateway import Gateway
+from router.runs.queries import Runs
+from router.trace.export import output_of, trace_json
+from router.trace.run import Run
+from router.trace.values import Conversation, Event, Execution
+from router.versions.versions import Versions
+
+
+class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):
+    """Converts, calls, converts."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def Answer(self, request: answer_pb.AnswerRequest, context: Any) -> answer_pb.AnswerResponse:
+        """Answer one question."""
+        terms, topology = terms_from_proto(request, context), topology_from_proto(request)
+        run = await self._gateway.answer(request.question, terms, lambda _event: None, topology)
+        return await answer_to_proto(run)
+
+    async def StreamAnswer(
+        self, request: answer_pb.StreamAnswerRequest, context: Any
+    ) -> AsyncIterator[answer_pb.StreamAnswerResponse]:
+        """Answer one question, telling what happens."""
+        terms, topology = terms_from_proto(request, context), topology_from_proto(request)
+        number = 1
+        async with Running[Event, Run](
+            lambda tell: self._gateway.answer(request.question, terms, tell, topology)
+        ) as running:
+            async for event in running:
+                yield event_to_proto(number, event)
+                number += 1
+            run = await running.result()
+        for last in await last_events_to_proto(number, run):
+            yield last
+
+
+_PIECE_CHARS = 65536
+
+
+class CompletionServicer(completion_pb_grpc.CompletionServiceServicer):
+    """Converts, calls, converts."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def Complete(self, request: completion_pb.CompleteRequest, context: Any) -> completion_pb.CompleteResponse:
+        """Call the model of a role."""
+        run = await self._gateway.complete(completion_from_proto(request), terms_from_proto(request, context))
+        output = _output(run)
+        return completion_pb.CompleteResponse(
+            text=output.text,
+            reasoning=output.reasoning,
+            finish_reason=output.finish_reason,
+            usage=usage_to_proto(run.calls)[0],
+            run_id=run.id,
+        )
+
+    async def StreamComplete(
+        self, request: completion_pb.StreamCompleteRequest, context: Any
+    ) -> AsyncIterator[completion_pb.StreamCompleteResponse]:
+        """Call the model of a role and pass on what it writes."""
+        asked, terms = completion_from_proto(request), terms_from_proto(request, context)
+        told = False
+        async with Running[Delta, Run](lambda tell: self._gateway.complete(asked, terms, tell), merged) as running:
+            async for delta in running:
+                if delta.text or delta.reasoning:
+                    told = True
+                    yield completion_pb.StreamCompleteResponse(text=delta.text, reasoning=delta.reasoning)
+            run = await running.result()
+        output = _output(run)
+        if not told and (output.text or output.reasoning):  # of an earlier request of the same name
+            yield completion_pb.StreamCompleteResponse(text=output.text, reasoning=output.reasoning)
+        yield completion_pb.StreamCompleteResponse(
+            finish_reason=output.finish_reason, usage=usage_to_proto(run.calls)[0], run_id=run.id
+        )
+
+
+def merged(deltas: Iterable[Delta]) -> Iterator[Delta]:
+    """In pieces that go into a message each."""
+    texts, reasonings, size = list[str](), list[str](), 0
+    for delta in deltas:
+        more = len(delta.text) + len(delta.reasoning)
+        if size and size + more > _PIECE_CHARS:
+            yield Delta("".join(texts), "".join(reasonings))
+            texts, reasonings, size = [], [], 0
+        texts.append(delta.text)
+        reasonings.append(delta.reasoning)
+        size += more
+    yield Delta("".join(texts), "".join(reasonings))
+
+
+def _output(run: Run) -> Completion:
+    assert isinstance(run.result, Conversation)
+    return run.result.outputs[-1]
+
+
+class ExecutionServicer(execution_pb_grpc.ExecutionServiceServicer):
+    """Converts, calls, converts."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def Execute(self, request: execution_pb.ExecuteRequest, context: Any) -> execution_pb.ExecuteResponse:
+        """Search for one sub-query and report."""
+        run = await self._gateway.execute(request.sub_query, terms_from_proto(request, context))
+        assert isinstance(run.result, Execution)
+        return execution_pb.ExecuteResponse(
+            run_id=run.id, result=execution_to_proto(run.result), usage=usage_to_proto(run.calls)
+        )
+
+
+class ExecutorVersionServicer(executor_version_pb_grpc.ExecutorVersionServiceServicer):
+    """Converts, calls, converts."""
+
+    def __init__(self, versions: Versions) -> None:
+        self._versions = versions
+
+    async def ListExecutorVersions(
+        self, _request: executor_version_pb.ListExecutorVersionsRequest, _context: Any
+    ) -> executor_version_pb.ListExecutorVersionsResponse:
+        """All versions, newest first."""
+        found = await self._versions.list()
+        return executor_version_pb.ListExecutorVersionsResponse(versions=[version_to_proto(*each) for each in found])
+
+    async def RegisterExecutorVersion(
+        self, request: executor_version_pb.RegisterExecutorVersionRequest, _context: Any
+    ) -> executor_version_pb.RegisterExecutorVersionResponse:
+        """Check, load, and put on record."""
+        version = await self._versions.register(request.version)
+        return executor_version_pb.RegisterExecutorVersionResponse(version=version_to_proto(version))
+
+    async def SetExecutorVersionTraffic(
+        self, request: executor_version_pb.SetExecutorVersionTrafficRequest, _context: Any
+    ) -> executor_version_pb.SetExecutorVersionTrafficResponse:
+        """Let it be tried, or not."""
+        state = state_from_proto(request.state)
+        version = await self._versions.set_traffic(request.version, state, request.canary_share)
+        figures = await self._versions.figures(version)
+        return executor_version_pb.SetExecutorVersionTrafficResponse(version=version_to_proto(version, figures))
+
+    async def PromoteExecutorVersion(
+        self, request: executor_version_pb.PromoteExecutorVersionRequest, _context: Any
+    ) -> executor_version_pb.PromoteExecutorVersionResponse:
+        """Make it the active one."""
+        version = await self._versions.promote(request.version)
+        return executor_version_pb.PromoteExecutorVersionResponse(version=version_to_proto(version))
+
+    async def RollBackExecutorVersion(
+        self, request: executor_version_pb.RollBackExecutorVersionRequest, _context: Any
+    ) -> executor_version_pb.RollBackExecutorVersionResponse:
+        """Take it out of service."""
+        active = await self._versions.roll_back(request.version)
+        return executor_version_pb.RollBackExecutorVersionResponse(
+            active=None if active is None else version_to_proto(active)
+        )
+
+    async def ListExecutorVersionDecisions(
+        self, request: executor_version_pb.ListExecutorVersionDecisionsRequest, _context: Any
+    ) -> executor_version_pb.ListExecutorVersionDecisionsResponse:
+        """What was decided, oldest first."""
+        found = await self._versions.decisions(request.version or None, request.after_number)
+        return executor_version_pb.ListExecutorVersionDecisionsResponse(decisions=map(decision_to_proto, found))
+
+
+_PAGE, _LARGEST_PAGE = 50, 1000
+
+
+class RunServicer(run_pb_grpc.RunServiceServicer):
+    """Converts, calls, converts."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+
+    async def GetRun(self, request: run_pb.GetRunRequest, _context: Any) -> run_pb.GetRunResponse:
+        """One run."""
+        run = as_seen_by(await self._runs.get(request.run_id, caller()), caller())
+        return whole_run_to_proto(run, await self._runs.feedback_on(run), with_trace=request.include_trace)
+
+    async def ListRuns(self, request: run_pb.ListRunsRequest, _context: Any) -> run_pb.ListRunsResponse:
+        """A page of runs, newest first."""
+        if request.page_size < 0:
+            raise BadRequest(f"page_size is {request.page_size}; leave it 0 for {_PAGE}.")
+        size = min(request.page_size or _PAGE, _LARGEST_PAGE)
+        page = await self._runs.list(list_filter_from_proto(request), size, request.page_token, caller())
+        return run_pb.ListRunsResponse(runs=map(run_to_proto, page.runs), next_page_token=page.next_page)
+
+    async def WatchRun(self, request: run_pb.WatchRunRequest, context: Any) -> AsyncIterator[run_pb.WatchRunResponse]:
+        """What happens in an answer; a run that did not finish ends in its error."""
+        after, identity = request.after_event_number, caller()
+        async for number, item in self._runs.watch(request.run_id, after, identity):
+            if not isinstance(item, Run):
+                yield run_pb.WatchRunResponse(event=event_to_proto(number, item))
+            elif item.status == "finished":
+                for event in await last_events_to_proto(number - 1, item):
+                    if event.event_number > after:
+                        yield run_pb.WatchRunResponse(event=event)
+            else:
+                await context.abort_with_status(rpc_status.to_status(failure_of(item, identity)))
+
+    async def CancelRun(self, request: run_pb.CancelRunRequest, _context: Any) -> run_pb.CancelRunResponse:
+        """Stop a run."""
+        await self._runs.cancel(request.run_id, caller())
+        return run_pb.CancelRunResponse()
+
+    async def SubmitFeedback(
+        self, request: run_pb.SubmitFeedbackRequest, _context: Any
+    ) -> run_pb.SubmitFeedbackResponse:
+        """Keep feedback on a run."""
+        feedback_id = await self._runs.feedback(feedback_from_proto(request), caller())
+        return run_pb.SubmitFeedbackResponse(feedback_id=feedback_id)
+
+    async def ExportRuns(
+        self, request: run_pb.ExportRunsRequest, _context: Any
+    ) -> AsyncIterator[run_pb.ExportRunsResponse]:
+        """All runs that have ended, oldest first."""
+        identity = caller()
+        async for told in self._runs.export(export_filter_from_proto(request), identity):
+            seen = as_seen_by(told.run, identity)
+            yield run_pb.ExportRunsResponse(
+                run=run_to_proto(seen),
+                output=output_of(seen),
+                trace_json=trace_json(seen),
+                feedback=map(feedback_to_proto, told.feedback),
+            )
+
+
+class UsageServicer(usage_pb_grpc.UsageServiceServicer):
+    """Converts, calls, converts."""
+
+    def __init__(self, usages: Usages, reconciler: Reconciler) -> None:
+        self._usages, self._reconciler = usages, reconciler
+
+    async def GetUsage(self, request: usage_pb.GetUsageRequest, _context: Any) -> usage_pb.GetUsageResponse:
+        """Sum what was spent; nothing where it is another tenant's."""
+        query = usage_query_from_proto(request, caller())
+        if request.tenant and not caller().sees(request.tenant):
+            return usage_pb.GetUsageResponse()
+        return usage_report_to_proto(await self._usages.usage(query))
+
+    async def ReconcileUsage(
+        self, _request: usage_pb.ReconcileUsageRequest, _context: Any
+    ) -> usage_pb.ReconcileUsageResponse:
+        """Compare the ledger with the engines' own counters."""
+        return usage_pb.ReconcileUsageResponse(
+            reconciliations=map(reconciliation_to_proto, await self._reconciler.reconcile())
+        )

@@ -1,0 +1,109 @@
+"""An HTTP application at an address."""
+
+import asyncio
+from collections.abc import Iterable
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from router.access import Access
+from router.edge.limits import Limits
+from router.edge.listening import TLS, check_listening, host_of, is_named, warn_unencrypted
+from router.errors import BadConfig
+
+_AT_ONCE_S = 0.01
+
+
+class HTTPServer:
+    """Serves an application until drained. A client that leaves cancels its request. One that asks for a host by a name
+    that is not this server's is refused: it may be a web page of elsewhere that has had its name made to lead here.
+    """
+
+    def __init__(
+        self,
+        app: web.Application,
+        grace_s: float,
+        *,
+        access: Access | None = None,
+        tls: TLS | None = None,
+        limits: Limits | None = None,
+        reuse_port: bool = False,
+        hosts: Iterable[str] = (),
+    ) -> None:
+        """`grace_s`: how long running requests may take to finish once it is drained. `access`: the application lets
+        in by keys; without it, any address will do. `limits`: None for the defaults. `reuse_port`: whether other
+        servers may listen at the same address. `hosts`: names of this server, beside that in its address.
+        """
+        self._access, self._tls, self._limits, self._reuse_port = access, tls, limits or Limits(), reuse_port
+        # aiohttp waits this long twice, for the request and then for its task, and for ever if it is 0.
+        timeout_s = max(grace_s / 2, _AT_ONCE_S)
+        self._runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            shutdown_timeout=timeout_s,
+            keepalive_timeout=self._limits.opening_s,
+            auto_decompress=False,  # which would go on after a request is refused, on the event loop, without a bound
+        )
+        app.middlewares.append(self._check_head)
+        self._hosts = set(map(host_of, hosts))
+        self._listening: asyncio.Server | None = None
+
+    async def start(self, address: str, setting: str) -> str:
+        """Listen on `host:port` (port 0: any free one); where it listens.
+
+        Raises `BadConfig`, naming `setting`, also for an address beyond the loopback while there are no keys, and
+        `StoreFailed`.
+        """
+        if self._access:
+            await check_listening(address, setting, self._access)
+            warn_unencrypted(address, self._tls)
+        context = self._tls.for_http() if self._tls else None
+        self._hosts.add(host_of(address))
+        host, _, port = address.rpartition(":")
+        await self._runner.setup()
+        try:
+            self._listening = await asyncio.get_running_loop().create_server(
+                self._accept,
+                host.strip("[]"),
+                int(port),
+                ssl=context,
+                ssl_handshake_timeout=self._limits.opening_s if context else None,
+                reuse_port=self._reuse_port or None,
+            )
+        except (OSError, ValueError, OverflowError) as error:
+            await self._runner.cleanup()
+            raise BadConfig(f"{setting}: cannot listen on {address}: {error}.") from None
+        return f"{host}:{self._listening.sockets[0].getsockname()[1]}"
+
+    async def drain(self) -> None:
+        """Take nothing new, let running requests finish, and cancel those that do not."""
+        if self._listening is not None:
+            self._listening.close()
+        try:
+            await self._runner.cleanup()
+        except asyncio.CancelledError:  # whoever waits has lost patience
+            if self._runner.server is not None:
+                await self._runner.server.shutdown(_AT_ONCE_S)
+            raise
+
+    @web.middleware
+    async def _check_head(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        for host in request.headers.getall("Host", []):  # none in HTTP/1.0, which no browser speaks
+            if not is_named(host, self._hosts):
+                raise web.HTTPMisdirectedRequest(
+                    text=f"This server does not go by the name of {host[:100]!r}; use its IP address, or have its "
+                    "operator add the name to server.http_hosts (rolegate retrieve serve: --http-host)."
+                )
+        if request.headers.get("Content-Encoding", "identity") != "identity":
+            raise web.HTTPUnsupportedMediaType(text="Send the body as it is, without a Content-Encoding.")
+        return await handler(request)
+
+    def _accept(self) -> asyncio.Protocol:
+        server = self._runner.server
+        assert server is not None
+        return server() if len(server.connections) < self._limits.connections else _TurnedAway()
+
+
+class _TurnedAway(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()

@@ -1,0 +1,83 @@
+"""What is left of a request's own budget."""
+
+from collections import Counter
+
+import msgspec
+
+from router.amount import NOTHING, Amount, Left
+from router.errors import BudgetExhausted
+from router.trace.call import RoleName
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """The limits that a client sets for its request; None is no limit."""
+
+    max_total_tokens: int | None = None
+    """Prompt and completion tokens of all calls together."""
+    max_nano_usd: int | None = None
+    """Billionths of a dollar."""
+    role_tokens: dict[RoleName, int] = {}
+    """The same as `max_total_tokens`, for single roles."""
+
+
+UNLIMITED = Budget()
+
+
+class Allowance:
+    """Reserves the worst case of every call before it is made, so that no budget is ever exceeded.
+
+    A part is held back for the answerer, whose calls may take it.
+    """
+
+    def __init__(self, budget: Budget = UNLIMITED) -> None:
+        self._budget = budget
+        self._taken, self._held = NOTHING, NOTHING
+        self._by_role = Counter[RoleName]()
+        self._under_way = 0
+
+    @property
+    def limited(self) -> bool:
+        """Whether anything is limited at all."""
+        return self._budget != UNLIMITED
+
+    def reserve(self, role: RoleName, amount: Amount) -> None:
+        """Take `amount` from what is left. Raises `BudgetExhausted`, and takes nothing, where that is too little."""
+        held = NOTHING if role == "answer" else self._held
+        self._check(role, amount, self._taken + held + amount)
+        self._taken += amount
+        self._by_role[role] += amount.tokens
+        self._under_way += 1
+
+    def settle(self, role: RoleName, reserved: Amount, charged: Amount) -> None:
+        """Give back what of `reserved` was not spent."""
+        spent = 0 if charged.nano_usd is None else charged.nano_usd - (reserved.nano_usd or 0)
+        self._taken += Amount(charged.tokens - reserved.tokens, spent)
+        self._by_role[role] += charged.tokens - reserved.tokens
+        self._under_way -= 1
+
+    def hold(self, amount: Amount) -> None:
+        """Keep `amount` for the answerer, instead of what was kept before. Raises `BudgetExhausted`; then what was kept
+        before still is.
+        """
+        self._check("answer", amount, self._taken + amount)
+        self._held = amount
+
+    def _check(self, role: RoleName, amount: Amount, wanted: Amount) -> None:
+        """`amount`: what is new. `wanted`: all that would then be taken or held."""
+        cap = self._budget.role_tokens.get(role)
+        if cap is not None and self._by_role[role] + amount.tokens > cap:
+            left = Left("tokens", cap - self._by_role[role])
+            raise self._exhausted(f"role_budgets: {cap} tokens for {role} do", left, amount)
+        tokens, nano_usd = self._budget.max_total_tokens, self._budget.max_nano_usd
+        if tokens is not None and wanted.tokens > tokens:
+            left = Left("tokens", tokens - wanted.tokens + amount.tokens)
+            raise self._exhausted(f"max_total_tokens: {tokens} tokens do", left, amount)
+        if nano_usd is not None and (wanted.nano_usd is None or wanted.nano_usd > nano_usd):
+            known = wanted.nano_usd is not None and amount.nano_usd is not None
+            rest = Left("nano_usd", nano_usd - (wanted.nano_usd or 0) + (amount.nano_usd or 0)) if known else None
+            raise self._exhausted(f"max_cost_nano_usd: {nano_usd / 1e9:.9f} dollars do", rest, amount)
+
+    def _exhausted(self, limit: str, left: Left | None, amount: Amount) -> BudgetExhausted:
+        lacking = f": {left.against(amount)}" if left else ""
+        said = f"budget.{limit} not suffice for another call{lacking}."
+        return BudgetExhausted(said, contended=self._under_way > 0, left=left)

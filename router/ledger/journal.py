@@ -1,0 +1,110 @@
+"""Where runs are written as they happen: each call before it is made and again when it has ended.
+
+Double entry: what a call may cost at most is entered before anything is spent, and what it did cost replaces it. So
+a tenant's spending never exceeds its quota, and a crash leaves behind what was under way.
+"""
+
+from typing import Protocol
+
+import msgspec
+
+from router.amount import NOTHING, Amount
+from router.trace.call import Call, OpenedCall
+from router.trace.run import Run, RunKind, RunStatus
+
+
+class RunStart(msgspec.Struct, frozen=True):
+    """A run that is about to begin."""
+
+    id: str
+    kind: RunKind
+    tenant: str
+    key_id: str
+    request_id: str
+    """The client's; empty for none."""
+    request: str
+    fingerprint: str
+    """The same for two requests that ask the same; what tells a repeated request from a name used twice."""
+    started_at: float
+    """Unix time, seconds."""
+    hold: Amount = NOTHING
+    """What is kept for its answer from the beginning."""
+
+
+class Began(msgspec.Struct, frozen=True):
+    """The run is on record, as `running`."""
+
+    limited: bool = False
+    """Whether the tenant has quotas, so that every call must be reserved."""
+    redact: bool = False
+    training: bool = True
+    """Whether the tenant's runs may train an executor."""
+
+
+class Earlier(msgspec.Struct, frozen=True):
+    """The tenant has used this `request_id` within the last day, for a run that is running or has finished."""
+
+    run_id: str
+    status: RunStatus
+    same: bool
+    """Whether that was the same request."""
+
+
+class Journal(Protocol):
+    """Writes in the order in which it is told. What is awaited is on disk when it returns."""
+
+    async def begin(self, start: RunStart) -> Began | Earlier:
+        """Put a run on record and count it against its tenant's quotas. An `Earlier` run that did not finish lets its
+        `request_id` go. Raises `BudgetExhausted` and `StoreFailed`; then there is no such run.
+        """
+
+    async def open(self, call: OpenedCall) -> None:
+        """Put a call on record and reserve its worst case; a call of the answer role takes what `hold` keeps instead.
+
+        Raises `BudgetExhausted` and `StoreFailed`; then there is no such call.
+        """
+
+    async def hold(self, run_id: str, amount: Amount) -> None:
+        """Keep `amount` for the run's answer, instead of what was kept before. Raises `BudgetExhausted`; then what was
+        kept before is still kept. And `StoreFailed`.
+        """
+
+    def settle(self, call: Call) -> None:
+        """Replace an opened call by how it ended. Written before whatever is awaited next."""
+
+    def discard(self, call: OpenedCall) -> None:
+        """Take back a call that was never made, whether or not it had been opened by then."""
+
+    def forget(self, run_id: str) -> None:
+        """Take back a run that never began, whether or not it was on record by then."""
+
+    async def finish(self, run: Run) -> None:
+        """Write how the run ended, its trace and all its calls. Raises `StoreFailed`; then the answer must be withheld,
+        and the run will be on record as failed, unless it was written and only word of that was lost.
+        """
+
+
+class NoJournal:
+    """Agrees to everything."""
+
+    async def begin(self, start: RunStart) -> Began | Earlier:
+        """Any run may begin."""
+        return Began()
+
+    async def open(self, call: OpenedCall) -> None:
+        """Any call may be made."""
+
+    async def hold(self, run_id: str, amount: Amount) -> None:
+        """Anything may be kept."""
+
+    def settle(self, call: Call) -> None:
+        """Keep nothing."""
+
+    def discard(self, call: OpenedCall) -> None:
+        """Keep nothing."""
+
+    def forget(self, run_id: str) -> None:
+        """Keep nothing."""
+
+    async def finish(self, run: Run) -> None:
+        """Keep nothing."""

@@ -1,0 +1,325 @@
+"""The ledger of one run: exactly one row for every attempt of every upstream call."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import msgspec
+import structlog
+
+from router.amount import NOTHING, Amount
+from router.errors import BudgetExhausted, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.ledger.budget import Allowance
+from router.ledger.journal import Journal, NoJournal
+from router.models.model import Completion, Delta, Usage, largest
+from router.trace.call import WHOLE, Call, OpenedCall, Outcome, Price, Purpose, RoleName
+from router.trace.identity import DEFAULT_TENANT
+
+_log = structlog.get_logger("ledger")
+_FIRST_PATIENCE_S, _LATER_PATIENCE_S = 10.0, 1.0
+"""How long a run waits for others' reservations: before its first call, when it may well wait, and later, when it
+holds something that others may be waiting for."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
+Granted = TypeVar("Granted")
+_OUTCOMES: dict[type[UpstreamError], Outcome] = {
+    UpstreamUnavailable: "unavailable",
+    UpstreamRefused: "refused",
+    UpstreamGarbled: "garbled",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls whom, and for what."""
+
+    role: RoleName
+    model: str
+    deployment: str
+    sub_query: int | None = None
+    max_tokens: int = 0
+    executor_version: str | None = None
+    price: Price | None = None
+    prompt_bound: int = 0
+    """The prompt has no more tokens than this."""
+
+
+class Attempt:
+    """An attempt under way; whoever makes the call notes here what comes of it."""
+
+    def __init__(self, opened: OpenedCall) -> None:
+        self.opened, self.request_id = opened, opened.request_id
+        self.usage: Usage | None = None
+        """As the engine tells it."""
+        self.count: Callable[[str], Awaitable[Usage | None]] | None = None
+        """Counts the call's tokens by the model's tokenizer, given what was written; None where that is not known."""
+        self.spoke: Callable[[], None] = lambda: None
+        """Hears of its first token."""
+        self._begun = time.monotonic()
+        self._texts: list[str] = []
+        self._wrote = False
+        self.first_token_s: float | None = None
+        self.unwanted = False
+        """Whether nobody needs it any more."""
+
+    def take(self, delta: Delta) -> None:
+        """Note a piece of the output."""
+        if self.first_token_s is None and (delta.text or delta.reasoning):
+            self.first_token_s, self._wrote = self.duration_s, True
+            self.spoke()
+        self._texts += delta.reasoning, delta.text
+        self.usage = largest(self.usage, delta.usage)
+
+    def take_whole(self, completion: Completion) -> None:
+        """Note an output that came at once."""
+        self._wrote, self.usage = bool(completion.text or completion.reasoning), completion.usage
+
+    @property
+    def believed(self) -> Usage | None:
+        """The usage, as far as it can be; None where it is unknown."""
+        if self.usage is None or not self.opened.allows(self.usage):
+            return None
+        return None if self._wrote and not self.usage.completion_tokens else self.usage
+
+    @property
+    def duration_s(self) -> float:
+        """How long it has been going on."""
+        return time.monotonic() - self._begun
+
+    async def counted(self) -> Usage | None:
+        """What was written by the time of a cut, counted by the model's tokenizer."""
+        if self.count is None or self.first_token_s is None:
+            return None
+        usage = await self.count("".join(self._texts))
+        return usage and msgspec.structs.replace(usage, estimated=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """An attempt that has ended, and is not booked yet."""
+
+    opened: OpenedCall
+    attempt: Attempt
+    outcome: Outcome
+    price: Price | None
+    duration_s: float
+
+
+def _outcome_of(error: Exception) -> Outcome:
+    if isinstance(error, UpstreamUnavailable) and error.unspent:
+        return "unreachable"
+    return next((name for kind, name in _OUTCOMES.items() if isinstance(error, kind)), "failed")
+
+
+class Ledger:
+    """Books the calls of one run, and reserves what they may cost before they are made."""
+
+    def __init__(
+        self,
+        run_id: str = "run",
+        tenant: str = DEFAULT_TENANT,
+        journal: Journal | None = None,
+        allowance: Allowance | None = None,
+        *,
+        limited: bool = False,
+        shadow: bool = False,
+    ) -> None:
+        """`limited`: whether the tenant has quotas. `shadow`: whether nobody asked for what is done. Without a journal,
+        nothing is written down.
+        """
+        self._run_id, self._tenant = run_id, tenant
+        self._journal: Journal = journal or NoJournal()
+        self._allowance = allowance or Allowance()
+        self._tenant_limited, self._shadow = limited, shadow
+        self._calls: list[Call] = []
+        self._cut: list[_Cut] = []
+        self._early_from: int | None = None
+        self._early: list[_Cut] = []
+        self._opened = 0
+        self.refusal: BudgetExhausted | None = None
+        """The last reservation that was refused; None where none was."""
+
+    @property
+    def run_id(self) -> str:
+        """The run whose calls it books."""
+        return self._run_id
+
+    @property
+    def tenant(self) -> str:
+        """Whom they are booked to."""
+        return self._tenant
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The rows so far, in the order in which the attempts were settled: those that `close` counts at the end."""
+        return tuple(self._calls)
+
+    @property
+    def budgeted(self) -> bool:
+        """Whether the request itself limits what it may spend."""
+        return self._allowance.limited
+
+    @property
+    def limited(self) -> bool:
+        """Whether anything limits what the run may spend, so that worst cases must be known."""
+        return self._tenant_limited or self._allowance.limited
+
+    @asynccontextmanager
+    async def attempt(
+        self, caller: Caller, purpose: Purpose, number: int, worst: Amount = NOTHING, *, patient: bool = True
+    ) -> AsyncIterator[Attempt]:
+        """Book what happens inside as one row, however it ends. `worst`: what it may cost at most. `patient`: wait a
+        little for what calls that are under way may give back.
+
+        Raises `BudgetExhausted` or `StoreFailed` before anything happens inside; then there is no row.
+        """
+        opened = await self._granted(lambda: self._open(caller, purpose, number, worst), patient=patient)
+        attempt = Attempt(opened)
+        outcome: Outcome = "cancelled"
+        try:
+            yield attempt
+            outcome = "discarded" if attempt.unwanted else "completed"
+        except Exception as error:
+            outcome = _outcome_of(error)
+            raise
+        finally:
+            cut = _Cut(opened, attempt, outcome, caller.price, attempt.duration_s)
+            countable = attempt.count is not None and attempt.first_token_s is not None
+            if outcome == "completed" and self._is_early(caller.sub_query):
+                self._early.append(cut)
+            elif outcome != "completed" and attempt.believed is None and countable:
+                self._cut.append(cut)
+            else:
+                self._settle(cut, attempt.believed)
+
+    async def hold(self, amount: Amount) -> None:
+        """Keep `amount` for the answerer, instead of what was kept before.
+
+        Raises `BudgetExhausted` or `StoreFailed`; then what was kept before still is.
+        """
+
+        async def hold() -> None:
+            self._allowance.hold(amount)
+            if self._tenant_limited:
+                await self._journal.hold(self._run_id, amount)
+
+        await self._granted(hold)
+
+    def await_decision(self, first: int) -> None:
+        """From now on, completed calls for sub-queries from number `first` on are booked once it is known whether
+        anybody wants what they wrote.
+        """
+        self._early_from = first
+
+    def decide(self, below: int) -> None:
+        """Sub-queries with numbers below this one are wanted; what others have spent was wasted."""
+        self._early_from = None
+        self._book(self._early, below)
+        self._early = []
+
+    def worked_on(self, sub_query: int) -> set[str]:
+        """The executor versions that have completed calls for a sub-query, those that await their decision included;
+        empty where a model was none.
+        """
+        booked = [call for call in self._calls if call.outcome == "completed"]
+        calls: list[Call | OpenedCall] = [*booked, *(cut.opened for cut in self._early)]
+        return {call.executor_version or "" for call in calls if call.sub_query == sub_query}
+
+    def waste(self, sub_query: int) -> None:
+        """What was spent so far on this sub-query, which awaits its decision, was wasted."""
+        self._book([cut for cut in self._early if cut.opened.sub_query == sub_query], 0)
+        self._early = [cut for cut in self._early if cut.opened.sub_query != sub_query]
+
+    async def close(self, within_s: float) -> None:
+        """Count what cut streams spent, as far as the models' tokenizers tell within `within_s` seconds."""
+        cuts, self._cut = self._cut, []
+        usages: list[Usage | None] = [None] * len(cuts)
+
+        async def count(index: int, cut: _Cut) -> None:
+            if usage := await cut.attempt.counted():
+                # A text that is cut into tokens anew may come to a few more than the engine wrote.
+                written = min(usage.completion_tokens, cut.opened.max_tokens)
+                usage = msgspec.structs.replace(usage, completion_tokens=written)
+                usages[index] = usage if cut.opened.allows(usage) else None
+
+        try:
+            async with asyncio.timeout(within_s), asyncio.TaskGroup() as group:
+                for index, cut in enumerate(cuts):
+                    group.create_task(count(index, cut))
+        except TimeoutError:
+            pass  # what was not counted by then stays unknown
+        finally:
+            for cut, usage in zip(cuts, usages, strict=True):
+                self._settle(cut, usage)
+
+    async def _open(self, caller: Caller, purpose: Purpose, attempt: int, worst: Amount) -> OpenedCall:
+        opened = OpenedCall(
+            run_id=self._run_id,
+            tenant=self._tenant,
+            number=self._opened,
+            role=caller.role,
+            model=caller.model,
+            deployment=caller.deployment,
+            executor_version=caller.executor_version,
+            purpose="shadow" if self._shadow else purpose,
+            attempt=attempt,
+            sub_query=caller.sub_query,
+            max_tokens=caller.max_tokens,
+            reserved=worst,
+            started_at=time.time(),
+            prompt_bound=caller.prompt_bound,
+        )
+        self._allowance.reserve(caller.role, worst)
+        self._opened += 1
+        try:
+            await self._journal.open(opened)
+        except BaseException as error:
+            self._allowance.settle(caller.role, worst, NOTHING)
+            if isinstance(error, asyncio.CancelledError):
+                self._journal.discard(opened)
+            raise
+        return opened
+
+    async def _granted(self, ask: Callable[[], Awaitable[Granted]], *, patient: bool = True) -> Granted:
+        """What `ask` returns, asked again while only what is under way stands in its way."""
+        patience_s = (_LATER_PATIENCE_S if self._opened else _FIRST_PATIENCE_S) if patient else 0.0
+        until, pause_s = time.monotonic() + patience_s, _FIRST_PAUSE_S
+        while True:
+            try:
+                return await ask()
+            except BudgetExhausted as error:
+                self.refusal = error
+                if not error.contended or time.monotonic() >= until:
+                    raise
+            await asyncio.sleep(random.uniform(0, pause_s))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _is_early(self, sub_query: int | None) -> bool:
+        return self._early_from is not None and sub_query is not None and sub_query >= self._early_from
+
+    def _book(self, early: list[_Cut], below: int) -> None:
+        for cut in early:
+            wanted = cut.opened.sub_query is not None and cut.opened.sub_query < below
+            self._settle(cut if wanted else replace(cut, outcome="discarded"), cut.attempt.believed)
+
+    def _settle(self, cut: _Cut, usage: Usage | None) -> None:
+        if usage is not None and cut.outcome not in WHOLE and not usage.estimated:
+            usage = msgspec.structs.replace(usage, lower_bound=True)
+        told, impossible = cut.attempt.usage, cut.attempt.usage is not None and cut.attempt.believed is None
+        if impossible:
+            _log.warning("call.impossible_usage", call=cut.opened.request_id, model=cut.opened.model, told=repr(told))
+        call = Call(
+            **{field: getattr(cut.opened, field) for field in OpenedCall.__struct_fields__},
+            outcome=cut.outcome,
+            usage=usage,
+            nano_usd=cut.price.cost(usage) if cut.price and usage else None,
+            first_token_s=cut.attempt.first_token_s,
+            duration_s=cut.duration_s,
+            impossible_usage=impossible and usage is None,
+        )
+        self._calls.append(call)
+        self._allowance.settle(call.role, call.reserved, call.charged)
+        self._journal.settle(call)

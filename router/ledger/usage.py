@@ -1,0 +1,61 @@
+"""What many runs have spent."""
+
+from typing import Literal, Protocol
+
+import msgspec
+
+from router.trace.call import RoleName
+
+Dimension = Literal["tenant", "role", "model", "executor_version"]
+Bucket = Literal["hour", "day", "month"]
+
+
+class UsageQuery(msgspec.Struct, frozen=True):
+    """Which calls are summed, and how."""
+
+    start: float | None = None
+    """Calls that started at this Unix time or later; None for no bound."""
+    end: float | None = None
+    """Calls that started before this Unix time; None for no bound."""
+    tenant: str | None = None
+    """None sums those of all tenants."""
+    by: tuple[Dimension, ...] = ("role", "model")
+    bucket: Bucket | None = None
+    """A row for each hour, day or month (UTC); None for one span."""
+
+
+class UsageRow(msgspec.Struct, frozen=True):
+    """One sum; what was not grouped by is None."""
+
+    bucket_start: float | None
+    """Unix time, seconds."""
+    tenant: str | None
+    role: RoleName | None
+    model: str | None
+    executor_version: str | None
+    attempts: int
+    attempts_without_usage: int
+    attempts_without_cost: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None
+    reasoning_tokens: int | None
+    wasted_tokens: int
+    nano_usd: int | None
+    """Billionths of a dollar; None where no attempt's cost is known."""
+
+
+class UsageReport(msgspec.Struct, frozen=True):
+    """The sums."""
+
+    runs: int
+    """Runs that started in that time and are still stored."""
+    rows: tuple[UsageRow, ...]
+    """By time, then by what was grouped by."""
+
+
+class Usages(Protocol):
+    """Sums over stored calls."""
+
+    async def usage(self, query: UsageQuery) -> UsageReport:
+        """The sums. Raises `BadRequest` for a span whose calls are partly deleted, and `StoreFailed`."""

@@ -1,0 +1,207 @@
+"""What goes wrong upstream, as our errors: HTTP statuses and aiohttp's exceptions, mapped here and nowhere else."""
+
+import math
+import re
+import time
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from urllib.parse import unquote
+
+import aiohttp
+from aiohttp.http import HttpProcessingError
+
+from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+
+_USERINFO = re.compile(r"(?<=://)[^/\s]*@")
+_SHORTEST_NESTED = 16
+"""Characters; what is shorter is rather a setting, such as `low`."""
+
+
+def without_userinfo(text: str) -> str:
+    """The same with user and password left out of every address in it."""
+    return _USERINFO.sub("", text)
+
+
+class Secrets:
+    """Keeps a key, and what a table of settings holds, out of texts."""
+
+    def __init__(self, key: str | None, settings: Mapping[str, object] | None = None, address: str = "") -> None:
+        """`address`: what is asked, perhaps with user and password in it."""
+        nested = (text for text in _strings(settings or {}) if len(text) >= _SHORTEST_NESTED)
+        self._words = sorted({*filter(None, [key]), *nested, *_passwords(address)}, key=len, reverse=True)
+
+    def hidden(self, text: str) -> str:
+        """`text` without them, and without users and passwords in addresses."""
+        for word in self._words:
+            text = text.replace(word, "***")
+        return without_userinfo(text)
+
+
+def _passwords(address: str) -> Iterator[str]:
+    """As they stand in an address, and as they are sent."""
+    for userinfo in _USERINFO.findall(address):
+        pair = unquote(userinfo.removesuffix("@"))
+        yield from filter(None, [pair.partition(":")[2]])
+        yield b64encode((pair if ":" in pair else f"{pair}:").encode()).decode()
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for child in value.values():
+            yield from _strings(child)
+    elif isinstance(value, Sequence):
+        for child in value:
+            yield from _strings(child)
+
+
+MAX_SAID_CHARS = 300
+_MOST_READ = 4096
+"""Characters of what a server says that are looked at."""
+
+_TOO_LARGE = 413
+_BROKEN, _THROTTLED = 500, 429
+_UNAVAILABLE = frozenset({408, 425, _THROTTLED, _BROKEN, 502, 503, 504, 520, 521, 522, 523, 524, 529})
+_REFUSED = {
+    400: "perhaps the prompt is too long for the model's context, or the model knows no system role "
+    "(`system_role = false`)",
+    401: "check the API key",
+    402: "check the account's credit",
+    403: "check the API key and what it may use",
+    404: "check that the endpoint serves a model of this name and that its address ends in /v1",
+    422: "the endpoint does not take one of the parameters, or the prompt is too long",
+}
+_LASTING = frozenset({401, 402, 403, 404})
+"""Of these, what has nothing to do with a prompt."""
+
+_TOO_LONG = re.compile(
+    "|".join(
+        (
+            "context_length_exceeded|ContextWindowExceededError",  # OpenAI, Groq, Cerebras; LiteLLM, of any provider
+            r"maximum context length (?:is|of)\b",  # OpenAI, vLLM, DeepSeek, OpenRouter, SGLang, llama-cpp-python
+            "(?:exceeds?|longer than) (?:the )?model's (?:maximum )?context length",  # vLLM, SGLang
+            "longer than the maximum model length of",  # vLLM's engine
+            "exceed_context_size_error|exceeds the available context size",  # llama.cpp
+            "exceed context window of",  # llama-cpp-python
+            "greater than the context length|context length of only",  # LM Studio
+            "input length exceeds the (?:maximum )?context length",  # Ollama
+            r"`inputs` tokens \+ `max_new_tokens` must be|`inputs` must have less than",  # TGI
+            r"input length \(\d+ tokens\) exceeds the maximum allowed length",  # SGLang
+            "prompt is too long|exceed context limit",  # Anthropic, Fireworks
+            r"too large for model with \d+ maximum context",  # Mistral
+            "exceeds the maximum number of tokens allowed|but model only supports up to",  # Gemini, Vertex AI
+            r"maximum prompt length is \d+",  # xAI
+            "tokens in the (?:prompt|request) cannot exceed",  # Cohere
+            "range of input length should be|prompt exceeds max length|exceeded model token limit",  # Qwen, GLM, Kimi
+            "input is too long for requested model|context window exceeds limit",  # Bedrock, MiniMax
+            "tokens must be reduced in order to run",  # OpenAI: more than its limit for a whole minute
+        )
+    ),
+    re.IGNORECASE,
+)
+"""What engines and providers say of a prompt that is longer than the model's context; each says it with a status of
+its own, and of nothing else."""
+
+ForeignError = aiohttp.ClientError | HttpProcessingError | OSError
+"""All that aiohttp raises for the outside world's sake; its timeouts are `OSError`s."""
+
+_TURNED_AWAY = frozenset({_THROTTLED, 503})
+"""Statuses of a server that did not begin."""
+_WRONG_ADDRESS = (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, aiohttp.RedirectClientError)
+_WRONG_CERTIFICATE = (aiohttp.ClientConnectorCertificateError, aiohttp.ServerFingerprintMismatch)
+_SSL = re.compile(r" ssl:(<[^>]*>|\w+)")
+"""What aiohttp puts behind a host: how its certificate is checked, by name or as an object."""
+_GARBLED = (aiohttp.ClientResponseError, HttpProcessingError)
+
+
+class Upstream:
+    """Names one model at one endpoint in the errors that it makes, and keeps what is secret out of them."""
+
+    def __init__(
+        self, model: str, address: str, api_key: str | None, extra_body: Mapping[str, object] | None = None
+    ) -> None:
+        """`extra_body`: what is sent beside the prompt, which an endpoint may repeat."""
+        self._model, self._endpoint = model, without_userinfo(address)
+        self._secrets = Secrets(api_key, extra_body, address)
+
+    def from_status(self, status: int, said: str, headers: Mapping[str, str] | None = None) -> UpstreamError:
+        """The error for an HTTP status. `said`: the server's words. `headers`: its reply's, in lower case or in any."""
+        said = said[:_MOST_READ]
+        message = f"model {self._model!r}: HTTP {status}: {self._short(said)}"
+        if status == _TOO_LARGE or _TOO_LONG.search(said):
+            hint = "show the model fewer or shorter passages, or serve it with a longer context"
+            return ContextTooLong(f"{message}; {hint}", endpoint=self._endpoint)
+        if status in _UNAVAILABLE:
+            return UpstreamUnavailable(
+                message,
+                endpoint=self._endpoint,
+                retry_after_s=_pause_s(headers or {}),
+                unspent=status in _TURNED_AWAY,
+                repeatable=status != _BROKEN,
+                throttled=status == _THROTTLED,
+            )
+        if status in _REFUSED:
+            lasting = status in _LASTING
+            return UpstreamRefused(f"{message}; {_REFUSED[status]}", endpoint=self._endpoint, lasting=lasting)
+        return self.garbled(f"HTTP {status}: {said}")
+
+    def from_report(self, code: str | int | None, said: str) -> UpstreamError:
+        """The error that a reply of status 200 reports; without a known status it counts as the server's own."""
+        status = int(code) if isinstance(code, int) or (code and code.isdecimal()) else 0
+        known = status == _TOO_LARGE or status in _UNAVAILABLE or status in _REFUSED
+        return self.from_status(status if known else _BROKEN, said)
+
+    def from_transport(self, error: ForeignError) -> UpstreamError:
+        """The error for whatever aiohttp or the socket raised."""
+        said = f"{type(error).__name__}: {_SSL.sub('', str(error))}"
+        if isinstance(error, _WRONG_ADDRESS):
+            return self._refused(f"{said}; check its address")
+        if isinstance(error, _WRONG_CERTIFICATE):
+            return self._refused(f"{said}; check its certificate")
+        if isinstance(error, _GARBLED) and not isinstance(error, aiohttp.ClientHttpProxyError):
+            return self.garbled(said)
+        return self.unavailable(said, unspent=isinstance(error, aiohttp.ClientConnectorError))
+
+    def unavailable(self, said: str, *, unspent: bool = False) -> UpstreamUnavailable:
+        """Not reachable, or broken for now."""
+        message = f"model {self._model!r}: {self._short(said)}"
+        return UpstreamUnavailable(message, endpoint=self._endpoint, unspent=unspent)
+
+    def garbled(self, said: str) -> UpstreamGarbled:
+        """Not the protocol."""
+        return UpstreamGarbled(f"model {self._model!r}: {self._short(said)}", endpoint=self._endpoint)
+
+    def _refused(self, said: str) -> UpstreamRefused:
+        return UpstreamRefused(f"model {self._model!r}: {self._short(said)}", endpoint=self._endpoint, lasting=True)
+
+    def _short(self, said: str) -> str:
+        said = self._secrets.hidden(" ".join(said[:_MOST_READ].split())) or "(no message)"
+        return said if len(said) <= MAX_SAID_CHARS else f"{said[: MAX_SAID_CHARS - 1]}…"
+
+
+def _pause_s(headers: Mapping[str, str]) -> float | None:
+    """How long the server asks to be left alone; None where it does not say."""
+    milliseconds, after = _number(headers.get("retry-after-ms")), headers.get("retry-after")
+    if milliseconds is not None:
+        return milliseconds / 1000
+    seconds = _number(after)
+    return _until(after, headers.get("date")) if seconds is None else seconds
+
+
+def _number(said: str | None) -> float | None:
+    try:
+        number = float(said or "")
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and number >= 0 else None
+
+
+def _until(date: str | None, now: str | None) -> float | None:
+    """The seconds to a date, by the server's own clock where it tells the time; None for what is no date."""
+    with suppress(ValueError):
+        then = parsedate_to_datetime(date or "").timestamp()
+        return max(0.0, then - (parsedate_to_datetime(now).timestamp() if now else time.time()))
+    return None

@@ -1,0 +1,195 @@
+"""A model of a hosted provider, through LiteLLM, which is imported by the first call and not before."""
+
+import asyncio
+import importlib
+import os
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from router.errors import BadConfig
+from router.models.failures import Upstream, without_userinfo
+from router.models.model import Completion, Delta, Prompt, Usage
+from router.models.openai_wire import (
+    REQUEST_ID,
+    ChatReply,
+    StreamOptions,
+    UsageReply,
+    chat_body,
+    completion,
+    convert_reply,
+)
+from router.models.streaming import StreamedReply
+
+
+class LiteLLMModel:
+    """One model of one provider, such as `deepseek/deepseek-chat`.
+
+    Parameters that a provider does not know are dropped: stop strings are enforced here anyway, and a seed or a
+    temperature is a wish. A stream does not tell which stop string the provider met and left out, so that string is
+    missing from the text there. Usage that LiteLLM estimates is not passed on.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        api_key: str | None = None,
+        api_base: str | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`model`: with LiteLLM's prefix for the provider. `api_base`: its address; None for the provider's own.
+
+        `extra_body`: further keyword arguments of every call, which win over those that are set here, but for model,
+        messages and stream, and for the number of retries, which is none.
+        """
+        self.name = model
+        self.endpoint = without_userinfo(api_base or "") or f"litellm:{model.partition('/')[0]}"
+        self._upstream = Upstream(model, api_base or self.endpoint, api_key and api_key.strip(), extra_body)
+        self._settings = {
+            "api_key": api_key and api_key.strip(),
+            "api_base": api_base,
+            "drop_params": True,
+            **(extra_body or {}),
+            "num_retries": 0,
+            "max_retries": 0,
+        }
+        self._litellm: Any = None
+
+    async def complete(self, prompt: Prompt) -> Completion:
+        """The whole output at once."""
+        reply = self._read(await self._call(prompt))
+        if reply.choice is None:
+            raise self._upstream.garbled("a reply without choices")
+        # LiteLLM fills in zeros where the provider does not count; a real prompt has at least one token.
+        counted = reply.usage if reply.usage and reply.usage.prompt_tokens else None
+        return completion(reply.choice, counted, prompt.stop)
+
+    @asynccontextmanager
+    async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
+        """The output as it is written; the last delta has the finish reason and the usage."""
+        chunks = await self._call(prompt, stream=True, options=StreamOptions(include_usage=True))
+        try:
+            async with aclosing(self._deltas(chunks, prompt.stop)) as deltas:
+                yield deltas
+        finally:
+            await chunks.aclose()
+
+    async def count(self, prompt: Prompt, text: str) -> Usage | None:
+        """As LiteLLM estimates it, for models of OpenAI; of the others it does not have the tokenizers."""
+        self._litellm = await asyncio.to_thread(load_litellm)
+        return await asyncio.to_thread(_count, self._litellm, self.name.removeprefix("openai/"), prompt, text)
+
+    async def _call(self, prompt: Prompt, *, stream: bool = False, options: StreamOptions | None = None) -> Any:
+        """LiteLLM's reply, or its iterator of chunks."""
+        if self._litellm is None:
+            self._litellm = await asyncio.to_thread(load_litellm)
+        body = chat_body(self.name, prompt, stream=stream, options=options, extra=self._settings)
+        if prompt.request_id:
+            body["extra_headers"] = {REQUEST_ID: prompt.request_id, **body.get("extra_headers", {})}
+        with self._translated():
+            return await self._litellm.acompletion(**body)
+
+    async def _deltas(self, chunks: Any, stop: tuple[str, ...]) -> AsyncGenerator[Delta, None]:
+        reply = StreamedReply(stop)
+        while not reply.abandoned:
+            with self._translated():
+                raw = await anext(chunks, None)
+            if raw is None or _is_made_up(chunks, chunk := self._read(raw)):
+                break
+            chunk = msgspec.structs.replace(chunk, usage=_counted(chunks, chunk.usage))
+            if (delta := reply.take(chunk)) != Delta():
+                yield delta
+        if not reply.whole:
+            raise self._upstream.unavailable("the stream was cut before its end")
+        yield reply.end()
+
+    def _read(self, raw: Any) -> ChatReply:
+        try:
+            return convert_reply(raw)
+        except msgspec.ValidationError as error:
+            raise self._upstream.garbled(str(error)) from error
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        before = sys.exception()  # a fallback works while its primary's error is being handled
+        try:
+            yield
+        except Exception as error:  # LiteLLM has no common base class, but all that come from a provider have a status
+            happened = _happened(error, before)
+            if isinstance(happened, aiohttp.ClientError):
+                raise self._upstream.from_transport(happened) from error
+            status = happened or getattr(error, "status_code", None)
+            if not isinstance(status, int):
+                raise self._upstream.garbled(f"{type(error).__name__}: {error}") from error
+            headers = getattr(error, "litellm_response_headers", None)
+            raise self._upstream.from_status(status, str(error), headers) from error
+
+
+async def close_clients() -> None:
+    """Close the connections that LiteLLM keeps for all models; nothing happens where it was never used."""
+    if litellm := sys.modules.get("litellm"):
+        await litellm.close_litellm_async_clients()
+
+
+def load_litellm() -> Any:
+    """LiteLLM, set up. Takes seconds the first time, so call it in a thread; any number of threads may."""
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import calls the network otherwise
+    os.environ.setdefault("LITELLM_MODE", "PRODUCTION")  # and reads a .env file of the working directory
+    try:
+        litellm: Any = importlib.import_module("litellm")
+    except ModuleNotFoundError as error:
+        raise BadConfig("hosted models need the package litellm; install the extra rolegate[hosted]") from error
+    litellm.telemetry = False
+    litellm.suppress_debug_info = True
+    return litellm
+
+
+def _happened(error: BaseException, before: BaseException | None) -> aiohttp.ClientError | int | None:
+    """The status of the reply, or what went wrong with the connection, that LiteLLM made `error` of, whose own status
+    may be one that no server said; None where neither is behind it. `before`: what was handled when the call began.
+    """
+    seen: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and each is not before and each not in seen:
+        status = getattr(getattr(each, "response", None), "status_code", None)
+        if isinstance(status, int) and not type(each).__module__.startswith("litellm"):  # which makes up responses
+            return status
+        if isinstance(each, aiohttp.ClientError) and not isinstance(each, aiohttp.ClientResponseError):
+            return each
+        seen.append(each)
+        each = each.__cause__ or each.__context__
+    return None
+
+
+def _count(litellm: Any, name: str, prompt: Prompt, text: str) -> Usage | None:
+    """None for a model that is not OpenAI's, or that tiktoken does not know."""
+    try:
+        importlib.import_module("tiktoken").encoding_name_for_model(name)
+    except KeyError:
+        return None
+    if name not in litellm.open_ai_chat_completion_models:
+        return None
+    read = litellm.token_counter(name, messages=msgspec.to_builtins(prompt.messages))
+    return Usage(read, litellm.token_counter(name, text=text), estimated=True)
+
+
+def _is_made_up(chunks: Any, chunk: ChatReply) -> bool:
+    """Whether LiteLLM gives a finish reason of its own, as it does for a stream that was cut."""
+    finished = chunk.choice is not None and chunk.choice.finish_reason is not None
+    return finished and not (chunks.received_finish_reason or chunks.intermittent_finish_reason)
+
+
+def _counted(chunks: Any, usage: UsageReply | None) -> UsageReply | None:
+    """The usage, as far as the provider reported it; LiteLLM counts the rest with a tokenizer of its own choice."""
+    reported = [chunk.usage for chunk in chunks.chunks if getattr(chunk, "usage", None)]
+    if usage is None or not reported:
+        return None
+    details = [one.completion_tokens_details for one in reported if one.completion_tokens_details]
+    if any(one.reasoning_tokens is not None for one in details):
+        return usage
+    return msgspec.structs.replace(usage, completion_tokens_details=None)

@@ -1,0 +1,211 @@
+"""A language model, as the rest of the code sees it: two methods, frozen values."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import reduce
+from typing import Literal, Protocol
+
+import msgspec
+
+from router.errors import UpstreamError
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One message of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How a model picks its tokens."""
+
+    max_tokens: int = 1024
+    """The most tokens to write, reasoning included."""
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """One call: what is sent upstream."""
+
+    messages: tuple[Message, ...]
+    sampling: Sampling
+    stop: tuple[str, ...] = ()
+    """Strings that end the output; the one that was met is part of it, whatever the engine does."""
+    request_id: str = ""
+    """The name under which the endpoint may log the call; empty for none."""
+    pattern: str | None = None
+    """A regular expression that the output has to match, reasoning apart, where the endpoint can see to that."""
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of one call, as its engine counts them; None where it did not say. `OpenedCall.allows` tells whether that
+    can be.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = None
+    """A part of `prompt_tokens`."""
+    reasoning_tokens: int | None = None
+    """A part of `completion_tokens`."""
+    lower_bound: bool = False
+    """True where the client left the engine before its last count, so that more may have been spent."""
+    estimated: bool = False
+    """True where the engine did not say, and the model's tokenizer counted what had come by then."""
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """A whole output."""
+
+    text: str
+    finish_reason: str
+    """`stop`, `length`, …, as OpenAI's API names them."""
+    reasoning: str = ""
+    usage: Usage | None = None
+    overran: bool = False
+    """True where the engine wrote on past a stop string and the text was cut here."""
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """A piece of a streamed output. `usage` is what the engine counted so far; the last one is final."""
+
+    text: str = ""
+    reasoning: str = ""
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    overran: bool = False
+    """As for `Completion`; known at the end."""
+
+
+class Model(Protocol):
+    """One model at one endpoint.
+
+    Both methods raise `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamGarbled`, and stop the work upstream when
+    cancelled. They make exactly one attempt: retries and the ledger are the caller's.
+    """
+
+    @property
+    def name(self) -> str:
+        """The model's name, as its endpoint knows it."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where it is served."""
+
+    async def complete(self, prompt: Prompt) -> Completion:
+        """The whole output at once."""
+
+    def stream(self, prompt: Prompt) -> AbstractAsyncContextManager[AsyncIterator[Delta]]:
+        """The output as it is written; leaving the context stops the work upstream."""
+
+    async def count(self, prompt: Prompt, text: str) -> Usage | None:
+        """The tokens of `prompt`, template included, and of `text` as its output, by the model's own tokenizer; None
+        where that is not to be had. Raises nothing.
+        """
+
+
+def joined(deltas: Sequence[Delta]) -> Delta:
+    """Pieces that came together as one; none of them is the last one of its output."""
+    if len(deltas) == 1:
+        return deltas[0]
+    usage = reduce(largest, [delta.usage for delta in deltas], None)
+    text, reasoning = "".join([delta.text for delta in deltas]), "".join([delta.reasoning for delta in deltas])
+    return Delta(text, reasoning, usage=usage)
+
+
+def largest(earlier: Usage | None, later: Usage | None) -> Usage | None:
+    """The larger of each count: a stream's usage only grows, whatever its engine says."""
+    if earlier is None or later is None:
+        return later or earlier
+    return msgspec.structs.replace(
+        later,
+        prompt_tokens=max(earlier.prompt_tokens, later.prompt_tokens),
+        completion_tokens=max(earlier.completion_tokens, later.completion_tokens),
+        cached_tokens=_larger(earlier.cached_tokens, later.cached_tokens),
+        reasoning_tokens=_larger(earlier.reasoning_tokens, later.reasoning_tokens),
+    )
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    return max((count for count in (one, other) if count is not None), default=None)
+
+
+async def gather(deltas: AsyncIterator[Delta], take: Callable[[Delta], None]) -> Completion:
+    """The whole output of a stream; `take` hears of every piece."""
+    texts: list[str] = []
+    reasoning: list[str] = []
+    last, usage = Delta(), None
+    async for last in deltas:
+        texts.append(last.text)
+        reasoning.append(last.reasoning)
+        usage = last.usage or usage
+        take(last)
+    return Completion("".join(texts), last.finish_reason or "", "".join(reasoning), usage, last.overran)
+
+
+def end_at_stop(text: str, stop: tuple[str, ...], finish_reason: str, matched: str | None) -> tuple[str, str]:
+    """`text` as if the engine had honoured `stop` and kept the string that was met; and its finish reason.
+
+    Engines differ: some ignore stop strings, some leave the matched one out, few say which it was (`matched`).
+    """
+    ends = [at + len(string) for string in stop if (at := text.find(string)) != -1]
+    if ends:
+        return text[: min(ends)], "stop"
+    if finish_reason == "stop" and matched in stop:
+        return text + (matched or ""), "stop"
+    return text, finish_reason
+
+
+Answer = Completion | UpstreamError | str
+
+
+class ScriptedModel:
+    """Gives its answers in order, or by a function of the prompt; an error among them is raised."""
+
+    def __init__(self, answers: Iterable[Answer] | Callable[[Prompt], Answer], name: str = "scripted") -> None:
+        self._answer = answers if callable(answers) else None
+        self._queue = iter(()) if callable(answers) else iter(answers)
+        self.name = name
+        self.endpoint = f"scripted://{name}"
+        self.prompts: list[Prompt] = []
+        """Every prompt that was sent, in order."""
+
+    async def complete(self, prompt: Prompt) -> Completion:
+        """The next answer."""
+        await asyncio.sleep(0)
+        self.prompts.append(prompt)
+        answer = self._answer(prompt) if self._answer else next(self._queue)
+        if isinstance(answer, UpstreamError):
+            raise answer
+        if isinstance(answer, Completion):
+            return answer
+        text, finish_reason = end_at_stop(answer, prompt.stop, "stop", None)
+        return Completion(text, finish_reason, usage=await self.count(prompt, text))
+
+    async def count(self, prompt: Prompt, text: str) -> Usage:
+        """Its tokens are words."""
+        return Usage(sum(len(message.content.split()) for message in prompt.messages), len(text.split()))
+
+    @asynccontextmanager
+    async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
+        """The next answer, word by word."""
+        completion = await self.complete(prompt)
+
+        async def pieces() -> AsyncIterator[Delta]:
+            if completion.reasoning:
+                yield Delta(reasoning=completion.reasoning)
+            for word in re.findall(r"\s*\S+|\s+", completion.text):
+                yield Delta(text=word)
+            yield Delta(finish_reason=completion.finish_reason, usage=completion.usage, overran=completion.overran)
+
+        yield pieces()

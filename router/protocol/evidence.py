@@ -1,0 +1,41 @@
+"""A report: all that leaves an executor (TBSS 3.1)."""
+
+import msgspec
+
+
+class Report(msgspec.Struct, frozen=True):
+    """A concise answer to one sub-query, with what supports it."""
+
+    answer: str
+    evidence: tuple[str, ...]
+    """One to three short points from the retrieved text; empty where nothing was found."""
+
+    def within(self, chars: int) -> "Report":
+        """The same, its answer and each point cut to `chars` characters."""
+        if max(map(len, (self.answer, *self.evidence))) <= chars:
+            return self
+        return Report(self.answer[:chars], tuple(point[:chars] for point in self.evidence))
+
+
+NO_EVIDENCE = Report("no evidence found", ())
+"""What stands in for a report whenever an executor fails, whatever the reason: neutral, and without internals."""
+
+
+class Passage(msgspec.Struct, frozen=True):
+    """One retrieved piece of a document."""
+
+    id: str
+    title: str
+    text: str
+    score: float = 0.0
+    """Similarity to the query; comparable within one search only."""
+    document: str = ""
+    """The file that the passage was cut from, with a row's id (`people.jsonl#ada`); empty where it is not known."""
+    page: int | None = None
+    """Its page there, from 1."""
+
+    def within(self, chars: int) -> "Passage":
+        """The same, its title and its text cut to `chars` characters each."""
+        if max(len(self.title), len(self.text)) <= chars:
+            return self
+        return msgspec.structs.replace(self, title=self.title[:chars], text=self.text[:chars])

@@ -1,0 +1,107 @@
+"""What each role is shown. Prompts run from constant to variable, so that engines can reuse their prefix cache."""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from router.models.model import Message
+from router.protocol.evidence import Passage, Report
+from router.protocol.tags import element, escape, without_thinking
+
+NO_OUTPUT = "(no output)"
+LAST_SEARCH = "No searches are left. Write the report now."
+LAST_ANSWER = "No searches are left. Write the answer now."
+CORRECT_DELEGATION = (
+    "That was neither a <search> block nor a stop. Write one <search> block that holds one question or a JSON list of "
+    "questions, or write <stop/>Enough evidence<stop>."
+)
+CORRECT_SEARCH = "Search first: write one <search>query</search> block and nothing else."
+CORRECT_REPORT = (
+    "Write either one <search>query</search> block, or a report: <answer>…</answer> and then <evidence>…</evidence> "
+    "with one to three short points."
+)
+CORRECT_AGENT = (
+    "Write either one <search>query</search> block and nothing else, or the answer of the question as "
+    "<answer>…</answer>."
+)
+CORRECT_SEARCHER = (
+    "\nThat was not a valid action. To search, I put the query between <search> and </search>. To give the final "
+    "answer, I put it between <answer> and </answer>. Let me try again.\n"
+)
+LAST_SEARCHER = "\nThere are no searches left. I put the final answer between <answer> and </answer> now.\n"
+
+
+def documents(passages: Sequence[Passage], last: bool) -> str:
+    """The executor's view of one search; `last` asks for the report outright."""
+    shown = "".join(
+        f'<document index="{index}">{element("title", passage.title)}{element("text", passage.text)}</document>'
+        for index, passage in enumerate(passages)
+    )
+    return f"<documents>{shown}</documents>" + (f"\n{LAST_SEARCH}" if last else "")
+
+
+def agent_documents(passages: Sequence[Passage], last: bool) -> str:
+    """A single agent's view of one search; `last` asks for the answer outright."""
+    return documents(passages, last=False) + (f"\n{LAST_ANSWER}" if last else "")
+
+
+def information(passages: Sequence[Passage], _last: bool) -> str:
+    """A Search-R1 model's view of one search, as it was trained on it: titles in quotes, numbered from 1 (Search-R1,
+    arXiv 2503.09516). That no search is left is told to none of them.
+    """
+    shown = "".join(
+        f'Doc {number}(Title: "{escape(passage.title)}") {escape(passage.text)}\n'
+        for number, passage in enumerate(passages, 1)
+    )
+    return f"\n\n<information>{shown.strip()}</information>\n\n"
+
+
+def searcher_request(instructions: str, sub_query: str) -> str:
+    """What a Search-R1 model is asked: one user's turn, its instructions first, with a question mark at its end."""
+    return f"{instructions} Question: {escape(sub_query.rstrip(' ?'))}?\n"
+
+
+def continued(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The same conversation for models that write everything in one turn, into which results are put: all that follows
+    the user's first message is one message of the assistant's, which is to be continued.
+    """
+    rest = "".join(message.content for message in messages[1:])
+    return (messages[0], Message("assistant", rest)) if rest else (messages[0],)
+
+
+def search_results(pairs: Sequence[tuple[str, Report]], not_dispatched: Sequence[str] = ()) -> str:
+    """The delegator's and the answerer's view of (sub-query, report) pairs (TBSS, Fig. 7)."""
+    shown = "".join(
+        f'<result index="{index}">{element("request", request)}{element("answer", report.answer)}'
+        f"{element('evidence', chr(10).join(report.evidence))}</result>"
+        for index, (request, report) in enumerate(pairs)
+    )
+    if not_dispatched:
+        rest = "".join(element("request", request) for request in not_dispatched)
+        shown += f"<not_dispatched>Too many sub-queries in one block; ask again if needed: {rest}</not_dispatched>"
+    return f"<search_results>{shown}</search_results>"
+
+
+def answer_request(question: str, pairs: Sequence[tuple[str, Report]]) -> str:
+    """The answerer's view: the question and the pairs, nothing else (TBSS 3.1)."""
+    return f"{element('question', question)}{search_results(pairs)}"
+
+
+def request(text: str) -> str:
+    """A question or sub-query as the user's turn."""
+    return escape(text)
+
+
+def said(output: str) -> str:
+    """A model's turn as it is shown again: without its thinking, and never empty, which many endpoints refuse."""
+    return without_thinking(output).strip() or NO_OUTPUT
+
+
+def without_system_role(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """The same conversation for models that know users and assistants only, in turns: whatever stands before, between
+    or after the assistant's turns is one user message, the system prompt first.
+    """
+    told: list[Message] = []
+    for own, side in groupby(messages, key=lambda message: message.role == "assistant"):
+        turn = list(side)
+        told += turn if own else [Message("user", "\n\n".join(message.content for message in turn))]
+    return tuple(told)

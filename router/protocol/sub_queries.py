@@ -1,0 +1,252 @@
+"""The `<search>` blocks of a turn, for delegator and executor alike."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from router.protocol.tags import Block, blocks, one_line, without_thinking
+
+_OPENING = re.compile(r"""[\[{(,:=\n][^\S\n]*+(?P<quote>["'“])|\}""")
+_CLOSING = {
+    '"': re.compile(r'\\.|"', re.DOTALL),
+    "'": re.compile(r"\\.|'", re.DOTALL),
+    "“": re.compile(r"\\.|”", re.DOTALL),
+}
+# A quote closes its string only before what may follow a string, so a bare quote within a question does no harm.
+_FOLLOWS = re.compile(
+    r"""\s*+(?:\Z|[\]}]|(?P<key>:)|\)\s*+(?:\Z|[\],])|,\s*+(?:\Z|["'“\[{(\]}]|-?\d|null|none|true|false))"""
+    r"""|[^\S\n]*+\n\s*+["'“]""",
+    re.IGNORECASE,
+)
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
+_LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
+
+
+@dataclass(frozen=True, slots=True)
+class Quoted:
+    """One string in the place of a value."""
+
+    text: str
+    """Its text, backslash escapes undone."""
+    key: str
+    """The key that it stands under; empty in a list."""
+    closed: bool
+    """False where the text ended before the closing quote, or where it may be a key whose colon is missing."""
+    exact: bool
+    """False where it holds an unescaped quote of its own kind, so that it may not be one string at all."""
+
+
+def quoted_strings(text: str) -> Iterator[Quoted]:
+    """Every value, nested ones too, in order and in linear time; the latest key of an object governs what follows.
+
+    Valid JSON is read as its own parser reads it, and so are Python lists but for their rarer escapes.
+    """
+    text = "\n" + text
+    position, key = 0, ""
+    while (opening := _OPENING.search(text, position)) is not None:
+        if opening["quote"] is None:
+            position, key = opening.end(), ""
+            continue
+        end, exact = _end(text, opening.end(), opening["quote"])
+        string = _decoded(text[opening.end() : end])
+        position = end + 1
+        follows = _FOLLOWS.match(text, position)
+        if follows is not None and follows["key"]:
+            key = string
+        elif end == len(text):
+            yield Quoted(string.rstrip(" \n]})"), key, False, exact)
+        else:
+            yield Quoted(string, key, not _may_be_key(text, opening.start("quote"), end, key), exact)
+
+
+def _end(text: str, start: int, quote: str) -> tuple[int, bool]:
+    """Where the string that begins at `start` closes (the end of `text` if nowhere), and whether that is certain."""
+    exact = True
+    for mark in _CLOSING[quote].finditer(text, start):
+        if len(mark[0]) == 1:
+            if _FOLLOWS.match(text, mark.end()):
+                return mark.start(), exact
+            exact = False
+    return len(text), exact
+
+
+def _may_be_key(text: str, start: int, end: int, key: str) -> bool:
+    """Whether the last thing in `text`, a string, stands where an object goes on with a key."""
+    if end + 1 < len(text):
+        return False
+    before = text[:start].rstrip()[-1:]
+    return before == "{" or (before == "," and key != "")
+
+
+def _decoded(raw: str) -> str:
+    return _ESCAPE.sub(_character, raw) if "\\" in raw else raw
+
+
+def _character(escape: re.Match[str]) -> str:
+    unicode, byte, letter = escape.groups()
+    return _LETTERS.get(letter, letter) if letter else chr(int(unicode or byte, 16))
+
+
+LONGEST_QUESTION = 2000
+"""Characters; what is longer is not a question."""
+
+_KEYS = frozenset(
+    {"query", "queries", "question", "questions", "subquery", "subqueries", "subquestion", "subquestions", "search"}
+    | {"searches", "searchquery", "searchqueries", "request", "requests", "text", "input", "q"}
+)
+_NOTHING = frozenset({"none", "null", "n/a"})
+_FENCE = re.compile(r"```(?:json|python|text|plaintext|markdown|xml)?", re.IGNORECASE)
+_ITEM_TAG = re.compile(r"<\s*+/?\s*+(?:sub[-_]?)?(?:query|queries|questions?|request)\s*+>", re.IGNORECASE)
+_OPENS_TEXT = re.compile(r"""\(?\s*+["'“]""")
+_OPENS_LIST = re.compile(r"""[\[{]\s*+["'“]""")
+_MARKER = re.compile(
+    r"(?:[-*+•–—]\s+|\(?\d{1,2}[.)]\s+|\(?[a-h]\)\s+|(?:Q|(?:sub[-_ ]?)?(?:query|question))\s*+\d*+\s*+[:.)]\s*+)+",
+    re.IGNORECASE,
+)
+_NEXT_ON_LINE = re.compile(r"(?<=\?)\s++(?=\(?\d{1,2}[.)]\s)")
+
+
+def read_questions(body: str, *, partial: bool) -> list[str]:
+    """The questions in order, repeated ones included; unescaped, each on one line. Never raises, in linear time.
+
+    With `partial` the block ended before its closing tag, so its last question counts only where its end can be seen:
+    by its closing quote, or by a question mark.
+    """
+    body = _ITEM_TAG.sub("\n", _FENCE.sub("\n", body)).strip()
+    return [question for text in _texts(body, partial) if _is_question(question := one_line(text))]
+
+
+def _is_question(text: str) -> bool:
+    return len(text) <= LONGEST_QUESTION and any(map(str.isalpha, text)) and text.casefold().rstrip(".") not in _NOTHING
+
+
+def _texts(body: str, partial: bool) -> list[str]:
+    if _OPENS_TEXT.match(body):
+        strings = list(quoted_strings(body))
+        listed = bool(strings) and strings[0].closed and all(string.exact for string in strings)
+        if listed or (partial and body.startswith("(")):
+            return _asked(strings, partial)
+    listed = _OPENS_LIST.search(body) is not None
+    if listed or body.startswith(("[", "{")):
+        strings = list(quoted_strings(body))
+        if strings or listed:
+            return _asked(strings, partial)
+        bare = body.strip("[]{} \n")
+        body = body if "]" in bare else bare.replace("?, ", "?\n")
+    return _from_lines(body, partial)
+
+
+def _asked(strings: Sequence[Quoted], partial: bool) -> list[str]:
+    """Strings of a list or under a key that names questions; failing those, whatever ends in a question mark."""
+    whole = [string for string in strings if string.closed or not partial]
+    named = [string.text for string in whole if _names_questions(string.key)]
+    return named or [string.text for string in whole if string.text.rstrip().endswith("?")]
+
+
+def _names_questions(key: str) -> bool:
+    letters = "".join(filter(str.isalpha, key.casefold()))
+    return not letters or letters in _KEYS
+
+
+def _from_lines(body: str, partial: bool) -> list[str]:
+    """One question per line or list item; headings and remarks between questions are left out."""
+    lines = [line.replace("**", "").strip() for line in _NEXT_ON_LINE.sub("\n", body).splitlines()]
+    lines = [line for line in lines if not line.endswith(":")]
+    marked = any(_MARKER.match(line) for line in lines)
+    asking = any(_asks(line) for line in lines)
+    if asking and not marked:
+        lines = [line for line in lines if not line.endswith(".")]
+    items = [_item(text) for text in (_grouped(lines, marked) if marked or asking else lines)]
+    items = [item for item in items if item]
+    return items[:-1] if partial and items and not _asks(items[-1]) else items
+
+
+def _grouped(lines: Sequence[str], marked: bool) -> list[str]:
+    """Lines joined to items: an item goes on to its question mark, to an empty line, or to the next marker."""
+    items: list[list[str]] = []
+    unfinished = False
+    for line in lines:
+        if _MARKER.match(line) or (line and not unfinished and (_asks(line) or not marked)):
+            items.append([line])
+        elif line and unfinished:
+            items[-1].append(line)
+        else:
+            unfinished = False
+            continue
+        unfinished = not _asks(line)
+    return [" ".join(item) for item in items]
+
+
+def _asks(line: str) -> bool:
+    return line.rstrip("\"'”`*,; ").endswith("?")
+
+
+def _item(text: str) -> str:
+    """An item without its marker, its trailing comma and the quotes around it (or the one that opened it)."""
+    text = _MARKER.sub("", text, count=1) if _MARKER.match(text) else text
+    text = text.strip().rstrip(",;")
+    text = text[:-1] if text.endswith("?*") else text
+    if text.startswith('"') and text.count('"') == 1:
+        return text[1:]
+    quoted = text[:1] + text[-1:] in {'""', "''", "“”", "``", "**"} and text[0] not in text[1:-1]
+    return text[1:-1] if quoted else text
+
+
+_RESULTS = re.compile(r"<\s*+(?:search_results|results?|documents?|information|tool_response)\b", re.IGNORECASE)
+_OTHER_TAG = re.compile(r"<\s*+/?\s*+(?:stop|answer)\s*+/?\s*+>", re.IGNORECASE)
+_CLOSING_TAG = "</search>"
+_FIRST_TAG = re.compile(r"<\s{0,9}+/?+\s{0,9}+(?:search|stop|answer|evidence)\b", re.IGNORECASE)
+_FURTHEST_TAG, _LONGEST_OWN = 200_000, 20_000
+"""Characters: where the first tag stands at the latest, and how much is read from there on; far more than any decision
+or report has, and so little that no text takes longer than some milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchBlock:
+    """One block, read."""
+
+    start: int
+    """Where its opening tag begins in the turn's own text."""
+    empty: bool
+    """True where there is nothing at all in it."""
+    questions: tuple[str, ...]
+    """What it asks for; empty also where nothing could be read."""
+
+
+def own_text(text: str, *, cut: bool) -> tuple[str, bool]:
+    """What the model itself decided, and whether that was cut by the length limit.
+
+    Thinking is left out, and so is what stands before the first tag. So is everything from the first result tag after a
+    search on: a model that was not halted there goes on to invent the results, and what it decides upon them is not
+    about anything that was found. A text without an end is cut.
+    """
+    visible = without_thinking(text)
+    tag = _FIRST_TAG.search(visible, 0, _FURTHEST_TAG)
+    start = tag.start() if tag else len(visible)
+    visible, cut = visible[start : start + _LONGEST_OWN], cut or len(visible) - start > _LONGEST_OWN
+    first = next(blocks(visible, "search"), None)
+    invented = _RESULTS.search(visible, first.start) if first else None
+    return (visible[: invented.start()], False) if invented else (visible, cut)
+
+
+def search_blocks(own: str, *, cut: bool) -> list[SearchBlock]:
+    """All blocks of `own_text`. Unless `cut`, an unclosed last one counts as closed: a stop string ended it."""
+    found = list(blocks(own, "search"))
+    return [_read(block, ended=number == len(found) and not cut) for number, block in enumerate(found, start=1)]
+
+
+def _read(block: Block, *, ended: bool) -> SearchBlock:
+    """A block that another tag ended is often a mere mention of the tag, so it is read as a partial one."""
+    body, ended = block.body, ended or block.closed
+    other = _OTHER_TAG.search(body)
+    if other is not None and (not block.closed or other.start() == 0):
+        body, ended = body[: other.start()], False
+    tail = "".join(body[body.rfind("<") :].split()).casefold() if "<" in body[-20:] else ""
+    if len(tail) > 1 and _CLOSING_TAG.startswith(tail):
+        body, ended = body[: body.rfind("<")], True
+    return SearchBlock(block.start, not body.strip(), tuple(read_questions(body, partial=not ended)))
+
+
+def normal_question(question: str) -> str:
+    """Equal for questions that differ in case, surplus space and closing punctuation alone."""
+    return " ".join(question.casefold().split()).rstrip(" ?!.,;:…")

@@ -1,0 +1,89 @@
+"""The tags of the search protocol, and text that can never be mistaken for one.
+
+Everything that goes into a prompt from outside (question, sub-query, passage, report) is escaped on the way in, and
+what a model copies out of its prompt is unescaped on the way out. So no tag in a document is ever parsed.
+"""
+
+import html
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+_THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
+_ENTITY = re.compile("&(?:amp|lt|gt|quot|#39|#x27);")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One `<tag>…</tag>` of a model's output."""
+
+    body: str
+    """The raw text between the tags."""
+    start: int
+    """Where the opening tag begins, in characters."""
+    closed: bool
+    """False where the output ended before the closing tag."""
+
+
+def escape(text: str) -> str:
+    """Make `text` inert: `&`, `<` and `>` become entities, control tokens such as `<|im_end|>` included."""
+    return html.escape(text, quote=False)
+
+
+def unescape(text: str) -> str:
+    """Undo `escape`, and the entities for quotes that models add; all else stays, such as `&copy=` in an address."""
+    return _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
+
+
+def one_line(text: str) -> str:
+    """Unescaped text with single spaces, which every encoding of Unicode can hold."""
+    encodable = unescape(text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return " ".join(encodable.split())
+
+
+def without_thinking(text: str) -> str:
+    """Drop `<think>…</think>`, an unclosed one to the end, and the head of one that the template opened."""
+    opening, closing = text.find(_THINK_OPEN), text.find(_THINK_CLOSE)
+    if closing != -1 and (opening == -1 or closing < opening):
+        text = text[closing + len(_THINK_CLOSE) :]
+    kept: list[str] = []
+    position = 0
+    while (start := text.find(_THINK_OPEN, position)) != -1:
+        kept.append(text[position:start])
+        end = text.find(_THINK_CLOSE, start)
+        if end == -1:
+            return "".join(kept)
+        position = end + len(_THINK_CLOSE)
+    kept.append(text[position:])
+    return "".join(kept)
+
+
+def blocks(text: str, tag: str) -> Iterator[Block]:
+    """Every block of `tag`, in order and in linear time; a second opening tag ends an unclosed block."""
+    opening, closing = _tags(tag)
+    starts = list(opening.finditer(text))
+    for number, start in enumerate(starts):
+        limit = starts[number + 1].start() if number + 1 < len(starts) else len(text)
+        end = closing.search(text, start.end(), limit)
+        body = text[start.end() : end.start() if end else limit]
+        yield Block(body.strip(), start.start(), end is not None)
+
+
+@cache
+def _tags(tag: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """The opening and the closing one."""
+    return re.compile(rf"<\s*{tag}\s*>", re.IGNORECASE), re.compile(rf"<\s*/\s*{tag}\s*>", re.IGNORECASE)
+
+
+def element(tag: str, text: str) -> str:
+    """`<tag>` around escaped `text`."""
+    return f"<{tag}>{escape(text)}</{tag}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """What a correction turn, or a typed failure, answers to."""
+
+    reason: str
+    """What was wrong, for the trace; never a piece of the output itself."""

@@ -1,0 +1,162 @@
+"""An executor's turn, read from its output: one search, or the report (TBSS 3.1).
+
+Reading is total: any text gives a turn, none raises, and the time is linear in the text.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router.protocol.evidence import Report
+from router.protocol.sub_queries import own_text, quoted_strings, search_blocks
+from router.protocol.tags import Block, Malformed, blocks, one_line, without_thinking
+
+MOST_POINTS = 3
+"""Points of evidence that a report keeps."""
+
+_ANSWER_TAG = re.compile(r"<\s*+/?\s*+answer\s*+>", re.IGNORECASE)
+_BULLET = re.compile(r"(?:[-*+•–]|\(?\d{1,2}[.)])(?:\s+|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The turn searches."""
+
+    query: str
+    ignored: int
+    """Queries that the turn held besides this one: further blocks, or further items of a list."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportTurn:
+    """The turn is the last one."""
+
+    report: Report
+
+
+ExecutionTurn = Search | ReportTurn | Malformed
+
+
+def parse_turn(text: str, *, cut: bool = False) -> ExecutionTurn:
+    """What the executor wrote; `cut`: the length limit ended `text`.
+
+    Of a search and a report in one turn, the one that comes first counts, provided that it is complete: a report that
+    follows a search rests on results that the model has not seen.
+    """
+    own, cut = own_text(text, cut=cut)
+    found = search_blocks(own, cut=cut)
+    searches = [block for block in found if block.questions]
+    if not searches:
+        return _without_search(own, cut, bool(found))
+    before = _report(own[: searches[0].start], cut=False)
+    if isinstance(before, ReportTurn):
+        return before
+    return Search(searches[0].questions[0], sum(len(block.questions) for block in searches) - 1)
+
+
+def _without_search(own: str, cut: bool, tried: bool) -> ReportTurn | Malformed:
+    turn = _report(own, cut=cut)
+    if isinstance(turn, Malformed) and tried:
+        return Malformed("no complete query in the search block")
+    return turn
+
+
+def _report(own: str, *, cut: bool) -> ReportTurn | Malformed:
+    evidence = list(blocks(own, "evidence"))
+    if not evidence:
+        written = next(blocks(own, "answer"), None)
+        return Malformed("the report has no evidence" if written else "neither a search block nor a report")
+    # Up to the evidence, so that an answer that was not closed ends there.
+    answers = [block.body for block in blocks(own[: evidence[0].start], "answer")]
+    answer = next(filter(None, map(one_line, answers)), "")
+    if not answer:
+        return Malformed("the answer is empty" if answers else "the report has no answer before its evidence")
+    later = next((block.start for block in blocks(own[evidence[0].start :], "answer")), len(own))
+    evidence = [block for block in evidence if block.start < evidence[0].start + later]
+    if cut and not evidence[-1].closed:
+        return Malformed("the evidence was cut off")
+    points = _points(evidence)
+    return ReportTurn(Report(answer, points)) if points else Malformed("the evidence is empty")
+
+
+def _points(evidence: Sequence[Block]) -> tuple[str, ...]:
+    points = (one_line(point) for block in evidence for point in _split(_ANSWER_TAG.split(block.body, 1)[0]))
+    return tuple(point for point in points if any(map(str.isalnum, point)))[:MOST_POINTS]
+
+
+def _split(body: str) -> list[str]:
+    """Bullets with the lines that go on from them, or a few lines, or else one point."""
+    if body.startswith("[") and (listed := [string.text for string in quoted_strings(body)]):
+        return listed
+    lines = [line.strip() for line in body.splitlines() if line.strip()]
+    if not any(map(_BULLET.match, lines)):
+        return lines if len(lines) <= MOST_POINTS else [body]
+    items: list[list[str]] = []
+    for line in lines:
+        if bullet := _BULLET.match(line):
+            items.append([line[bullet.end() :]])
+        elif items:
+            items[-1].append(line)
+        elif not line.endswith(":"):
+            items.append([line])
+    return [" ".join(item) for item in items]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The turn is the last one."""
+
+    answer: str
+
+
+AgentTurn = Search | Answered | Malformed
+
+
+def parse_agent_turn(text: str, *, cut: bool = False) -> AgentTurn:
+    """What the model wrote; `cut`: the length limit ended `text`.
+
+    Of a search and an answer in one turn, the one that comes first counts, provided that it is complete.
+    """
+    own, cut = own_text(text, cut=cut)
+    found = search_blocks(own, cut=cut)
+    searches = [block for block in found if block.questions]
+    answers = [block for block in blocks(own, "answer") if block.closed or not cut]
+    first = next((block for block in answers if one_line(block.body)), None)
+    if searches and not (first and first.closed and first.start < searches[0].start):
+        return Search(searches[0].questions[0], sum(len(block.questions) for block in searches) - 1)
+    if first:
+        return Answered(one_line(first.body))
+    if found:
+        return Malformed("no complete query in the search block")
+    return Malformed("the answer is empty" if answers else "neither a search block nor an answer")
+
+
+_FENCE = re.compile(r"```(?:json|text|plaintext|markdown|xml|html)?", re.IGNORECASE)
+_TAG = re.compile(r"<\s*+/?\s*+answer\s*+>", re.IGNORECASE)
+_LABEL = re.compile(r"[\s*#_]*+(?:(?:the|final|short)\s+){0,2}answer(?:\s+is)?[\s*_]*+:[\s*_]*+", re.IGNORECASE)
+
+
+def parse_answer(text: str) -> str:
+    """The last closed `<answer>`, else the rest after an unclosed one, else all that is not thinking.
+
+    Unescaped and on one line; empty where there is nothing. Never raises, in linear time.
+    """
+    visible = without_thinking(text)
+    found = list(blocks(visible, "answer"))
+    for candidates in ([block for block in found if block.closed], found):
+        if candidates:
+            return next((answer for block in reversed(candidates) if (answer := one_line(block.body))), "")
+    bare = _TAG.sub(" ", _FENCE.sub(" ", visible))
+    return one_line(_LABEL.sub("", bare, count=1) if _LABEL.match(bare) else bare)
+
+
+_TEXT = r"\s?[^<\s][^<]*"
+_SEARCH = rf"<search>{_TEXT}</search>"
+_REPORT = rf"<answer>{_TEXT}</answer>\s?<evidence>{_TEXT}</evidence>"
+
+
+def turn_pattern(*, searched: bool, may_search: bool) -> str:
+    """A regular expression for the next turn: first a search, at last a report, in between either."""
+    if not searched:
+        return _SEARCH
+    return f"({_SEARCH}|{_REPORT})" if may_search else _REPORT

@@ -1,0 +1,157 @@
+"""The runs that are under way in this process."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+import structlog
+
+from router.errors import RunCancelled
+from router.trace.run import Run, RunKind
+from router.trace.values import Event
+
+_log = structlog.get_logger("gateway")
+
+Value = TypeVar("Value")
+
+
+class LiveRun:
+    """A run under way: what has happened so far, who works on it, and what it comes to."""
+
+    def __init__(self, run_id: str, kind: RunKind, tenant: str, task: asyncio.Task[Any]) -> None:
+        """`task`: who works on it."""
+        self.run_id, self.kind, self.tenant = run_id, kind, tenant
+        self.events: list[Event] = []
+        self.ended: asyncio.Future[Run | None] = asyncio.get_running_loop().create_future()
+        """The stored run; None where it could not be stored."""
+        self._task, self._cancelled = task, False
+        self._ending: asyncio.Future[Any] | None = None
+        self._news = asyncio.Event()
+
+    def tell(self, event: Event) -> None:
+        """Note what happened."""
+        self.events.append(event)
+        self._wake()
+
+    def end(self, run: Run | None) -> None:
+        """It is over."""
+        if not self.ended.done():
+            self.ended.set_result(run)
+        self._wake()
+
+    def cancel(self) -> None:
+        """Stop the work; whoever waits for it hears `RunCancelled`. Of no effect at the end."""
+        if not self._cancelled and not self.ended.done():
+            self._cancelled = True
+            self._task.cancel()
+
+    def why(self, cancelled: asyncio.CancelledError) -> BaseException:
+        """What whoever waits for it is to hear of its being cancelled: nothing, if it was they who did it."""
+        if not self._cancelled:
+            return cancelled
+        self._task.uncancel()
+        return RunCancelled(f"Run {self.run_id} was cancelled.")
+
+    async def to_the_end(self, ending: Coroutine[Any, Any, Value], until: float) -> Value:
+        """What `ending` comes to, however often the task is cancelled meanwhile. Raises `TimeoutError` at `until`, in
+        the event loop's time; `ending` goes on, and only then is the run over.
+        """
+        self._ending = future = asyncio.ensure_future(ending)
+        loop, cancelled = asyncio.get_running_loop(), None
+        while not future.done() and (left_s := until - loop.time()) > 0:
+            try:
+                await asyncio.wait([future], timeout=left_s)  # unlike awaiting the future, this never cancels it
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None and self.why(cancelled) is cancelled:
+            raise cancelled
+        if not future.done():
+            raise TimeoutError
+        return future.result()
+
+    def when_over(self, then: Callable[[], None]) -> None:
+        """Call `then` now, or else once its end, which nobody waits for any more, is stored or cannot be."""
+
+        def ended(ending: asyncio.Future[Any]) -> None:
+            error = None if ending.cancelled() else ending.exception()
+            if error is not None:
+                _log.error("run.not_stored", run_id=self.run_id, error=f"{type(error).__name__}: {error}")
+            then()
+
+        if self._ending is None or self._ending.done():
+            then()
+        else:
+            self._ending.add_done_callback(ended)
+
+    async def watch(self, after: int) -> AsyncIterator[tuple[int, Event]]:
+        """Events with their numbers, from `after` + 1 on, until it is over."""
+        while True:
+            news = self._news
+            while after < len(self.events):
+                after += 1
+                yield after, self.events[after - 1]
+            if self.ended.done():
+                return
+            await news.wait()
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+class LiveRuns:
+    """All of them, by identifier."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, LiveRun] = {}
+
+    @contextmanager
+    def running(self, run_id: str, kind: RunKind, tenant: str) -> Iterator[LiveRun]:
+        """A run that the current task works on while this is open."""
+        task = asyncio.current_task()
+        assert task is not None
+        live = self._runs[run_id] = LiveRun(run_id, kind, tenant, task)
+        try:
+            yield live
+        finally:
+            live.when_over(lambda: self._gone(live))
+
+    def _gone(self, live: LiveRun) -> None:
+        live.end(None)
+        del self._runs[live.run_id]
+
+    def find(self, run_id: str) -> LiveRun | None:
+        """A run that is under way here."""
+        return self._runs.get(run_id)
+
+    def cancel(self, run_id: str) -> None:
+        """Stop a run; of no effect where it is not under way here."""
+        if live := self.find(run_id):
+            live.cancel()
+
+    async def ended(self) -> None:
+        """Wait until all are over."""
+        if ending := [live.ended for live in self._runs.values()]:
+            await asyncio.wait(ending)
+
+
+@asynccontextmanager
+async def meanwhile(*endless: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Let these go on while the context is open; then they are cancelled, and their ends waited for. One that fails is
+    logged.
+    """
+    tasks = [asyncio.create_task(work) for work in endless]
+    for task in tasks:
+        task.add_done_callback(_tell_failure)
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _tell_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("task.failed", task=getattr(task.get_coro(), "__qualname__", ""), exc_info=error)

@@ -1,0 +1,55 @@
+"""What one run carries along."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Literal
+
+from router.errors import UpstreamError
+from router.ledger.ledger import Ledger
+from router.trace.values import Emit, Execution, Result
+
+Sharing = Literal["nobody", "tenant", "everybody"]
+ANSWERING_SHARE = 0.2
+"""The share of a run's time that is kept for the answerer."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """What is to be stored of a run that does not reach its end."""
+
+    result: Result | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """The ledger, the listener and the clock of one run."""
+
+    emit: Emit
+    deadline: float
+    """When the answer is due, in the event loop's time."""
+    search_deadline: float
+    """When searching ends, so that there is time to answer from what was found."""
+    ledger: Ledger
+    draft: Draft = field(default_factory=Draft)
+    sharing: Sharing = "nobody"
+    """Whose reports it may use, and who may use its own: other runs of its tenant, or also other tenants'."""
+    wasted: list[Execution] = field(default_factory=list)
+    """Finished for nothing: other runs may use these, but this one goes on as if they had never been begun."""
+    failures: dict[int | None, UpstreamError] = field(default_factory=dict)
+    """Why sub-queries, by their numbers, could not be looked up; under None, why the models that lead the run and write
+    the answer came to nothing.
+    """
+
+    @classmethod
+    def lasting(
+        cls,
+        time_s: float,
+        emit: Emit,
+        ledger: Ledger,
+        *,
+        answering_share: float = ANSWERING_SHARE,
+        sharing: Sharing = "nobody",
+    ) -> "RunContext":
+        """A run that begins now and may take `time_s` seconds."""
+        now = asyncio.get_running_loop().time()
+        return cls(emit, now + time_s, now + time_s * (1 - answering_share), ledger, sharing=sharing)

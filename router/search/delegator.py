@@ -1,0 +1,71 @@
+"""The delegator: one decision a round, dispatch or stop (TBSS 3.1)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router.calls.role import Role
+from router.ledger.ledger import Ledger
+from router.models.model import Message
+from router.protocol import prompts
+from router.protocol.decision import Decision, Dispatch, EarlyReader, parse_decision
+from router.protocol.tags import Malformed
+from router.search.dispatch import Dispatching
+from router.trace.call import Purpose
+from router.trace.values import Conversation, Execution
+
+STOP = ("</search>",)
+
+
+@dataclass(frozen=True, slots=True)
+class Delegator:
+    """Splits the question into sub-queries; it never writes the answer."""
+
+    role: Role
+    max_sub_queries: int = 8
+    """How many sub-queries of one block are dispatched."""
+
+    def open(self, question: str) -> Conversation:
+        """A conversation that holds the question and nothing else."""
+        return Conversation(self.role.opening(prompts.request(question)))
+
+    async def decide(
+        self, conversation: Conversation, ledger: Ledger, early: Dispatching | None = None
+    ) -> tuple[Decision, Conversation]:
+        """The next decision; malformed output is corrected once. `early`: who begins with what is certain to be
+        dispatched while the decision is still being written.
+        """
+        decision, conversation = await self._ask(conversation, ledger, early)
+        if isinstance(decision, Malformed):
+            if early:
+                await early.drop()
+            conversation = _told(conversation, prompts.CORRECT_DELEGATION)
+            decision, conversation = await self._ask(conversation, ledger, early, "correction")
+        return decision, conversation
+
+    def inform(
+        self, conversation: Conversation, executions: Sequence[Execution], over_limit: Sequence[str]
+    ) -> Conversation:
+        """The conversation with the reports of a block, and what of the block was not dispatched."""
+        pairs = [(execution.sub_query, execution.report) for execution in executions]
+        return _told(conversation, prompts.search_results(pairs, over_limit))
+
+    def over_limit(self, conversation: Conversation) -> tuple[str, ...]:
+        """What the last decision would have dispatched besides."""
+        last = conversation.outputs[-1]
+        decision = parse_decision(last.text, limit=self.max_sub_queries, cut=last.finish_reason == "length")
+        return decision.over_limit if isinstance(decision, Dispatch) else ()
+
+    async def _ask(
+        self, conversation: Conversation, ledger: Ledger, early: Dispatching | None, purpose: Purpose = "first"
+    ) -> tuple[Decision, Conversation]:
+        # No stop string in a correction: one that was met while the model was thinking would be met again.
+        stop = STOP if purpose == "first" else ()
+        listen = (lambda: EarlyReader(self.max_sub_queries, early.begin).feed) if early else None
+        output = await self.role.ask(conversation.messages, stop, ledger, purpose=purpose, listen=listen)
+        decision = parse_decision(output.text, limit=self.max_sub_queries, cut=output.finish_reason == "length")
+        said = Message("assistant", prompts.said(output.text))
+        return decision, Conversation((*conversation.messages, said), (*conversation.outputs, output))
+
+
+def _told(conversation: Conversation, text: str) -> Conversation:
+    return Conversation((*conversation.messages, Message("user", text)), conversation.outputs)

@@ -1,0 +1,104 @@
+"""The executors of one round at work, those among them that were begun before the delegator had ended its turn."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from router.protocol.decision import agreeing
+from router.search.context import RunContext
+from router.search.executor import Executes
+from router.trace.values import Event, Execution, Reported, SearchDone, SubQueryDispatched
+
+
+class Dispatching:
+    """Runs the sub-queries of a block side by side.
+
+    What is begun early is a guess. Until `run` has said what the block really holds, nobody hears of it, and its calls
+    wait to be booked. Whatever is not in the block then is cancelled, and what it spent was wasted.
+    """
+
+    def __init__(
+        self, executor: Executes, number: int, first: int, context: RunContext, group: asyncio.TaskGroup
+    ) -> None:
+        """`number`: of the round, from 1. `first`: of its first sub-query in the run. Executors work in `group`."""
+        self._executor, self._number, self._first, self._group = executor, number, first, group
+        self._outer, self._context = context, replace(context, emit=self._emit)
+        self._texts: list[str] = []
+        self._tasks: list[asyncio.Task[Execution]] = []
+        self._unheard: list[SearchDone | Reported] = []
+        self._decided = asyncio.Event()
+
+    def begin(self, sub_queries: tuple[str, ...]) -> None:
+        """Begin with what the block is certain to start with; with nothing more where that is not what it was certain
+        to start with before, as when its call broke off and was made anew.
+        """
+        begun = len(self._texts)
+        if agreeing(self._texts, sub_queries) == begun:
+            self._outer.ledger.await_decision(self._first)
+            for sub_query in sub_queries[begun:]:
+                self._start(sub_query)
+
+    async def drop(self, kept: int = 0) -> None:
+        """Cancel what was begun but for the first `kept`, and wait for its end. Once the block is known, nothing is."""
+        if self._decided.is_set():
+            return
+        dropped = self._tasks[kept:]
+        del self._tasks[kept:], self._texts[kept:]
+        for task in dropped:
+            task.cancel()
+        if dropped:
+            await asyncio.wait(dropped)
+        self._outer.wasted.extend(task.result() for task in dropped if not task.cancelled() and not task.exception())
+        self._unheard = [event for event in self._unheard if event.index < self._first + kept]
+        self._outer.ledger.decide(self._first + kept)
+
+    async def run(self, sub_queries: Sequence[str]) -> list[Execution]:
+        """Work on these, the block; the executions in their order."""
+        await self.drop(agreeing(self._texts, sub_queries))
+        for index, sub_query in enumerate(sub_queries, self._first):
+            self._outer.emit(SubQueryDispatched(index, self._number, sub_query))
+        self._decided.set()
+        for event in self._unheard:
+            self._outer.emit(event)
+        for sub_query in sub_queries[len(self._texts) :]:
+            self._start(sub_query)
+        return [await task for task in self._tasks]
+
+    def _start(self, sub_query: str) -> None:
+        work = self._work(self._first + len(self._texts), sub_query)
+        self._texts.append(sub_query)
+        self._tasks.append(self._group.create_task(work))
+
+    async def _work(self, index: int, sub_query: str) -> Execution:
+        execution = await self._executor.run(sub_query, index, self._context)
+        if execution.outcome == "budget_exhausted" and not self._decided.is_set():
+            # What is reserved for the delegator's call may have been in its way.
+            self._unheard = [event for event in self._unheard if event.index != index]
+            self._outer.ledger.waste(index)
+            await self._decided.wait()
+            execution = await self._executor.run(sub_query, index, self._context)
+        self._emit(Reported(index, execution))
+        return execution
+
+    def _emit(self, event: Event) -> None:
+        if self._decided.is_set():
+            self._outer.emit(event)
+        elif isinstance(event, SearchDone | Reported):
+            self._unheard.append(event)
+
+
+@asynccontextmanager
+async def dispatching(executor: Executes, number: int, first: int, context: RunContext) -> AsyncIterator[Dispatching]:
+    """The executors of round `number`, whose first sub-query has the number `first`. When the context is left, none is
+    at work any more.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            work = Dispatching(executor, number, first, context, group)
+            yield work
+            await work.drop()
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    finally:
+        context.ledger.decide(0)

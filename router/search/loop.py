@@ -1,0 +1,195 @@
+"""The search loop: delegate, execute, inform, until the evidence suffices; then answer (TBSS 3.1)."""
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from router.calls.role import Role
+from router.errors import BudgetExhausted, ContextTooLong, OutOfTime
+from router.protocol.decision import Decision, Dispatch, Stop
+from router.protocol.evidence import NO_EVIDENCE
+from router.protocol.tags import Malformed, without_thinking
+from router.search.answerer import Answerer
+from router.search.context import RunContext
+from router.search.delegator import Delegator
+from router.search.dispatch import Dispatching, dispatching
+from router.search.executor import Executes
+from router.trace.call import RoleName
+from router.trace.run import RoleSetting
+from router.trace.values import NOT_FOUND, AnswerOutcome, Execution, RoundStarted, TopologyName, Trajectory
+
+
+class Search:
+    """Answers questions with three roles that share nothing but reports; any number of questions at once."""
+
+    def __init__(
+        self,
+        delegator: Delegator,
+        executor: Executes,
+        answerer: Answerer,
+        *,
+        max_rounds: int = 4,
+        require_evidence: bool = True,
+        early_dispatch: bool = True,
+        topology: TopologyName = "factorized",
+    ) -> None:
+        """`max_rounds`: delegator decisions (T in TBSS 4.1). `require_evidence`: without a single report that carries
+        evidence, the answer is `NOT_FOUND` and the answerer is not asked to guess. `early_dispatch`: begin with a
+        sub-query once it is written, not when the block is; not in runs with a budget, which are not to spend on
+        guesses. `topology`: what the trajectories are to say of whose model the executor is.
+        """
+        self._delegator, self._executor, self._answerer = delegator, executor, answerer
+        self._max_rounds, self._require_evidence = max_rounds, require_evidence
+        self._early_dispatch, self._topology = early_dispatch, topology
+
+    async def run(self, question: str, context: RunContext) -> Trajectory:
+        """Answer `question`. Raises `UpstreamError` where the delegator or the answerer fails, `OutOfTime` where the
+        deadline passes, `BudgetExhausted` where nothing was found by the time that the budget does not suffice; an
+        executor's failure is a result that found nothing, a delegator that cannot be understood one that has stopped,
+        and `context.failures` tells of both.
+        """
+        delegation = self._delegator.open(question)
+        opened = Trajectory("", "rounds_exhausted", delegation=delegation, topology=self._topology)
+        return await self.proceed(question, opened, context)
+
+    async def again(self, question: str, found: Trajectory, context: RunContext) -> Trajectory:
+        """What this executor would have made of a run that another one worked in. The sub-queries of each round are
+        worked on anew; as long as all reports are the same, so is what followed them, and nothing else is asked. Raises
+        what `run` raises.
+        """
+        executions: tuple[Execution, ...] = ()
+        for number in range(len(found.rounds)):
+            block = found.block(number)
+            sub_queries = [execution.sub_query for execution in block]
+            async with dispatching(self._executor, number + 1, len(executions), context) as work:
+                anew = await work.run(sub_queries)
+            if any(new.report != old.report for new, old in zip(anew, block, strict=True)):
+                changed = replace(found, executions=(*executions, *found.executions[len(executions) :]))
+                return await self.proceed(question, self.instead(changed, number, anew), context)
+            executions += tuple(anew)
+        return replace(found, executions=executions)
+
+    def instead(self, found: Trajectory, number: int, executions: Sequence[Execution]) -> Trajectory:
+        """`found` up to round `number`, from 0, as if its executors had come to `executions`."""
+        before = found.before(number)
+        assert before.delegation is not None
+        return self._told(before, executions, self._delegator.over_limit(before.delegation))
+
+    async def proceed(self, question: str, found: Trajectory, context: RunContext) -> Trajectory:
+        """Go on from a decision, or from reports that the delegator has been told. Raises what `run` raises."""
+        try:
+            await self._hold(question, found, (), context)
+            for number in range(len(found.rounds) + 1, self._max_rounds + 1):
+                context.emit(RoundStarted(number))
+                async with dispatching(self._executor, number, len(found.executions), context) as work:
+                    decision, found = await self._decide(found, work, context)
+                    if not isinstance(decision, Dispatch):
+                        if isinstance(decision, Malformed) and not found.executions:
+                            context.failures[None] = self._delegator.role.malformed()
+                        found = replace(found, outcome="answered" if found.executions else "no_search")
+                        break
+                    await self._hold(question, found, decision.sub_queries, context)
+                    found = self._told(found, await work.run(decision.sub_queries), decision.over_limit)
+                context.draft.result = found
+                if found.outcome in ("time_exhausted", "budget_exhausted"):
+                    break
+                await self._hold(question, found, (), context)
+        except TimeoutError:
+            found = replace(found, outcome="time_exhausted")
+        except BudgetExhausted:
+            found = replace(found, outcome="budget_exhausted")
+        return await self._answer(question, found, context)
+
+    async def _hold(self, question: str, found: Trajectory, coming: Sequence[str], context: RunContext) -> None:
+        """Keep back what answering may cost, from what was found and from the reports on the sub-queries `coming`."""
+        if not context.ledger.limited:
+            return
+        async with asyncio.timeout_at(context.search_deadline):
+            pairs = [(execution.sub_query, execution.report) for execution in found.executions]
+            pairs += [(sub_query, NO_EVIDENCE) for sub_query in coming]
+            await self._answerer.hold(question, pairs, len(coming) * self._executor.report_tokens, context.ledger)
+
+    async def _decide(self, found: Trajectory, work: Dispatching, context: RunContext) -> tuple[Decision, Trajectory]:
+        assert found.delegation is not None
+        early = work if self._early_dispatch and not context.ledger.budgeted else None
+        async with asyncio.timeout_at(context.search_deadline):
+            try:
+                decision, conversation = await self._delegator.decide(found.delegation, context.ledger, early)
+            except ContextTooLong:
+                if not found.executions:
+                    raise
+                return Stop(), found  # its context is full of reports: they must do
+        found = replace(found, delegation=conversation)
+        context.draft.result = found
+        return decision, found
+
+    def _told(self, found: Trajectory, executions: Sequence[Execution], over_limit: Sequence[str]) -> Trajectory:
+        """`found` with the reports of another round, which the delegator is shown."""
+        assert found.delegation is not None
+        ends = {execution.outcome for execution in executions}
+        outcome = found.outcome
+        if "budget_exhausted" in ends or "timed_out" in ends:
+            outcome = "budget_exhausted" if "budget_exhausted" in ends else "time_exhausted"
+        return replace(
+            found,
+            outcome=outcome,
+            executions=(*found.executions, *executions),
+            rounds=(*found.rounds, len(executions)),
+            told=(*found.told, len(found.delegation.messages)),
+            delegation=self._delegator.inform(found.delegation, executions, over_limit),
+        )
+
+    async def _answer(self, question: str, found: Trajectory, context: RunContext) -> Trajectory:
+        """Let the answerer write, or say that nothing was found."""
+        if self._require_evidence and not _has_evidence(found.executions):
+            if found.outcome == "time_exhausted":
+                raise OutOfTime("Time ran out before anything was found; allow a longer deadline or a faster model.")
+            if found.outcome == "budget_exhausted" and context.ledger.refusal is not None:
+                raise context.ledger.refusal
+            outcome: AnswerOutcome = "no_search" if found.outcome == "no_search" else "not_found"
+            return replace(found, answer=NOT_FOUND, outcome=outcome)
+        try:
+            async with asyncio.timeout_at(context.deadline):
+                answer, answering = await self._answerer.answer(question, found.executions, context.ledger)
+        except TimeoutError:
+            raise OutOfTime("Time ran out before the answer was written; allow a longer deadline.") from None
+        if not without_thinking(answering.outputs[-1].text).strip():
+            context.failures[None] = self._answerer.role.malformed()
+        return replace(found, answering=answering).answered(answer)
+
+
+def _has_evidence(executions: Sequence[Execution]) -> bool:
+    return any(execution.report.evidence for execution in executions)
+
+
+class Answers(Protocol):
+    """A way to the answer of a question."""
+
+    async def run(self, question: str, context: RunContext) -> Trajectory:
+        """Answer `question`. Raises `UpstreamError`, `OutOfTime` and `BudgetExhausted`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A way to answer, with everybody who works on it."""
+
+    loop: Answers
+    roles: Mapping[RoleName, Role]
+    """Without the versions of the executor."""
+
+    @property
+    def settings(self) -> dict[RoleName, RoleSetting]:
+        """What its roles are, for the trace."""
+        return settings_of(self.roles)
+
+
+def settings_of(roles: Mapping[RoleName, Role]) -> dict[RoleName, RoleSetting]:
+    """What roles are, for the trace."""
+    return {
+        name: RoleSetting(role.model.name, hashlib.sha256(role.system.encode()).hexdigest())
+        for name, role in roles.items()
+    }

@@ -1,0 +1,90 @@
+"""A retriever, as the rest of the code sees it, and a double with a fixed answer for tests and examples."""
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from router.calls.health import Readiness
+from router.errors import UpstreamError
+from router.protocol.evidence import Passage
+
+
+class Retriever(Protocol):
+    """Finds passages. Raises `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamGarbled`."""
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        """The `top_k` nearest passages of each query, best first; fewer where the index is smaller."""
+
+
+class IndexRetriever(Retriever, Protocol):
+    """One that can tell which index it searches."""
+
+    @property
+    def index_id(self) -> str | None:
+        """The same exactly as long as every query finds the same; None where that is not known."""
+
+
+class FixedRetriever:
+    """Answers from a mapping of query to passages; unknown queries find nothing."""
+
+    def __init__(self, passages: Mapping[str, Sequence[Passage]]) -> None:
+        self._passages = passages
+        self.queries: list[str] = []
+        """Every query that was asked, in order."""
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        """Look the queries up."""
+        await asyncio.sleep(0)
+        self.queries += queries
+        return [list(self._passages.get(query, ()))[:top_k] for query in queries]
+
+
+_WITHIN_S = 5.0
+_EVERY_S, _SOON_S = 5.0, 1.0
+"""How long after a search that went well, and at least after any."""
+
+
+class WatchedRetriever:
+    """A retriever around another one, which says to `Readiness` whether that one can search."""
+
+    def __init__(self, retriever: IndexRetriever, readiness: Readiness) -> None:
+        """`readiness`: hears that it is down."""
+        self._retriever, self._readiness = retriever, readiness
+        self._doubt = asyncio.Event()
+
+    @property
+    def index_id(self) -> str | None:
+        """As `IndexRetriever.index_id`."""
+        return self._retriever.index_id
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        """As `Retriever.search`."""
+        try:
+            return await self._retriever.search(queries, top_k)
+        except UpstreamError:
+            self._doubt.set()
+            raise
+
+    async def probe(self) -> None:
+        """Search, and say what comes of it. In doubt, it is for something that nobody can have kept an answer to."""
+        why: str | None = None
+        query = f"health {secrets.token_hex(8)}" if self._doubt.is_set() else "health"
+        try:
+            async with asyncio.timeout(_WITHIN_S):
+                await self._retriever.search([query], 1)
+            self._doubt.clear()
+        except (UpstreamError, TimeoutError) as error:
+            self._doubt.set()
+            why = str(error) or f"no answer within {_WITHIN_S:g} s"
+        self._readiness.say("retrieval", ["retrieval"], why)
+
+    async def follow(self) -> None:
+        """Probe now and then, and soon after a search that failed; for ever."""
+        while True:
+            await asyncio.sleep(_SOON_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_EVERY_S):
+                    await self._doubt.wait()
+            await self.probe()

@@ -1,0 +1,224 @@
+"""One executor run for all who ask the same sub-query: at the same time, or a little later."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+from msgspec.structs import replace
+
+from router.calls.role import Role
+from router.lru import LRU
+from router.protocol.evidence import NO_EVIDENCE
+from router.protocol.sub_queries import normal_question
+from router.search.context import RunContext
+from router.search.executor import Executes, Unfinished
+from router.trace.values import Conversation, Execution, SearchDone, SearchRecord
+
+ANOTHER_TENANT = "another tenant's run"
+"""What stands in a trace instead of the identifier of a run that is not the tenant's own."""
+_CUT = ("timed_out", "budget_exhausted")
+"""Ends that are due to the terms of one run, so that another one can go on."""
+_State = Literal["free", "led", "reported", "failed"]
+
+
+class Versioned(Executes, Protocol):
+    """Executors of several versions, whose work can be gone on with."""
+
+    def serving(self, context: RunContext) -> str:
+        """The version that works in a run."""
+
+    async def run(
+        self, sub_query: str, index: int, context: RunContext, unfinished: Unfinished | None = None
+    ) -> Execution:
+        """As `Executor.run`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """How long reports are kept, and for whom."""
+
+    keep_s: float = 300.0
+    most: int = 10_000
+    """Reports; the one that was not asked for longest goes first."""
+    across_tenants: bool = False
+
+
+class _Key(NamedTuple):
+    """Runs that agree in this are shown the same and do the same: a process has one set of prompts, limits and decoding
+    settings.
+    """
+
+    tenant: str | None
+    """None for all who share with everybody."""
+    sub_query: str
+    version: str
+    index_id: str | None
+
+
+class _Payer(NamedTuple):
+    tenant: str
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """A report with what led to it, and the runs that paid."""
+
+    execution: Execution
+    payers: tuple[_Payer, ...]
+    reported_at: float
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A sub-query that is worked on: one of those who ask leads, the others wait."""
+
+    unfinished: Unfinished = field(default_factory=Unfinished)
+    payers: tuple[_Payer, ...] = ()
+    """The runs whose leading ended early."""
+    foreign: bool = False
+    """Whether another version, or another role's model, stepped in for one of them."""
+    parties: int = 0
+    state: _State = "free"
+    turned: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the state is no longer `led`."""
+    shared: _Shared | None = None
+
+
+class SharedExecutor:
+    """Is to a search what its executor is. Who waits for another run's report pays nothing, and waits no longer than
+    its own search deadline; where the leading run is cancelled or cut, one that waits goes on from its last turn. Only
+    reports are shared: after a failure everybody works alone.
+    """
+
+    def __init__(self, executor: Versioned, index: Callable[[], str | None], reuse: Reuse = Reuse()) -> None:
+        """`index`: what identifies the index that is searched now; None where that is not known, and then only runs at
+        the same time share.
+        """
+        self._executor, self._index, self._reuse = executor, index, reuse
+        self._flights: dict[_Key, _Flight] = {}
+        self._kept: LRU[_Key, _Shared] = LRU(reuse.most)
+        self.hits = self.shared = self.misses = 0
+        """Sub-queries that had a kept report, that got one from another run under way, and that were worked on."""
+
+    @property
+    def report_tokens(self) -> int:
+        """What a report has at most."""
+        return self._executor.report_tokens
+
+    def role(self, context: RunContext) -> Role:
+        """As `Executes.role`."""
+        return self._executor.role(context)
+
+    async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
+        """As `Executor.run`; `shared_from` of what it returns tells whose work it is."""
+        if context.sharing == "nobody":
+            return await self._executor.run(sub_query, index, context)
+        key = self._key(sub_query, context)
+        if (kept := self._find(key)) and not any(kept.execution is one for one in context.wasted):
+            self.hits += 1
+            return _given(kept, sub_query, index, context)
+        flight = self._flights.setdefault(key, _Flight())
+        flight.parties += 1
+        try:
+            if not await _led(flight, context):
+                return Execution(sub_query, NO_EVIDENCE, "timed_out", (), Conversation(()), key.version)
+            if flight.shared:
+                self.shared += 1
+                return _given(flight.shared, sub_query, index, context)
+            self.misses += 1
+            if flight.state == "failed":
+                return await self._executor.run(sub_query, index, context)
+            return await self._lead(flight, key, sub_query, index, context)
+        finally:
+            flight.parties -= 1
+            if not flight.parties:
+                self._drop(key, flight)
+
+    async def _lead(self, flight: _Flight, key: _Key, sub_query: str, index: int, context: RunContext) -> Execution:
+        """Work on it, from where the last one who led has stopped."""
+        flight.state, flight.turned = "led", asyncio.Event()
+        payer, turns = _Payer(context.ledger.tenant, context.ledger.run_id), flight.unfinished.turns
+        ended: _State = "free"
+        _tell(flight.unfinished.searches, index, context)
+        try:
+            execution = await self._executor.run(sub_query, index, context, flight.unfinished)
+            if execution.outcome not in _CUT:
+                ended = "failed"
+            if execution.outcome == "reported" and not flight.foreign and _by_version(key.version, index, context):
+                ended, flight.shared = "reported", _Shared(execution, (*flight.payers, payer), _now())
+                self._keep(key, flight.shared)
+            return replace(execution, shared_from=_names(flight.payers, context)) if flight.payers else execution
+        except Exception:
+            ended = "failed"
+            raise
+        finally:
+            if flight.unfinished.turns > turns:
+                flight.payers += (payer,)
+                flight.foreign |= not _by_version(key.version, index, context)
+            if ended != "free":
+                self._drop(key, flight)
+            flight.state = ended
+            flight.turned.set()
+
+    def _key(self, sub_query: str, context: RunContext) -> _Key:
+        everybody = self._reuse.across_tenants and context.sharing == "everybody"
+        tenant = None if everybody else context.ledger.tenant
+        return _Key(tenant, normal_question(sub_query), self._executor.serving(context), self._index())
+
+    def _find(self, key: _Key) -> _Shared | None:
+        kept = self._kept.get(key)
+        if kept and self._stale(kept):
+            self._kept.remove(key)
+            return None
+        return kept
+
+    def _stale(self, kept: _Shared) -> bool:
+        return _now() - kept.reported_at > self._reuse.keep_s
+
+    def _keep(self, key: _Key, shared: _Shared) -> None:
+        """Unless it may rest on two indexes, of which one was swapped in meanwhile."""
+        self._kept.forget(self._stale)
+        if key.index_id is not None and key.index_id == self._index():
+            self._kept.put(key, shared)
+
+    def _drop(self, key: _Key, flight: _Flight) -> None:
+        """Let the next one who asks begin anew."""
+        if self._flights.get(key) is flight:
+            del self._flights[key]
+
+
+async def _led(flight: _Flight, context: RunContext) -> bool:
+    """Wait until nobody leads any more; whether that came in time."""
+    try:
+        async with asyncio.timeout_at(context.search_deadline):
+            while flight.state == "led":
+                await flight.turned.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _by_version(version: str, index: int, context: RunContext) -> bool:
+    """Whether nobody stepped in for the version that was to work on a sub-query."""
+    return context.ledger.worked_on(index) <= {version}
+
+
+def _given(shared: _Shared, sub_query: str, index: int, context: RunContext) -> Execution:
+    """The report as that of another run; what was searched for is told as if it were searched for now."""
+    _tell(shared.execution.searches, index, context)
+    return replace(shared.execution, sub_query=sub_query, shared_from=_names(shared.payers, context))
+
+
+def _tell(searches: Sequence[SearchRecord], index: int, context: RunContext) -> None:
+    for search in searches:
+        context.emit(SearchDone(index, search.query, tuple(passage.title for passage in search.passages)))
+
+
+def _names(payers: Sequence[_Payer], context: RunContext) -> tuple[str, ...]:
+    return tuple(payer.run_id if payer.tenant == context.ledger.tenant else ANOTHER_TENANT for payer in payers)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

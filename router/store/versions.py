@@ -1,0 +1,183 @@
+"""Versions of the executor, their trials, and what was decided, in a database."""
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Row, RowMapping, func, select
+
+from router.errors import BadRequest
+from router.store.database import Database, storable
+from router.store.schema import EXECUTOR_VERSIONS, RUNS, TENANTS, VERSION_DECISIONS, VERSION_TRIALS
+from router.versions.book import Decision, ExecutorVersion, Judgement, Pair, Side, Stage, Trial, TrialFigures
+
+_LOCK = "SELECT pg_advisory_xact_lock(1919118444, 1)"
+_TRIALS = VERSION_TRIALS.c
+_DECISIONS = VERSION_DECISIONS.c
+_OF_PAIRS = tuple(
+    _TRIALS[f"{side}_{what}"] for side in ("candidate", "active") for what in ("right", "failed", "tokens")
+)
+
+
+class SQLVersionBook:
+    """`VersionBook` over a database, which any number of gateways may share."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def versions(self) -> list[ExecutorVersion]:
+        """As `VersionBook.versions`."""
+        return await self._database.read(_versions)
+
+    async def add(self, version: ExecutorVersion, decision: Decision) -> None:
+        """As `VersionBook.add`."""
+
+        def add(connection: Connection) -> None:
+            _lock(connection)
+            if any(known.version == version.version for known in _versions(connection)):
+                raise BadRequest(f"version {version.version!r}: is on record already; names are used once.")
+            connection.execute(EXECUTOR_VERSIONS.insert().values(msgspec.structs.asdict(version)))
+            _note(connection, [decision])
+
+        await self._database.write(add)
+
+    async def change(
+        self, expected: Sequence[ExecutorVersion], changed: Sequence[ExecutorVersion], decisions: Sequence[Decision]
+    ) -> bool:
+        """As `VersionBook.change`. False, too, where two versions would be active, or two be tried."""
+
+        def change(connection: Connection) -> bool:
+            _lock(connection)
+            known = {version.version: version for version in _versions(connection)}
+            if any(known.get(version.version) != version for version in expected):
+                return False
+            if not _sound((known | {version.version: version for version in changed}).values()):
+                return False
+            for version in changed:
+                this = EXECUTOR_VERSIONS.c.version == version.version
+                connection.execute(EXECUTOR_VERSIONS.update().where(this).values(msgspec.structs.asdict(version)))
+            _note(connection, decisions)
+            return True
+
+        return await self._database.write(change)
+
+    async def wait(self, decision: Decision) -> None:
+        """As `VersionBook.wait`; of no effect where the version has left that state."""
+
+        def wait(connection: Connection) -> None:
+            _lock(connection)
+            known = {version.version: version.state for version in _versions(connection)}
+            if known.get(decision.version) != decision.to_state:
+                return
+            _note(connection, [decision])
+            mine = _DECISIONS.version == decision.version
+            decided = select(func.max(_DECISIONS.number)).where(mine, _DECISIONS.decision != "wait")
+            notes = select(_DECISIONS.number).where(mine, _DECISIONS.number > decided.scalar_subquery())
+            *old, _new = connection.scalars(notes.order_by(_DECISIONS.number))
+            connection.execute(VERSION_DECISIONS.delete().where(_DECISIONS.number.in_(old)))
+
+        await self._database.write(wait)
+
+    async def decisions(self, version: str | None, after: int, size: int) -> list[Decision]:
+        """As `VersionBook.decisions`."""
+        wanted = select(VERSION_DECISIONS).where(_DECISIONS.number > after)
+        if version is not None:
+            wanted = wanted.where(_DECISIONS.version == storable(version))
+        wanted = wanted.order_by(_DECISIONS.number).limit(size)
+
+        def read(connection: Connection) -> list[Decision]:
+            return [_decision(row) for row in connection.execute(wanted).mappings()]
+
+        return await self._database.read(read)
+
+    async def add_trial(self, trial: Trial) -> None:
+        """As `VersionBook.add_trial`; of no effect where the run is deleted, or its tenant's texts are not kept."""
+
+        def add(connection: Connection) -> None:
+            run = select(RUNS.c.run_id, TENANTS.c.redact).outerjoin(TENANTS, TENANTS.c.name == RUNS.c.tenant)
+            owner = connection.execute(run.where(RUNS.c.run_id == trial.run_id)).one_or_none()
+            if owner is None or owner.redact or _trial(connection, trial.run_id) is not None:
+                return
+            connection.execute(VERSION_TRIALS.insert().values(_row(trial)))
+
+        await self._database.write(add)
+
+    async def trial(self, run_id: str) -> Trial | None:
+        """As `VersionBook.trial`."""
+        return await self._database.read(lambda connection: _trial(connection, run_id))
+
+    async def judge(self, run_id: str, judgement: Judgement) -> None:
+        """As `VersionBook.judge`; of no effect where there is no trial of that run."""
+        unjudged = VERSION_TRIALS.update().where(_TRIALS.run_id == storable(run_id), _TRIALS.judged_at.is_(None))
+        judged = unjudged.values(judged_at=time.time(), **msgspec.structs.asdict(judgement))
+        await self._database.write(lambda connection: connection.execute(judged))
+
+    async def pairs(self, version: str, stage: Stage, since: float) -> list[Pair]:
+        """As `VersionBook.pairs`."""
+        active = select(EXECUTOR_VERSIONS.c.version).where(EXECUTOR_VERSIONS.c.state == "active").scalar_subquery()
+        wanted = (
+            select(_TRIALS.judged_at, *_OF_PAIRS)
+            .where(_TRIALS.candidate == version, _TRIALS.stage == stage, _TRIALS.ended_at >= since)
+            .where(_TRIALS.active == active)
+            .order_by(_TRIALS.judged_at.is_(None), _TRIALS.judged_at, _TRIALS.ended_at, _TRIALS.run_id)
+        )
+
+        def read(connection: Connection) -> list[Pair]:
+            return [_pair(row) for row in connection.execute(wanted)]
+
+        return await self._database.read(read)
+
+
+def _lock(connection: Connection) -> None:
+    """Let nobody else change versions, nor number decisions, until this transaction ends."""
+    if connection.dialect.name == "postgresql":  # SQLite has one writer at a time
+        connection.exec_driver_sql(_LOCK)
+
+
+def _versions(connection: Connection) -> list[ExecutorVersion]:
+    columns = EXECUTOR_VERSIONS.c
+    rows = connection.execute(select(EXECUTOR_VERSIONS).order_by(columns.registered_at.desc(), columns.version.desc()))
+    return [msgspec.convert(row, ExecutorVersion, from_attributes=True) for row in rows]
+
+
+def _sound(versions: Iterable[ExecutorVersion]) -> bool:
+    states = [version.state for version in versions]
+    return states.count("active") <= 1 and states.count("shadow") + states.count("canary") <= 1
+
+
+def _note(connection: Connection, decisions: Iterable[Decision]) -> None:
+    last = connection.scalar(select(func.max(_DECISIONS.number))) or 0
+    for number, decision in enumerate(decisions, last + 1):
+        figures = None if decision.figures is None else msgspec.json.encode(decision.figures).decode()
+        row = {**msgspec.structs.asdict(decision), "number": number, "figures": figures}
+        connection.execute(VERSION_DECISIONS.insert().values(row))
+
+
+def _decision(row: RowMapping) -> Decision:
+    figures = None if row["figures"] is None else msgspec.json.decode(row["figures"], type=TrialFigures)
+    return Decision(**{**row, "figures": figures})
+
+
+def _row(trial: Trial) -> dict[str, object]:
+    row: dict[str, Any] = msgspec.structs.asdict(trial)
+    for name in ("candidate", "active"):
+        side: Side = row.pop(f"by_{name}")
+        row |= {f"{name}_answer": storable(side.answer), f"{name}_failed": side.failed, f"{name}_tokens": side.tokens}
+    return row
+
+
+def _pair(row: Row[Any]) -> Pair:
+    judgement = None if row.judged_at is None else Judgement(row.candidate_right, row.active_right)
+    return Pair(row.candidate_failed, row.active_failed, row.candidate_tokens, row.active_tokens, judgement)
+
+
+def _trial(connection: Connection, run_id: str) -> Trial | None:
+    row = connection.execute(select(VERSION_TRIALS).where(_TRIALS.run_id == storable(run_id))).one_or_none()
+    if row is None:
+        return None
+    sides = (
+        Side(row.candidate_answer, row.candidate_failed, row.candidate_tokens),
+        Side(row.active_answer, row.active_failed, row.active_tokens),
+    )
+    return Trial(row.run_id, row.candidate, row.active, row.stage, *sides, row.ended_at)

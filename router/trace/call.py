@@ -1,0 +1,188 @@
+"""One attempt of one upstream call: before it is made, and when it has ended."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from router.amount import NOTHING, Amount
+from router.models.model import Usage
+
+RoleName = Literal["delegation", "execution", "answer", "judge"]
+Purpose = Literal["first", "retry", "correction", "shortened", "hedge", "fallback", "shadow"]
+Outcome = Literal[
+    "completed", "discarded", "unreachable", "unavailable", "refused", "garbled", "cancelled", "failed", "interrupted"
+]
+WHOLE: tuple[Outcome, ...] = ("completed", "discarded")
+"""Outcomes of calls that came to their end."""
+
+
+class OpenedCall(msgspec.Struct, frozen=True):
+    """An attempt that is about to be made."""
+
+    run_id: str
+    tenant: str
+    number: int
+    """Its number in its run, from 0."""
+    role: RoleName
+    model: str
+    deployment: str
+    """Where the model is served: an engine of ours, an address, or a provider."""
+    executor_version: str | None
+    """The version of the executor; None for the other roles."""
+    purpose: Purpose
+    """Why it runs. A correction asks again after malformed output, a shortened prompt after one that was too long; a
+    hedge runs beside a slow call, a fallback instead of a model that is not to be had, a shadow beside the version that
+    serves.
+    """
+    attempt: int
+    """1 for the first attempt of a call."""
+    sub_query: int | None
+    """The number of the sub-query that it works on; None outside of execution."""
+    max_tokens: int
+    """What it may write at most."""
+    reserved: Amount
+    """What it may cost at most; nothing where nothing is limited."""
+    started_at: float
+    """Unix time, seconds."""
+    prompt_bound: int = 0
+    """Its prompt has no more tokens than this; 0 where that is not known, as of calls of older releases."""
+
+    @property
+    def request_id(self) -> str:
+        """The name under which its engine and its logs know it."""
+        return f"{self.run_id}-{self.number}"
+
+    def allows(self, usage: Usage) -> bool:
+        """Whether such a call can have this usage: a prompt that has tokens, within its bound, no more written than was
+        asked for, parts within their totals, and no more in all than what was reserved.
+        """
+        read, written = usage.prompt_tokens, usage.completion_tokens
+        return (
+            0 < read <= (self.prompt_bound or read)
+            and 0 <= written <= (self.max_tokens or written)
+            and 0 <= (usage.cached_tokens or 0) <= read
+            and 0 <= (usage.reasoning_tokens or 0) <= written
+            and read + written <= (self.reserved.tokens or read + written)
+        )
+
+
+class Call(OpenedCall, frozen=True, kw_only=True):
+    """An attempt that has ended."""
+
+    outcome: Outcome
+    """`discarded`: it came to its end, but nobody wanted what it wrote; `unreachable`: its endpoint certainly did not
+    begin; `unavailable`: it broke off, or nobody knows; `interrupted`: the gateway was killed while it ran.
+    """
+    usage: Usage | None
+    """None where the engine did not say, or said what cannot be: unknown, not zero."""
+    nano_usd: int | None
+    """Billionths of a dollar; None where the usage or the price is unknown."""
+    first_token_s: float | None
+    """From the request to the first token; None where there was none, or the output came at once."""
+    duration_s: float
+    impossible_usage: bool = False
+    """True where the usage is unknown because what the engine said of it cannot be."""
+
+    @property
+    def wasted_tokens(self) -> int:
+        """The known tokens of a call that nobody got the output of."""
+        return 0 if self.outcome == "completed" or self.usage is None else self.usage.total_tokens
+
+    @property
+    def counted(self) -> str:
+        """How its tokens are known: `reported`, `lower_bound` or `estimated`; `impossible` where what was reported
+        cannot be, and empty where nothing was.
+        """
+        if self.usage is None:
+            return "impossible" if self.impossible_usage else ""
+        return "estimated" if self.usage.estimated else "lower_bound" if self.usage.lower_bound else "reported"
+
+    @property
+    def charged(self) -> Amount:
+        """What it is counted as against budgets: what is known, or else the worst case."""
+        if self.usage is None:
+            return NOTHING if self.outcome in ("refused", "unreachable") else self.reserved
+        return Amount(self.usage.total_tokens, self.nano_usd)
+
+
+MOST_DOLLARS = 100_000
+"""For a million tokens: a hundred times what any model has cost, and little enough for every database to sum."""
+
+
+class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """US dollars for a million tokens."""
+
+    prompt: float
+    completion: float
+    cached: float | None = None
+    """Prompt tokens from the provider's cache; absent, they cost what others cost."""
+
+    @property
+    def impossible(self) -> list[str]:
+        """The fields that no price can have: less than nothing, more than `MOST_DOLLARS`, or no number."""
+        return [name for name in self.__struct_fields__ if not 0 <= (getattr(self, name) or 0.0) <= MOST_DOLLARS]
+
+    def cost(self, usage: Usage) -> int:
+        """What a call cost, in billionths of a dollar: whole numbers, so that sums are exact."""
+        cached = usage.cached_tokens or 0
+        per_cached = self.prompt if self.cached is None else self.cached
+        dollars_for_a_million = (
+            (usage.prompt_tokens - cached) * self.prompt
+            + cached * per_cached
+            + usage.completion_tokens * self.completion
+        )
+        return round(dollars_for_a_million * 1000)
+
+    def most(self, prompt_tokens: int, completion_tokens: int) -> int:
+        """The most that so many tokens can cost, whatever is cached, in billionths of a dollar."""
+        per_prompt = max(self.prompt, self.cached or 0.0)
+        return round((prompt_tokens * per_prompt + completion_tokens * self.completion) * 1000)
+
+
+class RoleTotal(msgspec.Struct, frozen=True):
+    """Tokens of one role with one model."""
+
+    role: RoleName
+    model: str
+    attempts: int
+    attempts_without_usage: int
+    attempts_without_cost: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None
+    reasoning_tokens: int | None
+    wasted_tokens: int
+    nano_usd: int | None
+    """Billionths of a dollar; None where no attempt's cost is known."""
+
+
+def totals(calls: Iterable[Call]) -> list[RoleTotal]:
+    """Sums by role and model, in the order in which roles first spent."""
+    groups: dict[tuple[RoleName, str], list[Call]] = {}
+    for call in calls:
+        groups.setdefault((call.role, call.model), []).append(call)
+    return [_total(role, model, members) for (role, model), members in groups.items()]
+
+
+def _total(role: RoleName, model: str, calls: list[Call]) -> RoleTotal:
+    known = [call.usage for call in calls if call.usage is not None]
+    return RoleTotal(
+        role=role,
+        model=model,
+        attempts=len(calls),
+        attempts_without_usage=len(calls) - len(known),
+        attempts_without_cost=sum(call.nano_usd is None for call in calls),
+        prompt_tokens=sum(usage.prompt_tokens for usage in known),
+        completion_tokens=sum(usage.completion_tokens for usage in known),
+        cached_tokens=sum_known([usage.cached_tokens for usage in known]),
+        reasoning_tokens=sum_known([usage.reasoning_tokens for usage in known]),
+        wasted_tokens=sum(call.wasted_tokens for call in calls),
+        nano_usd=sum_known([call.nano_usd for call in calls]),
+    )
+
+
+def sum_known(counts: list[int | None]) -> int | None:
+    """The sum of what is known; None where nothing is."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None

@@ -1,0 +1,73 @@
+"""A finished run: what is stored, and what the client gets."""
+
+from typing import Literal
+
+import msgspec
+
+from router.trace.call import Call, RoleName
+from router.trace.identity import DEFAULT_TENANT
+from router.trace.values import Event, Result
+
+RunKind = Literal["answer", "complete", "execute", "shadow"]
+RunStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
+
+
+class RoleSetting(msgspec.Struct, frozen=True):
+    """What a role was at the time of a run."""
+
+    model: str
+    prompt_sha256: str
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One request with everything it said, found and spent."""
+
+    id: str
+    kind: RunKind
+    request: str
+    """The question, the sub-query, or the last message."""
+    status: RunStatus
+    error: str
+    """Empty unless `status` is `failed`; for the operator, as it may name addresses."""
+    result: Result | None
+    """By `kind`; of a run that did not finish, what there was by then."""
+    settings: dict[RoleName, RoleSetting]
+    calls: tuple[Call, ...]
+    started_at: float
+    """Unix time, seconds."""
+    duration_s: float
+    tenant: str = DEFAULT_TENANT
+    request_id: str = ""
+    """The client's name for it; empty for none."""
+    events: tuple[Event, ...] = ()
+    """What happened, in order; event numbers count from 1."""
+    redacted: bool = False
+    """Whether its texts were left out when it was stored."""
+
+
+MAX_CHARS = 5000
+"""Of each of its texts."""
+MAX_A_RUN = 50
+
+
+class Feedback(msgspec.Struct, frozen=True):
+    """Feedback on one run; a run may have `MAX_A_RUN`."""
+
+    run_id: str
+    accepted: bool | None = None
+    """Whether the answer was right, or of use; None where that is not stated."""
+    score: float | None = None
+    """How good the answer was, from 0 to 1."""
+    gold_answer: str = ""
+    """The right answer, where the client knows it."""
+    comment: str = ""
+
+    @property
+    def good(self) -> bool | None:
+        """Whether the answer was right: as stated, or else by a score of 0.5 or more; None where it does not tell."""
+        return self.score >= 0.5 if self.accepted is None and self.score is not None else self.accepted
+
+    @property
+    def empty(self) -> bool:
+        """Whether it says nothing."""
+        return self == Feedback(self.run_id)

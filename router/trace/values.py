@@ -1,0 +1,173 @@
+"""One executor run, as the trace keeps it."""
+
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import msgspec
+
+from router.models.model import Completion, Message
+from router.protocol.evidence import Passage, Report
+from router.trace.citation import Citation, cite
+
+ExecutionOutcome = Literal["reported", "no_report", "timed_out", "model_failed", "retrieval_failed", "budget_exhausted"]
+
+
+class Conversation(msgspec.Struct, frozen=True, tag=True):
+    """What a model was shown, and everything it wrote, reasoning included."""
+
+    messages: tuple[Message, ...]
+    outputs: tuple[Completion, ...] = ()
+
+
+class SearchRecord(msgspec.Struct, frozen=True):
+    """One search and what it found."""
+
+    query: str
+    passages: tuple[Passage, ...]
+    ignored_queries: int = 0
+    """Further search blocks of the same turn, which were not run."""
+    dropped_passages: int = 0
+    """How many of `passages`, the last ones, the model was not shown, because its context has no room for them."""
+
+    @property
+    def shown(self) -> tuple[Passage, ...]:
+        """The passages that the model was shown."""
+        return self.passages[: len(self.passages) - self.dropped_passages]
+
+
+class Execution(msgspec.Struct, frozen=True, tag=True):
+    """One sub-query, worked on by one executor in a context of its own."""
+
+    sub_query: str
+    report: Report
+    """`NO_EVIDENCE` unless `outcome` is `reported`."""
+    outcome: ExecutionOutcome
+    searches: tuple[SearchRecord, ...]
+    conversation: Conversation
+    executor: str = ""
+    """The version that worked on it; empty where that was not noted."""
+    shared_from: tuple[str, ...] = ()
+    """The other runs that paid for it, or for its first turns; their calls are booked there, and not in this run."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is no report."""
+        return self.outcome != "reported"
+
+    def citations(self, points: Iterable[str]) -> list[list[Citation]]:
+        """The sentences of the passages shown that each of `points` may rest on; none where no passage holds it."""
+        return cite(points, (passage for search in self.searches for passage in search.shown))
+
+
+class RunStarted(msgspec.Struct, frozen=True, tag=True):
+    """The run is on record."""
+
+    run_id: str
+
+
+class RoundStarted(msgspec.Struct, frozen=True, tag=True):
+    """The delegator begins a decision."""
+
+    round: int
+    """From 1."""
+
+
+class SubQueryDispatched(msgspec.Struct, frozen=True, tag=True):
+    """A sub-query went to an executor."""
+
+    index: int
+    """The number of the sub-query in its run, from 0."""
+    round: int
+    sub_query: str
+
+
+class SearchDone(msgspec.Struct, frozen=True, tag=True):
+    """A search returned."""
+
+    index: int
+    """That of the sub-query; -1 where the main agent itself searched."""
+    query: str
+    titles: tuple[str, ...]
+    """Best first."""
+
+
+class Reported(msgspec.Struct, frozen=True, tag=True):
+    """An executor ended."""
+
+    index: int
+    execution: Execution | None
+    """None in a stored run, whose result holds it."""
+
+
+class AnswerWritten(msgspec.Struct, frozen=True, tag=True):
+    """The answer is there, not yet stored."""
+
+    answer: str
+
+
+Event = RunStarted | RoundStarted | SubQueryDispatched | SearchDone | Reported | AnswerWritten
+Emit = Callable[[Event], None]
+
+
+def brief(events: Iterable[Event]) -> tuple[Event, ...]:
+    """The same without executions, for where the run's result is beside them."""
+    return tuple(Reported(event.index, None) if isinstance(event, Reported) else event for event in events)
+
+
+NOT_FOUND = "not found in your documents"
+_SAID_NOT_FOUND = ("", "not found", NOT_FOUND)
+
+TopologyName = Literal["factorized", "single_agent", "homogeneous", "searcher", "no_retrieval"]
+
+AnswerOutcome = Literal[
+    "answered", "rounds_exhausted", "no_search", "time_exhausted", "out_of_scope", "not_found", "budget_exhausted"
+]
+
+
+class Trajectory(msgspec.Struct, frozen=True, tag=True):
+    """A question's way to its answer, whole or as far as it has come."""
+
+    answer: str
+    outcome: AnswerOutcome
+    executions: tuple[Execution, ...] = ()
+    """In order of dispatch."""
+    rounds: tuple[int, ...] = ()
+    """How many sub-queries each dispatching round sent out."""
+    told: tuple[int, ...] = ()
+    """For each of `rounds`, how many messages of `delegation` stand before its reports."""
+    delegation: Conversation | None = None
+    answering: Conversation | None = None
+    topology: TopologyName = "factorized"
+    """Who searched and who answered; without executors, `delegation` is the whole conversation of the main agent."""
+    searches: tuple[SearchRecord, ...] = ()
+    """What the main agent searched for itself."""
+
+    def answered(self, answer: str) -> "Trajectory":
+        """The same with this answer; one that only says that there is none becomes `NOT_FOUND`."""
+        if answer.casefold().rstrip(" .!") not in _SAID_NOT_FOUND:
+            return msgspec.structs.replace(self, answer=answer)
+        cut = self.outcome in ("budget_exhausted", "time_exhausted")
+        return msgspec.structs.replace(self, answer=NOT_FOUND, outcome=self.outcome if cut else "not_found")
+
+    def block(self, number: int) -> tuple[Execution, ...]:
+        """The executions of round `number`, from 0."""
+        first = sum(self.rounds[:number])
+        return self.executions[first : first + self.rounds[number]]
+
+    def before(self, number: int) -> "Trajectory":
+        """The way up to the decision that dispatched round `number`, from 0, that decision included."""
+        assert self.delegation is not None
+        messages = self.delegation.messages[: self.told[number]]
+        outputs = self.delegation.outputs[: sum(message.role == "assistant" for message in messages)]
+        return Trajectory(
+            "",
+            "rounds_exhausted",
+            self.executions[: sum(self.rounds[:number])],
+            self.rounds[:number],
+            self.told[:number],
+            Conversation(messages, outputs),
+            topology=self.topology,
+        )
+
+
+Result = Trajectory | Execution | Conversation

@@ -1,0 +1,231 @@
+"""Where versions of the executor, their trials and what was decided on them are written down."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+from router.protocol.scoring import exact_match
+from router.trace.run import Feedback
+
+VersionState = Literal["registered", "shadow", "canary", "active", "retired", "rolled_back"]
+Stage = Literal["shadow", "canary"]
+_STAGES: dict[VersionState, Stage] = {"shadow": "shadow", "canary": "canary"}
+
+
+class ExecutorVersion(msgspec.Struct, frozen=True):
+    """A version on record."""
+
+    version: str
+    """Its name, which is also that of its model; never used for another one."""
+    state: VersionState
+    share: float
+    """Of a canary: the share of runs that it works for, 0 to 1."""
+    state_at: float
+    """When it came into its state; Unix time, seconds."""
+    registered_at: float
+    manifest: str = ""
+    """What it was made of, as JSON; empty for the model that the config names."""
+
+
+class Traffic(msgspec.Struct, frozen=True):
+    """Who works for whom."""
+
+    active: str
+    candidate: str | None = None
+    """The version that is shadow or canary; there is at most one."""
+    stage: Stage | None = None
+    """What the candidate is; None where there is none."""
+    share: float = 0.0
+    """Of a canary."""
+
+    def serving(self, run_id: str) -> str:
+        """The version that works in a run: the same one for the same run, and a canary keeps its runs as its share
+        grows.
+        """
+        if self.stage == "canary" and self.candidate is not None and _place(run_id) < self.share:
+            return self.candidate
+        return self.active
+
+    def beside(self, run_id: str) -> str | None:
+        """The version to compare with whoever serves a run; None where nothing is to be compared."""
+        if self.candidate is None:
+            return None
+        if self.stage == "shadow":
+            return self.candidate
+        return self.active if self.serving(run_id) == self.candidate else None
+
+
+def traffic_of(versions: "list[ExecutorVersion]") -> Traffic | None:
+    """What the states of all versions amount to; None while none is active."""
+    active = next((version.version for version in versions if version.state == "active"), None)
+    if active is None:
+        return None
+    for version in versions:
+        if stage := _STAGES.get(version.state):
+            return Traffic(active, version.version, stage, version.share)
+    return Traffic(active)
+
+
+def _place(run_id: str) -> float:
+    """Where a run stands among all, 0 to 1, by its identifier alone."""
+    return int.from_bytes(hashlib.sha256(run_id.encode()).digest()[:8]) / 2**64
+
+
+class Side(msgspec.Struct, frozen=True):
+    """What came of a run with one version."""
+
+    answer: str
+    failed: bool
+    """Whether any of its executors came to no report, or the run to no answer."""
+    tokens: int
+    """Of its executor calls; those that are known."""
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """A run with both."""
+
+    run_id: str
+    """The run that a client asked for."""
+    candidate: str
+    """The version that is tried."""
+    active: str
+    stage: Stage
+    """Whether the client got the active one's answer (shadow) or the candidate's (canary)."""
+    by_candidate: Side
+    by_active: Side
+    ended_at: float
+    """Unix time, seconds."""
+
+    @property
+    def served(self) -> Side:
+        """What the client got."""
+        return self.by_active if self.stage == "shadow" else self.by_candidate
+
+    @property
+    def beside(self) -> Side:
+        """What the client did not get."""
+        return self.by_candidate if self.stage == "shadow" else self.by_active
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """Which of a trial's two answers were right; None of one that nobody knows of."""
+
+    candidate_right: bool | None
+    active_right: bool | None
+
+
+def judge(trial: Trial, feedback: Feedback) -> Judgement | None:
+    """What feedback on the run says of both answers; None where it says nothing.
+
+    A gold answer tells of both, by exact match, unless the client accepted an answer that does not match it. Then, as
+    without one, the verdict tells of the answer that the client got, and of the other one only where it is the same, or
+    matches.
+    """
+    accepted, golds = feedback.good, [feedback.gold_answer] if feedback.gold_answer else []
+    matches = bool(golds) and exact_match(trial.served.answer, golds)
+    beside: bool | None
+    if golds and (matches or not accepted):
+        served, beside = matches, exact_match(trial.beside.answer, golds)
+    elif accepted is not None:
+        alike = exact_match(trial.beside.answer, [trial.served.answer, *golds])
+        served, beside = accepted, accepted if alike else None
+    else:
+        return None
+    return Judgement(beside, served) if trial.stage == "shadow" else Judgement(served, beside)
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """A trial as the gate sees it."""
+
+    candidate_failed: bool
+    active_failed: bool
+    candidate_tokens: int
+    active_tokens: int
+    judgement: Judgement | None = None
+    """None while it is not known which answers were right."""
+
+
+DecidedBy = Literal["gate", "operator", "config"]
+"""The config names the version to begin with."""
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """The values of two test martingales on one measure; 1/α and more rejects the contrary at the level α."""
+
+    measure: str
+    """`correctness`, `failures` or `tokens`."""
+    in_favour: float
+    """That the candidate is not worse than the active one, by more than the margin."""
+    against: float
+    """That it is worse."""
+
+
+class TrialFigures(msgspec.Struct, frozen=True):
+    """What a candidate has shown in its present state."""
+
+    trials: int
+    judged: int
+    right: int
+    active_right: int
+    failed: int
+    active_failed: int
+    tokens: int
+    active_tokens: int
+    evidence: tuple[Evidence, ...] = ()
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What became of a version, and why."""
+
+    version: str
+    decision: str
+    """`register`, `shadow`, `canary`, `promote`, `roll_back`, `retire`, `stop` or `wait`."""
+    from_state: VersionState | None
+    """None for a version that is new."""
+    to_state: VersionState
+    decided_by: DecidedBy
+    decided_at: float
+    """Unix time, seconds."""
+    reason: str = ""
+    figures: TrialFigures | None = None
+    number: int = 0
+    """From 1, over all versions; 0 until it is written down."""
+
+
+class VersionBook(Protocol):
+    """Read and written by every gateway of a store. Every method raises `StoreFailed`."""
+
+    async def versions(self) -> list[ExecutorVersion]:
+        """All of them, newest first."""
+
+    async def add(self, version: ExecutorVersion, decision: Decision) -> None:
+        """Put a version on record. Raises `BadRequest` where there is one of that name."""
+
+    async def change(
+        self, expected: Sequence[ExecutorVersion], changed: Sequence[ExecutorVersion], decisions: Sequence[Decision]
+    ) -> bool:
+        """Replace versions, all or none, and write down why. False where another process has changed any of
+        `expected` since it was read; then nothing has changed.
+        """
+
+    async def wait(self, decision: Decision) -> None:
+        """Write down that there is no decision yet, in place of the last such note on the version in that state."""
+
+    async def decisions(self, version: str | None, after: int, size: int) -> list[Decision]:
+        """With numbers greater than `after`, oldest first."""
+
+    async def add_trial(self, trial: Trial) -> None:
+        """Write down a trial; of no effect where there is one of that run."""
+
+    async def trial(self, run_id: str) -> Trial | None:
+        """The trial of a run."""
+
+    async def judge(self, run_id: str, judgement: Judgement) -> None:
+        """Note which answers of a trial were right; the first judgement stands."""
+
+    async def pairs(self, version: str, stage: Stage, since: float) -> list[Pair]:
+        """A candidate's trials in a state into which it came at `since`: judged ones in the order in which they were
+        judged, then the others in the order in which they ended.
+        """

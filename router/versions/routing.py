@@ -1,0 +1,145 @@
+"""The versions of the executor that are in use, and which of them works in which run."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from itertools import pairwise
+from weakref import WeakKeyDictionary
+
+import structlog
+
+from router.calls.role import Role
+from router.errors import BadVersion, RolegateError
+from router.ledger.ledger import Ledger
+from router.search.context import RunContext
+from router.search.executor import Executor, Unfinished
+from router.trace.values import Execution
+from router.versions.book import Traffic
+
+_log = structlog.get_logger("versions")
+_FRESH_S = 1.0
+"""How long it takes at most until a change by another gateway is heard of."""
+
+
+class Executors:
+    """Is to a search what an executor is: a run's version works on its sub-queries, and keeps the run to its end."""
+
+    def __init__(
+        self,
+        make: Callable[[str], Executor],
+        configured: str,
+        read: Callable[[], Awaitable[Traffic]],
+        load: Callable[[str], Awaitable[object]],
+        tell: Callable[[str], None] = lambda _said: None,
+    ) -> None:
+        """`make`: the executor of a version. `configured`: the version that needs no loading. `read`: the traffic on
+        record; raises `StoreFailed`. `load`: makes the engine know a version; raises `BadVersion` and `UpstreamError`.
+        """
+        self._make, self._configured, self._read, self._load, self._tell = make, configured, read, load, tell
+        self.traffic = Traffic(configured)
+        """That of runs that begin now; without versions that could not be loaded."""
+        self._on_record: Traffic | None = None
+        self._made: dict[str, Executor] = {}
+        self._kept: WeakKeyDictionary[Ledger, Traffic] = WeakKeyDictionary()
+        self._refreshing, self._news = asyncio.Lock(), asyncio.Event()
+
+    @property
+    def report_tokens(self) -> int:
+        """What a report has at most."""
+        return self.of(self._configured).report_tokens
+
+    @property
+    def in_use(self) -> set[str]:
+        """The versions that runs work with, or may begin to."""
+        traffics = (self.traffic, *self._kept.values())
+        return {version for each in traffics for version in (each.active, each.candidate) if version}
+
+    def of(self, version: str) -> Executor:
+        """The executor of one version."""
+        if version not in self._made:
+            self._made[version] = self._make(version)
+        return self._made[version]
+
+    def role(self, context: RunContext) -> Role:
+        """The active version's: what somebody else does with a candidate would tell nothing of it."""
+        return self.of(self._traffic(context).active).role(context)
+
+    def serving(self, context: RunContext) -> str:
+        """The version that works in a run."""
+        return self._traffic(context).serving(context.ledger.run_id)
+
+    async def run(
+        self, sub_query: str, index: int, context: RunContext, unfinished: Unfinished | None = None
+    ) -> Execution:
+        """As `Executor.run`, with the version that works in this run. Where the engine does not have it, the active one
+        steps in, and for that one the configured model; where a candidate fails by itself, the active one, too, as no
+        client is to suffer from a trial.
+        """
+        traffic = self._traffic(context)
+        versions = list(dict.fromkeys((self.serving(context), traffic.active, self._configured)))
+        steps_in = False
+        for version, instead in pairwise(versions):
+            execution = await self.of(version).run(sub_query, index, context, unfinished, instead=steps_in)
+            if _turned_away(execution, index, context.ledger):
+                self._on_record = None  # an engine that was started anew has lost it
+            elif version == traffic.active or execution.outcome not in ("no_report", "model_failed"):
+                return execution
+            _log.warning("executor.instead", version=version, instead=instead, run_id=context.ledger.run_id)
+            context.failures.pop(index, None)
+            steps_in, unfinished = True, None
+        return await self.of(versions[-1]).run(sub_query, index, context, unfinished, instead=steps_in)
+
+    def wake(self) -> None:
+        """Read the traffic soon: it has changed."""
+        self._news.set()
+
+    def reload(self) -> None:
+        """Load what is in use anew, soon: the engine was started anew, and has lost it."""
+        self._on_record = None
+        self._news.set()
+
+    async def refresh(self) -> None:
+        """Read the traffic, and load what is new in it. Raises what `read` raises, and `UpstreamError`."""
+        async with self._refreshing:
+            on_record = await self._read()
+            if on_record == self._on_record:
+                return
+            traffic = Traffic(self._configured)
+            if await self._ready(on_record.active):
+                whole = on_record.candidate is None or await self._ready(on_record.candidate)
+                traffic = on_record if whole else Traffic(on_record.active)
+            self.traffic, self._on_record = traffic, on_record
+
+    async def follow(self) -> None:
+        """Keep up with the record, for ever."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FRESH_S):
+                    await self._news.wait()
+            self._news.clear()
+            try:
+                await self.refresh()
+            except RolegateError as error:
+                _log.warning("traffic.unread", error=str(error))
+            except Exception:
+                _log.exception("traffic.unread")
+
+    async def _ready(self, version: str) -> bool:
+        if version == self._configured:
+            return True
+        try:
+            await self._load(version)
+        except BadVersion as error:
+            _log.warning("version.not_loaded", version=version, error=str(error))
+            self._tell(f"executor version {version} is not in use here: {error}")
+            return False
+        return True
+
+    def _traffic(self, context: RunContext) -> Traffic:
+        return self._kept.setdefault(context.ledger, self.traffic)
+
+
+def _turned_away(execution: Execution, index: int, ledger: Ledger) -> bool:
+    """Whether its model refused its first call, as an engine does that has no model of that name."""
+    last = next((call.outcome for call in reversed(ledger.calls) if call.sub_query == index), None)
+    return execution.outcome == "model_failed" and not execution.conversation.outputs and last == "refused"

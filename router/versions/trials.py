@@ -1,0 +1,184 @@
+"""Trials: a run that was answered is worked on once more, by the version that it is compared with."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+
+import structlog
+
+from router.errors import ContextTooLong, OutOfTime, RolegateError, StoreFailed
+from router.ledger.ledger import Ledger
+from router.runs.archive import Archive
+from router.runs.lifecycle import Asked, Conductor, Terms
+from router.runs.live import meanwhile
+from router.search.context import RunContext
+from router.search.executor import Executes
+from router.search.loop import Search
+from router.trace.call import Call
+from router.trace.identity import SHADOW
+from router.trace.run import Feedback, Run
+from router.trace.values import Event, Trajectory
+from router.versions.book import Side, Trial, VersionBook, judge
+from router.versions.routing import Executors
+
+_log = structlog.get_logger("trials")
+_AT_ONCE, _WAITING = 4, 64
+_CUT = ("time_exhausted", "budget_exhausted")
+"""Outcomes of runs that ended by the client's terms, under which the other version would not work."""
+_SPOILED = ("budget_exhausted", "retrieval_failed")
+"""Outcomes that no version can help."""
+_REVIEWING_SHARE = 0.1
+"""How much of the time reviews may take: each of them goes over all trials."""
+
+
+class Trials:
+    """Tries the other version after the client has its answer, and tells the gate what came of it."""
+
+    def __init__(
+        self,
+        executors: Executors,
+        search: Callable[[Executes], Search],
+        *,
+        conductor: Conductor,
+        book: VersionBook,
+        archive: Archive,
+        review: Callable[[], Awaitable[object]],
+    ) -> None:
+        """`search`: the search loop with an executor. `review`: looks at what trials have shown, and decides."""
+        self._executors, self._search, self._conductor = executors, search, conductor
+        self._book, self._archive, self._review = book, archive, review
+        self._waiting: asyncio.Queue[Run] = asyncio.Queue(_WAITING)
+        self._news = asyncio.Event()
+        self._news.set()  # of what was learnt before this process began
+        self.dropped = 0
+        """Runs that were not tried because too many waited."""
+
+    def consider(self, run: Run) -> None:
+        """Try the run soon, if there is something to compare it with, and not too many wait."""
+        if self._executors.traffic.beside(run.id) is None or not _comparable(run):
+            return
+        try:
+            self._waiting.put_nowait(run)
+        except asyncio.QueueFull:
+            self.dropped += 1
+
+    async def judge(self, feedback: Feedback) -> None:
+        """Learn from feedback on a run which of its answers were right."""
+        try:
+            if trial := await self._book.trial(feedback.run_id):
+                await self._judge(trial, feedback)
+        except StoreFailed as error:
+            _log.warning("trial.not_judged", run_id=feedback.run_id, error=str(error))
+
+    async def work(self) -> None:
+        """Try what is considered, and have it reviewed."""
+        async with meanwhile(*(self._try_all() for _ in range(_AT_ONCE))):
+            while True:
+                await self._news.wait()
+                self._news.clear()
+                begun = time.monotonic()
+                try:
+                    await self._review()
+                    await self._executors.refresh()
+                except RolegateError as error:
+                    _log.warning("trials.not_reviewed", error=str(error))
+                except Exception:
+                    _log.exception("trials.not_reviewed")
+                await asyncio.sleep((time.monotonic() - begun) * (1 / _REVIEWING_SHARE - 1))
+
+    async def _try_all(self) -> None:
+        while True:
+            run = await self._waiting.get()
+            try:
+                await self._try(run)
+            except RolegateError as error:
+                _log.warning("trial.given_up", run_id=run.id, error=f"{type(error).__name__}: {error}")
+            except Exception:
+                _log.exception("trial.given_up", run_id=run.id)
+
+    async def _try(self, run: Run) -> None:
+        traffic = self._executors.traffic
+        served, beside = _began_with(run), traffic.beside(run.id)
+        if traffic.candidate is None or traffic.stage is None or beside is None or served != traffic.serving(run.id):
+            return  # it has changed since the run began
+        tried = await self._beside(run, beside)
+        if tried is None:
+            _log.warning("trial.given_up", run_id=run.id, error="A budget or something upstream was in its way.")
+        if tried is None or self._executors.traffic != traffic:
+            return
+        sides = {served: _side(run.result, run.calls, served), beside: tried}
+        candidate, active = sides[traffic.candidate], sides[traffic.active]
+        trial = Trial(run.id, traffic.candidate, traffic.active, traffic.stage, candidate, active, time.time())
+        await self._book.add_trial(trial)
+        for feedback in await self._archive.feedback(run.id):
+            await self._judge(trial, feedback)
+        self._news.set()
+        _log.info("trial.ended", run_id=run.id, candidate=trial.candidate, stage=trial.stage, dropped=self.dropped)
+
+    async def _beside(self, run: Run, version: str) -> Side | None:
+        """What comes of the run with another version, in a run of its own; None where that tells nothing of it."""
+        assert isinstance(run.result, Trajectory)
+        found, search = run.result, self._search(self._executors.of(version))
+        ledger: Ledger | None = None
+
+        async def work(context: RunContext) -> Trajectory:
+            nonlocal ledger
+            ledger = context.ledger
+            return await search.again(run.request, found, context)
+
+        try:
+            tried = await self._conductor.conduct(Asked("shadow", run.request, run.id), Terms(SHADOW), _ignore, work)
+        except (ContextTooLong, OutOfTime):
+            if ledger is None:
+                raise
+            return Side("", True, _tokens(ledger.calls))
+        return None if _spoiled(tried) else _side(tried.result, tried.calls, version)
+
+    async def _judge(self, trial: Trial, feedback: Feedback) -> None:
+        if judgement := judge(trial, feedback):
+            await self._book.judge(trial.run_id, judgement)
+            self._news.set()
+
+
+def _comparable(run: Run) -> bool:
+    """Whether the run got to its end by its own executors' reports: of shared ones, others have the tokens."""
+    found = run.result
+    if not isinstance(found, Trajectory) or found.topology != "factorized":
+        return False
+    if any(execution.shared_from for execution in found.executions):
+        return False
+    return bool(found.executions) and found.outcome not in _CUT and not _spoiled(run)
+
+
+def _spoiled(run: Run) -> bool:
+    """Whether something was in the run's way that no version can help: evidence for or against none."""
+    assert isinstance(run.result, Trajectory)
+    executions, worked = run.result.executions, {call.sub_query for call in run.calls}
+    if any(one.outcome == "model_failed" and index not in worked for index, one in enumerate(executions)):
+        return True  # nobody was asked, because too many calls had failed before
+    outcomes = {run.result.outcome, *(execution.outcome for execution in executions)}
+    return not outcomes.isdisjoint(_SPOILED) or any(
+        call.outcome == "unreachable" or (call.purpose == "fallback" and call.executor_version is None)
+        for call in run.calls
+    )
+
+
+def _began_with(run: Run) -> str | None:
+    """The version that worked in the run, or was to."""
+    calls = [call for call in run.calls if call.role == "execution"]
+    return min(calls, key=lambda call: call.number).executor_version if calls else None
+
+
+def _side(result: object, calls: Iterable[Call], version: str | None) -> Side:
+    """What came of a run with `version`; where another one had to step in, it has failed."""
+    assert isinstance(result, Trajectory)
+    failed = any(execution.failed or execution.executor != version for execution in result.executions)
+    return Side(result.answer, failed, _tokens(calls))
+
+
+def _tokens(calls: Iterable[Call]) -> int:
+    return sum(call.usage.total_tokens for call in calls if call.role == "execution" and call.usage)
+
+
+def _ignore(_event: Event) -> None:
+    """Listen to nothing."""

@@ -1,0 +1,300 @@
+"""Versions of the executor: putting them on record, to work, and out of service, by an operator or by the gate."""
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+import msgspec
+import structlog
+
+from router.errors import BadRequest, BadVersion, StoreFailed
+from router.versions.book import (
+    DecidedBy,
+    Decision,
+    ExecutorVersion,
+    Traffic,
+    TrialFigures,
+    VersionBook,
+    VersionState,
+    traffic_of,
+)
+from router.versions.gate import GateRule, decide, figures_of
+
+
+class Draft:
+    """Changes versions, and writes down why; of no effect until a book takes it."""
+
+    def __init__(
+        self, versions: Sequence[ExecutorVersion], decided_by: DecidedBy, figures: TrialFigures | None = None
+    ) -> None:
+        """`versions`: all that are on record. `figures`: what the decisions rest on."""
+        self.expected, self.decisions = tuple(versions), list[Decision]()
+        self._by, self._figures = decided_by, figures
+        self._now = {version.version: version for version in versions}
+
+    @property
+    def changed(self) -> list[ExecutorVersion]:
+        """Those that are to be replaced."""
+        return [self._now[version.version] for version in self.expected if self._now[version.version] != version]
+
+    @property
+    def active(self) -> ExecutorVersion | None:
+        """The version that is active by now."""
+        return next((version for version in self._now.values() if version.state == "active"), None)
+
+    @property
+    def candidate(self) -> ExecutorVersion | None:
+        """The version that is shadow or canary by now."""
+        return next((version for version in self._now.values() if version.state in ("shadow", "canary")), None)
+
+    def find(self, name: str) -> ExecutorVersion:
+        """A version by its name. Raises `BadRequest`."""
+        if name not in self._now:
+            raise BadRequest(f"version {name!r}: is not on record; register it, or list those that are.")
+        return self._now[name]
+
+    def move(
+        self, version: ExecutorVersion, state: VersionState, decision: str, reason: str = "", share: float = 0.0
+    ) -> None:
+        """Bring a version into a state; where it is in it, only its share changes, and its trial goes on."""
+        now = time.time()
+        state_at = version.state_at if version.state == state else now
+        moved = msgspec.structs.replace(version, state=state, share=share, state_at=state_at)
+        self._now[version.version] = moved
+        self.decisions.append(
+            Decision(version.version, decision, version.state, state, self._by, now, reason, self._figures)
+        )
+
+    def stop_candidate(self, reason: str) -> None:
+        """Ask nothing any more of the version that is tried, if there is one."""
+        if candidate := self.candidate:
+            self.move(candidate, "registered", "stop", reason)
+
+    def promote(self, version: ExecutorVersion, reason: str = "") -> None:
+        """Make a version the active one, and retire the one that is."""
+        if active := self.active:
+            self.move(active, "retired", "retire", f"{version.version} is active now.")
+        self.move(version, "active", "promote", reason)
+
+    def restore(self, active: ExecutorVersion) -> None:
+        """Roll the active version back to the one that was retired last. Raises `BadRequest` where there is none."""
+        retired = [version for version in self._now.values() if version.state == "retired"]
+        if not retired:
+            raise BadRequest(
+                f"version {active.version!r}: no version was active before it, so there is none to go back to; promote "
+                "another one instead."
+            )
+        self.move(active, "rolled_back", "roll_back")
+        before = max(retired, key=lambda version: version.state_at)
+        self.move(before, "active", "promote", f"{active.version} was rolled back.")
+
+
+_log = structlog.get_logger("versions")
+_NAME = re.compile(r"executor-[0-9]{6,}")
+_ATTEMPTS = 5
+MOST_DECISIONS = 1000
+"""Decisions that are read at once."""
+
+
+class Versions:
+    """Decides which versions work for whom. Every method raises `StoreFailed`."""
+
+    def __init__(
+        self,
+        book: VersionBook,
+        load: Callable[[str], Awaitable[str]],
+        gate: GateRule | None = None,
+        canary_share: float = 0.2,
+    ) -> None:
+        """`load` verifies a published version, loads it where executors run, and returns its manifest as JSON; it
+        raises `BadVersion`. `gate`: None leaves every decision to operators. `canary_share`: of the runs that a shadow
+        which passes goes on to work for.
+        """
+        self._book, self._load, self._gate, self._canary_share = book, load, gate, canary_share
+        self._noted: tuple[str, float, TrialFigures] | None = None
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when a version has come into another state through here."""
+
+    async def traffic(self) -> Traffic:
+        """Who works for whom by now. Raises `BadVersion` where no version is active."""
+        traffic = traffic_of(await self._book.versions())
+        if traffic is None:
+            raise BadVersion("no version of the executor is active; promote one.")
+        return traffic
+
+    async def figures(self, version: ExecutorVersion) -> TrialFigures | None:
+        """What a version has shown in its trial; None where it is not on trial."""
+        match version.state:
+            case "shadow" | "canary" as stage:
+                pairs = await self._book.pairs(version.version, stage, version.state_at)
+                return await asyncio.to_thread(figures_of, pairs, self._gate)
+        return None
+
+    async def decisions(self, version: str | None = None, after: int = 0) -> Sequence[Decision]:
+        """What was decided, on one version or on all, with numbers greater than `after`: oldest first, at most
+        `MOST_DECISIONS`.
+        """
+        return await self._book.decisions(version, after, MOST_DECISIONS)
+
+    async def ensure_base(self, name: str, manifest: str = "") -> None:
+        """Make a version that the config names the active one, where none is. `manifest`: empty for a model itself."""
+
+        def plan(draft: Draft) -> None:
+            if draft.active is None:
+                draft.promote(draft.find(name), "It is what the config names, and no version was active.")
+
+        if all(version.version != name for version in await self._book.versions()):
+            with suppress(BadRequest):  # another gateway was quicker
+                await self._add(name, manifest, "config", "The config names it.")
+        await self._change(plan, "config")
+
+    async def register(self, name: str) -> ExecutorVersion:
+        """Put a published version on record, once it is loaded. Raises `BadRequest` for a name that is none or is
+        taken, and what `load` raises.
+        """
+        if not _NAME.fullmatch(name):
+            raise BadRequest(f"version {name!r}: is no version's name; those are like executor-000001.")
+        if any(version.version == name for version in await self._book.versions()):
+            raise BadRequest(f"version {name!r}: is on record already; names are used once.")
+        return await self._add(name, await self._load(name), "operator")
+
+    async def set_traffic(self, name: str, state: VersionState, share: float = 0.0) -> ExecutorVersion:
+        """Let a version run beside the active one (`shadow`), work for a share of the runs (`canary`, more than 0 and
+        at most 1), or do nothing (`registered`). Another one that is tried gives way. Raises `BadRequest`, and what
+        `load` raises.
+        """
+        if state not in ("registered", "shadow", "canary"):
+            raise BadRequest(f"state: a version cannot be set {state}; set it registered, shadow or canary.")
+        if state == "canary" and not 0 < share <= 1:
+            raise BadRequest(f"canary_share is {share:g}; it must be more than 0 and at most 1.")
+        if state != "canary" and share:
+            raise BadRequest(f"canary_share is {share:g}; only a canary has one.")
+
+        def plan(draft: Draft) -> None:
+            version = draft.find(name)
+            if version.state == "active":
+                raise BadRequest(f"version {name!r}: is active; promote another one, or roll it back.")
+            if (version.state, version.share) == (state, share):
+                return
+            if state != "registered" and draft.candidate != version:
+                draft.stop_candidate(f"{name} is tried instead.")
+            draft.move(version, state, "stop" if state == "registered" else state, share=share)
+
+        if state != "registered":
+            await self._check_loaded(name)
+        return (await self._change(plan, "operator")).find(name)
+
+    async def promote(self, name: str) -> ExecutorVersion:
+        """Make a version the active one. Raises `BadRequest`, and what `load` raises."""
+
+        def plan(draft: Draft) -> None:
+            version = draft.find(name)
+            if version.state == "active":
+                raise BadRequest(f"version {name!r}: is active already.")
+            draft.promote(version)
+
+        await self._check_loaded(name)
+        return (await self._change(plan, "operator")).find(name)
+
+    async def roll_back(self, name: str) -> ExecutorVersion | None:
+        """Take a version that is tried, or is active, out of service; the version that is active then. Raises
+        `BadRequest`, also where no version was active before.
+        """
+
+        def plan(draft: Draft) -> None:
+            version = draft.find(name)
+            match version.state:
+                case "shadow" | "canary":
+                    draft.move(version, "rolled_back", "roll_back")
+                case "active":
+                    draft.restore(version)
+                case _:
+                    raise BadRequest(f"version {name!r}: is {version.state}, so nothing is to be taken from it.")
+
+        return (await self._change(plan, "operator")).active
+
+    async def review(self) -> None:
+        """Let the gate decide on the version that is tried. Of no effect where another process changes versions
+        meanwhile; the next review sees what came of it.
+        """
+        versions = await self._book.versions()
+        traffic = traffic_of(versions)
+        if self._gate is None or traffic is None or traffic.candidate is None or traffic.stage is None:
+            return
+        candidate = next(version for version in versions if version.version == traffic.candidate)
+        pairs = await self._book.pairs(candidate.version, traffic.stage, candidate.state_at)
+        verdict, figures, reason = await asyncio.to_thread(decide, pairs, self._gate)
+        draft = Draft(versions, "gate", figures)
+        if verdict == "wait":
+            await self._wait(draft, candidate, figures, reason)
+            return
+        if verdict == "roll_back":
+            draft.move(candidate, "rolled_back", "roll_back", reason)
+        elif verdict == "stop":
+            draft.move(candidate, "registered", "stop", reason)
+        elif traffic.stage == "shadow":
+            draft.move(candidate, "canary", "canary", reason, self._canary_share)
+        else:
+            draft.promote(candidate, reason)
+        await self._take(draft)
+
+    async def list(self) -> "list[tuple[ExecutorVersion, TrialFigures | None]]":
+        """All versions, newest first, each with what it has shown in its trial; None where it is not on trial."""
+        return [(version, await self.figures(version)) for version in await self._book.versions()]
+
+    async def _add(self, name: str, manifest: str, decided_by: DecidedBy, reason: str = "") -> ExecutorVersion:
+        now = time.time()
+        version = ExecutorVersion(name, "registered", 0.0, now, now, manifest)
+        decision = Decision(name, "register", None, "registered", decided_by, now, reason)
+        await self._book.add(version, decision)
+        _tell(decision)
+        return version
+
+    async def _check_loaded(self, name: str) -> None:
+        """Raise where the files of a version are not what they were when it was registered."""
+        manifest = Draft(await self._book.versions(), "operator").find(name).manifest
+        if manifest and await self._load(name) != manifest:
+            raise BadVersion(f"{name}: is not what was registered; names are used once, so publish it as the next one.")
+
+    async def _change(self, plan: Callable[[Draft], None], decided_by: DecidedBy) -> Draft:
+        """Carry out a plan, anew where others were quicker."""
+        for _ in range(_ATTEMPTS):
+            draft = Draft(await self._book.versions(), decided_by)
+            plan(draft)
+            if not draft.decisions or await self._take(draft):
+                return draft
+        raise StoreFailed("Other processes keep changing versions of the executor; try again.")
+
+    async def _take(self, draft: Draft) -> bool:
+        if not await self._book.change(draft.expected, draft.changed, draft.decisions):
+            return False
+        for decision in draft.decisions:
+            _tell(decision)
+        self.on_change()
+        return True
+
+    async def _wait(self, draft: Draft, candidate: ExecutorVersion, figures: TrialFigures, reason: str) -> None:
+        """Note that there is no decision yet, unless nothing has come since the last note."""
+        noted = candidate.version, candidate.state_at, figures
+        if not figures.trials or noted == self._noted:
+            return
+        draft.move(candidate, candidate.state, "wait", reason, candidate.share)
+        await self._book.wait(draft.decisions[-1])
+        self._noted = noted
+        _tell(draft.decisions[-1])
+
+
+def _tell(decision: Decision) -> None:
+    figures = decision.figures
+    known: dict[str, object] = {} if figures is None else {"trials": figures.trials, "judged": figures.judged}
+    known |= {} if figures is None else {each.measure: (each.in_favour, each.against) for each in figures.evidence}
+    _log.info(
+        "gate.decided" if decision.decided_by == "gate" else "version.decided",
+        version=decision.version,
+        decision=decision.decision,
+        state=decision.to_state,
+        reason=decision.reason,
+        **known,
+    )
