@@ -26,7 +26,7 @@ from router.ledger.reconciliation import VLLMCounts
 from router.store.accounts import SQLAccounts
 from router.store.database import Database
 from router.store.schema import CALLS
-from serving.retrieval.atomic_file import write_atomically
+from serving.files import write_atomically
 
 
 class Figures(msgspec.Struct, frozen=True):

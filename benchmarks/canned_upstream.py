@@ -22,7 +22,7 @@ from aiohttp import web
 from router.edge.grpc.server import Server
 from router.models.openai_wire import REQUEST_ID
 from router.protocol.evidence import Passage
-from serving.retrieval.grpc_service import RetrievalServicer
+from serving.retrieval.services import RetrievalServicer
 
 CALLS_A_QUESTION = 8
 _PASSAGE = Passage("p1", "Heat", "Heat is a film by Michael Mann, who was born in Chicago in 1943.", 0.9)

@@ -26,8 +26,8 @@ from benchmarks.chaos_engines import Engines, engines_killed
 from benchmarks.chaos_faults import Faulty, faulty
 from benchmarks.chaos_questions import ANSWERED, Load, Told
 from benchmarks.chaos_replica import Replica, one_dead
+from serving.files import write_atomically
 from serving.logs import errors_only
-from serving.retrieval.atomic_file import write_atomically
 
 _PARTS = ("faults", "replica", "engines")
 _MOST_GROWTH = _MOST_SLOWER = 0.1

@@ -21,8 +21,8 @@ from benchmarks.child import child
 from benchmarks.mini_deployment import demo_questions
 from executor_sft.miniworld.config import write_config
 from router.runs.live import meanwhile
-from serving.config import Config, ReuseConfig, RoleConfig, RolesConfig
-from serving.config_file import load_config, preset
+from serving.config.config import Config, ReuseConfig, RoleConfig, RolesConfig
+from serving.config.file import load_config, preset
 
 _TIMEOUT_S, _FIRST_TOKEN_S, _CALL_S = 30.0, 10.0, 20.0
 _PAUSE_S = 1.0

@@ -13,8 +13,8 @@ from benchmarks.chaos_orders import Proxies
 from benchmarks.child import child
 from benchmarks.process_meter import ProcessMeter
 from executor_sft.miniworld.config import write_config
-from serving.config import Config, RoleConfig
-from serving.config_file import load_config
+from serving.config.config import Config, RoleConfig
+from serving.config.file import load_config
 
 BACKBONES, EXECUTORS = 2, 3
 """Replicas; the proxies' order is that."""

@@ -24,8 +24,8 @@ from router.models.openai_wire import REQUEST_ID
 from router.protocol.evidence import Passage
 from router.search.retrieval import Retriever
 from serving.logs import errors_only
-from serving.retrieval.grpc_service import RetrievalServicer
 from serving.retrieval.remote import RemoteRetriever
+from serving.retrieval.services import RetrievalServicer
 
 State = Literal["well", "gone", "silent"]
 _LEFT = aiohttp.ClientError, ConnectionError

@@ -19,8 +19,8 @@ from benchmarks.study.repricing import PUBLISHED_RATIO, CostRow, Costs, as_booke
 from benchmarks.study.traffic import Traffic, of_store, of_traces
 from router.errors import BadConfig
 from router.trace.call import Price, RoleName
+from serving.config.prices import listed_price
 from serving.logs import errors_only
-from serving.prices import listed_price
 
 
 class WhatIf(msgspec.Struct, frozen=True):

@@ -33,7 +33,7 @@ from router.store.database import Database
 from router.store.schema import CALLS, RUNS
 from router.trace.run import Run
 from router.trace.values import Trajectory
-from serving.retrieval.atomic_file import write_atomically
+from serving.files import write_atomically
 
 
 class Figures(msgspec.Struct, frozen=True):

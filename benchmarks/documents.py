@@ -15,7 +15,7 @@ from rich.table import Table
 
 from router.errors import BadCorpus
 from router.protocol.evidence import Passage
-from serving.retrieval.atomic_file import write_atomically
+from serving.files import write_atomically
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import MiniLM
 from serving.retrieval.index import Index

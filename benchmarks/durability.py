@@ -22,7 +22,7 @@ from rolegate.client import AsyncClient
 
 from benchmarks.canned_config import canned_config
 from benchmarks.child import child
-from serving.retrieval.atomic_file import write_atomically
+from serving.files import write_atomically
 
 
 class Figures(msgspec.Struct, frozen=True):

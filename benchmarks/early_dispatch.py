@@ -26,7 +26,7 @@ from rolegate.client import AsyncClient
 
 from benchmarks.canned_config import canned_config
 from benchmarks.child import child
-from serving.retrieval.atomic_file import write_atomically
+from serving.files import write_atomically
 
 Executors = Literal["fast", "usual", "slow"]
 Engine = Literal["shared", "alone"]

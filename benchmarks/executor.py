@@ -43,10 +43,10 @@ from router.store.archive import SQLArchive
 from router.store.database import Database
 from router.trace.run import Run
 from router.trace.values import Execution
-from serving.config import Config, RolesConfig
-from serving.config_file import load_config, preset
+from serving.config.config import Config, RolesConfig
+from serving.config.file import load_config, preset
+from serving.files import write_atomically
 from serving.logs import errors_only
-from serving.retrieval.atomic_file import write_atomically
 
 _PATIENCE_S = 600.0
 

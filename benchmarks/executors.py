@@ -20,10 +20,10 @@ from executor_sft.miniworld.world import World
 from executor_sft.rollouts import Question
 from executor_sft.workbench import workbench
 from router.errors import BadConfig
-from serving.config import Config
-from serving.config_file import load_config, preset
+from serving.config.config import Config
+from serving.config.file import load_config, preset
+from serving.files import write_atomically
 from serving.logs import errors_only
-from serving.retrieval.atomic_file import write_atomically
 
 _AT_ONCE = 32
 """Questions: engines without a GPU take hardly longer for many sequences than for one."""

@@ -34,10 +34,10 @@ from executor_sft.workbench import Workbench, workbench
 from router.errors import RolegateError
 from router.models.model import ScriptedModel
 from router.trace.values import Execution
-from serving.config_file import load_config, preset
-from serving.engine import Tell
+from serving.config.file import load_config, preset
+from serving.engines.engine import Tell
+from serving.files import write_atomically
 from serving.logs import errors_only
-from serving.retrieval.atomic_file import write_atomically
 
 _AT_ONCE = 32
 _ARMS = ("unfiltered", "filtered", "gold")

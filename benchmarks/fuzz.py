@@ -22,7 +22,7 @@ from benchmarks.cpu_time import cpu_s
 from benchmarks.floods import READERS, floods
 from benchmarks.fuzz_targets import SEEDS, TARGETS, WORDS
 from router.errors import BadConfig
-from serving.retrieval.atomic_file import write_atomically
+from serving.files import write_atomically
 
 _RUNS = re.compile(r"^Done (\d+) runs", re.MULTILINE)
 _SLOWEST = re.compile(r"^slowest (\d+) (.*)$", re.MULTILINE)

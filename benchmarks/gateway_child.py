@@ -18,9 +18,9 @@ import structlog
 from router.ledger.journal import NoJournal
 from router.runs.live import meanwhile
 from serving.composition import running_gateway
-from serving.config_file import load_config
-from serving.garbage import collect_seldom
+from serving.config.file import load_config
 from serving.logs import errors_only
+from serving.signals import collect_seldom
 
 EVERY_S = 0.005
 """Between two looks at how late the event loop is."""

@@ -18,7 +18,7 @@ from benchmarks.canned_upstream import ChatRequest
 from benchmarks.hostile_texts import any_hostile, plain
 from router.edge.grpc.server import Server
 from router.protocol.evidence import Passage
-from serving.retrieval.grpc_service import RetrievalServicer
+from serving.retrieval.services import RetrievalServicer
 
 _NO_REPLY = 0.1
 """The share of replies that are none."""

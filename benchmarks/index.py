@@ -22,7 +22,7 @@ from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.world import World
 from router.errors import RolegateError
 from router.protocol.evidence import Passage
-from serving.retrieval.atomic_file import write_atomically
+from serving.files import write_atomically
 from serving.retrieval.embedder import MiniLM
 
 _BYTES_A_VECTOR = 4 * MiniLM.dimension

@@ -43,8 +43,8 @@ from benchmarks.child import child
 from benchmarks.gateway_child import EVERY_S
 from benchmarks.hostile_texts import any_hostile, plain
 from benchmarks.process_meter import ProcessMeter
+from serving.files import write_atomically
 from serving.logs import errors_only
-from serving.retrieval.atomic_file import write_atomically
 
 _ROUNDS = 10
 _LONGEST_S = 60.0

@@ -32,11 +32,11 @@ from executor_sft.miniworld.questions import Question
 from executor_sft.miniworld.world import World
 from executor_sft.step import Step, read_manifest
 from router.errors import RolegateError
-from serving.config import Config
-from serving.config_file import load_config, preset
-from serving.engine import Tell
+from serving.config.config import Config
+from serving.config.file import load_config, preset
+from serving.engines.engine import Tell
+from serving.files import write_atomically
 from serving.logs import errors_only
-from serving.retrieval.atomic_file import write_atomically
 
 _REGISTERED = ExecutorVersionState.EXECUTOR_VERSION_STATE_REGISTERED
 _NOTES = "asked.jsonl"

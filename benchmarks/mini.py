@@ -24,10 +24,10 @@ from executor_sft.miniworld.config import over
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
 from serving.composition import running_gateway
-from serving.config import ReuseConfig
-from serving.config_file import load_config, preset
+from serving.config.config import ReuseConfig
+from serving.config.file import load_config, preset
+from serving.files import write_atomically
 from serving.logs import errors_only
-from serving.retrieval.atomic_file import write_atomically
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

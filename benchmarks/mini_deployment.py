@@ -11,12 +11,12 @@ from executor_sft.miniworld.config import write_config
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
 from router.edge.grpc.server import Server
-from serving.config import Config, DistillationConfig, ReuseConfig, RoleConfig, RolesConfig
-from serving.config_file import load_config, preset
-from serving.engine import Tell
-from serving.retrieval.grpc_service import RetrievalServicer
-from serving.retrieval.open_retriever import open_retriever
-from serving.slow_parts import slow_parts
+from serving.config.config import Config, DistillationConfig, ReuseConfig, RoleConfig, RolesConfig
+from serving.config.file import load_config, preset
+from serving.engines.engine import Tell
+from serving.retrieval.opening import open_retriever
+from serving.retrieval.services import RetrievalServicer
+from serving.startup import slow_parts
 
 
 class MiniDeployment(msgspec.Struct, frozen=True):

@@ -17,8 +17,8 @@ from executor_sft.miniworld.config import write_config
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
 from router.errors import BadConfig
-from serving.config import EngineConfig
-from serving.config_file import load_config, preset
+from serving.config.config import EngineConfig
+from serving.config.file import load_config, preset
 
 SIZES = ("small", "medium", "large")
 """From the smallest to the largest."""

@@ -30,7 +30,7 @@ from benchmarks.asking import at_rate, in_flight
 from benchmarks.canned_gateway import canned_gateway
 from benchmarks.overhead_litellm import Figures as BesideLiteLLM
 from benchmarks.overhead_litellm import beside_litellm
-from serving.retrieval.atomic_file import write_atomically
+from serving.files import write_atomically
 
 _PARTS = ("cost", "latency", "scale", "litellm")
 _WARM = 64

@@ -25,8 +25,8 @@ from benchmarks.mini_deployment import demo_questions, mini_deployment
 from router.store.database import Database
 from router.store.schema import CALLS
 from serving.composition import running_gateway
+from serving.files import write_atomically
 from serving.logs import errors_only
-from serving.retrieval.atomic_file import write_atomically
 
 
 class Figures(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from benchmarks.study.report_pages import Report
 from benchmarks.study.report_table import ReportTable
 from benchmarks.study.study_data import Study, read_study
 from benchmarks.study.tables import paper_tables
-from serving.retrieval.atomic_file import write_atomically
+from serving.files import write_atomically
 
 _FEW = 50
 """Questions below which a report warns: the 95 % interval of a share is then more than 28 points wide."""

@@ -20,12 +20,11 @@ from rich.table import Table
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.datasets.reader import read_entries
 from router.errors import BadCorpus
-from serving.retrieval.atomic_file import write_atomically
+from serving.files import write_atomically
 from serving.retrieval.build import build_index
+from serving.retrieval.dense import Hit
 from serving.retrieval.embedder import Embedder, MiniLM
-from serving.retrieval.fusion import DEPTH, fuse
-from serving.retrieval.hit import Hit
-from serving.retrieval.index import Index
+from serving.retrieval.index import DEPTH, Index, fuse
 
 CUTS = (1, 3, 5, 10)
 WHOLE, AS_MANY, SUB_QUESTIONS = "question", "question, as many passages", "gold sub-questions"

@@ -26,7 +26,7 @@ from rich.table import Table
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.world import World
 from router.protocol.evidence import Passage
-from serving.retrieval.atomic_file import write_atomically
+from serving.files import write_atomically
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import Embedder, MiniLM, Vectors
 from serving.retrieval.index import Index

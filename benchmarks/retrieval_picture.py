@@ -6,7 +6,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.retrieval import CUTS, SUB_QUESTIONS, Figures
-from serving.retrieval.atomic_file import replacing
+from serving.files import replacing
 
 _LABELS = {SUB_QUESTIONS: f"{SUB_QUESTIONS}, k each"}
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from serving.versions.folder import verified, write_version
-from serving.versions.manifest import MANIFEST
+from serving.engines.versions import MANIFEST, verified, write_version
 
 _WEIGHTS = "adapter_model.safetensors"
 _TIMES = 2

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from benchmarks.child import child
 from router.calls.health import Readiness
-from serving.beside import Beside
 from serving.composition import running_gateway
-from serving.config_file import load_config
+from serving.config.file import load_config
+from serving.engines.beside import Beside
 from serving.logs import errors_only
-from serving.slow_parts import slow_parts
+from serving.startup import slow_parts
 
 
 def _no_retriever(*, cpu_threads: int) -> AbstractAsyncContextManager[None]:

@@ -29,8 +29,8 @@ from benchmarks.study.weights import weights_of
 from executor_sft.config_settings import config_settings
 from executor_sft.step import Step, digest_of
 from router.errors import BadRequest
+from serving.files import write_atomically
 from serving.logs import errors_only
-from serving.retrieval.atomic_file import write_atomically
 
 
 def main(arguments: Sequence[str]) -> int:

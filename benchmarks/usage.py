@@ -25,7 +25,7 @@ from router.store.database import Database
 from router.store.schema import CALLS, RUNS
 from router.store.spending import COUNTS, sums_of_calls
 from router.store.usage import HOUR_S, usage_in
-from serving.retrieval.atomic_file import write_atomically
+from serving.files import write_atomically
 
 _DAY_S = 24 * HOUR_S
 _TIMES = 5

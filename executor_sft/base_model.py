@@ -9,7 +9,7 @@ from executor_sft.recipe import Recipe
 from executor_sft.row import Row
 from executor_sft.step import digest_of, read_manifest
 from router.errors import BadConfig
-from serving.versions.folder import WEIGHTS
+from serving.engines.versions import WEIGHTS
 
 
 def base_files(model: Path, dataset: Path) -> dict[str, Path]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from serving.config import Config, RoleConfig
+from serving.config.config import Config, RoleConfig
 
 
 def config_settings(config: Config, also: Mapping[str, RoleConfig | None] = {}) -> dict[str, Any]:

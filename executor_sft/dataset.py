@@ -26,7 +26,7 @@ from router.errors import BadConfig
 from router.models.model import Completion, Message
 from router.protocol.turns import ReportTurn, Search, parse_turn
 from router.trace.values import Execution
-from serving.extras import need
+from serving.dependencies import need
 
 RESULT = "rows.parquet"
 NEEDED = ("pyarrow", "transformers")

@@ -28,10 +28,10 @@ from router.protocol.scoring import exact_match, token_f1
 from router.search.executor import Executor
 from router.trace.values import Trajectory
 from serving.cli.options import add_config, chosen_config
-from serving.config import Config
+from serving.config.config import Config
+from serving.engines.versions import MANIFEST
+from serving.files import write_atomically
 from serving.logs import errors_only
-from serving.retrieval.atomic_file import write_atomically
-from serving.versions.manifest import MANIFEST
 
 BASE, TEACHER = "base", "teacher"
 RESULT = "evaluation.json"

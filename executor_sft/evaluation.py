@@ -6,7 +6,7 @@ from statistics import fmean
 import msgspec
 
 from executor_sft.bootstrap import Difference, paired_difference
-from serving.config import SearchConfig
+from serving.config.config import SearchConfig
 
 
 class Executed(msgspec.Struct, frozen=True):

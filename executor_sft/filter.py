@@ -24,7 +24,7 @@ from executor_sft.questions import normal_question
 from executor_sft.rollouts import Rollout, Sample, SubQueryRollout, Verdict
 from executor_sft.step import Step
 from router.errors import BadConfig
-from serving.retrieval.atomic_file import write_atomically
+from serving.files import write_atomically
 
 RESULT = "kept.jsonl"
 Who = Literal["student", "teacher"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from serving.retrieval.atomic_file import replacing
+from serving.files import replacing
 
 _SMOOTHED = 20
 """Steps of the running mean."""

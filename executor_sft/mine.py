@@ -25,13 +25,12 @@ from router.errors import BadConfig, BadRequest
 from router.runs.archive import RunFilter
 from router.store.archive import SQLArchive
 from router.trace.call import Price
-from serving.cli.moment import FORMATS, moment
-from serving.cli.opened_store import opened_store
-from serving.cli.options import chosen_config
-from serving.config import Config
+from serving.cli.options import FORMATS, chosen_config, moment
+from serving.cli.store import opened_store
+from serving.config.config import Config
+from serving.config.prices import price_of
+from serving.files import write_atomically
 from serving.logs import errors_only
-from serving.prices import price_of
-from serving.retrieval.atomic_file import write_atomically
 
 SELECTION = "selection.json"
 

@@ -22,9 +22,8 @@ from executor_sft.train import MODEL
 from router.errors import BadConfig, BadVersion
 from serving.cli.connection import add_certificates, with_client
 from serving.cli.options import add_config, chosen_config, host_port
-from serving.config import Config
-from serving.versions.folder import base_sha256, verified, write_version
-from serving.versions.manifest import MANIFEST, VersionManifest
+from serving.config.config import Config
+from serving.engines.versions import MANIFEST, VersionManifest, base_sha256, verified, write_version
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -20,8 +20,8 @@ from executor_sft.step import read_manifest
 from router.errors import BadConfig
 from serving.cli.connection import access, add_connection
 from serving.cli.options import add_config, chosen_config, chosen_file
-from serving.extras import need
-from serving.versions.folder import base_sha256
+from serving.dependencies import need
+from serving.engines.versions import base_sha256
 
 
 def main(arguments: Sequence[str]) -> int:

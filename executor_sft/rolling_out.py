@@ -12,8 +12,8 @@ from executor_sft.roller import Roller
 from executor_sft.rollouts import Question, Rollout
 from executor_sft.workbench import Workbench
 from router.errors import BadConfig, OutOfTime, RolegateError, UpstreamError, UpstreamUnavailable
-from serving.config import Config, RoleConfig
-from serving.retrieval.atomic_file import replacing
+from serving.config.config import Config, RoleConfig
+from serving.files import replacing
 
 ROLLOUTS, CALLS = "rollouts.jsonl", "calls.jsonl"
 _HOPELESS = 5

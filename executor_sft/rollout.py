@@ -25,7 +25,7 @@ from executor_sft.step import Step
 from executor_sft.workbench import workbench
 from router.errors import BadConfig
 from serving.cli.options import add_config, chosen_config
-from serving.config import Config
+from serving.config.config import Config
 from serving.logs import errors_only
 
 

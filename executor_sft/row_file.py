@@ -6,7 +6,7 @@ from typing import Any
 
 from executor_sft.row import Row
 from router.errors import BadConfig
-from serving.retrieval.atomic_file import replacing
+from serving.files import replacing
 
 _COLUMNS = ("prompt_ids", "completion_ids", "turn", "trajectory")
 

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from router.errors import BadConfig
-from serving.retrieval.atomic_file import write_atomically
-from serving.retrieval.digest import sha256_of
+from serving.files import sha256_of, write_atomically
 
 _BEGUN, MANIFEST = "begun.json", "manifest.json"
 _MOST_TOLD, _LONGEST_TOLD = 5, 80

@@ -28,9 +28,9 @@ from executor_sft.row_file import read_rows
 from executor_sft.step import Step, read_manifest
 from executor_sft.trained_model import save_trained
 from router.errors import BadConfig
-from serving.extras import need
-from serving.retrieval.atomic_file import write_atomically
-from serving.versions.folder import base_sha256
+from serving.dependencies import need
+from serving.engines.versions import base_sha256
+from serving.files import write_atomically
 
 MODEL, LOSS, CURVE = "model", "loss.jsonl", "loss.png"
 _CHECKPOINTS, _STATE = "checkpoints", "trainer_state.json"

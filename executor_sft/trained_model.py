@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from serving.retrieval.atomic_file import flush
+from serving.files import flush
 
 
 def save_trained(trainer: Any, base: Path, folder: Path) -> None:

@@ -27,14 +27,14 @@ from router.search.loop import Search, Topology
 from router.search.retrieval import IndexRetriever
 from router.trace.call import RoleName
 from router.trace.values import TopologyName
-from serving.config import Config, RoleConfig
-from serving.engine import Tell
-from serving.readiness import missing
-from serving.retrieval.open_retriever import open_retriever
+from serving.config.config import Config, RoleConfig
+from serving.config.secrets import missing
+from serving.engines.engine import Tell
+from serving.engines.loading import MOST_LOADED
+from serving.retrieval.opening import open_retriever
 from serving.roles import new_role
-from serving.slow_parts import slow_parts
+from serving.startup import slow_parts
 from serving.topologies import ROLE_OF, executor_limits, new_search, new_topology, role_configs
-from serving.versions.loading import MOST_LOADED
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,18 +46,18 @@ from router.versions.gate import GateRule
 from router.versions.routing import Executors
 from router.versions.trials import Trials
 from router.versions.versions import Versions
-from serving.beside import Beside
-from serving.config import Config, ServerConfig
-from serving.engine import Tell
-from serving.readiness import missing
+from serving.config.config import Config, ServerConfig
+from serving.config.secrets import missing
+from serving.engines.beside import Beside
+from serving.engines.engine import Tell
+from serving.engines.loading import Loading
 from serving.reserved_port import reserved
-from serving.retrieval.grpc_service import RetrievalServicer
-from serving.retrieval.open_retriever import open_retriever
+from serving.retrieval.opening import open_retriever
+from serving.retrieval.services import RetrievalServicer
 from serving.roles import all_roles, deployments, new_role
-from serving.slow_parts import engines_and_retriever
-from serving.telemetry.open_observers import Watched, open_observers
+from serving.startup import engines_and_retriever
+from serving.telemetry.observers import Watched, open_observers
 from serving.topologies import executor_limits, new_search, new_topology
-from serving.versions.loading import Loading
 
 _UPSTREAM_CONNECTIONS = 1000
 

@@ -18,9 +18,9 @@ from router.models.openai_client import OpenAIHTTP
 from router.models.session import Bodies
 from router.trace.call import Price, RoleName
 from router.trace.values import TopologyName
-from serving.config import Config, RoleConfig
-from serving.prices import prices_of
-from serving.readiness import api_key
+from serving.config.config import Config, RoleConfig
+from serving.config.prices import prices_of
+from serving.config.secrets import api_key
 from serving.topologies import ROLE_OF, role_configs
 
 

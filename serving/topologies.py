@@ -14,7 +14,7 @@ from router.search.loop import Search, Topology
 from router.search.retrieval import Retriever
 from router.trace.call import RoleName
 from router.trace.values import TopologyName
-from serving.config import Config, MainAgentConfig, RoleConfig, SearchConfig
+from serving.config.config import Config, MainAgentConfig, RoleConfig, SearchConfig
 
 ROLE_OF: dict[TopologyName, RoleName] = {
     "single_agent": "delegation",

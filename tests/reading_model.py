@@ -14,7 +14,7 @@ from aiohttp import web
 from router.models.model import end_at_stop
 from router.protocol.scope import words
 from router.trace.citation import sentences
-from serving.config_file import preset
+from serving.config.file import preset
 
 MODEL = "reading-model"
 _PROMPTS = preset("local").parents[1] / "prompts" / "full"

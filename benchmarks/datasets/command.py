@@ -17,7 +17,7 @@ from benchmarks.datasets.reader import FORMATS, read_entries
 from benchmarks.datasets.sampling import sample
 from router.protocol.evidence import Passage
 from serving.documents.rows import read_rows
-from serving.retrieval.atomic_file import replacing, write_atomically
+from serving.files import replacing, write_atomically
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from router.errors import BadCorpus
-from serving.documents.content import open_content
+from serving.documents.document import open_content
 
 Row = dict[str, Any]
 _FETCH = "it was cut off or damaged, so fetch it again"

@@ -13,9 +13,9 @@ from executor_sft.evaluate import adapter_name
 from router.errors import BadConfig
 from router.trace.call import RoleName
 from router.trace.values import TopologyName
-from serving.config import Config, RoleConfig, SearchConfig
-from serving.config_check import problems
-from serving.config_file import load_config, located, preset
+from serving.config.check import problems
+from serving.config.config import Config, RoleConfig, SearchConfig
+from serving.config.file import load_config, located, preset
 from serving.topologies import ROLE_OF, role_configs
 
 _SEARCHER = "shipped:prompts/full/searcher.txt"

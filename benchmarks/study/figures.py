@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.study.pareto import pareto_front
-from serving.retrieval.atomic_file import replacing
+from serving.files import replacing
 
 _EXECUTION, _DELEGATION = "#2166ac", "#b2182b"
 _INTERVAL = 1.96

@@ -9,7 +9,7 @@ import msgspec
 
 from router.errors import BadConfig
 from router.trace.values import TopologyName
-from serving.config_file import located
+from serving.config.file import located
 
 WITH_EXECUTOR = ("factorized", "searcher")
 """Topologies whose executor is a model of its own."""

@@ -6,7 +6,7 @@ import msgspec
 
 from benchmarks.study.cell import Prepared
 from router.trace.call import Call, Price, RoleName, RoleTotal, sum_known, totals
-from serving.prices import price_of
+from serving.config.prices import price_of
 
 Prices = Mapping[RoleName, Price | None]
 

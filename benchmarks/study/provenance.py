@@ -9,7 +9,7 @@ import msgspec
 
 from benchmarks.study.cell import Prepared
 from router.trace.call import RoleName
-from serving.config import Config, RoleConfig
+from serving.config.config import Config, RoleConfig
 from serving.retrieval.manifest import MANIFEST, read_manifest
 
 SHARED = ("embedder", "corpus_sha256", "index", "top_k", "versions")

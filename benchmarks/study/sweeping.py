@@ -19,8 +19,8 @@ from executor_sft.step import Step
 from executor_sft.workbench import Workbench, workbench
 from router.errors import BadConfig, OutOfTime, RolegateError, UpstreamError, UpstreamUnavailable
 from router.search.answerer import Judge
-from serving.config import RoleConfig
-from serving.engine import Tell
+from serving.config.config import RoleConfig
+from serving.engines.engine import Tell
 
 CELLS, CALLS, JUDGEMENTS = "cells", "calls.jsonl", "judgements.jsonl"
 _HOPELESS = 5

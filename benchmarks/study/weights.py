@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from serving.retrieval.digest import sha256_of
+from serving.files import sha256_of
 
 
 def weights_of(path: str) -> str:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from executor_sft.minimodel.stream import Batch
-from serving.processor import computes_in_bf16
+from serving.engines.engine import computes_in_bf16
 
 
 @dataclass(frozen=True, slots=True)

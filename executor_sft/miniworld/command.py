@@ -8,7 +8,7 @@ from executor_sft.miniworld.config import over, write_config
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
 from router.errors import BadConfig
-from serving.config_file import load_config, preset
+from serving.config.file import load_config, preset
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import tomlkit
 
-from serving.config import Config
-from serving.retrieval.atomic_file import write_atomically
+from serving.config.config import Config
+from serving.files import write_atomically
 
 
 def over(config: Config, world: Path) -> Config:

@@ -9,8 +9,7 @@ from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
 
 from router.edge.rendering import event_line, missed, source_line, sub_answer_from_proto
-from serving.cli.message_json import message_json
-from serving.cli.usage_table import usage_table
+from serving.cli.tables import message_json, usage_table
 
 _FROM_REPORTS = (
     pb.ANSWER_OUTCOME_ANSWERED,

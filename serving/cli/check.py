@@ -14,16 +14,16 @@ from router.errors import BadIndex
 from router.models.failures import without_userinfo
 from router.trace.call import RoleName
 from serving.cli.options import add_config, chosen_file, timeout
-from serving.config import Config
-from serving.config_check import problems
-from serving.config_file import read_config
+from serving.config.check import problems
+from serving.config.config import Config
+from serving.config.file import read_config
+from serving.config.secrets import missing
 from serving.live_check.cell import Cell
 from serving.live_check.estimate import TYPICAL
 from serving.live_check.live_check import Found, RoleFound, live_check
 from serving.logs import errors_only
-from serving.readiness import missing
-from serving.retrieval.identity import identity_of
 from serving.retrieval.manifest import read_manifest
+from serving.retrieval.opening import identity_of
 
 _MARKS = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[dim]–[/dim]"}
 

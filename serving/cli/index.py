@@ -13,13 +13,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from router.errors import BadConfig
 from serving.cli.options import add_config, chosen_config
-from serving.config import EmbedderConfig, EngineConfig, RetrievalConfig
-from serving.processor import cores
+from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig
+from serving.engines.engine import cores
 from serving.retrieval.adopt import adopt_index
 from serving.retrieval.build import Built, build_index
 from serving.retrieval.embedder import Embedder
-from serving.retrieval.open_embedder import open_embedder
-from serving.retrieval.stoppable import Check, stoppable
+from serving.retrieval.local_index import Check, stoppable
+from serving.retrieval.opening import open_embedder
 
 _BUILD = """Reads files and folders (text, Markdown, HTML, PDF, DOCX, JSON lines, Hugging Face datasets), cuts them into
 passages at sentence ends, and embeds them. Without PATH, everything is as the config says. Called again, it reads

@@ -14,10 +14,10 @@ from rich.prompt import Prompt
 
 from router.errors import BadConfig
 from serving.cli.options import CONFIG
-from serving.config import Config
-from serving.config_check import problems
-from serving.config_file import parse_config, preset
-from serving.retrieval.atomic_file import write_atomically
+from serving.config.check import problems
+from serving.config.config import Config
+from serving.config.file import parse_config, preset
+from serving.files import write_atomically
 
 _PRESETS = ("hosted", "one-gpu", "local")
 _ROLES = {"backbone": "delegation", "executor": "execution", "answerer": "answer"}

@@ -17,8 +17,8 @@ from router.access import Accounts, Key, new_key
 from router.errors import BadRequest
 from router.store.accounts import SQLAccounts
 from router.trace.identity import SCOPES
-from serving.cli.opened_store import opened_store
 from serving.cli.options import add_config, tenant_name
+from serving.cli.store import opened_store
 from serving.logs import errors_only
 
 _CREATE = """\

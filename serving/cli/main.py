@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib.metadata import entry_points, version
 
 from router.errors import RolegateError
-from serving.extras import missing_extra
+from serving.dependencies import missing_extra
 from serving.logs import plain_tracebacks
 from serving.terminal import complain, visible_output
 

@@ -20,7 +20,7 @@ from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 from router.edge.rendering import answer_from_proto, event_line, place
 from serving.cli.connection import add_connection, connection
 from serving.cli.options import timeout
-from serving.retrieval.limits import MAX_TOP_K
+from serving.retrieval.services import MAX_TOP_K
 
 _SETTING = """\
 Start a gateway with `rolegate serve`, and put this into the client's configuration:

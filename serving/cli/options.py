@@ -2,12 +2,13 @@
 
 import argparse
 import re
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from router.edge.listening import is_address
 from router.errors import BadConfig
-from serving.config import Config
-from serving.config_file import load_config, preset
+from serving.config.config import Config
+from serving.config.file import load_config, preset
 from serving.terminal import complain
 
 _MOST_TOKENS, _MOST_DOLLARS = 2**63, 2**63 / 1e9
@@ -76,3 +77,18 @@ def timeout(text: str) -> float:
     if not 0 < seconds < 86_400:
         raise BadConfig(f"--timeout {text}: give seconds between 0 and 86400.")
     return seconds
+
+
+FORMATS = "2026-11-21, 2026-11-21T10:00 (UTC, unless it names a zone), or 7d or 12h ago"
+
+
+def moment(text: str) -> datetime:
+    """A date, a time, or so many days (`7d`) or hours (`12h`) ago. Raises `BadConfig`."""
+    try:
+        if ago := re.fullmatch(r"(\d+)([dh])", text):
+            number, unit = int(ago[1]), {"d": "days", "h": "hours"}[ago[2]]
+            return datetime.now(UTC) - timedelta(**{unit: number})
+        named = datetime.fromisoformat(text)
+        return named.astimezone(UTC) if named.tzinfo else named.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        raise BadConfig(f"{text!r} is no time; write {FORMATS}.") from None

@@ -13,12 +13,11 @@ from router.runs.live import meanwhile
 from router.search.retrieval import WatchedRetriever
 from serving.cli.index import add_embedder, embedder_config
 from serving.cli.options import host_port
-from serving.cli.until_stopped import tell, until_stopped
-from serving.config import RetrievalConfig
-from serving.retrieval.grpc_service import RetrievalServicer
-from serving.retrieval.http_service import retrieval_app
+from serving.config.config import RetrievalConfig
 from serving.retrieval.manifest import read_manifest
-from serving.retrieval.open_retriever import open_retriever
+from serving.retrieval.opening import open_retriever
+from serving.retrieval.services import RetrievalServicer, retrieval_app
+from serving.signals import tell, until_stopped
 
 _GRACE_S = 10.0
 

@@ -10,16 +10,14 @@ from rolegate.client import Client
 from router.errors import BadRequest
 from serving.cli.answer_view import AnswerView
 from serving.cli.connection import add_connection, with_client
-from serving.cli.message_json import message_json
-from serving.cli.moment import FORMATS, moment
-from serving.cli.runs_table import KINDS, STATUSES, calls_table, feedback_line, runs_table
-from serving.cli.usage_table import usage_table
+from serving.cli.options import FORMATS, moment
+from serving.cli.tables import KINDS, STATUSES, calls_table, feedback_line, message_json, runs_table, usage_table
 
 
 def main(arguments: Sequence[str]) -> int:
     """One of the subcommands."""
     if arguments[:1] == ["export"]:
-        from serving.cli.runs_export import main as export  # it reads the store, with what that takes
+        from serving.cli.export import main as export  # it reads the store, with what that takes
 
         return export(arguments[1:])
     given = _parser().parse_args(arguments)

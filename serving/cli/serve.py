@@ -5,9 +5,9 @@ import asyncio
 from collections.abc import Sequence
 
 from serving.cli.options import add_config, chosen_config, host_port
-from serving.cli.until_stopped import tell, until_stopped
 from serving.composition import running_gateway
-from serving.workers import running_workers
+from serving.engines.workers import running_workers
+from serving.signals import tell, until_stopped
 
 _MOST_WORKERS = 64
 

@@ -2,17 +2,50 @@
 
 import argparse
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 from threading import Event
 
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
+from router.errors import BadConfig
 from router.store.check import Checked, check
-from serving.cli.opened_store import opened_store
-from serving.cli.options import add_config
+from router.store.database import Database
+from serving.cli.options import add_config, chosen_file
+from serving.config.file import read_config
 from serving.logs import errors_only
+
+
+@asynccontextmanager
+async def opened_store(given: argparse.Namespace, *, make: bool = False) -> AsyncIterator[Database]:
+    """That of the config that the options name, whatever else is wrong in it. Raises `BadConfig`, also where there is
+    none yet, unless one is to be made.
+    """
+    url = read_config(chosen_file(given)).server.store
+    if not make and (file := _file(url)) and not (file.exists() and file.stat().st_size):
+        raise BadConfig(
+            f"server.store: {file} is {'empty' if file.exists() else 'not there'}; `rolegate serve` makes it."
+        )
+    database = await Database.open(url)
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+def _file(url: str) -> Path | None:
+    """Where SQLite keeps it; None for other databases, and for what is no address."""
+    try:
+        address = make_url(url)
+    except (ArgumentError, ValueError):
+        return None
+    return Path(address.database) if address.get_backend_name() == "sqlite" and address.database else None
+
 
 _CHECK = """Looks at everything that is stored: whether the database is whole, every trace can be read and says the
 same as the calls that are booked, sums and reservations are those of the calls, and no run is left over from a gateway

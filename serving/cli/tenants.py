@@ -21,13 +21,13 @@ from router.store.accounts import SQLAccounts
 from router.store.spending import MOST
 from router.trace.call import RoleName
 from router.trace.identity import DEFAULT_TENANT
-from serving.cli.opened_store import opened_store
 from serving.cli.options import add_config, chosen_file, tenant_name
-from serving.config import Config
-from serving.config_file import read_config
+from serving.cli.store import opened_store
+from serving.config.config import Config
+from serving.config.file import read_config
+from serving.config.prices import prices_of
 from serving.live_check.estimate import Measured, Use, estimate
 from serving.logs import errors_only
-from serving.prices import prices_of
 
 _NANO = 1_000_000_000
 _SET = """\

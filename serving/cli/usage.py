@@ -17,9 +17,8 @@ from rolegate.v1 import usage_service_pb2 as pb
 
 from router.errors import BadConfig
 from serving.cli.connection import add_connection, with_client
-from serving.cli.message_json import message_json
-from serving.cli.moment import FORMATS, moment
-from serving.cli.usage_table import TIMES, grouped_table, labels, uncounted
+from serving.cli.options import FORMATS, moment
+from serving.cli.tables import TIMES, grouped_table, labels, message_json, uncounted
 
 Dimension = Literal["tenant", "role", "model", "executor_version"]
 _DIMENSIONS: dict[str, Dimension] = {

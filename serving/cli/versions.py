@@ -13,8 +13,7 @@ from rolegate.client import Client
 from rolegate.v1.executor_version_service_pb2 import ExecutorVersion
 
 from serving.cli.connection import add_connection, with_client
-from serving.cli.message_json import message_json
-from serving.cli.versions_table import decisions_table, evidence_line, state_of, versions_table
+from serving.cli.tables import decisions_table, evidence_line, message_json, state_of, versions_table
 
 _ACTIONS: dict[str, tuple[str, str]] = {
     "register": (

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from router.errors import BadDocument
-from serving.documents.content import MAX_BYTES, MAX_MARKUP_BYTES, read_content
-from serving.documents.document import Block, Document
+from serving.documents.document import MAX_BYTES, MAX_MARKUP_BYTES, Block, Document, read_content
 from serving.documents.title import title_of
 
 _WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from router.errors import BadDocument
-from serving.documents.content import read_content
-from serving.documents.document import Block, Document
+from serving.documents.document import Block, Document, read_content
 from serving.documents.title import title_of
 
 _PASSWORD = 4

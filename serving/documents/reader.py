@@ -21,8 +21,7 @@ from typing import Self
 import msgspec
 
 from router.errors import BadConfig, BadCorpus, BadDocument, RolegateError, TooMuch
-from serving.documents.batch import batches
-from serving.documents.document import Part, Row
+from serving.documents.document import Part, Row, batches
 from serving.documents.reading import guarded, read_parts
 from serving.documents.title import escaped
 

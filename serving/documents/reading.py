@@ -8,12 +8,11 @@ from typing import TypeVar
 from router.errors import BadConfig, BadDocument, RolegateError
 from serving.documents.document import Document, Part, Row, Title
 from serving.documents.docx import read_docx
-from serving.documents.kind import Kind, kind_of
 from serving.documents.markup import read_html, read_markdown
 from serving.documents.pdf import read_pdf
 from serving.documents.rows import read_rows
 from serving.documents.text import read_text
-from serving.documents.title import escaped
+from serving.documents.title import Kind, escaped, kind_of
 
 T = TypeVar("T")
 

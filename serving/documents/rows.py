@@ -12,7 +12,7 @@ import msgspec
 
 from router.errors import BadCorpus
 from router.protocol.evidence import Passage
-from serving.documents.content import open_content
+from serving.documents.document import open_content
 
 _MAX_LINE_BYTES = 16 << 20
 _BATCH = 256

@@ -9,9 +9,8 @@ from pathlib import Path
 import msgspec
 
 from router.errors import BadDocument
-from serving.documents.kind import READ, is_dataset, kind_of
 from serving.documents.text import is_binary
-from serving.documents.title import escaped
+from serving.documents.title import READ, escaped, is_dataset, kind_of
 
 _HEAD_BYTES = 1024
 _MOST_CHARS = 1000

@@ -5,8 +5,7 @@ import re
 from pathlib import Path
 
 from router.errors import BadDocument
-from serving.documents.content import read_content
-from serving.documents.document import Block, Document
+from serving.documents.document import Block, Document, read_content
 from serving.documents.title import title_of
 
 _MARKS = (

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from router.trace.call import Price, RoleName
-from serving.config import Config
+from serving.config.config import Config
 
 TYPICAL = (
     "Typical: two rounds of two sub-queries and a stop, one search each, reports of 60 tokens, turns as long as the "

@@ -10,17 +10,16 @@ import msgspec
 
 from router.models.litellm_client import close_clients
 from router.trace.call import Price, RoleName
-from serving.config import Config, RoleConfig
-from serving.engine import Tell
+from serving.config.config import Config, RoleConfig
+from serving.config.prices import litellm_entry, price_of
+from serving.config.secrets import api_key
+from serving.engines.engine import Tell
 from serving.live_check.cell import Cell, Cells, failed
 from serving.live_check.estimate import Measured, Use, estimate
-from serving.live_check.retrieval_probe import retrieval_probe
-from serving.live_check.role_probe import RoleProbe
-from serving.live_check.served_models import Served, served_models
-from serving.prices import litellm_entry, price_of
-from serving.readiness import api_key
+from serving.live_check.probes import RoleProbe, Served, served_models
+from serving.live_check.retrieval import retrieval_probe
 from serving.roles import new_role
-from serving.slow_parts import slow_parts
+from serving.startup import slow_parts
 
 
 class RoleFound(msgspec.Struct, frozen=True):

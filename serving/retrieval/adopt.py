@@ -1,22 +1,34 @@
 """Taking over an index that another program built: a FAISS file and the corpus that it was built from."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from router.errors import BadIndex
-from serving.documents.passages import Cutter, read_passages
+from serving.documents.cutter import Cutter, read_passages
 from serving.documents.reader import Reader
 from serving.documents.source import find_sources
-from serving.retrieval.agreement import SAME_EMBEDDER, agreement
-from serving.retrieval.build_lock import build_lock
 from serving.retrieval.dense import VECTORS, DenseIndex
-from serving.retrieval.document_table import DocumentEntry, write_table
 from serving.retrieval.embedder import Embedder
-from serving.retrieval.generation import publish, unfinished_name
+from serving.retrieval.generation import build_lock, publish, unfinished_name
 from serving.retrieval.manifest import Manifest
-from serving.retrieval.passages import PassageStore, PassageWriter, embedded_text
+from serving.retrieval.passages import DocumentEntry, PassageStore, PassageWriter, embedded_text, write_table
+
+SAME_EMBEDDER = 0.98
+"""The agreement above which both are of one embedder, computed in another precision perhaps."""
+
+
+def agreement(passages: PassageStore, dense: DenseIndex, embedder: Embedder, rows: Sequence[int]) -> float:
+    """The median cosine of stored vectors with the same passages embedded now; NaN where a vector is damaged.
+
+    Blocks. Raises `RuntimeError` where the index keeps no vectors, and what `embedder` raises.
+    """
+    stored = np.stack([dense.vector(row) for row in rows])
+    now = embedder.embed([embedded_text(passages[row]) for row in rows], queries=False)
+    return float(np.median(np.einsum("ij,ij->i", stored, now) / np.linalg.norm(stored, axis=1)))
+
 
 _LOOKED_AT = 16
 _WHOLE = 1 << 40

@@ -14,20 +14,32 @@ import msgspec
 import numpy as np
 
 from router.errors import BadCorpus, BadDocument, BadIndex, SameId, TooMuch
-from serving.documents.passages import Cutter, read_passages
+from serving.documents.cutter import Cutter, read_passages
 from serving.documents.reader import Reader
 from serving.documents.source import Source, find_sources
 from serving.documents.title import escaped
-from serving.retrieval.build_lock import build_lock
 from serving.retrieval.dense import DenseIndex, write_dense
-from serving.retrieval.document_table import DocumentEntry, read_table, same_sources, write_table
 from serving.retrieval.embedder import Embedder, Vectors
-from serving.retrieval.generation import check_place, generations, publish, unfinished, unfinished_name
-from serving.retrieval.known_vectors import KnownVectors, VectorOf
+from serving.retrieval.generation import build_lock, check_place, generations, publish, unfinished, unfinished_name
 from serving.retrieval.lexical import write_lexical
 from serving.retrieval.manifest import Manifest, check_files, read_manifest
-from serving.retrieval.passages import PassageStore, PassageWriter, embedded_text
-from serving.retrieval.vector_file import close_vector_file, left_over, open_vector_file, read_vector_file
+from serving.retrieval.passages import (
+    DocumentEntry,
+    PassageStore,
+    PassageWriter,
+    embedded_text,
+    read_table,
+    same_sources,
+    write_table,
+)
+from serving.retrieval.vectors import (
+    KnownVectors,
+    VectorOf,
+    close_vector_file,
+    left_over,
+    open_vector_file,
+    read_vector_file,
+)
 
 BATCH = 256
 """Passages embedded between two calls of `progress`."""

@@ -2,14 +2,21 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from router.errors import BadIndex
 from serving.retrieval.embedder import Vectors
-from serving.retrieval.hit import Hit
+
+
+class Hit(NamedTuple):
+    """Rows count from 0, in the order of the corpus."""
+
+    row: int
+    score: float
+
 
 Rows: TypeAlias = NDArray[np.int64]
 VECTORS = "dense.faiss"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from router.errors import BadConfig
-from serving.retrieval.digest import sha256_of
+from serving.files import sha256_of
 
 Vectors: TypeAlias = NDArray[np.float32]
 

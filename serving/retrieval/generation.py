@@ -1,10 +1,15 @@
 """The generations of an index: folders of which the manifest names the one that counts."""
 
+import fcntl
 import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from router.errors import BadIndex
-from serving.retrieval.atomic_file import flush
+from serving.files import flush
 from serving.retrieval.embedder import Embedder
 from serving.retrieval.manifest import FORMAT, MANIFEST, Manifest, describe_files, has_manifest, write_manifest
 from serving.retrieval.passages import PASSAGES, PassageStore
@@ -68,3 +73,29 @@ def check_place(out: Path) -> None:
         foreign = [path.name for path in out.iterdir() if not path.name.startswith(".") and path.name not in known]
         if foreign:
             raise BadIndex(f"{out}: already exists and is no index ({foreign[0]}); name another folder.")
+
+
+_LOCK = ".lock"
+_LOOKS_EVERY_S = 0.2
+
+
+@contextmanager
+def build_lock(folder: Path, *, wait: bool, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the lock while open; it is freed too when the process dies. Raises `BadIndex` where another build runs and
+    `wait` is false; else it calls `waiting` again and again, and raises what that raises.
+    """
+    with (folder / _LOCK).open("wb") as file:
+        while not _locked(file):
+            if not wait:
+                raise BadIndex(f"{folder}: another build is under way there; wait for it, or end it.")
+            waiting()
+            time.sleep(_LOOKS_EVERY_S)
+        yield
+
+
+def _locked(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

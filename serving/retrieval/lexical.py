@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from router.errors import BadCorpus, BadIndex
-from serving.retrieval.hit import Hit
+from serving.retrieval.dense import Hit
 
 LEXICAL = "lexical"
 """The folder of its files, inside the index folder."""

@@ -4,17 +4,45 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
+from typing import TypeVar
 
 import structlog
 
 from router.errors import BadIndex, RolegateError
-from serving.config import RetrievalConfig
+from serving.config.config import RetrievalConfig
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import Embedder
 from serving.retrieval.index import Index
 from serving.retrieval.manifest import Manifest, read_manifest
 from serving.retrieval.searcher import IndexSearcher
-from serving.retrieval.stoppable import Check
+
+T = TypeVar("T")
+
+Check = Callable[[], None]
+"""Raises `Stopped` once the work is to end; to be called now and then."""
+
+
+class Stopped(Exception):
+    """The work was told to end."""
+
+
+async def stoppable(work: Callable[[Check], T]) -> T:
+    """What `work` returns or raises, run in a thread. Cancelled, it waits until `work` has ended."""
+    stopped = Event()
+
+    def check() -> None:
+        if stopped.is_set():
+            raise Stopped
+
+    working = asyncio.ensure_future(asyncio.to_thread(work, check))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        stopped.set()
+        await asyncio.gather(working, return_exceptions=True)
+        raise
+
 
 _LOOKS_EVERY_S, _TELLS_EVERY_S = 1.0, 2.0
 _log = structlog.get_logger("retrieval")

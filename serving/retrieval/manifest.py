@@ -6,8 +6,7 @@ from typing import Literal
 import msgspec
 
 from router.errors import BadIndex
-from serving.retrieval.atomic_file import flush, write_atomically
-from serving.retrieval.digest import sha256_of
+from serving.files import flush, sha256_of, write_atomically
 
 MANIFEST = "manifest.json"
 FORMAT = 2

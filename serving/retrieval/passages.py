@@ -1,5 +1,6 @@
 """The passages of an index: JSON lines on disk, looked up by row through an array of offsets, both memory-mapped."""
 
+import json
 import mmap
 import os
 from array import array
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 
 from router.errors import JSON_ERRORS, BadIndex, SameId
 from router.protocol.evidence import Passage
-from serving.documents.batch import batches
+from serving.documents.document import batches
+from serving.documents.source import Source
 
 PASSAGES = "passages.jsonl"
 OFFSETS = "offsets.npy"
@@ -129,3 +131,36 @@ def _share(numbers: NDArray[np.int64], others: NDArray[np.int64]) -> bool:
 def embedded_text(passage: Passage) -> str:
     """The text by which a passage is found."""
     return f"{passage.title}\n{passage.text}"
+
+
+DOCUMENTS = "documents.jsonl"
+
+
+class DocumentEntry(msgspec.Struct, frozen=True):
+    """One source as it was when it was read."""
+
+    source: Source
+    first_row: int
+    """Its passages are the rows from here on."""
+    passages: int
+    error: str = ""
+    """Why it could not be read; then it has no passages."""
+    settled: bool = False
+    """Whether it cannot be read as long as no file changes."""
+
+
+def write_table(folder: Path, entries: Sequence[DocumentEntry]) -> None:
+    """Write one line for each source."""
+    lines = (json.dumps(msgspec.to_builtins(entry)) + "\n" for entry in entries)  # paths need not be UTF-8
+    (folder / DOCUMENTS).write_text("".join(lines), "ascii")
+
+
+def read_table(folder: Path) -> list[DocumentEntry]:
+    """The entries in the order of their passages. Raises `OSError`, `ValueError` and `msgspec.ValidationError`."""
+    lines = (folder / DOCUMENTS).read_bytes().split(b"\n")
+    return [msgspec.convert(json.loads(line), DocumentEntry) for line in lines if line]
+
+
+def same_sources(entries: Iterable[DocumentEntry], sources: Sequence[Source]) -> bool:
+    """Whether the very same files were read, by name, size and time of change."""
+    return [entry.source for entry in entries] == list(sources)

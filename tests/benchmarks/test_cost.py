@@ -13,7 +13,7 @@ from router.models.model import Usage
 from router.store.database import Database
 from router.trace.call import RoleTotal
 from router.trace.export import export_row
-from serving.export_file import FORMATS
+from serving.cli.export import FORMATS
 from tests.router.store.stored import call, put, run
 
 CALLS = [

@@ -12,7 +12,7 @@ from benchmarks.study.cell import prepared
 from benchmarks.study.plan import read_plan
 from executor_sft.minimodel.architecture import LADDER
 from router.errors import BadConfig
-from serving.config_file import load_config
+from serving.config.file import load_config
 from serving.documents.source import find_sources
 
 

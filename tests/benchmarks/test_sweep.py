@@ -24,7 +24,7 @@ from executor_sft.step import read_manifest
 from router.errors import BadConfig
 from router.models.model import Prompt
 from router.trace.call import RoleTotal
-from serving.retrieval.digest import sha256_of
+from serving.files import sha256_of
 from tests.conftest import Rolegate
 from tests.executor_sft import test_rollout_command
 from tests.executor_sft.test_rollout_command import QUESTIONS, ROOT, Endpoint, Ran

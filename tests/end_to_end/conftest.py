@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 
 from serving.composition import running_gateway
-from serving.config import Config, ReuseConfig, RoleConfig
-from serving.config_file import load_config, preset
-from serving.engine import engine
+from serving.config.config import Config, ReuseConfig, RoleConfig
+from serving.config.file import load_config, preset
+from serving.engines.engine import engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from executor_sft.evaluation import Evaluation
 from executor_sft.miniworld.config import write_config
 from executor_sft.miniworld.questions import Question
 from executor_sft.step import read_manifest
-from serving.config import Config
+from serving.config.config import Config
 from tests.end_to_end.conftest import Demo
 from tests.end_to_end.test_demo import _questions
 from tests.scripted_gateway import environment

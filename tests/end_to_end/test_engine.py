@@ -7,8 +7,8 @@ import psutil
 import pytest
 
 from router.errors import BadConfig
-from serving.config import EngineConfig
-from serving.engine import engine
+from serving.config.config import EngineConfig
+from serving.engines.engine import engine
 
 
 async def test_no_process_computes_beside_its_core(engine_url: str) -> None:

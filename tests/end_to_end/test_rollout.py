@@ -14,7 +14,7 @@ from executor_sft.rolling_out import CALLS, ROLLOUTS, roll_out_all, roller_of
 from executor_sft.rollouts import Rollout
 from executor_sft.workbench import Workbench, workbench
 from router.ledger.reconciliation import Tokens, VLLMCounts
-from serving.config import Config, DistillationConfig
+from serving.config.config import Config, DistillationConfig
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 

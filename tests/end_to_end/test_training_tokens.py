@@ -24,7 +24,7 @@ from router.models.openai_client import OpenAIHTTP
 from router.protocol.evidence import Passage
 from router.search.executor import Executor, ExecutorLimits
 from router.trace.values import Execution
-from serving.config_file import load_config, preset
+from serving.config.file import load_config, preset
 from tests.router.deployment import lasting, report
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")

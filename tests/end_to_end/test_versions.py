@@ -21,8 +21,7 @@ from rolegate.v1.executor_version_service_pb2_grpc import ExecutorVersionService
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
-from serving.versions.folder import base_sha256, write_version
-from serving.versions.manifest import VersionManifest
+from serving.engines.versions import VersionManifest, base_sha256, write_version
 from tests.end_to_end.conftest import Demo
 from tests.end_to_end.test_demo import _questions
 from tests.router.edge.wire import info_of

@@ -11,7 +11,7 @@ from aiohttp import web
 from executor_sft.evaluate import BASE, adapter_name, answers, main
 from executor_sft.workbench import workbench
 from router.errors import BadConfig, UpstreamRefused
-from serving.config_file import load_config
+from serving.config.file import load_config
 from tests.executor_sft.scripted_roles import questions
 from tests.executor_sft.test_workbench import ROLE, config
 from tests.router.deployment import STOP

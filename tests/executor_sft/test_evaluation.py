@@ -1,5 +1,5 @@
 from executor_sft.evaluation import Answered, Executed, evaluation_of
-from serving.config import SearchConfig
+from serving.config.config import SearchConfig
 
 
 def answered(question: str, *, right: bool, tokens: int, searches: tuple[int, ...] = (1,)) -> Answered:

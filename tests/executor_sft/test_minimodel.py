@@ -16,7 +16,7 @@ from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePromp
 from executor_sft.miniworld.world import World
 from router.protocol.decision import parse_decision
 from router.protocol.turns import parse_answer, parse_turn
-from serving.config_file import load_config, preset
+from serving.config.file import load_config, preset
 
 TINY = Shape(width=32, layers=1, feed_forward=32)
 TAGS = [

@@ -20,8 +20,8 @@ from router.store.database import Database
 from router.store.versions import SQLVersionBook
 from router.versions.gate import GateRule
 from router.versions.versions import Versions
+from serving.engines.versions import base_sha256, verified
 from serving.logs import errors_only
-from serving.versions.folder import base_sha256, verified
 
 CONFIG = """
 [engines.executor]

@@ -23,7 +23,7 @@ from router.access import Tenant
 from router.edge.grpc.server import Server
 from router.models.model import Message, Prompt, Sampling, end_at_stop
 from router.store.database import Database
-from serving.retrieval.grpc_service import RetrievalServicer
+from serving.retrieval.services import RetrievalServicer
 from tests.conftest import Rolegate
 from tests.executor_sft.scripted_roles import OnePage, answers, asks, questions, searches_once, searches_twice
 from tests.executor_sft.test_logged import asked, say

@@ -10,7 +10,7 @@ from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, Question
 from executor_sft.miniworld.world import World
 from router.protocol.scope import Scope
-from serving.config_file import load_config, preset
+from serving.config.file import load_config, preset
 from serving.documents.rows import read_rows
 
 HOTPOTQA = Path(__file__).parents[3] / "shared" / "data" / "hotpotqa_dev500" / "questions.jsonl"

@@ -13,7 +13,7 @@ from executor_sft.served_tokens import ServedTokens
 from router.errors import BadConfig
 from router.models.model import Completion, Message
 from router.search.executor import ExecutorLimits
-from serving.config_file import load_config, preset
+from serving.config.file import load_config, preset
 from tests.executor_sft.traces import REPORT, executed, search
 
 MINI = Path(load_config(preset("mini")).engines["executor"].path)

@@ -25,7 +25,7 @@ from executor_sft.row import Row
 from executor_sft.step import read_manifest
 from executor_sft.train import _last_checkpoint
 from router.errors import BadConfig
-from serving.versions.folder import base_sha256
+from serving.engines.versions import base_sha256
 from tests.executor_sft.test_served_tokens import MINI
 from tests.executor_sft.traces import TWO, executed, write_lines
 

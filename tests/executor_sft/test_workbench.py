@@ -10,8 +10,8 @@ from executor_sft.config_settings import config_settings
 from executor_sft.rolling_out import teacher_of
 from executor_sft.workbench import workbench
 from router.errors import BadConfig
-from serving.config import Config
-from serving.config_file import load_config
+from serving.config.config import Config
+from serving.config.file import load_config
 
 ROLE = 'model = "m"\nprompt = "prompt.txt"\nbase_url = "http://127.0.0.1:9/v1"\n'
 

@@ -8,7 +8,7 @@ from router.calls.role import Role
 from router.ledger.ledger import Ledger
 from router.models.model import Completion, Message, Sampling, ScriptedModel
 from router.search.answerer import Judge, parse_verdict
-from serving.config_file import preset
+from serving.config.file import preset
 from tests.router.outputs import FLOODS
 
 

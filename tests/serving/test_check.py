@@ -15,12 +15,12 @@ from aiohttp import web
 from router.edge.grpc.server import Server
 from router.search.retrieval import FixedRetriever
 from serving.cli.main import main
-from serving.config_file import load_config
+from serving.config.file import load_config
 from serving.live_check.estimate import Measured, estimate
 from serving.live_check.protocol import TURNS
 from serving.retrieval.build import build_index
 from serving.retrieval.endpoint_embedder import EndpointEmbedder
-from serving.retrieval.grpc_service import RetrievalServicer
+from serving.retrieval.services import RetrievalServicer
 from tests.router import openai_server
 from tests.router.openai_server import MODEL, USAGE, Behaviour, OpenAIServer, fails, hang, replies, says
 from tests.scripted_gateway import environment

@@ -17,7 +17,7 @@ from rolegate.v1.retrieval_service_pb2 import SearchRequest
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 
 from serving.cli.main import main
-from serving.extras import missing_extra
+from serving.dependencies import missing_extra
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import MiniLM
 from tests import scripted_gateway

@@ -29,7 +29,7 @@ from router.store.versions import SQLVersionBook
 from router.trace.identity import SCOPES
 from router.versions.book import Decision, ExecutorVersion
 from serving.composition import running_gateway
-from serving.config import (
+from serving.config.config import (
     Config,
     RetrievalConfig,
     ReuseConfig,
@@ -38,7 +38,7 @@ from serving.config import (
     ServerConfig,
     VersionsConfig,
 )
-from serving.retrieval.grpc_service import RetrievalServicer
+from serving.retrieval.services import RetrievalServicer
 from tests.router.deployment import PASSAGE, report
 from tests.router.edge.wire import info_of
 from tests.router.openai_server import MODEL, fails, says, serving

@@ -6,7 +6,7 @@ import pytest
 
 from router.edge.listening import is_address
 from router.errors import BadConfig
-from serving.config_file import load_config, preset
+from serving.config.file import load_config, preset
 from tests.router.edge.certificates import Authority
 
 PRESETS = sorted(file.stem for file in preset("mini").parent.glob("*.toml"))

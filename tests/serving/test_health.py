@@ -21,8 +21,8 @@ from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 from router.edge.grpc.server import Server
 from router.search.retrieval import FixedRetriever
 from serving.composition import running_gateway
-from serving.config import Config, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig
-from serving.retrieval.grpc_service import RetrievalServicer
+from serving.config.config import Config, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig
+from serving.retrieval.services import RetrievalServicer
 from tests.router.deployment import PASSAGE
 from tests.router.openai_server import MODEL, fails, says, serving
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from serving.cli.main import main
-from serving.config_file import load_config, preset
+from serving.config.file import load_config, preset
 from tests.scripted_gateway import environment
 
 PRESETS = ["hosted", "one-gpu", "local"]

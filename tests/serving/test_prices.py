@@ -7,9 +7,9 @@ import sys
 import msgspec
 
 from router.trace.call import Price
-from serving.config import RoleConfig
-from serving.config_file import load_config, preset
-from serving.prices import price_of, prices_of
+from serving.config.config import RoleConfig
+from serving.config.file import load_config, preset
+from serving.config.prices import price_of, prices_of
 from tests.scripted_gateway import environment
 
 ASK = """

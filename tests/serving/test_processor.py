@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.processor import computes_in_bf16, cores, precision
+from serving.engines.engine import computes_in_bf16, cores, precision
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,9 @@ from router.store.accounts import SQLAccounts
 from router.store.database import Database
 from router.trace.call import Price
 from serving.composition import running_gateway
-from serving.config import Config, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig
-from serving.config_file import preset, read_config
-from serving.retrieval.grpc_service import RetrievalServicer
+from serving.config.config import Config, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig
+from serving.config.file import preset, read_config
+from serving.retrieval.services import RetrievalServicer
 from tests import reading_model
 from tests.router.openai_server import (
     DONE,

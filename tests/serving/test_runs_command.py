@@ -12,7 +12,7 @@ from rolegate.v1 import usage_pb2
 from rolegate.v1.answer_service_pb2 import AnswerOutcome
 
 from serving.cli.main import main
-from serving.cli.runs_table import calls_table, runs_table
+from serving.cli.tables import calls_table, runs_table
 from tests import scripted_gateway
 from tests.scripted_gateway import QUESTION
 

@@ -23,9 +23,9 @@ from router.store.database import Database
 from router.trace.export import ExportRow, export_row
 from router.trace.run import Feedback, Run
 from router.trace.values import Conversation
-from serving import export_file
+from serving.cli import export as export_file
 from serving.cli.main import main
-from serving.retrieval.atomic_file import replacing
+from serving.files import replacing
 from tests.router.store.stored import ANSWER, EXECUTIONS, call, put, run
 from tests.store_config import write_config
 

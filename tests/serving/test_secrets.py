@@ -25,7 +25,7 @@ from router.store.database import Database
 from router.trace.identity import SCOPES
 from serving.cli.main import main
 from serving.composition import running_gateway
-from serving.config_file import load_config
+from serving.config.file import load_config
 from serving.logs import plain_tracebacks
 from serving.retrieval.endpoint_embedder import EndpointEmbedder
 from tests.router.openai_server import MODEL, OpenAIServer, serving

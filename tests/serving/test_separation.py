@@ -53,8 +53,8 @@ from router.trace.run import RoleSetting
 from router.versions.book import Traffic
 from router.versions.routing import Executors
 from router.versions.versions import Versions
-from serving.config import SearchConfig
-from serving.retrieval.grpc_service import RetrievalServicer
+from serving.config.config import SearchConfig
+from serving.retrieval.services import RetrievalServicer
 from serving.topologies import new_search
 from tests.router.clock import ended
 from tests.router.deployment import PASSAGE, STOP, Deployment, block, finds

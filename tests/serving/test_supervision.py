@@ -15,9 +15,7 @@ import pytest
 
 from router.errors import BadConfig
 from router.runs.live import meanwhile
-from serving.backoff import Backoff
-from serving.server_process import ServerProcess
-from serving.supervision import Watch, keep_running
+from serving.engines.process import Backoff, ServerProcess, Watch, keep_running
 
 WATCH = Watch(every_s=0.05, within_s=0.5, misses=1000, backoff=lambda: Backoff(first_s=0.05, longest_s=0.1))
 SCRIPT = Path(__file__).parent / "plain_server.py"

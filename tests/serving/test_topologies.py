@@ -23,7 +23,7 @@ from router.errors import BadConfig
 from router.search.retrieval import FixedRetriever
 from serving.cli.ask import main as ask
 from serving.composition import running_gateway
-from serving.config import (
+from serving.config.config import (
     Config,
     MainAgentConfig,
     RetrievalConfig,
@@ -32,9 +32,9 @@ from serving.config import (
     ServerConfig,
     TopologiesConfig,
 )
-from serving.config_file import load_config, preset
-from serving.readiness import missing
-from serving.retrieval.grpc_service import RetrievalServicer
+from serving.config.file import load_config, preset
+from serving.config.secrets import missing
+from serving.retrieval.services import RetrievalServicer
 from serving.topologies import role_configs
 from tests.router.deployment import PASSAGE, STOP, block, report
 from tests.router.openai_server import MODEL, OpenAIServer, says, serving

@@ -15,7 +15,7 @@ from router.edge.grpc.services import UsageServicer
 from router.ledger.reconciliation import ReconciledTokens, Reconciliation
 from router.ledger.usage import UsageQuery, UsageReport, UsageRow
 from serving.cli.main import main
-from serving.cli.moment import moment
+from serving.cli.options import moment
 from serving.cli.usage import COLUMNS
 from tests.router.edge.wire import reconciling
 

@@ -32,11 +32,9 @@ from router.edge.grpc.server import Server
 from router.errors import BadConfig
 from router.runs.live import meanwhile
 from router.search.retrieval import FixedRetriever
-from serving.config import Config, EmbedderConfig, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig
-from serving.retrieval.grpc_service import RetrievalServicer
-from serving.worker_process import WorkerProcess
-from serving.worker_wire import Order
-from serving.workers import running_workers
+from serving.config.config import Config, EmbedderConfig, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig
+from serving.engines.workers import Order, WorkerProcess, running_workers
+from serving.retrieval.services import RetrievalServicer
 from tests.router.edge.wire import info_of
 from tests.router.openai_server import MODEL, OpenAIServer, hang, says, serving
 

@@ -21,7 +21,7 @@ from router.runs.queries import Runs
 from router.search.retrieval import Retriever
 from router.trace.call import totals
 from router.trace.identity import SCOPES
-from serving.retrieval.grpc_service import RetrievalServicer
+from serving.retrieval.services import RetrievalServicer
 from tests.router.accounts import KeptAccounts
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, Kept, block

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from router.protocol.evidence import Passage
-from serving.documents.passages import Cutter, read_passages
+from serving.documents.cutter import Cutter, read_passages
 from serving.documents.reading import read_parts
 from serving.documents.source import find_sources
 from serving.retrieval.embedder import MiniLM

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from router.errors import BadCorpus, BadDocument
 from router.protocol.evidence import Passage
 from router.trace.citation import cite
-from serving.documents.passages import Cutter, read_passages
+from serving.documents.cutter import Cutter, read_passages
 from serving.documents.reading import read_parts
 from serving.documents.source import Source
 from serving.retrieval.embedder import MiniLM

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from router.errors import BadDocument
-from serving.documents.kind import kind_of
 from serving.documents.text import decode, read_text
+from serving.documents.title import kind_of
 
 GERMAN = "Die Brücke über den Fluß wurde früher täglich geöffnet."
 PLACE = Path("notes.txt")

@@ -20,9 +20,9 @@ from router.protocol.evidence import Passage
 from serving.retrieval.build import BATCH, Built, build_index
 from serving.retrieval.embedder import MiniLM, Vectors
 from serving.retrieval.index import Index
+from serving.retrieval.local_index import Check, stoppable
 from serving.retrieval.manifest import read_manifest
 from serving.retrieval.passages import PassageStore, PassageWriter
-from serving.retrieval.stoppable import Check, stoppable
 
 ROOT = Path(__file__).parents[3]
 

@@ -1,7 +1,7 @@
 import pytest
 
-from serving.retrieval.fusion import fuse
-from serving.retrieval.hit import Hit
+from serving.retrieval.dense import Hit
+from serving.retrieval.index import fuse
 
 
 def test_a_row_scores_the_sum_of_its_reciprocal_ranks() -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from router.errors import BadRequest
-from serving.retrieval.limits import check_queries, chosen_top_k
+from serving.retrieval.services import check_queries, chosen_top_k
 
 
 def test_the_largest_search_is_allowed() -> None:

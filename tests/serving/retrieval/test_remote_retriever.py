@@ -16,13 +16,13 @@ from router.edge.status import StatusInterceptor
 from router.errors import UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
 from router.protocol.evidence import Passage
 from router.search.retrieval import FixedRetriever
-from serving.config import RetrievalConfig
+from serving.config.config import RetrievalConfig
 from serving.retrieval.embedder import MiniLM
-from serving.retrieval.grpc_service import RetrievalServicer
 from serving.retrieval.index import Index
-from serving.retrieval.open_retriever import open_retriever
+from serving.retrieval.opening import open_retriever
 from serving.retrieval.remote import ERRORS, RemoteRetriever
 from serving.retrieval.searcher import IndexSearcher
+from serving.retrieval.services import RetrievalServicer
 
 PASSAGES = [Passage(str(number), f"Title {number}", f"Text {number}", 0.5 - number / 10) for number in range(5)]
 

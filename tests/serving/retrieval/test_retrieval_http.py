@@ -13,9 +13,9 @@ from router.errors import UpstreamUnavailable
 from router.protocol.evidence import Passage
 from router.search.retrieval import FixedRetriever, Retriever
 from serving.retrieval.embedder import MiniLM
-from serving.retrieval.http_service import MAX_BODY_BYTES, retrieval_app
 from serving.retrieval.index import Index
 from serving.retrieval.searcher import IndexSearcher
+from serving.retrieval.services import MAX_BODY_BYTES, retrieval_app
 
 PASSAGES = [Passage(str(number), f"Title {number}", f"Text {number}", 0.9 - number / 10) for number in range(5)]
 

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rolegate.client import GatewayError
 
 from router.models.model import Usage
-from serving.config import TelemetryConfig
+from serving.config.config import TelemetryConfig
 from serving.telemetry.metrics import Metrics
 from tests.router.store.stored import call, run
 from tests.serving.telemetry.watched_gateway import QUESTION, watched_gateway

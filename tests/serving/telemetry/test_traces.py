@@ -15,7 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from rolegate.v1.answer_service_pb2 import AnswerRequest
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
-from serving.config import TelemetryConfig
+from serving.config.config import TelemetryConfig
 from tests.serving.telemetry.watched_gateway import QUESTION, watched_gateway
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

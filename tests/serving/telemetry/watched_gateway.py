@@ -11,8 +11,8 @@ from rolegate.client import AsyncClient
 from benchmarks.canned_config import canned_config
 from benchmarks.canned_upstream import CannedModels, canned_upstream
 from serving.composition import running_gateway
-from serving.config import TelemetryConfig
-from serving.config_file import load_config
+from serving.config.config import TelemetryConfig
+from serving.config.file import load_config
 
 QUESTION = "When was the director of Heat born?"
 

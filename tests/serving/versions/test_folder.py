@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from router.errors import BadVersion
-from serving.versions.folder import base_sha256, next_version, verified, write_version
-from serving.versions.manifest import VersionManifest
+from serving.engines.versions import VersionManifest, base_sha256, next_version, verified, write_version
 
 MANIFEST = VersionManifest(
     version="",

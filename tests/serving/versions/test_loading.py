@@ -10,10 +10,9 @@ import msgspec
 import pytest
 
 from router.errors import BadConfig, BadVersion, UpstreamUnavailable
-from serving.config import Config, EngineConfig, RetrievalConfig, RoleConfig, RolesConfig, VersionsConfig
-from serving.versions.folder import base_sha256, write_version
-from serving.versions.loading import MOST_LOADED, Loading
-from serving.versions.manifest import VersionManifest
+from serving.config.config import Config, EngineConfig, RetrievalConfig, RoleConfig, RolesConfig, VersionsConfig
+from serving.engines.loading import MOST_LOADED, Loading
+from serving.engines.versions import VersionManifest, base_sha256, write_version
 from tests.router.vllm_adapters import BASE, AdapterServer, adapter_server
 
 ROLE = RoleConfig(model=BASE, prompt="prompt.txt")

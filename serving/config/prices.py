@@ -1,0 +1,51 @@
+"""What models cost: by the config, or else by the table that comes with LiteLLM."""
+
+import asyncio
+import importlib.util
+from collections.abc import Mapping
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from router.edge.listening import is_loopback
+from router.models.litellm_client import load_litellm
+from router.trace.call import Price
+from serving.config.config import RoleConfig
+
+Name = TypeVar("Name", bound=str)
+
+
+async def prices_of(roles: Mapping[Name, RoleConfig], prices: Mapping[str, Price]) -> dict[Name, Price | None]:
+    """What each role's model costs, by the config's `prices` or others; None where nobody knows it, which is not zero.
+    May take seconds, in a thread.
+    """
+    return await asyncio.to_thread(lambda: {name: price_of(role, prices) for name, role in roles.items()})
+
+
+def price_of(role: RoleConfig, prices: Mapping[str, Price]) -> Price | None:
+    """The price of a role's model. What runs on this machine has no other price than the config's. May block for
+    seconds, by an import.
+    """
+    host = urlsplit(role.base_url or "").netloc.rpartition("@")[2]
+    ours = role.engine is not None or is_loopback(host)
+    if role.model in prices or ours:
+        return prices.get(role.model)
+    return listed_price(role.model)
+
+
+def listed_price(model: str) -> Price | None:
+    """What LiteLLM's table says that a model costs; None where it does not know. May block for seconds."""
+    known = litellm_entry(model)
+    prompt, completion = known.get("input_cost_per_token"), known.get("output_cost_per_token")
+    if prompt is None or completion is None:
+        return None
+    cached = known.get("cache_read_input_token_cost")
+    price = Price(prompt=prompt * 1e6, completion=completion * 1e6, cached=cached and cached * 1e6)
+    return None if price.impossible else price
+
+
+def litellm_entry(model: str) -> Mapping[str, Any]:
+    """What LiteLLM's table says of a model, under its name with or without a provider's; nothing without LiteLLM."""
+    if importlib.util.find_spec("litellm") is None:
+        return {}
+    table: Mapping[str, Mapping[str, Any]] = load_litellm().model_cost
+    return table.get(model) or table.get(model.partition("/")[2]) or {}

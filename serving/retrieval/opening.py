@@ -1,0 +1,107 @@
+"""From the retrieval section of a config to a retriever."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+from msgspec.structs import replace
+
+from router.errors import BadConfig
+from router.search.retrieval import IndexRetriever
+from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig
+from serving.config.secrets import api_key, key_problems
+from serving.engines.engine import engine
+from serving.engines.process import Say
+from serving.retrieval.embedder import Embedder, MiniLM
+from serving.retrieval.endpoint_embedder import EndpointEmbedder, endpoint_identity
+from serving.retrieval.local_index import stoppable
+from serving.retrieval.remote import RemoteRetriever
+
+
+@asynccontextmanager
+async def open_embedder(
+    config: EmbedderConfig,
+    engines: Mapping[str, EngineConfig],
+    tell: Callable[[str], None],
+    *,
+    cpu_threads: int = 1,
+    say: Say = lambda _why: None,
+) -> AsyncIterator[Embedder]:
+    """The embedder that a config names, with its engine if it has one; `say` as for that. Raises `BadConfig`."""
+    if config.kind == "minilm":
+        yield MiniLM()
+        return
+    async with AsyncExitStack() as stack:
+        if config.engine is not None:
+            served = [config.model or ""]
+            started = engine(config.engine, engines[config.engine], served, tell, cpu_threads=cpu_threads, say=say)
+            config = replace(config, base_url=await stack.enter_async_context(started))
+        embedder = _endpoint(config)
+        try:
+            yield embedder
+        finally:
+            await asyncio.to_thread(embedder.close)
+
+
+def _endpoint(config: EmbedderConfig) -> EndpointEmbedder:
+    if config.base_url is None or config.model is None or config.dimension is None:
+        raise BadConfig("retrieval.embedder: kind `endpoint` needs base_url (or engine), model and dimension.")
+    for problem in key_problems("retrieval.embedder", config.api_key_env):
+        raise BadConfig(problem)
+    return EndpointEmbedder(
+        config.base_url,
+        config.model,
+        dimension=config.dimension,
+        query_prefix=config.query_prefix,
+        passage_prefix=config.passage_prefix,
+        api_key=api_key(config.api_key_env),
+    )
+
+
+@asynccontextmanager
+async def open_retriever(
+    config: RetrievalConfig,
+    tell: Callable[[str], None],
+    engines: Mapping[str, EngineConfig] = {},
+    *,
+    cpu_threads: int = 1,
+    say: Say = lambda _why: None,
+) -> AsyncIterator[IndexRetriever]:
+    """The retriever that a config names, ready to search, with its embedder's engine. Raises `BadConfig` or `BadIndex`.
+
+    `cpu_threads`, `say`: for that engine, as for `serving.engine.engine`.
+    """
+    if config.address is not None:
+        remote = RemoteRetriever(config.address, timeout_s=config.timeout_s)
+        try:
+            yield remote
+        finally:
+            await remote.close()
+        return
+    # What an index in this process needs is not always installed.
+    from serving.retrieval.local_index import follow, open_index
+
+    pass
+    from serving.retrieval.searcher import IndexSearcher
+
+    async with open_embedder(config.embedder, engines, tell, cpu_threads=cpu_threads, say=say) as embedder:
+        index = await stoppable(partial(open_index, config, embedder, tell))
+        batching = config.batching
+        searcher = IndexSearcher(
+            index, embedder, wait_s=batching.wait_ms / 1000, most=batching.most, cache=batching.cache
+        )
+        following = asyncio.create_task(follow(config, searcher, index, embedder))
+        try:
+            yield searcher
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            await searcher.close()
+
+
+def identity_of(config: EmbedderConfig) -> str:
+    """The `identity` of the embedder that a config names."""
+    if config.kind == "minilm":
+        return MiniLM.identity
+    return endpoint_identity(config.model or "", config.passage_prefix)

@@ -1,0 +1,175 @@
+"""`rolegate.v1.RetrievalService` over any retriever."""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import grpc.aio
+import msgspec
+import structlog
+from aiohttp import web
+from rolegate.v1 import evidence_pb2
+from rolegate.v1.retrieval_service_pb2 import QueryPassages, SearchRequest, SearchResponse
+from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceServicer
+
+from router.calls.health import Readiness
+from router.errors import JSON_ERRORS, BadRequest, UpstreamError
+from router.protocol.evidence import Passage
+from router.search.retrieval import Retriever
+
+MAX_QUERIES = 256
+MAX_QUERY_CHARS = 8192
+MAX_TOP_K = 100
+MAX_PASSAGES = 2560
+"""Of all queries of a search together."""
+
+
+def check_queries(queries: Sequence[str]) -> None:
+    """Raises `BadRequest` unless there are 1 to 256 queries, none blank, none above 8192 characters."""
+    if not 1 <= len(queries) <= MAX_QUERIES:
+        raise BadRequest(f"queries: {len(queries)} were sent; send 1 to {MAX_QUERIES}.")
+    for number, query in enumerate(queries):
+        if not query.strip():
+            raise BadRequest(f"queries[{number}]: empty; write a query or leave it out.")
+        if len(query) > MAX_QUERY_CHARS:
+            raise BadRequest(f"queries[{number}]: {len(query)} characters; send at most {MAX_QUERY_CHARS}.")
+
+
+def chosen_top_k(top_k: int, default: int, queries: int) -> int:
+    """`top_k`, or `default` where it is 0. Raises `BadRequest` unless it is 0 to 100, and where that is more than
+    2560 passages for so many `queries`.
+    """
+    if not 0 <= top_k <= MAX_TOP_K:
+        raise BadRequest(f"top_k: {top_k}; send 1 to {MAX_TOP_K}, or 0 for the default of {default}.")
+    top_k = top_k or default
+    if queries * top_k > MAX_PASSAGES:
+        raise BadRequest(
+            f"top_k: {top_k} passages for each of {queries} queries; a search returns at most {MAX_PASSAGES}, so send "
+            "fewer queries at a time."
+        )
+    return top_k
+
+
+class RetrievalServicer(RetrievalServiceServicer):
+    """Checks, converts, searches, converts. Errors of `router.errors` pass through to the server's translator."""
+
+    def __init__(
+        self, retriever: Retriever, *, default_top_k: int = 3, index_id: Callable[[], str | None] = lambda: None
+    ) -> None:
+        """`index_id`: as `IndexRetriever.index_id`."""
+        self._retriever, self._index_id = retriever, index_id
+        self._default_top_k = default_top_k
+
+    async def Search(
+        self, request: SearchRequest, context: grpc.aio.ServicerContext[SearchRequest, SearchResponse]
+    ) -> SearchResponse:
+        """Raises `BadRequest`, and what the retriever raises."""
+        check_queries(request.queries)
+        queries = list(request.queries)
+        top_k = chosen_top_k(request.top_k, self._default_top_k, len(queries))
+        response = response_to_proto(await self._retriever.search(queries, top_k))
+        response.index_id = self._index_id() or ""
+        return response
+
+
+def response_to_proto(results: Sequence[Sequence[Passage]]) -> SearchResponse:
+    """The passages of each query as a message."""
+    return SearchResponse(
+        results=[QueryPassages(passages=[passage_to_proto(passage) for passage in passages]) for passages in results]
+    )
+
+
+def passage_to_proto(passage: Passage) -> evidence_pb2.Passage:
+    """A passage as a message."""
+    return evidence_pb2.Passage(
+        passage_id=passage.id,
+        title=passage.title,
+        text=passage.text,
+        score=passage.score,
+        document=passage.document,
+        page=passage.page,
+    )
+
+
+MAX_BODY_BYTES = 1 << 20
+
+_log = structlog.get_logger()
+
+
+class _Body(msgspec.Struct, frozen=True):
+    queries: list[str] | None = None
+    query_list: list[str] | None = None
+    topk: int | None = None
+    k: int | None = None
+    return_scores: bool = False
+
+
+class _Document(msgspec.Struct, frozen=True):
+    id: str
+    contents: str
+
+
+class _ScoredDocument(msgspec.Struct, frozen=True):
+    document: _Document
+    score: float
+
+
+def retrieval_app(
+    retriever: Retriever, *, default_top_k: int = 3, readiness: Readiness | None = None
+) -> web.Application:
+    """The application; the caller runs it. Errors are `{"error": …}`: 400, 413 above 1 MiB, 421 for names that are not
+    this server's, 503 without internals. `readiness`: for `GET /health`, which says 503 while the search is down.
+    """
+
+    async def retrieve(request: web.Request) -> web.Response:
+        body = _decoded(await request.read())
+        queries = body.query_list if body.queries is None else body.queries
+        if queries is None or (body.queries is not None and body.query_list is not None):
+            raise BadRequest('Send the queries either as "queries" or as "query_list", a list of strings.')
+        check_queries(queries)
+        top_k = chosen_top_k(body.topk or body.k or 0, default_top_k, len(queries))
+        results = await retriever.search(queries, top_k)
+        shown = [[_shown(passage, body.return_scores) for passage in passages] for passages in results]
+        return _json(200, {"result": shown})
+
+    async def health(_: web.Request) -> web.Response:
+        down = readiness is not None and readiness.down(["retrieval"])
+        return _json(503, {"status": "unavailable"}) if down else _json(200, {"status": "ok"})
+
+    app = web.Application(middlewares=[_plain_errors], client_max_size=MAX_BODY_BYTES)
+    app.add_routes([web.post("/retrieve", retrieve), web.get("/health", health)])
+    return app
+
+
+@web.middleware
+async def _plain_errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except BadRequest as error:
+        return _json(400, {"error": str(error)})
+    except web.HTTPRequestEntityTooLarge:
+        return _json(413, {"error": f"The body is larger than {MAX_BODY_BYTES} bytes; send fewer queries at a time."})
+    except web.HTTPException as error:
+        return _json(error.status, {"error": error.text})
+    except UpstreamError as error:
+        _log.warning("retrieve.failed", error=str(error))
+        return _json(503, {"error": "The search is not available at the moment; try again."})
+
+
+def _decoded(body: bytes) -> _Body:
+    try:
+        return msgspec.json.decode(body, type=_Body)
+    except JSON_ERRORS as error:
+        raise BadRequest(
+            f"The body cannot be used: {error}. "
+            'Send {"queries": ["…"], "topk": 3} or {"query_list": ["…"], "k": 3}.'
+        ) from error
+
+
+def _shown(passage: Passage, scored: bool) -> _Document | _ScoredDocument:
+    document = _Document(passage.id, f'"{passage.title}"\n{passage.text}')
+    return _ScoredDocument(document, passage.score) if scored else document
+
+
+def _json(status: int, content: object) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(content), content_type="application/json")

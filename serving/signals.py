@@ -1,0 +1,51 @@
+"""Running something until a signal comes."""
+
+import asyncio
+import gc
+import signal
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+
+import structlog
+
+_YOUNG, _MIDDLE, _OLD = 10_000, 5, 2
+"""Python's own first threshold, 700 objects, is passed by a single question. Older ones are few here, and soon looked
+through: what a question leaves behind is not to wait for thousands of others.
+"""
+
+
+def collect_seldom() -> None:
+    """Look for cycles less often, and never again among what is there by now, which will stay."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG, _MIDDLE, _OLD)
+
+
+_log = structlog.get_logger("serve")
+
+
+async def until_stopped(service: AbstractAsyncContextManager[str]) -> None:
+    """Keep `service`, which tells where it listens, open until SIGTERM or SIGINT; also while it still starts."""
+    await until_signalled(service, lambda address: _log.info("serve.ready", address=address))
+    _log.info("serve.stopped")
+
+
+async def until_signalled(service: AbstractAsyncContextManager[str], ready: Callable[[str], None]) -> None:
+    """Keep `service` open until SIGTERM or SIGINT; `ready` hears where it listens. Another signal while it closes
+    takes away its time for that.
+    """
+    this = asyncio.current_task()
+    assert this is not None
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, this.cancel)
+    with suppress(asyncio.CancelledError):
+        async with service as address:
+            collect_seldom()
+            ready(address)
+            await asyncio.Event().wait()
+
+
+def tell(step: str) -> None:
+    """Log a step of the start."""
+    _log.info("serve.starting", step=step)

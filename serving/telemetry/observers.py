@@ -1,0 +1,84 @@
+"""From the telemetry section of a config to those who watch."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from router.calls.replicas import Upstreams
+from router.edge.http.server import HTTPServer
+from router.errors import BadConfig
+from router.runs.admission import Admission
+from router.runs.live import meanwhile
+from router.runs.observers import Observer, Observers
+from router.search.executor import Executes
+from serving.config.config import TelemetryConfig
+from serving.engines.engine import Tell
+
+_EXPORT_S = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Parts of a gateway that are looked at from outside."""
+
+    admission: Admission
+    upstreams: Upstreams
+    executor: Callable[[], Executes | None]
+    addresses: Mapping[str, str | None]
+    """Base URLs by deployment."""
+
+
+@asynccontextmanager
+async def open_observers(
+    config: TelemetryConfig, tell: Tell, watched: Watched, hosts: Iterable[str] = ()
+) -> AsyncIterator[Observers]:
+    """Observers while the context is open; nothing is loaded for what is not configured. `hosts`: as for
+    `HTTPServer`. Raises `BadConfig`.
+    """
+    async with AsyncExitStack() as stack:
+        each: list[Observer] = []
+        if config.metrics is not None:
+            each.append(await stack.enter_async_context(_metrics(config.metrics, tell, watched, hosts)))
+        if config.otlp is not None:
+            each.append(await stack.enter_async_context(_traces(config.otlp, config.contents, watched)))
+        yield Observers(each)
+
+
+@asynccontextmanager
+async def _metrics(address: str, tell: Tell, watched: Watched, hosts: Iterable[str]) -> AsyncIterator[Observer]:
+    from prometheus_client.aiohttp import make_aiohttp_handler
+
+    from serving.telemetry.metrics import Gauges, Metrics
+
+    metrics = Metrics(Gauges(watched.admission, watched.upstreams, watched.executor))
+    app = web.Application()
+    app.router.add_get("/metrics", make_aiohttp_handler(metrics.registry))
+    server = HTTPServer(app, 0.0, hosts=hosts)
+    tell(f"metrics are at http://{await server.start(address, 'telemetry.metrics')}/metrics")
+    try:
+        async with meanwhile(metrics.watch_event_loop()):
+            yield metrics
+    finally:
+        await server.drain()
+
+
+@asynccontextmanager
+async def _traces(endpoint: str, contents: bool, watched: Watched) -> AsyncIterator[Observer]:
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        raise BadConfig("telemetry.otlp: OpenTelemetry is not installed; install rolegate[otlp].") from None
+    from serving.telemetry.traces import Traces
+
+    provider = TracerProvider(resource=Resource.create({"service.name": "rolegate"}), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=_EXPORT_S)))
+    try:
+        yield Traces(provider, watched.addresses, contents=contents)
+    finally:
+        await asyncio.to_thread(provider.shutdown)  # which sends what is left
