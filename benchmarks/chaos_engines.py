@@ -19,7 +19,7 @@ from benchmarks.chaos_orders import Proxies
 from benchmarks.chaos_questions import ANSWERED, Asker, Load, Told
 from benchmarks.child import child
 from benchmarks.mini_deployment import demo_questions
-from executor_sft.miniworld.config import write_config
+from executor_sft.miniworld.export import write_config
 from router.runs.live import meanwhile
 from serving.config.config import Config, ReuseConfig, RoleConfig, RolesConfig
 from serving.config.file import load_config, preset

@@ -12,7 +12,7 @@ from benchmarks.canned_config import canned_config
 from benchmarks.chaos_orders import Proxies
 from benchmarks.child import child
 from benchmarks.process_meter import ProcessMeter
-from executor_sft.miniworld.config import write_config
+from executor_sft.miniworld.export import write_config
 from serving.config.config import Config, RoleConfig
 from serving.config.file import load_config
 

@@ -12,10 +12,8 @@ import msgspec
 from rich.console import Console
 
 from benchmarks.mini_deployment import MiniDeployment, mini_deployment
-from executor_sft.evaluate import BASE, TEACHER, adapter_name, answers, show
-from executor_sft.evaluation import Answered, Evaluation, evaluation_of
-from executor_sft.miniworld.config import over
-from executor_sft.miniworld.export import export
+from executor_sft.evaluate import BASE, TEACHER, Answered, Evaluation, adapter_name, answers, evaluation_of, show
+from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.world import World
 from executor_sft.rollouts import Question
 from executor_sft.workbench import workbench

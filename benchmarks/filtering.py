@@ -17,14 +17,11 @@ from rich.table import Table
 
 from benchmarks.mini_deployment import MiniDeployment, mini_deployment
 from executor_sft import dataset, rollout, train
-from executor_sft.evaluate import BASE, answers
-from executor_sft.evaluation import Answered, Evaluation, evaluation_of
-from executor_sft.filter import Mix, mixed
+from executor_sft.evaluate import BASE, Answered, Evaluation, answers, evaluation_of
+from executor_sft.filter import Kept, Mix, Stratum, mixed
 from executor_sft.filter import main as filter_rollouts
-from executor_sft.kept import Kept, Stratum
-from executor_sft.miniworld.config import over
 from executor_sft.miniworld.dialogues import report_text
-from executor_sft.miniworld.export import export
+from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.questions import Question as MiniQuestion
 from executor_sft.miniworld.questions import SubQuery
 from executor_sft.miniworld.world import World

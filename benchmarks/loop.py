@@ -25,9 +25,8 @@ from benchmarks.child import child
 from benchmarks.loop_asking import ENDED, Asked, LoopAsking
 from benchmarks.mini_deployment import mini_deployment
 from benchmarks.spoiled import publish_spoiled
-from executor_sft.line_file import LineFile
-from executor_sft.miniworld.config import over
-from executor_sft.miniworld.export import export
+from executor_sft.lines import LineFile
+from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.questions import Question
 from executor_sft.miniworld.world import World
 from executor_sft.step import Step, read_manifest

@@ -10,7 +10,7 @@ from rich.progress import Progress
 from rolegate.client import AsyncClient, GatewayError
 from rolegate.v1.executor_version_service_pb2 import ExecutorVersionState
 
-from executor_sft.line_file import LineFile
+from executor_sft.lines import LineFile
 from executor_sft.miniworld.questions import Question
 from router.protocol.scoring import exact_match
 

@@ -20,8 +20,7 @@ from rolegate.v1 import answer_service_pb2 as answer_pb
 from benchmarks.mini_client import MiniClient
 from benchmarks.mini_report import MiniReport, show
 from benchmarks.mini_report import report as make_report
-from executor_sft.miniworld.config import over
-from executor_sft.miniworld.export import export
+from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.world import World
 from serving.composition import running_gateway
 from serving.config.config import ReuseConfig

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from executor_sft.miniworld.config import write_config
-from executor_sft.miniworld.export import export
+from executor_sft.miniworld.export import export, write_config
 from executor_sft.miniworld.world import World
 from router.edge.grpc.server import Server
 from serving.config.config import Config, DistillationConfig, ReuseConfig, RoleConfig, RolesConfig

@@ -13,8 +13,7 @@ import msgspec
 
 from benchmarks import report, sweep
 from benchmarks.study.plan import Pairs, Plan, StudyModel
-from executor_sft.miniworld.config import write_config
-from executor_sft.miniworld.export import export
+from executor_sft.miniworld.export import export, write_config
 from executor_sft.miniworld.world import World
 from router.errors import BadConfig
 from serving.config.config import EngineConfig

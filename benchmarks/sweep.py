@@ -26,8 +26,7 @@ from benchmarks.study.results import RESULTS, Results
 from benchmarks.study.study_data import PLAN, KeptPlan
 from benchmarks.study.sweeping import CELLS, Sweeper, begin_cell, settings_of
 from benchmarks.study.weights import weights_of
-from executor_sft.config_settings import config_settings
-from executor_sft.step import Step, digest_of
+from executor_sft.step import Step, config_settings, digest_of
 from router.errors import BadRequest
 from serving.files import write_atomically
 from serving.logs import errors_only

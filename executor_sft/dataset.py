@@ -9,24 +9,162 @@ that were corrected have no row.
 import argparse
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.console import Console
 
-from executor_sft.composition_table import counts_table
 from executor_sft.filter import RESULT as KEPT
-from executor_sft.json_lines import decoded_lines
-from executor_sft.kept import Kept
-from executor_sft.row import Row
-from executor_sft.row_file import write_rows
-from executor_sft.served_tokens import TOKENIZER_FILES, ServedTokens
+from executor_sft.filter import Kept, counts_table
+from executor_sft.lines import decoded_lines
 from executor_sft.step import MANIFEST, Step, read_manifest
 from router.errors import BadConfig
-from router.models.model import Completion, Message
+from router.models.model import Completion, Message, end_at_stop
+from router.protocol.prompts import without_system_role
 from router.protocol.turns import ReportTurn, Search, parse_turn
+from router.search.executor import STOP
 from router.trace.values import Execution
 from serving.dependencies import need
+from serving.files import replacing
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "generation_config.json",
+)
+"""Those of a model's folder that decide about token ids, as far as they are there."""
+_THOUGHT = "</think>"
+_TURN = "what was said"
+
+
+class _Generation(msgspec.Struct):
+    eos_token_id: int | list[int] | None = None
+
+
+class ServedTokens:
+    """The tokens of a conversation as vLLM makes them for `/v1/chat/completions`."""
+
+    def __init__(self, model: Path, *, thinking: bool | None = None, system_role: bool = True) -> None:
+        """`model`: its folder. The others: as of the role that serves. Raises `BadConfig`."""
+        from transformers import AutoTokenizer
+
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise BadConfig(f"{model}: holds no tokenizer that can be loaded ({error}).") from None
+        if self._tokenizer.chat_template is None:
+            raise BadConfig(f"{model}: its tokenizer has no chat template; add chat_template.jinja.")
+        self._model, self._system_role = model, system_role
+        self._switch = {} if thinking is None else {"enable_thinking": thinking}
+        self._thinks = "<think>" in self._tokenizer.chat_template if thinking is None else thinking
+
+    def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """What the engine reads before it writes the next turn."""
+        return tuple(self._rendered(messages, tokenize=True, add_generation_prompt=True))
+
+    def completion(self, output: Completion) -> tuple[int, ...]:
+        """What the engine is to write: the turn up to its last tag, and the template's end of turn. Reasoning stands in
+        a thinking block where the role thinks, and is left out where it does not.
+        """
+        return tuple(self._tokenizer.encode(self._written(output), add_special_tokens=False)) + self._end
+
+    def _written(self, output: Completion) -> str:
+        thought, closed, said = output.text.rpartition(_THOUGHT)
+        said, _ = end_at_stop(said, STOP, "stop", None)
+        if not self._thinks:
+            return said.lstrip() if closed else said
+        if closed or not output.reasoning.strip():
+            return thought + closed + said
+        opening = "" if self._thinking_is_open else "<think>\n"
+        return f"{opening}{output.reasoning.strip()}\n{_THOUGHT}\n\n{said.lstrip()}"
+
+    @cached_property
+    def _thinking_is_open(self) -> bool:
+        """Whether the template itself begins the thinking block."""
+        prompt: str = self._rendered([Message("user", _TURN)], tokenize=False, add_generation_prompt=True)
+        return prompt.rstrip().endswith("<think>")
+
+    @cached_property
+    def _end(self) -> tuple[int, ...]:
+        """What the template puts after a turn, up to the token at which the engine stops."""
+        said = [Message("user", "?"), Message("assistant", _TURN)]
+        after = self._rendered(said, tokenize=False).rpartition(_TURN)[2]
+        ids = self._tokenizer.encode(after, add_special_tokens=False)
+        ends = self._ends
+        for place, token in enumerate(ids):
+            if token in ends:
+                return tuple(ids[: place + 1])
+        raise BadConfig(f"{self._model}: its chat template ends turns with {after!r}, at which no engine stops.")
+
+    @property
+    def _ends(self) -> set[int]:
+        """The tokens at which the engine stops."""
+        path = self._model / "generation_config.json"
+        told = msgspec.json.decode(path.read_bytes(), type=_Generation).eos_token_id if path.exists() else None
+        return {self._tokenizer.eos_token_id, *(told if isinstance(told, list) else [told])} - {None}
+
+    def _rendered(self, messages: Sequence[Message], **how: bool) -> Any:
+        sent = messages if self._system_role else without_system_role(messages)
+        chat = msgspec.to_builtins(list(sent))
+        return self._tokenizer.apply_chat_template(chat, return_dict=False, **how, **self._switch)
+
+
+class Row(msgspec.Struct, frozen=True):
+    """What the engine shows the model, and what the model is to write."""
+
+    prompt_ids: tuple[int, ...]
+    """Token ids of the conversation before the turn, exactly as the serving engine sees it, without loss."""
+    completion_ids: tuple[int, ...]
+    """Token ids of the turn, its end included; never empty."""
+    turn: int
+    """The number of the turn in its trajectory, from 0."""
+    trajectory: int
+    """The number of its trajectory among those that were kept, from 0."""
+
+
+_COLUMNS = ("prompt_ids", "completion_ids", "turn", "trajectory")
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Write the file whole, or leave it as it was and raise `OSError`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
+    with replacing(path) as unfinished:
+        pq.write_table(pa.table(columns, schema=_schema()), unfinished)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows in order. Raises `BadConfig` where it is no such file, or a row has nothing to learn."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, schema=_schema())
+    except (OSError, pa.ArrowException) as error:
+        raise BadConfig(f"{path}: {error}; make the data set again.") from None
+    columns = (table[name].to_pylist() for name in _COLUMNS)
+    rows = [Row(tuple(prompt), tuple(turn), *numbers) for prompt, turn, *numbers in zip(*columns, strict=True)]
+    if empty := sum(not row.completion_ids for row in rows):
+        raise BadConfig(f"{path}: {empty} of {len(rows)} rows have no token to learn; make the data set again.")
+    if not rows:
+        raise BadConfig(f"{path}: has no rows; make the data set again.")
+    return rows
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    ids, number = pa.list_(pa.int32()), pa.int32()
+    return pa.schema(list(zip(_COLUMNS, (ids, ids, number, number), strict=True)))
+
 
 RESULT = "rows.parquet"
 NEEDED = ("pyarrow", "transformers")

@@ -10,21 +10,75 @@ counted by its reason.
 import argparse
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-from executor_sft.composition_table import composition, composition_table, counts_table
-from executor_sft.json_lines import decoded_lines
-from executor_sft.kept import Kept, Stratum
+from executor_sft.lines import decoded_lines
 from executor_sft.questions import normal_question
 from executor_sft.rollouts import Rollout, Sample, SubQueryRollout, Verdict
 from executor_sft.step import Step
 from router.errors import BadConfig
+from router.trace.values import Execution
 from serving.files import write_atomically
+
+Stratum = Literal["student_single", "teacher_single", "teacher_multi", "student_multi"]
+"""Correct with one search, the student's or the teacher's (A); the teacher's with more, all of them needed (B). The
+last one is there only where nothing was filtered.
+"""
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """One line of `kept.jsonl`."""
+
+    stratum: Stratum
+    question_id: str
+    source: str
+    """The data set that the question is from."""
+    execution: Execution
+
+
+Composition = dict[str, dict[str, int]]
+"""By source: `records`, and the `questions` that these are from."""
+
+
+def composition(kept: Sequence[Kept]) -> Composition:
+    """Records and unique source questions of every source."""
+    questions: dict[str, list[str]] = {}
+    for trajectory in kept:
+        questions.setdefault(trajectory.source, []).append(trajectory.question_id)
+    return {source: {"records": len(ids), "questions": len(set(ids))} for source, ids in sorted(questions.items())}
+
+
+def composition_table(sources: Composition) -> Table:
+    """A row for each source, and a sum."""
+    table = Table("source", box=SIMPLE_HEAD)
+    for column in ("records", "questions"):
+        table.add_column(column, justify="right")
+    for source, counts in sources.items():
+        table.add_row(escape(source) or "–", f"{counts['records']:,}", f"{counts['questions']:,}")
+    table.add_section()
+    sums = (sum(counts[column] for counts in sources.values()) for column in ("records", "questions"))
+    table.add_row("all", *(f"{count:,}" for count in sums))
+    return table
+
+
+def counts_table(title: str, counts: Mapping[str, int]) -> Table:
+    """A row for each name, and a sum."""
+    table = Table(title, box=SIMPLE_HEAD)
+    table.add_column("count", justify="right")
+    for name, count in counts.items():
+        table.add_row(name, f"{count:,}")
+    table.add_section()
+    table.add_row("all", f"{sum(counts.values()):,}")
+    return table
+
 
 RESULT = "kept.jsonl"
 Who = Literal["student", "teacher"]

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from executor_sft.line_file import LineFile
+from executor_sft.lines import LineFile
 from router.errors import BadConfig
 from router.models.model import Completion, Delta, Model, Prompt, Usage
 from router.trace.call import Call, RoleName

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from executor_sft import dataset, evaluate, mine, publish, train
-from executor_sft.evaluation import Evaluation
+from executor_sft.evaluate import Evaluation
 from executor_sft.filter import main as filter_rollouts
 from executor_sft.questions import read_questions
 from executor_sft.recipe import load_recipe

@@ -1,5 +1,6 @@
 """A step of the distillation: its folder, what it was made of, and what came of it."""
 
+import hashlib
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 
 from router.errors import BadConfig
+from serving.config.config import Config, RoleConfig
 from serving.files import sha256_of, write_atomically
 
 _BEGUN, MANIFEST = "begun.json", "manifest.json"
@@ -124,3 +126,27 @@ def digest_of(path: Path) -> str:
     if not file.is_file():
         raise BadConfig(f"{file}: is not there; finish the step that makes it first.")
     return sha256_of(file)
+
+
+def config_settings(config: Config, also: Mapping[str, RoleConfig | None] = {}) -> dict[str, Any]:
+    """Models, prompts, sampling, limits and retrieval, as JSON. `also`: roles beside the three. Raises `OSError`."""
+    roles: dict[str, RoleConfig] = dict(config.roles.by_name.items())
+    roles |= {name: role for name, role in also.items() if role is not None}
+    retrieval = msgspec.to_builtins(config.retrieval)
+    embedder = {key: retrieval["embedder"][key] for key in ("model", "query_prefix", "passage_prefix")}
+    return {
+        "roles": {name: _role(role) for name, role in roles.items()},
+        "search": {key: value for key, value in msgspec.to_builtins(config.search).items() if key != "scope"},
+        "retrieval": {key: retrieval[key] for key in ("documents", "chunk_tokens", "lexical")} | embedder,
+    }
+
+
+def _role(role: RoleConfig) -> dict[str, Any]:
+    """`extra_body` only by its digest, as there may be a key in it."""
+    names = "model max_tokens temperature top_p seed thinking system_role context_tokens".split()
+    extra = msgspec.json.encode(role.extra_body, order="deterministic")
+    digests = {"prompt": Path(role.prompt).read_bytes(), "extra_body": extra}
+    return {
+        **{name: getattr(role, name) for name in names},
+        **{f"{name}_sha256": hashlib.sha256(content).hexdigest() for name, content in digests.items()},
+    }

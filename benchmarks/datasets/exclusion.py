@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.datasets.question import BenchmarkQuestion
-from executor_sft.json_lines import decoded_lines
+from executor_sft.lines import decoded_lines
 from router.errors import BadCorpus
 from router.protocol.sub_queries import normal_question
 

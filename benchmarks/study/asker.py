@@ -13,8 +13,8 @@ from benchmarks.study.first_calls import first_calls
 from benchmarks.study.pricing import Prices, spent
 from benchmarks.study.provenance import Provenance
 from benchmarks.study.result_row import Attribution, ResultRow
-from executor_sft.cut_off import check
 from executor_sft.memory import Memory
+from executor_sft.rollouts import check
 from executor_sft.workbench import Workbench
 from router.ledger.ledger import Ledger
 from router.protocol.scoring import exact_match, fold, token_f1

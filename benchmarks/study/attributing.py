@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.study.result_row import Attribution, Loss
-from executor_sft.cut_off import check_execution
+from executor_sft.rollouts import check_execution
 from router.protocol.evidence import Report
 from router.protocol.scoring import normal_answer
 from router.search.answerer import Answerer

@@ -9,7 +9,7 @@ import msgspec
 
 from benchmarks.study.provenance import SHARED, Provenance
 from benchmarks.study.result_row import ResultRow, Scored, Sourced
-from executor_sft.line_file import LineFile
+from executor_sft.lines import LineFile
 from router.errors import BadConfig
 
 RESULTS = "results.jsonl"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from benchmarks.study.result_row import Scored
-from executor_sft.bootstrap import Difference, paired_difference
+from executor_sft.evaluate import Difference, paired_difference
 
 Of = Callable[[Scored], float]
 METRICS: Mapping[str, Of] = {

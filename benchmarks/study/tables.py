@@ -6,7 +6,7 @@ from benchmarks.study.report_table import Cell, Gain, ReportTable
 from benchmarks.study.score_columns import ScoreColumns
 from benchmarks.study.scores import METRICS, headline, micro
 from benchmarks.study.study_data import CellRows, Study
-from executor_sft.search_counts import SearchCounts
+from executor_sft.rollout import SearchCounts
 
 _MICRO = "Micro averages over all questions, in points of 100, ± standard error clustered by question; ours."
 

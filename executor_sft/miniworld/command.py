@@ -4,8 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from executor_sft.miniworld.config import over, write_config
-from executor_sft.miniworld.export import export
+from executor_sft.miniworld.export import export, over, write_config
 from executor_sft.miniworld.world import World
 from router.errors import BadConfig
 from serving.config.file import load_config, preset

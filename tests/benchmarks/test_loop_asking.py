@@ -12,7 +12,7 @@ from rolegate.client import AsyncClient, GatewayError
 from rolegate.v1.executor_version_service_pb2 import ExecutorVersion
 
 from benchmarks.loop_asking import Asked, LoopAsking
-from executor_sft.line_file import LineFile
+from executor_sft.lines import LineFile
 from executor_sft.miniworld.questions import Question
 
 VERSION = "executor-000001"

@@ -13,8 +13,8 @@ from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.executor_version_service_pb2_grpc import ExecutorVersionServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 
-from executor_sft.evaluation import Evaluation
-from executor_sft.miniworld.config import write_config
+from executor_sft.evaluate import Evaluation
+from executor_sft.miniworld.export import write_config
 from executor_sft.miniworld.questions import Question
 from executor_sft.step import read_manifest
 from serving.config.config import Config

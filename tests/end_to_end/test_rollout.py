@@ -6,12 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from executor_sft.miniworld.config import over
-from executor_sft.miniworld.export import export
+from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.world import World
 from executor_sft.questions import read_questions
-from executor_sft.rolling_out import CALLS, ROLLOUTS, roll_out_all, roller_of
-from executor_sft.rollouts import Rollout
+from executor_sft.rollouts import CALLS, ROLLOUTS, Rollout, roll_out_all, roller_of
 from executor_sft.workbench import Workbench, workbench
 from router.ledger.reconciliation import Tokens, VLLMCounts
 from serving.config.config import Config, DistillationConfig

@@ -11,13 +11,11 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from executor_sft.dataset import rows_of
-from executor_sft.kept import Kept
+from executor_sft.dataset import Row, ServedTokens, rows_of
+from executor_sft.filter import Kept
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, SubQuery
 from executor_sft.miniworld.world import World
-from executor_sft.row import Row
-from executor_sft.served_tokens import ServedTokens
 from router.calls.role import Role
 from router.models.model import Model, Sampling, ScriptedModel
 from router.models.openai_client import OpenAIHTTP

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from executor_sft.memory import Memory
-from executor_sft.roller import Roller
-from executor_sft.rollouts import Question
+from executor_sft.rollouts import Question, Roller
 from router.calls.role import Role
 from router.models.model import Answer, Model, Prompt, Sampling, ScriptedModel
 from router.protocol import prompts

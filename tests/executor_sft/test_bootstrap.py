@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from executor_sft.bootstrap import paired_difference
+from executor_sft.evaluate import paired_difference
 
 
 def test_the_interval_holds_the_true_difference_as_often_as_it_says() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from executor_sft.cut_off import check_execution
+from executor_sft.rollouts import check_execution
 from router.errors import UpstreamUnavailable
 from router.ledger.ledger import Ledger
 from router.protocol.evidence import NO_EVIDENCE

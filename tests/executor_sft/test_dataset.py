@@ -4,11 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from executor_sft.dataset import RESULT, main, rows_of
-from executor_sft.kept import Kept
-from executor_sft.row import Row
-from executor_sft.row_file import read_rows, write_rows
-from executor_sft.served_tokens import ServedTokens
+from executor_sft.dataset import RESULT, Row, ServedTokens, main, read_rows, rows_of, write_rows
+from executor_sft.filter import Kept
 from executor_sft.step import read_manifest
 from router.errors import BadConfig, ContextTooLong
 from router.models.model import Completion

@@ -1,4 +1,4 @@
-from executor_sft.evaluation import Answered, Executed, evaluation_of
+from executor_sft.evaluate import Answered, Executed, evaluation_of
 from serving.config.config import SearchConfig
 
 

@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 from executor_sft.dataset import read_kept
-from executor_sft.filter import RESULT, filtered, main, mix_of
-from executor_sft.kept import Stratum
+from executor_sft.filter import RESULT, Stratum, filtered, main, mix_of
 from executor_sft.rollouts import Rollout, Sample, SubQueryRollout, Verdict
 from executor_sft.step import read_manifest
 from router.errors import BadConfig, UpstreamUnavailable

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_sft.line_file import LineFile
+from executor_sft.lines import LineFile
 from router.errors import BadConfig, StoreFailed
 
 

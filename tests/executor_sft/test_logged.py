@@ -8,8 +8,7 @@ import msgspec
 import pytest
 from sqlalchemy import update
 
-from executor_sft.logged import Counts, Selection, select
-from executor_sft.rerun_estimate import Share, estimate
+from executor_sft.mine import Counts, Selection, Share, estimate, select
 from executor_sft.rollouts import Question
 from router.access import Tenant
 from router.errors import StoreFailed

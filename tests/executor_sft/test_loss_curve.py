@@ -3,7 +3,7 @@
 import struct
 from pathlib import Path
 
-from executor_sft.loss_curve import StepLoss, draw, smoothed
+from executor_sft.train import StepLoss, draw, smoothed
 
 
 def test_it_is_a_picture(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from executor_sft.miniworld.names import Names, Side, side_of
+from executor_sft.miniworld.world import Names, Side, side_of
 
 SIDES: tuple[Side, Side] = ("train", "test")
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from executor_sft.line_file import LineFile
+from executor_sft.lines import LineFile
 from executor_sft.memory import Memory
-from executor_sft.rolling_out import roll_out_all
-from executor_sft.rollouts import Rollout
+from executor_sft.rollouts import Rollout, roll_out_all
 from router.errors import BadConfig, UpstreamRefused, UpstreamUnavailable
 from router.models.model import Answer, Prompt
 from tests.executor_sft.scripted_roles import ScriptedRoles, asks, questions, searches_twice

@@ -15,9 +15,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from executor_sft.rollout_figures import RolloutFigures
+from executor_sft.rollout import RolloutFigures, SearchCounts
 from executor_sft.rollouts import Rollout
-from executor_sft.search_counts import SearchCounts
 from executor_sft.step import read_manifest
 from router.access import Tenant
 from router.edge.grpc.server import Server

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from executor_sft.dataset import rows_of
-from executor_sft.kept import Kept
+from executor_sft.dataset import ServedTokens, rows_of
+from executor_sft.filter import Kept
 from executor_sft.minimodel.tokenizer import load_tokenizer
-from executor_sft.served_tokens import ServedTokens
 from router.errors import BadConfig
 from router.models.model import Completion, Message
 from router.search.executor import ExecutorLimits

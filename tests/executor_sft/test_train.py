@@ -13,17 +13,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from executor_sft.base_model import base_files, load_base
+from executor_sft.dataset import Row
 from executor_sft.dataset import main as make_dataset
-from executor_sft.kept import Kept
-from executor_sft.loss_curve import StepLoss
+from executor_sft.filter import Kept
 from executor_sft.minimodel.architecture import Shape, new_model
 from executor_sft.minimodel.tokenizer import load_tokenizer
 from executor_sft.minimodel.training import save
 from executor_sft.recipe import Recipe
-from executor_sft.row import Row
 from executor_sft.step import read_manifest
-from executor_sft.train import _last_checkpoint
+from executor_sft.train import StepLoss, _last_checkpoint, base_files, load_base
 from router.errors import BadConfig
 from serving.engines.versions import base_sha256
 from tests.executor_sft.test_served_tokens import MINI

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from executor_sft.config_settings import config_settings
-from executor_sft.rolling_out import teacher_of
+from executor_sft.rollouts import teacher_of
+from executor_sft.step import config_settings
 from executor_sft.workbench import workbench
 from router.errors import BadConfig
 from serving.config.config import Config

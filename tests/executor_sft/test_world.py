@@ -5,10 +5,9 @@ from collections import Counter
 import pytest
 
 from executor_sft.miniworld import relations as language
-from executor_sft.miniworld.names import Side, side_of
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, Question
-from executor_sft.miniworld.world import Entity, World
+from executor_sft.miniworld.world import Entity, Side, World, side_of
 
 WORLDS: tuple[tuple[int, Side], ...] = ((7, "test"), (11, "test"), (12, "test"), (1, "train"), (7, "train"))
 NOUNS = {"The", *language.BOOK_NOUNS, *language.FILM_NOUNS, *language.COMPANY_NOUNS}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from executor_sft.kept import Kept
+from executor_sft.filter import Kept
 from executor_sft.rollouts import Question, Rollout, Sample, SubQueryRollout, Verdict
 from router.models.model import Answer, ScriptedModel
 from router.protocol.evidence import Passage
