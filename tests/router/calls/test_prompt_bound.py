@@ -44,7 +44,7 @@ def test_messages_add_up() -> None:
     assert prompt_bound([Message("system", "ab"), Message("user", "ab")]) == 2 * one - prompt_bound([])
 
 
-MODELS = Path(__file__).parents[2] / "serving" / "models"
+MODELS = Path(__file__).parents[3] / "serving" / "models"
 
 
 @pytest.mark.parametrize("name", ["mini-backbone", "mini-executor"])

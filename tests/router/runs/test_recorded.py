@@ -31,7 +31,7 @@ from tests.router.deployment import lasting
 from tests.router.openai_server import MODEL, OpenAIServer
 
 FOLDER = Path(__file__).parent / "recorded"
-PROMPT_FOLDER = Path(__file__).parents[2] / "serving" / "prompts" / "full"
+PROMPT_FOLDER = Path(__file__).parents[3] / "serving" / "prompts" / "full"
 NAMES: tuple[RoleName, ...] = ("delegation", "execution", "answer")
 PROMPTS: Mapping[RoleName, str] = {name: (PROMPT_FOLDER / f"{name}.txt").read_text("utf-8").strip() for name in NAMES}
 

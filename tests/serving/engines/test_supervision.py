@@ -153,7 +153,7 @@ async def test_it_dies_with_whoever_started_it(tmp_path: Path) -> None:
         "    await asyncio.Event().wait()\n"
         "asyncio.run(main())"
     )
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     starter = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", start, str(tmp_path)), stdout=asyncio.subprocess.PIPE, cwd=root
     )

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from router.protocol.decision import Dispatch, EarlyReader, parse_decision
 from tests.router.outputs import FLOODS, OUTPUTS
-from tests.router.test_question_list import ONE_OR_MORE
+from tests.router.protocol.test_question_list import ONE_OR_MORE
 
 
 def certain(text: str, *, limit: int = 8, size: int = 1) -> list[tuple[str, ...]]:

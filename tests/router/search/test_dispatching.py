@@ -25,7 +25,7 @@ from tests.router.clock import Clock, with_clock
 from tests.router.deployment import PASSAGE, STOP, Deployment, block, finds, lasting, report, role
 from tests.router.outputs import OUTPUTS
 from tests.router.paced_model import PacedModel, Piece
-from tests.router.test_shared_executor import shared
+from tests.router.search.test_shared_executor import shared
 
 QUESTION = "Was the director of Heat born before 1950?"
 LIMITS = ExecutorLimits()

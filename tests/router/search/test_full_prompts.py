@@ -26,7 +26,7 @@ from router.trace.values import Trajectory
 from tests.router.deployment import lasting
 from tests.router.openai_server import MODEL, Behaviour, OpenAIServer, says
 
-FOLDER = Path(__file__).parents[2] / "serving" / "prompts" / "full"
+FOLDER = Path(__file__).parents[3] / "serving" / "prompts" / "full"
 NAMES: tuple[RoleName, ...] = ("delegation", "execution", "answer")
 PROMPTS: Mapping[RoleName, str] = {name: (FOLDER / f"{name}.txt").read_text("utf-8").strip() for name in NAMES}
 

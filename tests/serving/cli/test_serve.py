@@ -16,7 +16,7 @@ from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
 from serving.cli.main import main
 from tests import scripted_gateway
-from tests.serving.test_cli import config_file, service
+from tests.serving.cli.test_cli import config_file, service
 
 HTTP = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
