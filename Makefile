@@ -28,6 +28,7 @@ check: $(VENV)/ready-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONPATH=protos $(BIN)/lint-imports
+	$(BIN)/python scripts/size.py
 	@fresh=$$(mktemp -d) && $(MAKE) --no-print-directory protos OUT=$$fresh >/dev/null && \
 	  for file in $$(cd $$fresh && find . -type f); do cmp $$fresh/$$file protos/$$file || exit 1; done && \
 	  rm -r $$fresh && echo "generated code is fresh"
