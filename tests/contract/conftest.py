@@ -83,14 +83,8 @@ class Contract:
 
 def make_keys(config: Path) -> dict[str, str]:
     """Keys in the config's store, by the tenants that they are of; the operator's by the empty name."""
-    limits: dict[str, list[str]] = {
-        "acme": [],
-        "rich": [],
-        "poor": ["--tokens-per-day", "50"],
-        "seldom": ["--requests-per-day", "1"],
-        "unpriced": ["--usd-per-day", "1"],
-        "quiet": ["--redact"],
-    }
+    limits = {"acme": "", "rich": "", "poor": "--tokens-per-day 50", "seldom": "--requests-per-day 1"}
+    limits |= {"unpriced": "--usd-per-day 1", "quiet": "--redact"}
     at = ("--config", str(config))
 
     def key(*options: str) -> str:
@@ -100,7 +94,7 @@ def make_keys(config: Path) -> dict[str, str]:
     keys = {"none": "", "wrong": "rg_00000000_wrong", "": key(), "trainer": key(*"--tenant acme --scope train".split())}
     for tenant, options in limits.items():
         if options:
-            printed(*name_now("commands", "tenants set").split(), tenant, *options, *at)
+            printed(*name_now("commands", "tenants set").split(), tenant, *options.split(), *at)
         keys[tenant] = key("--tenant", tenant)
     return keys
 

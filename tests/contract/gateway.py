@@ -27,13 +27,14 @@ MAIN = "import sys; from serving.cli.main import main; sys.exit(main())"
 _STARTING_S = 60.0
 _ENDED_S = 10.0
 _SETTLING_S = 0.5
-_VOLATILE = (
-    (re.compile(r'"\d{4}-\d\d-\d\dT[\d:.]+Z"'), '"<time>"'),
-    (re.compile(r'"\d+(\.\d+)?s"'), '"<duration>"'),
-    (re.compile(r'("retry_after_s": )"[\d.]+"'), r'\1"<seconds>"'),
-    (re.compile(r'("created": )\d+'), r'\1"<time>"'),
-    (re.compile(r"\b(chatcmpl|feedback)-[0-9a-f]+"), r"<\1>"),
-)
+_VOLATILE = {
+    r'"\d{4}-\d\d-\d\dT[\d:.]+Z"': '"<time>"',
+    r'"\d+(\.\d+)?s"': '"<duration>"',
+    r'("retry_after_s": )"[\d.]+"': r'\1"<seconds>"',
+    r'("created": )\d+': r'\1"<time>"',
+    r"\b(chatcmpl|feedback)-[0-9a-f]+": r"<\1>",
+}
+"""What is different each time, and what stands for it."""
 _SAID = ("text", "finish_reason")
 _EXECUTION = (
     "sub_query outcome report.answer report.evidence searches.query searches.passages.id searches.ignored_queries "
@@ -97,15 +98,10 @@ class Gateway:
         """`keys`: what is sent for each name of a key; without any, nothing."""
         self.config, self._upstream, self._keys = config, upstream, keys
         self.address = self.http = self.metrics = ""
-        self.wire: Wire
         self.fetched: set[str] = set()
         """The routes that were asked."""
         self._seen: set[str] = set()
         self._log: list[str] = []
-        self._process: asyncio.subprocess.Process
-        self._reading: asyncio.Task[None]
-        self._channel: grpc.aio.Channel
-        self._session: aiohttp.ClientSession
 
     async def start(self) -> None:
         """Start it, and wait until it listens."""
@@ -168,10 +164,8 @@ class Gateway:
 
     async def _calm(self, scenario: Scenario) -> None:
         """After failures, let every role succeed once, so that no scenario sees the breakers of another."""
-        if scenario.gateway != "faults" or not scenario.says:
-            return
-        for role in ("ROLE_DELEGATION", "ROLE_EXECUTION", "ROLE_ANSWER"):
-            request = {"role": role, "messages": [{"role": "user", "content": "calm"}], "request_id": ""}
+        for role in ("ROLE_DELEGATION", "ROLE_EXECUTION", "ROLE_ANSWER") if scenario.gateway == "faults" else ():
+            request = {"role": role, "messages": [{"role": "user", "content": "calm"}]}
             await self.wire.call("CompletionService/Complete", request)
 
     def _metadata(self, key: str) -> Sequence[tuple[str, str]]:
@@ -183,7 +177,7 @@ class Gateway:
             await self._upstream.seen(scenario, *step.when)
         text = json.dumps(step.request)
         if "$run" in text:
-            text = text.replace("$run", (await self._newest(f"@{scenario}"))["run_id"])
+            text = text.replace("$run", (await self._tagged(f"@{scenario}"))[0]["run_id"])
         asking = asyncio.create_task(self._made(step, json.loads(text)))
         if step.leaves:
             await self._upstream.seen(scenario, *step.leaves)
@@ -228,14 +222,6 @@ class Gateway:
             events = [line.removeprefix("data: ") for line in said.splitlines() if line.startswith("data: ")]
             return {**found, "events": [json.loads(event) if event != "[DONE]" else event for event in events]}
         return {**found, "body": _without_texts(json.loads(said))}
-
-    async def _newest(self, tag: str) -> Json:
-        found = await self._tagged(tag)
-        async with asyncio.timeout(_ENDED_S):
-            while not found:
-                await asyncio.sleep(0.02)
-                found = await self._tagged(tag)
-        return found[0]
 
     async def _tagged(self, tag: str, kind: str = "RUN_KIND_UNSPECIFIED") -> list[Json]:
         """The runs of a scenario, the newest first; what is not named is of a tenant whose texts are not kept."""
@@ -299,11 +285,10 @@ class Gateway:
         for number, run_id in enumerate(ids, 1):
             text = text.replace(run_id, f"run-{number}")
         text = text.replace("/delegation2/", "/delegation/").replace(self._upstream.url, "<upstream>")
-        text = text.replace(self._upstream.retrieval, "<retrieval>")
-        for pattern, instead in _VOLATILE:
-            text = pattern.sub(instead, text)
-        found: Json = json.loads(text)
-        return found
+        for pattern, instead in _VOLATILE.items():
+            text = re.sub(pattern, instead, text)
+        plain: Json = json.loads(text)
+        return plain
 
 
 def found_at(trace: Any, path: str) -> Any:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ def short(value: Any) -> str:
     return text if len(text) <= 300 else f"{text[:300]}…"
 
 
+@cache
 def recorded(name: str) -> Any:
     """A recording."""
     return json.loads((RECORDED / f"{name}.json").read_text("utf-8"))

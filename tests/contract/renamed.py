@@ -11,7 +11,7 @@ why they are gone. Sections:
     trace       dotted places in a run's trace: "result.executions"
     upstream    fields of requests to models: "structured_outputs"
     http        routes and fields of the OpenAI-compatible server: "GET /health", "rolegate"
-    metrics     names of metrics, "rolegate_runs", and with a label: "rolegate_calls.purpose"
+    metrics     names of metrics, "rolegate_runs_total", and with a label: "rolegate_calls_total.purpose"
     reasons     reasons of errors: "UPSTREAM_GARBLED"
     commands    commands and their options: "usage reconcile", "serve --workers"
     json        keys of what commands print as JSON

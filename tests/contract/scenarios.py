@@ -23,7 +23,7 @@ _TEXTS = {
     "$chatty": "Hello! How can I help?",
     "$long": "which " * 700,
 }
-_QUESTION = {"question": "@@ Which one is it?"}
+_QUESTION, _CONTENT = {"question": "@@ Which one is it?"}, {"content": "@@ Which one is it?"}
 _MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "@@ Which one?"}]
 _REQUESTS: Json = {
     "AnswerService/Answer": _QUESTION,
@@ -33,7 +33,7 @@ _REQUESTS: Json = {
     "CompletionService/StreamComplete": {"role": "ROLE_ANSWER", "messages": _MESSAGES},
     "POST /v1/chat/completions": {
         "model": "rolegate",
-        "messages": [{"role": "user", "content": "@@ Which one is it?"}],
+        "messages": [{"role": "user", "content": _QUESTION["question"]}],
     },
     **{f"RunService/{rpc}": {"run_id": "$run"} for rpc in ("GetRun", "WatchRun", "CancelRun", "SubmitFeedback")},
 }
@@ -95,9 +95,5 @@ def _meant(value: Any, tag: str) -> Any:
     return json.loads(text.replace("@@", tag))
 
 
-def _read() -> list[Scenario]:
-    tables = tomllib.loads((Path(__file__).parent / "scenarios.toml").read_text("utf-8"))
-    return [_scenario(name, given) for name, given in tables.items()]
-
-
-SCENARIOS = _read()
+_FILE = Path(__file__).parent / "scenarios.toml"
+SCENARIOS = [_scenario(name, given) for name, given in tomllib.loads(_FILE.read_text("utf-8")).items()]

@@ -19,17 +19,13 @@ def errors_of(played: dict[str, Any]) -> dict[str, Any]:
     def note(reason: str, side: str, told: str) -> None:
         found.setdefault(reason, {"grpc": set(), "http": set()})[side].add(told)
 
-    for scenario in played.values():
-        for step in scenario["steps"]:
-            if isinstance(step.get("error"), dict):
-                note(step["error"]["reason"], "grpc", step["error"]["code"])
-            elif isinstance(step.get("body"), dict) and "error" in step["body"]:
-                error = step["body"]["error"]
-                again = ", Retry-After" if step["retry_after"] else ""
-                note(error["code"], "http", f"{step['status']} {error['type']}{again}")
-            elif any("error" in event for event in step.get("events", []) if isinstance(event, dict)):
-                error = step["events"][-1]["error"]
-                note(error["code"], "http", f"in a stream: {error['type']}")
+    for step in (step for scenario in played.values() for step in scenario["steps"]):
+        bodies = [step.get("body"), *step.get("events", [])]
+        if isinstance(step.get("error"), dict):
+            note(step["error"]["reason"], "grpc", step["error"]["code"])
+        for error in (body["error"] for body in bodies if isinstance(body, dict) and "error" in body):
+            again = ", Retry-After" if step["retry_after"] else ""
+            note(error["code"], "http", f"{step['status']} {error['type']}{again}")
     return {reason: {side: sorted(each) for side, each in sides.items()} for reason, sides in found.items()}
 
 

@@ -19,7 +19,7 @@ def families_of(text: str) -> dict[str, list[str]]:
     for name, inside in re.findall(r"^([a-z_:]+)(?:\{(.*)\})? ", text, re.MULTILINE):
         family = name if name in types else re.sub(r"_(bucket|sum|count|total|created)$", "", name)
         labels[family].update(set(re.findall(r'(\w+)="', inside)) - {"le"})
-    return {name: [kind, *sorted(labels[name])] for name, kind in types.items()}
+    return {name: [kind, *sorted(labels[name])] for name, kind in types.items() if not name.endswith("_created")}
 
 
 def test_metrics(contract: Contract) -> None:

@@ -1,6 +1,5 @@
 """Every scenario comes to what was recorded: answers, errors, ledger rows, traces, and what models were asked."""
 
-from functools import cache
 from typing import Any
 
 import pytest
@@ -13,18 +12,12 @@ from tests.contract.scenarios import SCENARIOS, Scenario
 pytestmark = pytest.mark.xdist_group("contract")
 
 
-@cache
-def recording(gateway: str) -> Any:
-    """What came of all scenarios of a gateway."""
-    return recorded(f"runs-{gateway}")
-
-
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_scenario(scenario: Scenario, contract: Contract) -> None:
     """It comes to the same."""
     if now("scenarios", scenario.name) is None:
         pytest.skip(f"dropped: {RENAMED['scenarios'][scenario.name]}")
-    expected, found = recording(scenario.gateway)[scenario.name], contract.played[scenario.name]
+    expected, found = recorded(f"runs-{scenario.gateway}")[scenario.name], contract.played[scenario.name]
     for part in ("steps", "runs", "upstream"):
         if now("scenarios", f"{scenario.name}/{part}") is not None:
             section = "upstream" if part == "upstream" else "fields"

@@ -25,20 +25,13 @@ and `retry_after`; of `body`, with its `kind`; `reset`; `hang`. `refuses` names 
 requests for a place come before all that."""
 Script = Mapping[str, Sequence[Turn]]
 _TAG = re.compile(r"@([a-z0-9-]+)(?: ([a-z]):)?")
-_LONGEST_S = 10.0
+_LONGEST_S, _LETTERS = 10.0, "abcdefgh"
 MODELS = {"delegation": "backbone", "execution": "small", "answer": "fixed", "searcher": "search-r1"}
-DOCUMENTS = {
-    letter: [
-        {"passage_id": f"{letter}1", "title": f"Fact {letter}", "text": f"Fact {letter} is {number}. It is so."},
-        {"passage_id": f"{letter}2", "title": f"More of {letter}", "text": f"Nobody doubts <it>, or {letter}."},
-    ]
-    for number, letter in enumerate("abcdefgh", 1)
-}
 
 
 def report(letter: str) -> str:
     """An executor's report, in the words of what is found."""
-    return f"<answer>{'abcdefgh'.index(letter) + 1}</answer><evidence>Fact {letter} is so.</evidence>"
+    return f"<answer>{_LETTERS.index(letter) + 1}</answer><evidence>Fact {letter} is so.</evidence>"
 
 
 class Upstream:
@@ -146,10 +139,7 @@ class Upstream:
 
     async def _embed(self, request: web.Request) -> web.Response:
         texts = (await request.json())["input"]
-        data = [
-            {"index": at, "embedding": [float(len(text) % 7 + 1), float(len(text.split())), 1.0, 0.5]}
-            for at, text in enumerate([texts] if isinstance(texts, str) else texts)
-        ]
+        data = [{"index": at, "embedding": [len(text) % 7 + 1.0, 1.0, 0.5, 0.25]} for at, text in enumerate(texts)]
         return web.json_response({"object": "list", "data": data})
 
     def _retrieval_handler(self) -> grpc.GenericRpcHandler:
@@ -183,6 +173,17 @@ def tag_of(text: str) -> tuple[str, str | None]:
     return (found[1], found[2]) if found else ("", None)
 
 
+def _passages(query: str) -> list[dict[str, Any]]:
+    """Two, about the letter of the query."""
+    letter = tag_of(query)[1] or "a"
+    texts = {f"Fact {letter}": f"Fact {letter} is {_LETTERS.index(letter) + 1}. It is so."}
+    texts[f"More of {letter}"] = f"Nobody doubts <it>, or {letter}."
+    return [
+        {"passage_id": f"{letter}{at}", "title": title, "text": text, "score": 1 - at / 10, "document": "facts.md"}
+        for at, (title, text) in enumerate(texts.items(), 1)
+    ]
+
+
 def defaults(place: str, scenario: str, letter: str | None) -> list[Turn]:
     """What is said where a scenario has no script: one round of one sub-query, one search, and the answer."""
     if letter is None:
@@ -192,12 +193,6 @@ def defaults(place: str, scenario: str, letter: str | None) -> list[Turn]:
     if place == "searcher":
         return [f"<think>Hm.</think><search>@{scenario} {letter}: it</search>", "<answer>1</answer>"]
     return [f"<search>@{scenario} {letter}: it</search>", report(letter)]
-
-
-def _passages(query: str) -> list[dict[str, Any]]:
-    _, letter = tag_of(query)
-    found = DOCUMENTS.get(letter or "", [])
-    return [{**one, "score": 0.9 - number / 10, "document": "facts.md"} for number, one in enumerate(found)]
 
 
 def _usage(body: dict[str, Any], turn: dict[str, Any], text: str) -> dict[str, Any] | None:
@@ -233,14 +228,18 @@ async def _streamed(
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
 
-    async def send(delta: dict[str, Any], text: str, **end: Any) -> None:
-        chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": body["model"]}
-        usage = _usage(body, turn, text) if options.get("continuous_usage_stats") else None
+    async def send(choices: list[dict[str, Any]], text: str, told: str) -> None:
+        chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": body["model"], "choices": choices}
+        usage = _usage(body, turn, text) if options.get(told) else None
+        content = {**chunk, **({"usage": usage} if usage else {})}
+        await response.write(b"data: " + json.dumps(content).encode() + b"\n\n")
+
+    async def say(delta: dict[str, Any], text: str, **end: Any) -> None:
         choice = {"index": 0, "delta": delta, "finish_reason": None, **end}
-        await _event(response, {**chunk, "choices": [choice], **({"usage": usage} if usage else {})})
+        await send([choice], text, "continuous_usage_stats")
 
     if "thinks" in turn:
-        await send({"role": "assistant", "reasoning_content": turn["thinks"]}, "")
+        await say({"role": "assistant", "reasoning_content": turn["thinks"]}, "")
     pieces, said = re.findall(r"\S*\s*", turn["say"])[:-1], ""
     for number, piece in enumerate(pieces):
         if number == turn.get("cut") and request.transport:
@@ -250,13 +249,9 @@ async def _streamed(
             request.transport.abort()
             return response
         said += piece
-        await send({"content": piece}, said)
-    await send({}, said, finish_reason=turn.get("finish", "stop"), stop_reason=None)
-    if options.get("include_usage") and (usage := _usage(body, turn, said)):
-        await _event(response, {"id": "c", "choices": [], "usage": usage})
+        await say({"content": piece}, said)
+    await say({}, said, finish_reason=turn.get("finish", "stop"), stop_reason=None)
+    if options.get("include_usage"):
+        await send([], said, "include_usage")
     await response.write(b"data: [DONE]\n\n")
     return response
-
-
-async def _event(response: web.StreamResponse, content: dict[str, Any]) -> None:
-    await response.write(b"data: " + json.dumps(content).encode() + b"\n\n")

@@ -18,11 +18,7 @@ from tests.contract.names import data_now, name_now
 PACKAGE = "rolegate.v1"
 Metadata = Sequence[tuple[str, str]]
 Json = dict[str, Any]
-_SCALARS = {
-    getattr(FieldDescriptor, name): name.removeprefix("TYPE_").lower()
-    for name in dir(FieldDescriptor)
-    if name.startswith("TYPE_")
-}
+_TYPES = {getattr(FieldDescriptor, name): name[5:].lower() for name in dir(FieldDescriptor) if name[:5] == "TYPE_"}
 
 
 def services() -> dict[str, ServiceDescriptor]:
@@ -51,7 +47,7 @@ def described() -> Json:
             optional = one_of == f"_{field.name}"
             many = "repeated " if field.is_repeated else "optional " if optional else ""
             of = f" of {one_of}" if one_of and not optional else ""
-            fields[field.name] = f"{many}{kind.name if kind else _SCALARS[field.type]}{of}"
+            fields[field.name] = f"{many}{kind.name if kind else _TYPES[field.type]}{of}"
             if field.message_type:
                 add(field.message_type)
             if field.enum_type:
