@@ -10,18 +10,17 @@ ask: $(VENV)/ready
 	@$(BIN)/rolegate ask --stream -- "$$Q"
 
 JOBS ?= logical
-PARALLEL = -n $(JOBS) --dist loadgroup
 
 # What measures time runs first, alone. An empty result of grep would mean all files.
 test: $(VENV)/ready-dev
 	@$(BIN)/pytest -m "timing and not slow" $$(grep -rlw --include='*.py' 'mark.timing' tests || echo tests)
-	@$(BIN)/pytest $(PARALLEL) -m "not (engines or slow or postgres or timing)"
+	@$(BIN)/pytest -n $(JOBS) -m "not (engines or slow or postgres or timing)"
 
 test-engines: $(VENV)/ready-dev
 	@$(BIN)/pytest -m engines
 
 test-all: test test-engines
-	@$(BIN)/pytest $(PARALLEL) -m "(slow or postgres) and not (engines or timing)"
+	@$(BIN)/pytest -n $(JOBS) -m "(slow or postgres) and not (engines or timing)"
 
 check: $(VENV)/ready-dev
 	$(BIN)/ruff check .

@@ -1,15 +1,48 @@
 """What all tests need of the process that they run in."""
 
+import os
 import signal
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import pytest
 import structlog
+from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from serving.cli.main import main
 
-Rolegate = Callable[..., tuple[int, str]]
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # each core has a process, and threads spin while they wait
+settings.register_profile("rolegate", deadline=None)  # how long an example takes depends on what else the machine does
+settings.load_profile("rolegate")
+
+
+class Ended(NamedTuple):
+    """A command's exit status, and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+
+Rolegate = Callable[..., Ended]
 """Takes a command's arguments."""
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Give each process one file after another, as a file's tests share what it sets up."""
+    config.option.loadscopereorder = False  # the files with the most tests are not those that take longest
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = _file
+    return scheduler
+
+
+def _file(test: str) -> str:
+    """The tests of `end_to_end` share an engine, and count as one file."""
+    folder, is_there, _ = test.partition("end_to_end/")
+    return folder if is_there else test.partition("::")[0]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,14 +61,13 @@ def _commands_do_not_change_what_others_log() -> Iterator[None]:
 
 @pytest.fixture
 def rolegate(capsys: pytest.CaptureFixture[str]) -> Rolegate:
-    """Runs a command in this process, from any thread: its exit status, and what it printed."""
+    """Runs a command in this process, from any thread."""
 
-    def run(*arguments: object) -> tuple[int, str]:
+    def run(*arguments: object) -> Ended:
         try:
             status = main([str(argument) for argument in arguments])
         except SystemExit as end:
             status = int(end.code or 0)
-        shown = capsys.readouterr()
-        return status, shown.out + shown.err
+        return Ended(status, *capsys.readouterr())
 
     return run

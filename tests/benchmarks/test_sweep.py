@@ -4,7 +4,6 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -94,7 +93,12 @@ topology = "no_retrieval"
 @pytest.fixture
 def ran(rolegate: Rolegate) -> Ran:
     """Runs a command beside the servers of this process: its exit status, and what it printed."""
-    return partial(asyncio.to_thread, rolegate, "bench")
+
+    async def run(*arguments: object) -> tuple[int, str]:
+        ended = await asyncio.to_thread(rolegate, "bench", *arguments)
+        return ended.status, ended.out + ended.err
+
+    return run
 
 
 async def started(*arguments: object) -> asyncio.subprocess.Process:

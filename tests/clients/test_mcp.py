@@ -1,4 +1,4 @@
-"""The official client of the Model Context Protocol, unmodified, starts `rolegate mcp` and talks to it."""
+"""The official client of the Model Context Protocol, unmodified, talks to `rolegate mcp`, or starts it."""
 
 import asyncio
 import socket
@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.types import CallToolResult, TextContent
+from rolegate.client import Connection
 
 from router.models.model import ScriptedModel
+from serving.cli.mcp import mcp_server
 from tests import scripted_gateway
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
@@ -29,6 +31,17 @@ def gateway() -> Iterator[str]:
 
 @asynccontextmanager
 async def client(address: str) -> AsyncIterator[Client]:
+    """A client of an MCP server in this process."""
+    to = Connection.to(address)
+    async with (
+        to.aio_channel() as channel,
+        Client(mcp_server(channel, to, 20.0), read_timeout_seconds=60) as connected,
+    ):
+        yield connected
+
+
+@asynccontextmanager
+async def client_of_command(address: str) -> AsyncIterator[Client]:
     """A client of an MCP server in a process of its own."""
     arguments = ["-c", CODE, "mcp", "--address", address, "--timeout", "20"]
     server = StdioServerParameters(command=sys.executable, args=arguments, env=environment(), cwd=ROOT)
@@ -61,7 +74,7 @@ async def test_an_answer(gateway: str) -> None:
     async def hear(progress: float, total: float | None, message: str | None) -> None:
         told.append(message)
 
-    async with client(gateway) as session:
+    async with client_of_command(gateway) as session:
         result = await session.call_tool("ask", {"question": QUESTION}, progress_callback=hear)
     assert not result.is_error
     assert text_of(result).splitlines() == [
@@ -119,7 +132,7 @@ async def test_a_client_that_cancels() -> None:
     """Its run is cancelled upstream and stored so, and the server goes on."""
     store, model = Kept(), HeldModel(ScriptedModel([]))
     server = whole_server(Deployment(model), store)
-    async with client(f"127.0.0.1:{await server.start('127.0.0.1:0')}") as session:
+    async with client_of_command(f"127.0.0.1:{await server.start('127.0.0.1:0')}") as session:
         asking = asyncio.create_task(session.call_tool("ask", {"question": QUESTION}))
         await ended(model.called.wait())
         asking.cancel()

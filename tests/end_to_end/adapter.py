@@ -1,19 +1,16 @@
-"""A LoRA adapter without any training: `python -m tests.end_to_end.adapter MODEL FOLDER DEVIATION`.
+"""A LoRA adapter without any training."""
 
-DEVIATION is that of its random weights; with 0, it changes nothing.
-"""
-
-import sys
-
-import torch
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from pathlib import Path
 
 RANK = 8
 
 
-def main(model: str, folder: str, deviation: float) -> None:
-    """Write it."""
+def write_adapter(model: Path, folder: Path, deviation: float) -> None:
+    """Write one for `model` into `folder`. `deviation`: of its random weights; with 0, it changes nothing."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
     torch.manual_seed(0)
     adapted = get_peft_model(
         AutoModelForCausalLM.from_pretrained(model),
@@ -23,7 +20,3 @@ def main(model: str, folder: str, deviation: float) -> None:
         if "lora_B" in name:
             torch.nn.init.normal_(weights, std=deviation)
     adapted.save_pretrained(folder)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))

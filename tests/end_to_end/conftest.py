@@ -92,22 +92,15 @@ def engine_url(executor_engine: Engine) -> str:
     return executor_engine.url
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what uses the demo, keep what shares engines in one process, and put last what comes last."""
+    """Mark what uses the demo, and put last what comes last."""
     here = [place for place, item in enumerate(items) if item.path.is_relative_to(Path(__file__).parent)]
-    for place, item in zip(here, sorted((items[place] for place in here), key=_past_the_ledger), strict=True):
+    in_order = sorted((items[place] for place in here), key=lambda item: "demo_engines" in _fixtures(item))
+    for place, item in zip(here, in_order, strict=True):
         items[place] = item
         if "demo" in _fixtures(item):
             item.add_marker(pytest.mark.engines)
-            item.add_marker(pytest.mark.xdist_group("demo"))
-        if "executor_engine" in _fixtures(item):
-            item.add_marker(pytest.mark.xdist_group("executor_engine"))
 
 
 def _fixtures(item: pytest.Item) -> list[str]:
     return getattr(item, "fixturenames", [])
-
-
-def _past_the_ledger(item: pytest.Item) -> bool:
-    return "demo_engines" in _fixtures(item)

@@ -15,6 +15,7 @@ import openai
 import pytest
 from rolegate.client import Client
 
+from tests.conftest import Rolegate
 from tests.scripted_gateway import ROOT
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}", "COLUMNS": "200"}
@@ -40,26 +41,19 @@ def model() -> Iterator[str]:
         process.communicate()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, model: str) -> Path:
-    """A user's folder: the documents, the config that `init` wrote, and the index."""
-    folder = tmp_path_factory.mktemp("own")
+@pytest.fixture
+def folder(tmp_path: Path, model: str, rolegate: Rolegate, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder, in which they are: the documents, and the config that `init` wrote."""
     for name, content in DOCUMENTS.items():
-        path = folder / "documents" / name
+        path = tmp_path / "documents" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
     names = [option for role in ("backbone", "executor", "answerer") for option in (f"--{role}", "reading-model")]
-    run(folder, "init", "--preset", "local", "--base-url", model, *names, "--documents", "documents", "--yes")
-    return folder
-
-
-def run(folder: Path, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-    """A command that ends, in the user's folder."""
-    finished = subprocess.run(
-        [*ROLEGATE, *arguments], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=300
-    )
-    assert finished.returncode == status, finished.stdout + finished.stderr
-    return finished
+    init = ("init", "--preset", "local", "--base-url", model, *names, "--documents", "documents", "--yes")
+    assert rolegate(*init).status == 0
+    return tmp_path
 
 
 @contextmanager
@@ -82,16 +76,16 @@ def serving(folder: Path) -> Iterator[tuple[str, str]]:
     assert process.returncode == 0
 
 
-def test_from_nothing_to_answers(folder: Path) -> None:
+def test_from_nothing_to_answers(folder: Path, rolegate: Rolegate) -> None:
     """The index names what it skipped; the check is green; the answer cites document and sentence; a changed document
     is answered from without a restart; what is nowhere in the documents is said not to be found.
     """
-    built = json.loads(run(folder, "index", "build", "--json").stdout)
+    built = json.loads(rolegate("index", "build", "--json").out)
     assert (built["documents"], built["passages"]) == (4, 4)
     (skipped,) = built["skipped"]
     assert skipped["name"] == "documents/broken.pdf"
 
-    checked = json.loads(run(folder, "check", "--live", "--json").stdout)
+    checked = json.loads(rolegate("check", "--live", "--json").out)
     assert checked["works"]
 
     with serving(folder) as (address, door), Client(address) as client:
@@ -102,7 +96,7 @@ def test_from_nothing_to_answers(folder: Path) -> None:
         assert citation.title == "Handbook › Leave"
 
         (folder / "documents" / "handbook.md").write_text("# Handbook\n\nEvery employee has 30 days of leave a year.\n")
-        rebuilt = json.loads(run(folder, "index", "build", "--json").stdout)
+        rebuilt = json.loads(rolegate("index", "build", "--json").out)
         assert (rebuilt["documents_read"], rebuilt["passages_embedded"]) == (1, 1)
         deadline = time.monotonic() + 30
         while "30" not in answer.answer and time.monotonic() < deadline:
@@ -116,19 +110,24 @@ def test_from_nothing_to_answers(folder: Path) -> None:
         assert said.startswith("It draws eleven watts & hums.\n\nSources:\n[1] ")
         assert "(documents/site/lamp.html)" in said
 
-    shown = run(folder, "ask", "What should the pressure of the boiler be?").stdout
+    status, shown, _ = rolegate("ask", "What should the pressure of the boiler be?")
+    assert status == 0
     assert "Its pressure should be 1.5 bar." in shown
     assert "notes" in shown
 
 
-def test_a_wrong_key_and_a_wrong_model_are_told_before_the_first_question(folder: Path, model: str) -> None:
+def test_a_wrong_address_and_a_wrong_model_are_told_before_the_first_question(
+    folder: Path, model: str, rolegate: Rolegate
+) -> None:
     """`check --live` fails, and says for each what to do."""
     config = (folder / "rolegate.toml").read_text()
     wrong = folder / "wrong.toml"
     wrong.write_text(config.replace('model = "reading-model"', 'model = "no-such-model"', 1))
-    said = run(folder, "check", "--live", "--config", "wrong.toml", status=1).stdout
+    status, said, _ = rolegate("check", "--live", "--config", "wrong.toml")
+    assert status == 1
     assert "no-such-model" in said
     assert "reading-model" in said
 
     wrong.write_text(config.replace(model, model.rpartition("/")[0], 1))
-    assert "/v1" in run(folder, "check", "--live", "--config", "wrong.toml", status=1).stdout
+    status, said, _ = rolegate("check", "--live", "--config", "wrong.toml")
+    assert (status, "/v1" in said) == (1, True)

@@ -3,8 +3,6 @@
 import asyncio
 import shutil
 import sqlite3
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,10 +20,10 @@ from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
 from serving.engines.versions import VersionManifest, base_sha256, write_version
+from tests.end_to_end.adapter import write_adapter
 from tests.end_to_end.conftest import Demo
 from tests.end_to_end.test_demo import _questions
 from tests.router.edge.wire import info_of
-from tests.scripted_gateway import ROOT, environment
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 _AT_ONCE = 3
@@ -37,8 +35,7 @@ def publish(demo: Demo, folder: Path, deviation: float, **changed: Any) -> str:
     versions = Path(demo.config.versions.folder)
     (versions / "executor-000900").mkdir(parents=True, exist_ok=True)
     base = Path(demo.config.engines["executor"].path)
-    command = [sys.executable, "-m", "tests.end_to_end.adapter", str(base), str(folder), str(deviation)]
-    subprocess.run(command, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=300)
+    write_adapter(base, folder, deviation)
     known: dict[str, Any] = {"base_model": "mini-executor", "base_sha256": base_sha256(base), **changed}
     manifest = VersionManifest(
         version="",
@@ -207,10 +204,7 @@ async def test_a_version_of_another_base(demo: Demo, tmp_path: Path, changed: di
 async def test_weights_that_the_engine_cannot_take(demo: Demo, tmp_path: Path) -> None:
     """A manifest may be wrong; then the engine's own refusal is told in words that help."""
     backbone = Path(demo.config.engines["backbone"].path)
-    command = [sys.executable, "-m", "tests.end_to_end.adapter", str(backbone), str(tmp_path / "wide"), "0.1"]
-    await asyncio.to_thread(
-        subprocess.run, command, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=300
-    )
+    await asyncio.to_thread(write_adapter, backbone, tmp_path / "wide", 0.1)
     right = Path(demo.config.versions.folder) / await asyncio.to_thread(publish, demo, tmp_path / "right", 0.0)
     shutil.copyfile(tmp_path / "wide" / "adapter_model.safetensors", tmp_path / "right" / "adapter_model.safetensors")
     manifest = VersionManifest(

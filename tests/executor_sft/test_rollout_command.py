@@ -7,7 +7,6 @@ import pty
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +115,12 @@ def listed(tmp_path: Path) -> Path:
 @pytest.fixture
 def ran(rolegate: Rolegate) -> Ran:
     """Runs a command beside the servers of this process: its exit status, and what it printed."""
-    return partial(asyncio.to_thread, rolegate, "sft")
+
+    async def run(*arguments: object) -> tuple[int, str]:
+        ended = await asyncio.to_thread(rolegate, "sft", *arguments)
+        return ended.status, ended.out + ended.err
+
+    return run
 
 
 async def started(*arguments: object) -> asyncio.subprocess.Process:

@@ -2,11 +2,13 @@
 
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import structlog
 
 from serving.cli.main import main
+from tests.conftest import Rolegate
 from tests.scripted_gateway import ROOT
 from tests.serving.documents.test_pdf import pdf
 
@@ -51,29 +54,25 @@ def write_rows(path: Path, *ids: str) -> None:
     path.write_text("".join(json.dumps({"id": each, "title": "", "text": f"About {each}."}) + "\n" for each in ids))
 
 
-FULL = """
-import resource, sys
-from serving.cli.main import main
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
-sys.exit(main(["index", "build", "docs", "--out", "index"]))
-"""
+@contextmanager
+def files_of_at_most(room: int) -> Iterator[None]:
+    """This process writes no file beyond `room`, which is refused as on a full disk."""
+    least, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (least, most))
 
 
 @pytest.mark.parametrize("room", [20_000, 501 * 384 * 4 + 20])
-def test_a_full_disk(docs: Path, room: int) -> None:
-    """The folder is named, and what to do, be it full at the passages or at the very end of the vectors. Here no file
-    may grow beyond `room`, which is refused as on a full disk.
-    """
+def test_a_full_disk(docs: Path, room: int, rolegate: Rolegate) -> None:
+    """The folder is named, and what to do, be it full at the passages or at the very end of the vectors."""
     write_rows(docs / "rows.jsonl", *(f"row-{number}" for number in range(500)))
-    ended = subprocess.run(
-        [sys.executable, "-c", FULL, str(room)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 1
-    assert "rolegate: index: cannot be written: File too large; make room there and build it again" in ended.stderr
+    with files_of_at_most(room):
+        ended = rolegate("index", "build", "docs", "--out", "index")
+    assert ended.status == 1
+    assert "rolegate: index: cannot be written: File too large; make room there and build it again" in ended.err
 
 
 def test_an_id_given_twice_leaves_out_its_file_only(docs: Path, build: Build) -> None:

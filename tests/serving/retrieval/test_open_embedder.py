@@ -14,6 +14,7 @@ from serving.retrieval.opening import open_embedder
 ON_ENGINE = EmbedderConfig(kind="endpoint", engine="embedder", model="minilm", dimension=384)
 
 
+@pytest.mark.engines
 async def test_an_engine_of_ours_embeds(embedder: MiniLM, animals: Path, tmp_path: Path) -> None:
     """vLLM, started for it, gives the vectors that the same model gives in process; an index can be built of them."""
     engines = {"embedder": EngineConfig(path=get_model_path(), arguments=("--runner", "pooling"))}
