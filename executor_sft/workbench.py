@@ -14,7 +14,7 @@ import msgspec
 from executor_sft.memory import Memory
 from router.calls.replicas import Upstreams
 from router.calls.role import Role
-from router.calls.timeouts import Patience
+from router.calls.timeouts import Timeouts
 from router.errors import BadConfig
 from router.ledger.ledger import Ledger
 from router.models.adapters import Adapters
@@ -74,8 +74,8 @@ class Workbench:
             config = msgspec.structs.replace(config, seed=self.seed, temperature=temperature)
         role = new_role(name, config, self.session, self.engines, upstreams=self.upstreams)
         # What a model writes is learnt from, so it is not held to patterns. Its replies come whole, at the end.
-        patience = Patience(config.call_timeout_s, config.call_timeout_s)
-        role = replace(role, streams=False, structured=False, patience=patience)
+        timeouts = Timeouts(config.call_timeout_s, config.call_timeout_s)
+        role = replace(role, streams=False, structured=False, timeouts=timeouts)
         if self.memory is None:
             return role
         remember = partial(self.memory.remembering, role=name, variant=(teaches, config.thinking, config.extra_body))

@@ -11,7 +11,7 @@ import msgspec
 from router.calls.limits import RoleTraffic
 from router.calls.replicas import Replica, Upstreams
 from router.calls.role import Role
-from router.calls.timeouts import Patience
+from router.calls.timeouts import Timeouts
 from router.models.litellm_client import LiteLLMModel
 from router.models.model import Model, Sampling
 from router.models.openai_client import OpenAIHTTP
@@ -33,7 +33,7 @@ async def all_roles(config: Config, new: Callable[..., Role]) -> tuple[dict[Role
         name: replace(
             new(ROLE_OF[name], role, price=own_prices[name]),
             executor_version=None,  # it is no version of the executor
-            traffic=RoleTraffic(role.max_in_flight, role.hedge_percentile),
+            traffic=RoleTraffic(role.max_in_flight),
         )
         for name, role in own.items()
     }
@@ -76,8 +76,8 @@ def new_role(
         streams=base_url is not None,
         endpoint=first.endpoint,
         others=tuple(others),
-        patience=Patience(config.first_token_timeout_s, config.call_timeout_s),
-        traffic=upstreams.role(name, config.max_in_flight, config.hedge_percentile),
+        timeouts=Timeouts(config.first_token_timeout_s, config.call_timeout_s),
+        traffic=upstreams.role(name, config.max_in_flight),
         structured=config.structured and name == "execution",
     )
 

@@ -1,72 +1,30 @@
-"""The attempts of one call: where each goes, how long it may take, and its row in the ledger."""
+"""Attempts of one call: where each goes, when another is made, how long it may take, and its row in the ledger."""
 
 import asyncio
 import random
-import time
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from router.amount import NOTHING, Amount
-from router.calls.limits import MESSAGE_TOKENS, PromptCounts, RetryBudget, RoleTraffic, hedged
-from router.calls.replicas import Replica, chosen, eject_outliers
-from router.calls.timeouts import Patience
+from router.calls.limits import MESSAGE_TOKENS, PromptCounts, RoleTraffic
+from router.calls.replicas import Replica, chosen
+from router.calls.timeouts import Timeouts
 from router.errors import BudgetExhausted, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
 from router.ledger.ledger import Attempt, Caller, Ledger
-from router.models.model import Completion, Delta, Model, Prompt
+from router.models.model import Completion, Delta, Model, Prompt, gather
+from router.models.streaming import whole_within, within
 from router.trace.call import Purpose
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
 _LONGEST_WAIT_S = 30.0
 """The longest pause that an endpoint may ask for; a caller that is told of a longer one in time can go elsewhere."""
-T = TypeVar("T")
-
-
-async def with_retries(
-    attempt: Callable[[], Awaitable[T]],
-    *,
-    attempts: int,
-    budget: RetryBudget,
-    until: float,
-    elsewhere: Callable[[], bool],
-) -> T:
-    """What `attempt` returns, which is tried up to `attempts` times, with pauses that grow and that end before `until`,
-    in the event loop's time. `elsewhere`: whether the next one goes to an endpoint that has not failed, at once, then.
-
-    Raises the error of the last attempt.
-    """
-    budget.called()
-    for number in count(1):
-        try:
-            return await attempt()
-        except UpstreamRefused as error:  # a replica whose key or model's name is wrong adds no load by refusing
-            if number == attempts or not error.lasting or not elsewhere():
-                raise
-            pause_s: float | None = 0.0
-        except (UpstreamUnavailable, UpstreamGarbled) as error:
-            pause_s = 0.0 if elsewhere() else _pause_s(error, number)
-            late = pause_s is None or asyncio.get_running_loop().time() + pause_s > until
-            if number == attempts or late or not budget.spend():
-                raise
-        await asyncio.sleep(pause_s or 0.0)
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _pause_s(error: UpstreamError, number: int) -> float | None:
-    """How long to wait before the same endpoint is asked again; None where it is not to be."""
-    if not isinstance(error, UpstreamUnavailable) or not error.repeatable:
-        return None
-    if error.retry_after_s is not None:
-        return error.retry_after_s if error.retry_after_s <= _LONGEST_WAIT_S else None
-    return random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (number - 1)))
-
-
 _LEAST_TOKENS, _LEAST_SHARE = 64, 4
 """Where the rest of a budget has room for fewer tokens to write than these, and than the fourth part of what the role
 may write, a call is not worth it."""
@@ -74,8 +32,9 @@ _BYTES_PER_TOKEN = 4
 """In most text; good enough to compare replicas."""
 _PROBE_S = 5.0
 """How long the first token of a probe may take, where there are other replicas."""
-Listen = Callable[[], Callable[[str], None]]
+OnText = Callable[[], Callable[[str], None]]
 """For each attempt anew, what gets each piece of its text."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +43,7 @@ class Begun:
 
     attempt: Attempt
     head: list[Delta]
-    """What has come by now; `attempt` knows of it."""
+    """The pieces that have come by now; `attempt` knows of them."""
     rest: AsyncIterator[Delta]
     leaving: AsyncExitStack
     """Ends the attempt."""
@@ -96,7 +55,7 @@ class Begun:
 
 @dataclass(slots=True)
 class Attempts:
-    """Makes them, for one prompt."""
+    """Attempts to answer one prompt, one after the other; each of them is booked."""
 
     prompt: Prompt
     ledger: Ledger
@@ -105,67 +64,77 @@ class Attempts:
     purpose: Purpose
     """Of the first attempt."""
     replicas: tuple[Replica, ...]
-    patience: Patience
+    timeouts: Timeouts
     traffic: RoleTraffic
     worst: Callable[[int, int], Amount]
-    """What an attempt may cost at most, by the tokens of its prompt and by those that it may write."""
+    """The most that an attempt may cost, by the tokens of its prompt and by those that it may write."""
     until: float
     """When the call is due, in the event loop's time."""
-    listen: Listen | None = None
-    """Who hears the text of a streamed attempt."""
+    on_text: OnText | None = None
+    """Gets the text of a streamed attempt as it is written."""
     streams: bool = True
     most: int = 3
-    """Attempts, hedges not counted."""
 
     _made: int = field(default=0, init=False)
     _failed: set[str] = field(default_factory=set, init=False)
     """Deployments that did not do their part."""
-    _trying: set[str] = field(default_factory=set, init=False)
-    _first: Completion | None = field(default=None, init=False)
-    """The first output that was whole."""
 
-    async def completion(self) -> Completion:
-        """The whole output, from whichever attempt comes to it. Raises `UpstreamError` and `BudgetExhausted`."""
-        return await self._retried(self._hedged)
+    def completion(self) -> Awaitable[Completion]:
+        """Return the whole output of the first attempt that comes to it. Raises `UpstreamError` and `BudgetExhausted`;
+        of several errors, the last one.
+        """
+        return self._retried(self._whole)
 
-    async def begin(self) -> Begun:
-        """A stream, from whichever attempt comes to a first token. Raises as `completion`."""
-        return await self._retried(self._begun)
+    def begin(self) -> Awaitable[Begun]:
+        """Return the stream of the first attempt that comes to a first token. Raises as `completion`."""
+        return self._retried(self._begun)
 
     async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        def elsewhere() -> bool:
-            there = (one for one in self.replicas if one.deployment not in self._failed)
-            return any(not one.endpoint.breaker.wait_s for one in there)
+        """Repeat `attempt` at another replica at once, or at the same one after pauses that grow and end in time."""
+        self.traffic.retries.called()
+        for number in count(1):
+            try:
+                return await attempt()
+            except UpstreamRefused as error:  # a replica whose key or model's name is wrong adds no load by refusing
+                if number == self.most or not error.lasting or not self._elsewhere():
+                    raise
+                pause_s: float | None = 0.0
+            except (UpstreamUnavailable, UpstreamGarbled) as error:
+                pause_s = 0.0 if self._elsewhere() else _pause_s(error, number)
+                late = pause_s is None or asyncio.get_running_loop().time() + pause_s > self.until
+                if number == self.most or late or not self.traffic.retries.spend():
+                    raise
+            await asyncio.sleep(pause_s or 0.0)
+        raise AssertionError("the last attempt returns or raises")
 
-        retries = self.traffic.retries
-        return await with_retries(attempt, attempts=self.most, budget=retries, until=self.until, elsewhere=elsewhere)
+    def _elsewhere(self) -> bool:
+        """Tell whether a replica is left that has not failed."""
+        there = (replica for replica in self.replicas if replica.deployment not in self._failed)
+        return any(not replica.endpoint.breaker.wait_s for replica in there)
 
-    async def _hedged(self) -> Completion:
-        begun, after_s = time.monotonic(), None if self.listen else self.traffic.hedge_after_s
-        first = self._whole()
-        completion = await (first if after_s is None else hedged(first, self._hedge, after_s))
-        self.traffic.durations.add(time.monotonic() - begun)
-        return completion
-
-    def _hedge(self) -> Coroutine[Any, Any, Completion] | None:
-        return self._whole("hedge") if self.traffic.may_hedge() else None
-
-    async def _whole(self, purpose: Purpose | None = None) -> Completion:
-        async with self._attempt(purpose) as (attempt, model, prompt, patience):
-            if self.streams:
-                completion = await patience.gather(model, prompt, _heard(attempt, self.listen))
-            else:
-                completion = await patience.complete(model, prompt)
+    async def _whole(self) -> Completion:
+        async with self._attempt() as (attempt, model, prompt, timeouts), timeouts.of(model) as clock:
+            max_tokens = prompt.sampling.max_tokens
+            if not self.streams:
+                completion = whole_within(await model.complete(prompt), max_tokens)
                 attempt.take_whole(completion)
-            completion = msgspec.structs.replace(completion, usage=attempt.believed)
-            attempt.unwanted = self._first is not None  # a hedge and what it stands beside may end at once
-            self._first = self._first or completion
-            return self._first
+            else:
+                on_text = self.on_text() if self.on_text else None
+
+                def take(delta: Delta) -> None:
+                    clock.heard(delta)
+                    attempt.take(delta)
+                    if on_text:
+                        on_text(delta.text)
+
+                async with model.stream(prompt) as deltas:
+                    completion = await gather(within(deltas, max_tokens), take)
+            return msgspec.structs.replace(completion, usage=attempt.believed)
 
     async def _begun(self) -> Begun:
         async with AsyncExitStack() as stack:
-            attempt, model, prompt, patience = await stack.enter_async_context(self._attempt())
-            deltas = await stack.enter_async_context(patience.stream(model, prompt))
+            attempt, model, prompt, timeouts = await stack.enter_async_context(self._attempt())
+            deltas = await stack.enter_async_context(timeouts.stream(model, prompt))
             head: list[Delta] = []
             async for delta in deltas:
                 attempt.take(delta)
@@ -175,46 +144,37 @@ class Attempts:
             return Begun(attempt, head, deltas, stack.pop_all())
 
     @asynccontextmanager
-    async def _attempt(self, purpose: Purpose | None = None) -> AsyncIterator[tuple[Attempt, Model, Prompt, Patience]]:
-        """An attempt with its row, the model that it asks, the prompt under its name, and how long it may take."""
-        await self.traffic.enter()
-        try:
+    async def _attempt(self) -> AsyncIterator[tuple[Attempt, Model, Prompt, Timeouts]]:
+        """Book an attempt; yield it with the model that it asks, the prompt under its name, and its timeouts."""
+        async with self.traffic.place():
             replica = await self._chosen()
-            patience = self._patience(replica)
+            timeouts = self._timeouts(replica)
             attempt: Attempt | None = None
             tokens = self._tokens + self.prompt.sampling.max_tokens
-            self._trying.add(replica.deployment)
             try:
-                with replica.endpoint.calling(tokens, lambda: _silent(attempt, patience)) as spoke:
+                with replica.endpoint.calling(tokens, lambda: _silent(attempt, timeouts)) as spoke:
                     async with AsyncExitStack() as stack:
-                        attempt = await self._booked(replica, purpose, stack)
+                        attempt = await self._booked(replica, stack)
                         attempt.spoke = spoke
-                        max_tokens = attempt.opened.max_tokens
-                        sampling = msgspec.structs.replace(self.prompt.sampling, max_tokens=max_tokens)
+                        sampling = msgspec.structs.replace(self.prompt.sampling, max_tokens=attempt.opened.max_tokens)
                         prompt = msgspec.structs.replace(self.prompt, sampling=sampling, request_id=attempt.request_id)
-                        yield attempt, replica.model, prompt, patience
+                        yield attempt, replica.model, prompt, timeouts
                         if usage := attempt.believed:
                             self.traffic.counts.learn(prompt.messages, usage.prompt_tokens)
-                        self.traffic.failures = 0
+                        self.traffic.succeeded()
             except UpstreamError as error:
                 if isinstance(error, UpstreamRefused) and not error.lasting:  # it works, but not with this prompt
-                    self.traffic.failures = 0
+                    self.traffic.succeeded()
                 else:
                     self.traffic.failed()
                 self._failed.add(replica.deployment)
-                if len(self.replicas) > 1:
-                    eject_outliers(self.replicas)
                 raise
-            finally:
-                self._trying.discard(replica.deployment)
-        finally:
-            self.traffic.leave()
 
-    async def _booked(self, replica: Replica, purpose: Purpose | None, stack: AsyncExitStack) -> Attempt:
-        """The attempt's row. Its worst case is that of the prompt's bytes or, where that is too much, of its tokens, or
-        of fewer tokens to write.
+    async def _booked(self, replica: Replica, stack: AsyncExitStack) -> Attempt:
+        """Enter the attempt's row. Its worst case is that of the prompt's bytes or, where that is too much, of its
+        tokens, or of fewer tokens to write.
         """
-        why = purpose or ("retry" if self._made else self.purpose)
+        purpose = "retry" if self._made else self.purpose
         self._made += 1
         number = self._made
 
@@ -222,7 +182,7 @@ class Attempts:
             caller = replace(
                 self.caller, deployment=replica.deployment, prompt_bound=prompt_tokens, max_tokens=max_tokens
             )
-            booked = self.ledger.attempt(caller, why, number, worst, patient=patient)
+            booked = self.ledger.attempt(caller, purpose, number, worst, patient=patient)
             return await stack.enter_async_context(booked)
 
         bound, most = self.caller.prompt_bound, self.caller.max_tokens
@@ -239,17 +199,25 @@ class Attempts:
         # All executors of a run share a replica's cache; other conversations are told apart by how they begin.
         stay = self.caller.role == "execution"
         key = self.ledger.run_id if stay else "\0".join(message.content for message in self.prompt.messages[:2])
-        avoid = self._failed | self._trying
-        return await chosen(self.replicas, key, self._tokens, stay=stay, avoid=avoid, until=self.until)
+        return await chosen(self.replicas, key, self._tokens, stay=stay, avoid=self._failed, until=self.until)
 
-    def _patience(self, replica: Replica) -> Patience:
+    def _timeouts(self, replica: Replica) -> Timeouts:
         if len(self.replicas) == 1 or replica.endpoint.breaker.state == "closed":
-            return self.patience
-        return replace(self.patience, first_token_s=min(self.patience.first_token_s, _PROBE_S))
+            return self.timeouts
+        return replace(self.timeouts, first_token_s=min(self.timeouts.first_token_s, _PROBE_S))
 
     @property
     def _tokens(self) -> int:
         return self.caller.prompt_bound // _BYTES_PER_TOKEN
+
+
+def _pause_s(error: UpstreamError, number: int) -> float | None:
+    """Seconds to wait before the same endpoint is asked again; None where it is not to be."""
+    if not isinstance(error, UpstreamUnavailable) or not error.repeatable:
+        return None
+    if error.retry_after_s is not None:
+        return error.retry_after_s if error.retry_after_s <= _LONGEST_WAIT_S else None
+    return random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (number - 1)))
 
 
 async def prompt_tokens(model: Model, prompt: Prompt, counts: PromptCounts) -> int:
@@ -285,20 +253,8 @@ async def affordable(take: Callable[..., Awaitable[T]], worst: Callable[[int], A
         max_tokens = max(least, least - 1 + bisect_left(fewer, True, key=lambda tokens: not left.holds(worst(tokens))))
 
 
-def _silent(attempt: Attempt | None, patience: Patience) -> bool:
-    """Whether nothing has come for half of the time in which something should have."""
+def _silent(attempt: Attempt | None, timeouts: Timeouts) -> bool:
+    """Tell whether nothing has come for half of the time in which something should have."""
     if attempt is None or attempt.first_token_s is not None:
         return False
-    return attempt.duration_s >= patience.first_token_s / 2
-
-
-def _heard(attempt: Attempt, listen: Listen | None) -> Callable[[Delta], None]:
-    if listen is None:
-        return attempt.take
-    hear = listen()
-
-    def take(delta: Delta) -> None:
-        attempt.take(delta)
-        hear(delta.text)
-
-    return take
+    return attempt.duration_s >= timeouts.first_token_s / 2

@@ -1,66 +1,14 @@
-"""What all calls of a role share, whichever version of it makes them."""
+"""Limits that all calls of a role share, whichever version of it makes them: places, retries, counts of prompts."""
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from functools import lru_cache
-from typing import Any, TypeVar
 from unicodedata import decomposition, normalize
 
 from router.lru import LRU
 from router.models.model import Message
-
-_KEPT, _LEAST = 200, 20
-T = TypeVar("T")
-
-
-class Durations:
-    """How long the last calls took that went well."""
-
-    def __init__(self) -> None:
-        self._last: deque[float] = deque(maxlen=_KEPT)
-
-    def add(self, duration_s: float) -> None:
-        """Count one."""
-        self._last.append(duration_s)
-
-    def percentile(self, share: float) -> float | None:
-        """What `share` percent of them took at most, in seconds; None while too few are known."""
-        if len(self._last) < _LEAST:
-            return None
-        return sorted(self._last)[min(len(self._last) - 1, int(len(self._last) * share / 100))]
-
-
-async def hedged(
-    first: Coroutine[Any, Any, T], second: Callable[[], Coroutine[Any, Any, T] | None], after_s: float
-) -> T:
-    """What the first of both to succeed returns; the other one is cancelled. `second` is begun after `after_s` seconds,
-    unless it gives nothing to begin. Raises what `first` raises where neither succeeds.
-    """
-
-    async def told(attempt: Coroutine[Any, Any, T]) -> T | Exception:
-        try:
-            return await attempt
-        except Exception as error:
-            return error
-
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(told(first))]
-        await asyncio.wait(tasks, timeout=after_s)
-        if not tasks[0].done() and (another := second()) is not None:
-            tasks.append(group.create_task(told(another)))
-        running = set(tasks)
-        while running:
-            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                if not isinstance(found := task.result(), Exception):
-                    for loser in running:
-                        loser.cancel()
-                    return found
-    failure = tasks[0].result()
-    assert isinstance(failure, Exception)
-    raise failure
-
 
 _SHARE = 0.2
 _RESERVE, _MOST = 10.0, 100.0
@@ -161,26 +109,22 @@ _MOST_FAILURES, _FAILING_S = 5, 2.0
 
 
 class RoleTraffic:
-    """Its places, its retries, its past durations, and what its prompts have been counted as."""
+    """Places and retries of a role's calls, and what its prompts have been counted as."""
 
-    def __init__(self, max_in_flight: int | None = None, hedge_percentile: float | None = None) -> None:
-        """`max_in_flight`: attempts under way at a time, over all replicas; None for any number. `hedge_percentile`: a
-        call that takes longer than this percentage of the last ones is made a second time; None for never.
-        """
-        self._most, self._percentile = max_in_flight, hedge_percentile
+    def __init__(self, max_in_flight: int | None = None) -> None:
+        """`max_in_flight`: attempts under way at a time, over all replicas; None for any number."""
         self._places = asyncio.Semaphore(max_in_flight) if max_in_flight else None
-        self.retries, self.durations, self.counts = RetryBudget(), Durations(), PromptCounts()
+        self.retries, self.counts = RetryBudget(), PromptCounts()
         self.in_flight = self.waiting = 0
-        self.hedges = self.fallbacks = 0
-        """How many have been begun."""
+        self.fallbacks = 0
+        """Calls that went to a fallback."""
         self.failures = 0
         """Attempts in a row that failed, or were refused as every other would be, for the key or the model's name."""
         self._failing_since = 0.0
 
-    @property
-    def hedge_after_s(self) -> float | None:
-        """When a call is made a second time; None for never."""
-        return None if self._percentile is None else self.durations.percentile(self._percentile)
+    def succeeded(self) -> None:
+        """End the count of failures in a row."""
+        self.failures = 0
 
     def failed(self) -> None:
         """Count one more failure in a row."""
@@ -193,15 +137,9 @@ class RoleTraffic:
         lasting = asyncio.get_running_loop().time() - self._failing_since >= _FAILING_S
         return self.failures < _MOST_FAILURES or not lasting
 
-    def may_hedge(self) -> bool:
-        """Whether there are a place and a retry left for a second attempt; then it is counted."""
-        if (self._places and self._places.locked()) or not self.retries.spend():
-            return False
-        self.hedges += 1
-        return True
-
-    async def enter(self) -> None:
-        """Take one of the places, once it is free; in the order of coming."""
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """Hold one of the places, once it is free; in the order of coming."""
         if self._places:
             self.waiting += 1
             try:
@@ -209,9 +147,9 @@ class RoleTraffic:
             finally:
                 self.waiting -= 1
         self.in_flight += 1
-
-    def leave(self) -> None:
-        """Give the place back."""
-        self.in_flight -= 1
-        if self._places:
-            self._places.release()
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            if self._places:
+                self._places.release()

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from router.trace.call import RoleName
 
 _IN_A_ROW = 5
 _FIRST_S, _LONGEST_S = 1.0, 30.0
-_RECENT, _LEAST_RECENT = 20, 10
 _PROBING_S = 0.25
 """When to ask again while a probe is under way."""
 
@@ -32,11 +30,10 @@ class Breaker:
     def __init__(self) -> None:
         self.state: BreakerState = "closed"
         self.openings = 0
-        """How often it was opened, by failures in a row or because others do better."""
+        """How often it was opened."""
         self._in_a_row = 0
         self._open_s = _FIRST_S
         self._until = 0.0
-        self._recent: deque[bool] = deque(maxlen=_RECENT)
 
     @property
     def wait_s(self) -> float:
@@ -45,11 +42,6 @@ class Breaker:
             return 0.0
         remaining = self._until - asyncio.get_running_loop().time()
         return max(remaining, _PROBING_S if self.state == "half_open" else 0.0)
-
-    @property
-    def failing_share(self) -> float | None:
-        """The share of the last calls that failed; None where there were fewer than ten."""
-        return self._recent.count(False) / len(self._recent) if len(self._recent) >= _LEAST_RECENT else None
 
     def begin(self) -> bool:
         """Let a call through; whether it is a probe."""
@@ -63,7 +55,6 @@ class Breaker:
         if probe:
             self._probed(good)
         elif self.state == "closed" and good is not None:
-            self._recent.append(good)
             self._in_a_row = 0 if good else self._in_a_row + 1
             if self._in_a_row >= _IN_A_ROW:
                 self.open()
@@ -74,7 +65,6 @@ class Breaker:
         self._until = asyncio.get_running_loop().time() + self._open_s
         self._open_s = min(2 * self._open_s, _LONGEST_S)
         self._in_a_row = 0
-        self._recent.clear()
 
     def _probed(self, good: bool | None) -> None:
         if good:
@@ -134,7 +124,6 @@ def _good(error: UpstreamError) -> bool | None:
     return not isinstance(error, UpstreamGarbled)
 
 
-_OUTLIER_SHARE, _OUTLIER_FACTOR = 0.3, 3.0
 _LONGEST_WAIT_S = 2.0
 """How long a call waits where all replicas are to be left alone for a while."""
 
@@ -193,19 +182,6 @@ async def chosen(
         await asyncio.sleep(pause_s)
 
 
-def eject_outliers(replicas: Sequence[Replica]) -> None:
-    """Leave those alone that fail far more often than the others, but never more than half of all."""
-    shares = [(replica, replica.endpoint.breaker.failing_share) for replica in replicas]
-    away = sum(replica.endpoint.breaker.state != "closed" for replica in replicas)
-    for replica, share in shares:
-        others = [other for one, other in shares if one is not replica and other is not None]
-        if share is None or not others or share < _OUTLIER_SHARE or 2 * (away + 1) > len(replicas):
-            continue
-        if share >= _OUTLIER_FACTOR * sum(others) / len(others):
-            replica.endpoint.breaker.open()
-            away += 1
-
-
 def _weight(key: str, replica: Replica) -> bytes:
     return blake2b(f"{key}\0{replica.deployment}".encode(), digest_size=8).digest()
 
@@ -223,6 +199,6 @@ class Upstreams:
         """That of a deployment."""
         return self.endpoints.setdefault(deployment, Endpoint())
 
-    def role(self, name: RoleName, max_in_flight: int | None, hedge_percentile: float | None) -> RoleTraffic:
-        """That of a role; its limits are those that were given first."""
-        return self.roles.setdefault(name, RoleTraffic(max_in_flight, hedge_percentile))
+    def role(self, name: RoleName, max_in_flight: int | None) -> RoleTraffic:
+        """That of a role; its limit is the one that was given first."""
+        return self.roles.setdefault(name, RoleTraffic(max_in_flight))

@@ -1,4 +1,4 @@
-"""A role: a model with its prompt, its sampling and its patience."""
+"""A role: a model with its prompt, its sampling and its timeouts."""
 
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -10,10 +10,10 @@ import msgspec
 import structlog
 
 from router.amount import Amount
-from router.calls.attempts import Attempts, Listen, least_tokens, prompt_tokens
+from router.calls.attempts import Attempts, OnText, least_tokens, prompt_tokens
 from router.calls.limits import RoleTraffic, prompt_bound
 from router.calls.replicas import Endpoint, Replica
-from router.calls.timeouts import Patience
+from router.calls.timeouts import Timeouts
 from router.errors import MalformedOutput, UpstreamError, UpstreamGarbled, UpstreamUnavailable
 from router.ledger.ledger import Caller, Ledger
 from router.models.model import Completion, Delta, Message, Model, Prompt, Sampling
@@ -52,7 +52,7 @@ class Role:
     """How the deployment is doing."""
     others: tuple[Replica, ...] = ()
     """Further replicas of the model."""
-    patience: Patience = field(default_factory=Patience)
+    timeouts: Timeouts = field(default_factory=Timeouts)
     traffic: RoleTraffic = field(default_factory=RoleTraffic)
     fallbacks: "tuple[Role, ...]" = ()
     """Who is asked instead, in this order, where its model is not to be had."""
@@ -73,16 +73,16 @@ class Role:
         sub_query: int | None = None,
         pattern: str | None = None,
         until: float = math.inf,
-        listen: Listen | None = None,
+        on_text: OnText | None = None,
     ) -> Completion:
         """The model's next turn. `pattern`: what it has to match, where the endpoint can see to that. `until`: when it
-        is due, in the event loop's time; no pause is begun that would take longer. `listen`: who hears it as it is
+        is due, in the event loop's time; no pause is begun that would take longer. `on_text`: who hears it as it is
         written, where it is streamed.
 
         Raises `BudgetExhausted`, and `UpstreamError`, naming this role, once neither another attempt nor a fallback is
         worth it.
         """
-        call = _Call(messages, stop, ledger, sub_query, pattern, until, listen)
+        call = _Call(messages, stop, ledger, sub_query, pattern, until, on_text)
         return await self._or_a_fallback(lambda role, why: role._attempts(call, why).completion(), purpose)
 
     async def stream(
@@ -174,11 +174,11 @@ class Role:
             caller,
             purpose,
             self.replicas,
-            self.patience,
+            self.timeouts,
             self.traffic,
             worst=self._worst,
             until=call.until,
-            listen=call.listen,
+            on_text=call.on_text,
             streams=self.streams,
             most=self.attempts,
         )
@@ -202,4 +202,4 @@ class _Call:
     sub_query: int | None
     pattern: str | None
     until: float
-    listen: Listen | None = None
+    on_text: OnText | None = None

@@ -62,8 +62,6 @@ class Attempt:
         self._texts: list[str] = []
         self._wrote = False
         self.first_token_s: float | None = None
-        self.unwanted = False
-        """Whether nobody needs it any more."""
 
     def take(self, delta: Delta) -> None:
         """Note a piece of the output."""
@@ -181,7 +179,7 @@ class Ledger:
         outcome: Outcome = "cancelled"
         try:
             yield attempt
-            outcome = "discarded" if attempt.unwanted else "completed"
+            outcome = "completed"
         except Exception as error:
             outcome = _outcome_of(error)
             raise

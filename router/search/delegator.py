@@ -60,8 +60,8 @@ class Delegator:
     ) -> tuple[Decision, Conversation]:
         # No stop string in a correction: one that was met while the model was thinking would be met again.
         stop = STOP if purpose == "first" else ()
-        listen = (lambda: EarlyReader(self.max_sub_queries, early.begin).feed) if early else None
-        output = await self.role.ask(conversation.messages, stop, ledger, purpose=purpose, listen=listen)
+        on_text = (lambda: EarlyReader(self.max_sub_queries, early.begin).feed) if early else None
+        output = await self.role.ask(conversation.messages, stop, ledger, purpose=purpose, on_text=on_text)
         decision = parse_decision(output.text, limit=self.max_sub_queries, cut=output.finish_reason == "length")
         said = Message("assistant", prompts.said(output.text))
         return decision, Conversation((*conversation.messages, said), (*conversation.outputs, output))

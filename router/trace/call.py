@@ -9,7 +9,7 @@ from router.amount import NOTHING, Amount
 from router.models.model import Usage
 
 RoleName = Literal["delegation", "execution", "answer", "judge"]
-Purpose = Literal["first", "retry", "correction", "shortened", "hedge", "fallback", "shadow"]
+Purpose = Literal["first", "retry", "correction", "shortened", "fallback", "shadow"]
 Outcome = Literal[
     "completed", "discarded", "unreachable", "unavailable", "refused", "garbled", "cancelled", "failed", "interrupted"
 ]
@@ -32,8 +32,7 @@ class OpenedCall(msgspec.Struct, frozen=True):
     """The version of the executor; None for the other roles."""
     purpose: Purpose
     """Why it runs. A correction asks again after malformed output, a shortened prompt after one that was too long; a
-    hedge runs beside a slow call, a fallback instead of a model that is not to be had, a shadow beside the version that
-    serves.
+    fallback stands in for a model that is not to be had, a shadow works beside the version that serves.
     """
     attempt: int
     """1 for the first attempt of a call."""

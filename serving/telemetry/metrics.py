@@ -125,14 +125,12 @@ class Gauges(Collector):
     def _roles(self) -> Iterator[Metric]:
         in_flight = GaugeMetricFamily("rolegate_role_calls_in_flight", "Attempts under way", labels=["role"])
         queued = GaugeMetricFamily("rolegate_role_calls_queued", "Attempts that wait for a place", labels=["role"])
-        hedges = CounterMetricFamily("rolegate_hedges", "Calls that were made a second time", labels=["role"])
         fallbacks = CounterMetricFamily("rolegate_fallbacks", "Calls that another role's model got", labels=["role"])
         for name, traffic in self.upstreams.roles.items():
             in_flight.add_metric([name], traffic.in_flight)
             queued.add_metric([name], traffic.waiting)
-            hedges.add_metric([name], traffic.hedges)
             fallbacks.add_metric([name], traffic.fallbacks)
-        yield from (in_flight, queued, hedges, fallbacks)
+        yield from (in_flight, queued, fallbacks)
 
     def _endpoints(self) -> Iterator[Metric]:
         state = GaugeMetricFamily("rolegate_breaker_state", "1 for the state it is in", labels=["deployment", "state"])

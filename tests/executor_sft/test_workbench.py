@@ -107,6 +107,6 @@ async def test_a_whole_reply_may_take_as_long_as_a_call(tmp_path: Path) -> None:
     patient = config(tmp_path, role=f"{ROLE}call_timeout_s = 200.0\nmax_in_flight = 4\n")
     async with workbench(patient, lambda step: None) as bench:
         one, other = (bench.sampled(seed).role("execution", patient.roles.execution) for seed in (0, 1))
-    assert (one.patience.first_token_s, one.patience.call_s) == (200.0, 200.0)
+    assert (one.timeouts.first_token_s, one.timeouts.call_s) == (200.0, 200.0)
     assert one.traffic is other.traffic
     assert one.endpoint is other.endpoint

@@ -11,13 +11,11 @@ import pytest
 from router.calls.limits import RoleTraffic
 from router.calls.replicas import Endpoint, Replica, choose
 from router.calls.role import Role
-from router.calls.timeouts import Patience
+from router.calls.timeouts import Timeouts
 from router.errors import UpstreamUnavailable
 from router.ledger.ledger import Ledger
-from router.models.model import Message, Sampling, ScriptedModel
+from router.models.model import Message, Sampling
 from router.models.openai_client import OpenAIHTTP
-from tests.router.clock import Clock, with_clock
-from tests.router.deployment import HeldModel
 from tests.router.openai_server import (
     MODEL,
     Behaviour,
@@ -34,7 +32,7 @@ from tests.router.openai_server import (
 )
 
 ASKED = (Message("system", "answer"), Message("user", "hi"))
-SOON = Patience(first_token_s=0.3, call_s=0.6)
+SOON = Timeouts(first_token_s=0.3, call_s=0.6)
 
 
 @pytest.fixture
@@ -83,7 +81,7 @@ async def test_another_replica_at_once(
 ) -> None:
     """Whatever is wrong with one; the ledger's rows name the replicas."""
     there = (replica(session, openai_server), replica(session, other_server))
-    asked, ledger = role(*there, patience=SOON), Ledger()
+    asked, ledger = role(*there, timeouts=SOON), Ledger()
     goes_first = choose(there, "answer\0hi", 0, stay=False).deployment
     home, away = sorted((openai_server, other_server), key=lambda server: server.base_url != goes_first)
     home.plays(bad)
@@ -140,7 +138,7 @@ async def test_patience_ends(
     """For the first token, the whole call, and a reply that is not streamed; the engine is told to stop, and the same
     endpoint is not asked again."""
     openai_server.plays(slow)
-    asked = role(replica(session, openai_server), patience=SOON, streams=streamed)
+    asked = role(replica(session, openai_server), timeouts=SOON, streams=streamed)
     with pytest.raises(UpstreamUnavailable, match=said):
         await asked.ask(ASKED, (), Ledger())
     await openai_server.sees_disconnect()
@@ -156,7 +154,7 @@ async def test_a_silent_endpoint_that_nobody_waits_for(
 ) -> None:
     """Callers whose time is up before its patience is count against it, once they have waited for half of that."""
     openai_server.plays(hang)
-    asked = role(replica(session, openai_server), patience=Patience(first_token_s=0.2))
+    asked = role(replica(session, openai_server), timeouts=Timeouts(first_token_s=0.2))
     for waits_s, state in ((0.02, "closed"), (0.15, "open")):
         for _ in range(5):
             with pytest.raises(TimeoutError):
@@ -184,53 +182,6 @@ async def test_no_pause_beyond_the_deadline(session: aiohttp.ClientSession, open
         with pytest.raises(UpstreamUnavailable) as failed:
             await asked.ask(ASKED, (), Ledger(), until=asyncio.get_running_loop().time() + 15)
     assert (failed.value.retry_after_s, len(openai_server.bodies)) == (20.0, 1)
-
-
-async def test_a_hedge(session: aiohttp.ClientSession, openai_server: OpenAIServer, other_server: OpenAIServer) -> None:
-    """A call that takes longer than most is made again elsewhere: one row each, and the loser's work is stopped."""
-    there = (replica(session, openai_server), replica(session, other_server))
-    asked = role(*there, traffic=RoleTraffic(hedge_percentile=95.0))
-    openai_server.plays(says("first"))
-    for _ in range(20):
-        await asked.ask(ASKED, (), Ledger())
-    home, away = (openai_server, other_server) if openai_server.bodies else (other_server, openai_server)
-    home.plays(hang)
-    away.plays(says("second"))
-    ledger = Ledger()
-    assert (await asked.ask(ASKED, (), ledger, purpose="correction")).text == "second"
-    await home.sees_disconnect()
-    assert rows(ledger) == [("correction", "cancelled", home.base_url), ("hedge", "completed", away.base_url)]
-    assert [call.attempt for call in sorted(ledger.calls, key=lambda call: call.number)] == [1, 2]
-    assert (asked.traffic.hedges, asked.traffic.in_flight) == (1, 0)
-
-
-def test_a_hedge_that_ends_at_the_same_moment() -> None:
-    """Only one of both outputs is used; the other was wasted, and is booked so."""
-
-    async def main(clock: Clock) -> None:
-        model, traffic = HeldModel(ScriptedModel(["a", "b c"])), RoleTraffic(hedge_percentile=50.0)
-        for _ in range(20):
-            traffic.durations.add(1.0)
-        asked, ledger = role(Replica(model, "e", Endpoint()), streams=False, traffic=traffic), Ledger()
-        asking = asyncio.create_task(asked.ask(ASKED, (), ledger))
-        await clock.advance(1.0)
-        model.let.set()
-        text = (await asking).text
-        assert {call.purpose for call in ledger.calls} == {"first", "hedge"}
-        written = {call.outcome: call.usage and call.usage.completion_tokens for call in ledger.calls}
-        assert written == {"completed": len(text.split()), "discarded": 3 - len(text.split())}
-
-    with_clock(main)
-
-
-async def test_no_hedge_without_a_place(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
-    """The bound on calls under way holds for hedges, too."""
-    asked = role(replica(session, openai_server), traffic=RoleTraffic(1, hedge_percentile=50.0))
-    for _ in range(20):
-        asked.traffic.durations.add(0.0)
-    ledger = Ledger()
-    await asked.ask(ASKED, (), ledger)
-    assert rows(ledger) == [("first", "completed", openai_server.base_url)]
 
 
 async def test_places(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:

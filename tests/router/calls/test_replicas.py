@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.calls.replicas import Endpoint, Replica, choose, chosen, eject_outliers
+from router.calls.replicas import Endpoint, Replica, choose, chosen
 from router.errors import UpstreamUnavailable
 from router.models.model import ScriptedModel
 from tests.router.clock import Clock, with_clock
@@ -69,29 +69,3 @@ def test_all_are_to_be_left_alone() -> None:
             await chosen(there, "q", 1, stay=True, until=float("inf"))
 
     with_clock(main)
-
-
-async def test_outliers_are_ejected() -> None:
-    """Who fails far more often than the others do; not where all do, and never more than half."""
-    there = replicas(4)
-    for replica, good in zip(there, ((True,), (True,), (True, False), (True, False)), strict=True):
-        ended(replica, *good * (20 // len(good)))
-    eject_outliers(there)
-    assert [replica.endpoint.breaker.state for replica in there] == ["closed", "closed", "open", "open"]
-    there = replicas(2)
-    for replica in there:
-        ended(replica, *(True, False) * 10)
-    eject_outliers(there)
-    assert {replica.endpoint.breaker.state for replica in there} == {"closed"}
-
-
-async def test_the_last_replica_is_never_ejected() -> None:
-    """However often it fails, as long as the other one is away."""
-    last, other = there = replicas(2)
-    ended(other, *(True,) * 20)
-    ended(last, *(True, False) * 10)
-    states: list[str] = []
-    for other.endpoint.breaker.state in ("open", "half_open", "closed"):
-        eject_outliers(there)
-        states.append(last.endpoint.breaker.state)
-    assert states == ["closed", "closed", "open"]
