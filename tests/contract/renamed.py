@@ -40,7 +40,9 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
     "trace": {},
     "upstream": {},
     "http": {},
-    "metrics": {},
+    "metrics": {
+        "rolegate_hedges": Dropped("Calls are not made a second time beside a slow one any more."),
+    },
     "reasons": {},
     "commands": {},
     "json": {},
