@@ -18,7 +18,7 @@ from rolegate.v1 import (
     usage_service_pb2,
 )
 
-from router.edge.grpc.convert_request import completion_from_proto, terms_from_proto
+from router.edge.grpc.convert_request import completion_from_proto, options_from_proto
 from router.edge.grpc.convert_run import (
     export_filter_from_proto,
     feedback_from_proto,
@@ -123,7 +123,7 @@ def _edge() -> Iterator[tuple[type[Message], Callable[[Any], object]]]:
         completion.CompleteRequest,
         completion.StreamCompleteRequest,
     ):
-        yield asking, lambda request: terms_from_proto(request, _CALL)
+        yield asking, lambda request: options_from_proto(request, _CALL)
     yield completion.CompleteRequest, completion_from_proto
     yield run_service_pb2.ListRunsRequest, list_filter_from_proto
     yield run_service_pb2.ExportRunsRequest, export_filter_from_proto

@@ -14,7 +14,7 @@ from router.protocol.scoring import exact_match
 from router.search.answerer import Judge
 from router.search.context import RunContext
 from router.search.executor import Executor
-from router.search.loop import Search
+from router.search.loop import FactorizedSearch
 from router.trace.values import Execution, Trajectory
 from serving.config.config import Config, RoleConfig
 from serving.files import replacing
@@ -116,7 +116,7 @@ def check_execution(execution: Execution, index: int, context: RunContext) -> No
 class Roller:
     """Rolls out any number of questions at once."""
 
-    search: Search
+    search: FactorizedSearch
     """With the teacher as executor."""
     student: Executor
     capped: Executor

@@ -23,7 +23,7 @@ from router.models.session import upstream_session
 from router.search.answerer import Judge
 from router.search.context import RunContext
 from router.search.executor import Executor, ExecutorLimits
-from router.search.loop import Search, Topology
+from router.search.loop import FactorizedSearch, Topology
 from router.search.retrieval import IndexRetriever
 from router.trace.call import RoleName
 from router.trace.values import TopologyName
@@ -91,7 +91,7 @@ class Workbench:
         """How far the config lets an executor go."""
         return executor_limits(self.config.search)
 
-    def search(self, executor: Executor) -> Search:
+    def search(self, executor: Executor) -> FactorizedSearch:
         """A search with the config's backbone and answerer."""
         return new_search(self.config.search, self._others, executor)
 

@@ -1,7 +1,7 @@
 """The composition root: from a config to a running gateway, and everything closed again in reverse order."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,12 +26,12 @@ from router.models.session import upstream_session
 from router.protocol.scope import Scope
 from router.runs.admission import Admission, AdmissionLimits
 from router.runs.gateway import Gateway
-from router.runs.lifecycle import Conductor
+from router.runs.lifecycle import RunLifecycle
 from router.runs.live import LiveRuns, meanwhile
 from router.runs.observers import ObservedRetriever
 from router.runs.queries import Runs
 from router.search.executor import Executes, Executor
-from router.search.loop import settings_of
+from router.search.loop import FactorizedSearch, Topology, settings_of
 from router.search.retrieval import Retriever, WatchedRetriever
 from router.search.sharing import Reuse, SharedExecutor
 from router.store.accounts import SQLAccounts
@@ -41,6 +41,8 @@ from router.store.journal import SQLJournal
 from router.store.reconciliation import SQLLedgerSums
 from router.store.usage import SQLUsages
 from router.store.versions import SQLVersionBook
+from router.trace.call import RoleName
+from router.trace.values import TopologyName
 from router.versions.book import VersionBook
 from router.versions.gate import GateRule
 from router.versions.routing import Executors
@@ -118,7 +120,7 @@ async def running_gateway(
         await _use_versions(executors, named, tell)
         versions.on_change = executors.wake
         books = await stack.enter_async_context(_journal(config.server, database, live, readiness, journal))
-        conductor = Conductor(
+        lifecycle = RunLifecycle(
             books,
             archive,
             live,
@@ -128,17 +130,16 @@ async def running_gateway(
             observer=observers,
         )
         search = partial(new_search, config.search, roles)
-        trials = Trials(executors, search, conductor=conductor, book=book, archive=archive, review=versions.review)
+        trials = Trials(executors, search, lifecycle=lifecycle, book=book, archive=archive, review=versions.review)
         executor = _sharing(config, executors, lambda: retriever.index_id)
         gateway = Gateway(
-            search=search(executor),
+            topologies=_topologies(config, roles, own, retriever, search(executor)),
             executor=executor,
             roles=roles,
-            conductor=conductor,
+            lifecycle=lifecycle,
             max_question_chars=config.server.max_question_chars,
             scope=Scope.parse(Path(config.search.scope).read_text("utf-8")) if config.search.scope else None,
-            then=trials.consider,
-            topologies={name: new_topology(name, config, roles, role, retriever) for name, role in own.items()},
+            on_answered=trials.consider,
         )
         reconciler = Reconciler(deployments(roles, own), VLLMCounts(session), SQLLedgerSums(database))
         tls = TLS(**msgspec.structs.asdict(config.server.tls)) if config.server.tls else None
@@ -260,3 +261,15 @@ def _sharing(config: Config, executors: Executors, index: Callable[[], str | Non
     if not reuse.enabled or (execution.temperature > 0 and execution.seed is None):
         return executors
     return SharedExecutor(executors, index, Reuse(reuse.keep_s, reuse.most, reuse.across_tenants))
+
+
+def _topologies(
+    config: Config,
+    roles: Mapping[RoleName, Role],
+    own: Mapping[TopologyName, Role],
+    retriever: Retriever,
+    search: FactorizedSearch,
+) -> dict[TopologyName, Topology]:
+    """Return every way to answer: the factorized search and the baselines."""
+    baselines = {name: new_topology(name, config, roles, role, retriever) for name, role in own.items()}
+    return {"factorized": Topology(search, roles), **baselines}

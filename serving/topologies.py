@@ -10,7 +10,7 @@ from router.search.agents import Searcher, SingleAgent, single_agent_limits
 from router.search.answerer import Answerer
 from router.search.delegator import Delegator
 from router.search.executor import Executes, Executor, ExecutorLimits
-from router.search.loop import Search, Topology
+from router.search.loop import FactorizedSearch, Topology
 from router.search.retrieval import Retriever
 from router.trace.call import RoleName
 from router.trace.values import TopologyName
@@ -76,9 +76,9 @@ def executor_limits(search: SearchConfig) -> ExecutorLimits:
 
 def new_search(
     search: SearchConfig, roles: Mapping[RoleName, Role], executor: Executes, topology: TopologyName = "factorized"
-) -> Search:
+) -> FactorizedSearch:
     """The search loop of a config, with its backbone, its answerer and whichever executor."""
-    return Search(
+    return FactorizedSearch(
         Delegator(roles["delegation"], search.max_sub_queries),
         executor,
         Answerer(roles["answer"]),

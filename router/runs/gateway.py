@@ -16,14 +16,14 @@ from router.errors import (
 )
 from router.models.model import Delta, Message, gather
 from router.protocol.scope import Scope
-from router.runs.lifecycle import Asked, Conductor, Terms, Then, ignore_run
+from router.runs.lifecycle import RequestOptions, RunLifecycle, RunRequest
 from router.search.context import RunContext
 from router.search.executor import Executes
-from router.search.loop import Search, Topology
+from router.search.loop import Topology
 from router.trace.call import RoleName
 from router.trace.identity import SHADOW
 from router.trace.run import Run
-from router.trace.values import NOT_FOUND, Conversation, Emit, Execution, TopologyName, Trajectory
+from router.trace.values import NOT_FOUND, Conversation, OnEvent, TopologyName, Trajectory
 
 _PROBE_TOKENS, _PROBE_S = 16, 10.0
 """Models that think refuse to write less."""
@@ -45,7 +45,6 @@ class CompletionRequest(msgspec.Struct, frozen=True):
     """0 takes the role's own limit."""
 
 
-Send = Callable[[Delta], None]
 _GRAVITY: dict[type[UpstreamError], int] = {UpstreamUnavailable: 1, UpstreamGarbled: 1, MalformedOutput: 2}
 """Of several failures the first in this order is told: a refusal, which lasts, before all of these."""
 
@@ -56,103 +55,117 @@ class Gateway:
     def __init__(
         self,
         *,
-        search: Search,
+        topologies: Mapping[TopologyName, Topology],
         executor: Executes,
         roles: Mapping[RoleName, Role],
-        conductor: Conductor,
+        lifecycle: RunLifecycle,
         max_question_chars: int = 4000,
         scope: Scope | None = None,
-        then: Then = ignore_run,
-        topologies: Mapping[TopologyName, Topology] = {},
+        on_answered: Callable[[Run], None] = lambda _run: None,
     ) -> None:
-        """`scope`: what questions may be about; None for models that know the language. `then` hears of every question
-        that was answered, unless its texts must not be kept. `topologies`: further ways to answer than `search`.
+        """`topologies`: the ways to answer, `factorized` among them. `scope`: what questions may be about; None for
+        models that know the language. `on_answered` gets every question that was answered here, unless its texts must
+        not be kept.
         """
-        self._search, self._executor, self._roles = search, executor, roles
-        self._conductor, self._max_question_chars = conductor, max_question_chars
-        self._scope, self._then, self._topologies = scope, then, topologies
+        self._topologies, self._executor, self._roles = topologies, executor, roles
+        self._lifecycle, self._max_question_chars = lifecycle, max_question_chars
+        self._scope, self._on_answered = scope, on_answered
 
-    async def answer(self, question: str, terms: Terms, emit: Emit, topology: TopologyName = "factorized") -> Run:
+    async def answer(
+        self,
+        question: str,
+        options: RequestOptions,
+        on_event: OnEvent = lambda _event: None,
+        topology: TopologyName = "factorized",
+    ) -> Run:
         """Answer a question. The run's result is a `Trajectory`. Raises `BadConfig` for a topology that is not set
-        up, `UpstreamError` where nothing was found because something failed, and what `Conductor.conduct` raises.
+        up, `UpstreamError` where nothing was found because something failed, and what `RunLifecycle.open` raises.
         """
         question = self._readable("question", question)
-        chosen = None if topology == "factorized" else self._topology(topology)
-        self._check_prices(terms, chosen)
-
-        async def work(context: RunContext) -> Trajectory:
+        chosen = self._topology(topology)
+        self._check_prices(options, chosen.roles)
+        request = RunRequest("answer", question, question)
+        if topology != "factorized":
+            request = RunRequest("answer", question, (question, topology), settings=chosen.settings)
+        async with self._lifecycle.open(request, options, on_event) as run:
+            if isinstance(run, Run):
+                return run
+            draft = run.context.draft
             if self._scope and (outside := self._scope.outside(question)):
-                return Trajectory(_out_of_scope(outside), "out_of_scope", topology=topology)
-            found = await (chosen.loop if chosen else self._search).run(question, context)
-            if error := _in_the_way(found, context):
-                context.draft.result = msgspec.structs.replace(found, answer="")
-                raise error
-            return found
+                draft.result = Trajectory(_out_of_scope(outside), "out_of_scope", topology=topology)
+            else:
+                draft.result = found = await chosen.loop.run(question, run.context)
+                if error := _in_the_way(found, run.context):
+                    draft.result = msgspec.structs.replace(found, answer="")
+                    raise error
+        if not run.private:
+            self._on_answered(run.stored)
+        return run.stored
 
-        asked = Asked("answer", question, question)
-        if chosen:
-            asked = Asked("answer", question, (question, topology), settings=chosen.settings)
-        return await self._conductor.conduct(asked, terms, emit, work, self._then)
-
-    async def execute(self, sub_query: str, terms: Terms) -> Run:
+    async def execute(self, sub_query: str, options: RequestOptions) -> Run:
         """Work on one sub-query. The run's result is an `Execution`. Raises `UpstreamError` where something failed, and
-        what `Conductor.conduct` raises.
+        what `RunLifecycle.open` raises.
         """
         sub_query = self._readable("sub_query", sub_query)
-        self._check_prices(terms)
+        self._check_prices(options, self._roles)
         if self._scope and (outside := self._scope.outside(sub_query)):
             raise BadRequest(_out_of_scope(outside))
-
-        async def work(context: RunContext) -> Execution:
+        request = RunRequest("execute", sub_query, sub_query, answering_share=_REPORTING_SHARE)
+        async with self._lifecycle.open(request, options) as run:
+            if isinstance(run, Run):
+                return run
+            context = run.context
             execution = await self._executor.run(sub_query, 0, context)
             if execution.outcome == "budget_exhausted" and context.ledger.refusal is not None:
                 raise context.ledger.refusal
+            context.draft.result = execution
             if execution.failed and (error := context.failures.get(0)):
-                context.draft.result = execution
                 raise error
-            return execution
+        return run.stored
 
-        asked = Asked("execute", sub_query, sub_query, answering_share=_REPORTING_SHARE)
-        return await self._conductor.conduct(asked, terms, _ignore, work)
-
-    async def complete(self, request: CompletionRequest, terms: Terms, send: Send | None = None) -> Run:
-        """Continue a conversation with a role's model, passing each piece to `send`, if given, as it is written.
-        The run's result is a `Conversation`.
+    async def complete(
+        self, request: CompletionRequest, options: RequestOptions, on_delta: Callable[[Delta], None] | None = None
+    ) -> Run:
+        """Continue a conversation with a role's model, passing each piece to `on_delta`, if given, as it is written.
+        The run's result is a `Conversation`. Raises what `RunLifecycle.open` raises.
         """
         messages = request.messages
         if not messages or messages[-1].role == "assistant":
             raise BadRequest("messages must end with a message of role `user` or `system`.")
-        self._check_prices(terms)
-
-        async def work(context: RunContext) -> Conversation:
+        self._check_prices(options, self._roles)
+        async with self._lifecycle.open(RunRequest("complete", messages[-1].content, request), options) as run:
+            if isinstance(run, Run):
+                return run
+            context = run.context
             role = self._executor.role(context) if request.role == "execution" else self._roles[request.role]
-            role, until = role.limited(request.max_tokens), context.deadline
-            if send is None:
-                return Conversation(messages, (await role.ask(messages, request.stop, context.ledger, until=until),))
-            async with aclosing(role.stream(messages, request.stop, context.ledger, until=until)) as deltas:
-                return Conversation(messages, (await gather(deltas, send),))
-
-        return await self._conductor.conduct(Asked("complete", messages[-1].content, request), terms, _ignore, work)
+            role = role.limited(request.max_tokens)
+            if on_delta is None:
+                output = await role.ask(messages, request.stop, context.ledger, until=context.deadline)
+            else:
+                stream = role.stream(messages, request.stop, context.ledger, until=context.deadline)
+                async with aclosing(stream) as deltas:
+                    output = await gather(deltas, on_delta)
+            context.draft.result = Conversation(messages, (output,))
+        return run.stored
 
     async def probe(self, role: RoleName) -> None:
         """See by a call of a few tokens whether a role's model works, booked as any other. Raises as `complete`."""
         request = CompletionRequest(role, (Message("user", "Hello."),), (), _PROBE_TOKENS)
-        await self.complete(request, Terms(SHADOW, _PROBE_S))
+        await self.complete(request, RequestOptions(SHADOW, _PROBE_S))
 
     async def settled(self) -> None:
         """Wait until every run that has begun has ended and is stored."""
-        await self._conductor.settled()
+        await self._lifecycle.settled()
 
     def _topology(self, name: TopologyName) -> Topology:
         if name not in self._topologies:
             raise BadConfig(f"topology {name}: is not set up here; add [topologies.{name}] to the gateway's config.")
         return self._topologies[name]
 
-    def _check_prices(self, terms: Terms, topology: Topology | None = None) -> None:
-        """A limit in money needs prices. Raises `BadRequest`."""
-        roles = topology.roles if topology else self._roles
+    def _check_prices(self, options: RequestOptions, roles: Mapping[RoleName, Role]) -> None:
+        """Refuse a limit in money where a price is unknown. Raises `BadRequest`."""
         unpriced = [role.model.name for role in roles.values() if role.price is None]
-        if terms.budget.max_nano_usd is not None and unpriced:
+        if options.budget.max_nano_usd is not None and unpriced:
             raise BadRequest(
                 f'budget.max_cost_nano_usd: what {unpriced[0]} costs is not known; set [prices."{unpriced[0]}"] in the '
                 "config, or limit tokens instead."
@@ -185,7 +198,3 @@ def _in_the_way(found: Trajectory, context: RunContext) -> UpstreamError | None:
 
 def _out_of_scope(outside: Sequence[str]) -> str:
     return OUT_OF_SCOPE.format(words=", ".join(f'"{word}"' for word in outside[:5]))
-
-
-def _ignore(_event: object) -> None:
-    """Listen to nothing."""

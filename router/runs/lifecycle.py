@@ -1,12 +1,12 @@
-"""Every request becomes a run: on record before anything is spent, stored before anyone hears of its result."""
+"""The lifecycle of a run: on record before anything is spent, stored before anyone hears of its result."""
 
 import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 
 import msgspec
 import structlog
@@ -23,22 +23,18 @@ from router.search.context import ANSWERING_SHARE, RunContext, Sharing
 from router.trace.call import RoleName
 from router.trace.identity import LOCAL, Identity
 from router.trace.run import RoleSetting, Run, RunKind, RunStatus
-from router.trace.values import AnswerWritten, Emit, Event, Result, RunStarted, Trajectory
+from router.trace.values import AnswerWritten, Event, OnEvent, RunStarted, Trajectory
 
+_log = structlog.get_logger("gateway")
 _POLL_S = 0.2
 """How often a run of another process is looked at."""
+_STORING_SHARE, _LONGEST_STORING_S = 0.05, 0.5
+"""How much of a request's time is kept for storing the run and sending the answer."""
+_COUNTING_S = 0.25
+"""How long counting the tokens of cut streams may take."""
 
 
-async def ended_run(run_id: str, archive: Archive, live: LiveRuns, tenant: str | None = None) -> Run | None:
-    """The run once it has ended; None where it could not be stored. Raises `NotFound`."""
-    if here := live.find(run_id):
-        return await asyncio.shield(here.ended)
-    while (run := await archive.load(run_id, tenant)).status == "running":  # noqa: ASYNC110 - nobody here hears of it
-        await asyncio.sleep(_POLL_S)
-    return run
-
-
-class Terms(msgspec.Struct, frozen=True):
+class RequestOptions(msgspec.Struct, frozen=True):
     """Who asks, for how long, for how much, and whether it was asked before."""
 
     identity: Identity = LOCAL
@@ -47,36 +43,22 @@ class Terms(msgspec.Struct, frozen=True):
     request_id: str = ""
     """The client's name for the request, which makes a second one return the first one's answer; empty for none."""
     budget: Budget = UNLIMITED
-    fresh: bool = False
+    no_cache: bool = False
     """Whether every sub-query is to be worked on anew: no report of another run is used, nor any of this one by others.
     """
 
 
-_log = structlog.get_logger("gateway")
-
-_STORING_SHARE, _LONGEST_STORING_S = 0.05, 0.5
-"""How much of a request's time is kept for storing the run and sending the answer."""
-_COUNTING_S = 0.25
-"""How long counting what cut streams have spent may take."""
-Work = Callable[[RunContext], Awaitable[Result]]
-Then = Callable[[Run], None]
-
-
-def ignore_run(_run: Run) -> None:
-    """Do nothing more."""
-
-
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a run is for."""
+class RunRequest:
+    """The work that a run is for."""
 
     kind: RunKind
-    request: str
+    text: str
     """For people to read."""
     content: object
     """All that makes a request what it is; two that are equal ask the same."""
     settings: dict[RoleName, RoleSetting] | None = None
-    """What the roles are that work on it; None for the usual ones."""
+    """The roles that work on it; None for the usual ones."""
     answering_share: float = ANSWERING_SHARE
 
     @property
@@ -85,8 +67,43 @@ class Asked:
         return hashlib.sha256(msgspec.json.encode((self.kind, self.content))).hexdigest()
 
 
-class Conductor:
-    """Begins runs, works on them until their deadline, and stores them however they end."""
+@dataclass(slots=True)
+class OpenRun:
+    """A run under way."""
+
+    context: RunContext
+    start: RunStart
+    live: LiveRun
+    private: bool
+    """Whether its texts are left out of what is stored."""
+    settings: dict[RoleName, RoleSetting]
+    begun: float = field(default_factory=time.monotonic)
+    status: RunStatus = "finished"
+    failure: BaseException | None = None
+    ended: Run | None = None
+
+    @property
+    def stored(self) -> Run:
+        """The run as it is on record; only after its end."""
+        assert self.ended is not None, "the run has not ended"
+        return self.ended
+
+    @property
+    def last_events(self) -> tuple[Event, ...]:
+        """The events that are told only once the run is stored."""
+        result = self.context.draft.result
+        if self.status == "finished" and isinstance(result, Trajectory):
+            return (AnswerWritten(result.answer),)
+        return ()
+
+    @property
+    def error(self) -> str:
+        """Why it failed, for the operator."""
+        return f"{type(self.failure).__name__}: {self.failure}" if self.status == "failed" else ""
+
+
+class RunLifecycle:
+    """Begins runs, gives their work its deadline, and stores them however they end."""
 
     def __init__(
         self,
@@ -104,81 +121,78 @@ class Conductor:
         self._settings, self._timeout_s = settings, timeout_s
         self._admission, self._observer = admission or Admission(), observer or Observers()
 
-    async def conduct(self, asked: Asked, terms: Terms, emit: Emit, work: Work, then: Then = ignore_run) -> Run:
-        """The finished run, or the earlier one of the same `request_id`. `then` hears of one that has finished here,
-        unless its texts must not be kept. Raises what `work` raises, `OutOfTime`, `RunCancelled`, `BudgetExhausted`,
-        `RequestIdTaken`, `Overloaded` and `StoreFailed`.
+    @asynccontextmanager
+    async def open(
+        self, request: RunRequest, options: RequestOptions, on_event: OnEvent = lambda _event: None
+    ) -> AsyncIterator[OpenRun | Run]:
+        """Put a run on record and store it once the context is left; the work inside leaves its result in
+        `context.draft`. A request whose `request_id` was answered before yields the earlier run instead.
+
+        Raises what the work raises, `OutOfTime`, `RunCancelled`, `BudgetExhausted`, `RequestIdTaken`, `Overloaded` and
+        `StoreFailed`.
         """
-        tenant = terms.identity.books_on
-        if asked.kind == "shadow":  # it gives way to clients, and takes no place of theirs
+        shadow = request.kind == "shadow"
+        if shadow:  # it gives way to clients, and takes no place of theirs
             await self._admission.spare()
-            return await self._conduct(asked, terms, emit, work, then, times=self._times(terms))
-        times = self._times(terms)
-        async with _in_time(times.deadline):
-            await self._admission.enter(tenant)
-        try:
-            return await self._conduct(asked, terms, emit, work, then, times=times)
-        finally:
-            self._admission.leave(tenant)
+        now = asyncio.get_running_loop().time()
+        time_s = self._timeout_s if options.time_s is None else min(options.time_s, self._timeout_s)
+        ends_at = now + time_s
+        deadline = ends_at - min(_LONGEST_STORING_S, time_s * _STORING_SHARE)
+        tenant = options.identity.books_on
+        async with nullcontext() if shadow else self._place(tenant, deadline):
+            start = RunStart(
+                id=f"run-{secrets.token_hex(8)}",
+                kind=request.kind,
+                tenant=tenant,
+                key_id=options.identity.key_id,
+                request_id=options.request_id,
+                request=request.text,
+                fingerprint=request.fingerprint if options.request_id else "",
+                started_at=time.time(),
+            )
+            async with _in_time(deadline):
+                began = await self._begin(start)
+            if isinstance(began, Run):
+                for event in began.events:
+                    on_event(event)
+                yield began
+                return
+            with self._live.running(start.id, start.kind, start.tenant, on_event) as live:
+                self._observer.run_began()
+                live.on_event(RunStarted(start.id))
+                ledger = Ledger(
+                    start.id,
+                    tenant,
+                    self._journal,
+                    Allowance(options.budget),
+                    limited=began.limited,
+                    shadow=shadow,
+                )
+                context = RunContext.lasting(
+                    deadline - asyncio.get_running_loop().time(),
+                    live.on_event,
+                    ledger,
+                    answering_share=request.answering_share,
+                    sharing=_sharing(request, options, began),
+                )
+                run = OpenRun(context, start, live, began.redact, request.settings or self._settings)
+                async with self._stored_at_the_end(run, ends_at):
+                    yield run
+            for event in run.last_events:
+                on_event(event)
 
     async def settled(self) -> None:
         """Wait until every run that has begun has ended and is stored."""
         await self._live.ended()
 
-    def _times(self, terms: Terms) -> "_Times":
-        allowed = self._timeout_s if terms.time_s is None else min(terms.time_s, self._timeout_s)
-        end = asyncio.get_running_loop().time() + allowed
-        return _Times(end - min(_LONGEST_STORING_S, allowed * _STORING_SHARE), end)
-
-    async def _conduct(self, asked: Asked, terms: Terms, emit: Emit, work: Work, then: Then, *, times: "_Times") -> Run:
-        start = RunStart(
-            id=f"run-{secrets.token_hex(8)}",
-            kind=asked.kind,
-            tenant=terms.identity.books_on,
-            key_id=terms.identity.key_id,
-            request_id=terms.request_id,
-            request=asked.request,
-            fingerprint=asked.fingerprint if terms.request_id else "",
-            started_at=time.time(),
-        )
-        async with _in_time(times.deadline):
-            began = await self._begin(start)
-        if isinstance(began, Run):
-            for event in began.events:
-                emit(event)
-            return began
-        ledger = Ledger(
-            start.id,
-            start.tenant,
-            self._journal,
-            Allowance(terms.budget),
-            limited=began.limited,
-            shadow=start.kind == "shadow",
-        )
-        with self._live.running(start.id, start.kind, start.tenant) as live:
-
-            def tell(event: Event) -> None:
-                live.tell(event)
-                emit(event)
-
-            self._observer.run_began()
-            tell(RunStarted(start.id))
-            time_s = times.deadline - asyncio.get_running_loop().time()
-            context = RunContext.lasting(
-                time_s,
-                tell,
-                ledger,
-                answering_share=asked.answering_share,
-                sharing=_sharing(asked, terms, began),
-            )
-            run = await self._run(
-                start, context, live, work, _Kept(began.redact, asked.settings or self._settings), until=times.end
-            )
-        for event in _last_events(run.result):
-            emit(event)
-        if not began.redact:
-            then(run)
-        return run
+    @asynccontextmanager
+    async def _place(self, tenant: str, deadline: float) -> AsyncIterator[None]:
+        async with _in_time(deadline):
+            await self._admission.enter(tenant)
+        try:
+            yield
+        finally:
+            self._admission.leave(tenant)
 
     async def _begin(self, start: RunStart) -> Began | Run:
         """Put the run on record, or find the earlier one, whose end is waited for."""
@@ -205,104 +219,72 @@ class Conductor:
                 )
             return run
 
-    async def _run(
-        self, start: RunStart, context: RunContext, live: LiveRun, work: Work, kept: "_Kept", *, until: float
-    ) -> Run:
-        """Do the work under its deadline and store the run, however it ends; the store is waited for `until` then."""
-        begun = time.monotonic()
-        failure: BaseException | None = None
-        result: Result | None = None
-        status: RunStatus = "finished"
+    @asynccontextmanager
+    async def _stored_at_the_end(self, run: OpenRun, ends_at: float) -> AsyncIterator[None]:
+        """Store the run, however its work ends; the store is waited for until `ends_at`."""
         try:
-            async with asyncio.timeout_at(context.deadline):
-                result = await work(context)
+            async with asyncio.timeout_at(run.context.deadline):
+                yield
         except TimeoutError:
-            status, failure = "failed", OutOfTime(f"Time ran out (run {start.id}); allow a longer deadline.")
+            run.status = "failed"
+            run.failure = OutOfTime(f"Time ran out (run {run.start.id}); allow a longer deadline.")
         except asyncio.CancelledError as cancelled:
-            status, failure = "cancelled", live.why(cancelled)
+            run.status, run.failure = "cancelled", run.live.reason(cancelled)
         except Exception as error:
-            status, failure = "failed", error
-        ending = self._end(start, context, live, _Ended(status, result, failure, begun, kept))
+            run.status, run.failure = "failed", error
         try:
-            run = await live.to_the_end(ending, until)
+            run.ended = await run.live.until_ended(self._store(run), ends_at)
         except TimeoutError:
-            raise failure or OutOfTime(f"Time ran out while run {start.id} was stored; look there later.") from None
+            late = OutOfTime(f"Time ran out while run {run.start.id} was stored; look there later.")
+            raise run.failure or late from None
         except StoreFailed:
-            if isinstance(failure, asyncio.CancelledError):  # nobody is left to hear of it
-                raise failure from None
+            if isinstance(run.failure, asyncio.CancelledError):  # nobody is left to hear of it
+                raise run.failure from None
             raise
-        if failure is not None:
-            raise failure
-        return run
+        if run.failure is not None:
+            raise run.failure
 
-    async def _end(self, start: RunStart, context: RunContext, live: LiveRun, ended: "_Ended") -> Run:
-        """Store the run."""
-        await context.ledger.close(_COUNTING_S)
-        result = context.draft.result if ended.result is None else ended.result
-        run = Run(
+    async def _store(self, run: OpenRun) -> Run:
+        await run.context.ledger.close(_COUNTING_S)
+        start = run.start
+        stored = Run(
             id=start.id,
             kind=start.kind,
             request=start.request,
-            status=ended.status,
-            error=ended.error,
-            result=result,
-            settings=ended.kept.settings,
-            calls=context.ledger.calls,
+            status=run.status,
+            error=run.error,
+            result=run.context.draft.result,
+            settings=run.settings,
+            calls=run.context.ledger.calls,
             started_at=start.started_at,
-            duration_s=time.monotonic() - ended.begun,
+            duration_s=time.monotonic() - run.begun,
             tenant=start.tenant,
             request_id=start.request_id,
-            events=(*live.events, *_last_events(ended.result)),
+            events=(*run.live.events, *run.last_events),
         )
         try:
-            await self._journal.finish(run)
+            await self._journal.finish(stored)
         finally:
-            self._observer.run_ended(run, private=ended.kept.private)
-        live.end(run)
+            self._observer.run_ended(stored, private=run.private)
+        run.live.end(stored)
         _log.info(
             "run.stored",
-            run_id=run.id,
-            kind=run.kind,
-            status=run.status,
-            calls=len(run.calls),
-            duration_s=round(run.duration_s, 3),
+            run_id=stored.id,
+            kind=stored.kind,
+            status=stored.status,
+            calls=len(stored.calls),
+            duration_s=round(stored.duration_s, 3),
         )
-        return run
+        return stored
 
 
-@dataclass(frozen=True, slots=True)
-class _Times:
-    """Of a request, in the event loop's time."""
-
-    deadline: float
-    """When the work has to be done."""
-    end: float
-    """When whoever asked has to hear of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """What is to be known of a run whatever comes of it."""
-
-    private: bool
-    """Whether its texts are left out."""
-    settings: dict[RoleName, RoleSetting]
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """How the work ended."""
-
-    status: RunStatus
-    result: Result | None
-    failure: BaseException | None
-    begun: float
-    kept: "_Kept"
-
-    @property
-    def error(self) -> str:
-        """For the operator."""
-        return f"{type(self.failure).__name__}: {self.failure}" if self.status == "failed" else ""
+async def ended_run(run_id: str, archive: Archive, live: LiveRuns, tenant: str | None = None) -> Run | None:
+    """Return the run once it has ended; None where it could not be stored. Raises `NotFound`."""
+    if here := live.find(run_id):
+        return await asyncio.shield(here.ended)
+    while (run := await archive.load(run_id, tenant)).status == "running":  # noqa: ASYNC110 - nobody here hears of it
+        await asyncio.sleep(_POLL_S)
+    return run
 
 
 @asynccontextmanager
@@ -314,13 +296,8 @@ async def _in_time(deadline: float) -> AsyncIterator[None]:
         raise OutOfTime("Time ran out before anything began; allow a longer deadline.") from None
 
 
-def _sharing(asked: Asked, terms: Terms, began: Began) -> Sharing:
-    """What nobody may train on must not stand in other tenants' runs either."""
-    if terms.fresh or began.redact or asked.kind == "shadow":
+def _sharing(request: RunRequest, options: RequestOptions, began: Began) -> Sharing:
+    """Tell who may use the run's reports: what nobody may train on must not stand in other tenants' runs either."""
+    if options.no_cache or began.redact or request.kind == "shadow":
         return "nobody"
     return "everybody" if began.training else "tenant"
-
-
-def _last_events(result: Result | None) -> tuple[Event, ...]:
-    """What is told only once the run is stored."""
-    return (AnswerWritten(result.answer),) if isinstance(result, Trajectory) else ()

@@ -9,7 +9,7 @@ import structlog
 
 from router.errors import RunCancelled
 from router.trace.run import Run, RunKind
-from router.trace.values import Event
+from router.trace.values import Event, OnEvent
 
 _log = structlog.get_logger("gateway")
 
@@ -19,9 +19,9 @@ Value = TypeVar("Value")
 class LiveRun:
     """A run under way: what has happened so far, who works on it, and what it comes to."""
 
-    def __init__(self, run_id: str, kind: RunKind, tenant: str, task: asyncio.Task[Any]) -> None:
-        """`task`: who works on it."""
-        self.run_id, self.kind, self.tenant = run_id, kind, tenant
+    def __init__(self, run_id: str, kind: RunKind, tenant: str, task: asyncio.Task[Any], on_event: OnEvent) -> None:
+        """`task`: the one that works on it. `on_event`: hears of its events beside those who watch."""
+        self.run_id, self.kind, self.tenant, self._on_event = run_id, kind, tenant, on_event
         self.events: list[Event] = []
         self.ended: asyncio.Future[Run | None] = asyncio.get_running_loop().create_future()
         """The stored run; None where it could not be stored."""
@@ -29,10 +29,11 @@ class LiveRun:
         self._ending: asyncio.Future[Any] | None = None
         self._news = asyncio.Event()
 
-    def tell(self, event: Event) -> None:
-        """Note what happened."""
+    def on_event(self, event: Event) -> None:
+        """Note what happened, and pass it on."""
         self.events.append(event)
         self._wake()
+        self._on_event(event)
 
     def end(self, run: Run | None) -> None:
         """It is over."""
@@ -46,16 +47,16 @@ class LiveRun:
             self._cancelled = True
             self._task.cancel()
 
-    def why(self, cancelled: asyncio.CancelledError) -> BaseException:
-        """What whoever waits for it is to hear of its being cancelled: nothing, if it was they who did it."""
+    def reason(self, cancelled: asyncio.CancelledError) -> BaseException:
+        """Return the error for those who wait for it: `cancelled` itself where it was they who left."""
         if not self._cancelled:
             return cancelled
         self._task.uncancel()
         return RunCancelled(f"Run {self.run_id} was cancelled.")
 
-    async def to_the_end(self, ending: Coroutine[Any, Any, Value], until: float) -> Value:
-        """What `ending` comes to, however often the task is cancelled meanwhile. Raises `TimeoutError` at `until`, in
-        the event loop's time; `ending` goes on, and only then is the run over.
+    async def until_ended(self, ending: Coroutine[Any, Any, Value], until: float) -> Value:
+        """Return what `ending` comes to, however often the task is cancelled meanwhile. Raises `TimeoutError` at
+        `until`, in the event loop's time; `ending` goes on, and only then is the run over.
         """
         self._ending = future = asyncio.ensure_future(ending)
         loop, cancelled = asyncio.get_running_loop(), None
@@ -64,23 +65,23 @@ class LiveRun:
                 await asyncio.wait([future], timeout=left_s)  # unlike awaiting the future, this never cancels it
             except asyncio.CancelledError as error:
                 cancelled = error
-        if cancelled is not None and self.why(cancelled) is cancelled:
+        if cancelled is not None and self.reason(cancelled) is cancelled:
             raise cancelled
         if not future.done():
             raise TimeoutError
         return future.result()
 
-    def when_over(self, then: Callable[[], None]) -> None:
-        """Call `then` now, or else once its end, which nobody waits for any more, is stored or cannot be."""
+    def when_over(self, call: Callable[[], None]) -> None:
+        """Call `call` now, or else once its end, which nobody waits for any more, is stored or cannot be."""
 
         def ended(ending: asyncio.Future[Any]) -> None:
             error = None if ending.cancelled() else ending.exception()
             if error is not None:
                 _log.error("run.not_stored", run_id=self.run_id, error=f"{type(error).__name__}: {error}")
-            then()
+            call()
 
         if self._ending is None or self._ending.done():
-            then()
+            call()
         else:
             self._ending.add_done_callback(ended)
 
@@ -107,11 +108,13 @@ class LiveRuns:
         self._runs: dict[str, LiveRun] = {}
 
     @contextmanager
-    def running(self, run_id: str, kind: RunKind, tenant: str) -> Iterator[LiveRun]:
+    def running(
+        self, run_id: str, kind: RunKind, tenant: str, on_event: OnEvent = lambda _event: None
+    ) -> Iterator[LiveRun]:
         """A run that the current task works on while this is open."""
         task = asyncio.current_task()
         assert task is not None
-        live = self._runs[run_id] = LiveRun(run_id, kind, tenant, task)
+        live = self._runs[run_id] = LiveRun(run_id, kind, tenant, task, on_event)
         try:
             yield live
         finally:

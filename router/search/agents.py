@@ -107,7 +107,7 @@ class Agent:
                 work.shown.documents(found, last=not self._may_search(work, 1))
                 work.corrected = False
                 titles = tuple(passage.title for passage in shown)
-                context.emit(SearchDone(-1 if index is None else index, turn.query, titles))
+                context.on_event(SearchDone(-1 if index is None else index, turn.query, titles))
             case Search():
                 work.correct(self.form.no_searches)
             case _:
@@ -207,8 +207,8 @@ class SingleAgent:
     def __init__(
         self, role: Role, retriever: Retriever | None, limits: ExecutorLimits, *, require_evidence: bool = True
     ) -> None:
-        """`require_evidence`: as for `Search`; where no passage was found, the answer is `NOT_FOUND`. Without a
-        retriever, nothing is required.
+        """`require_evidence`: as for `FactorizedSearch`; where no passage was found, the answer is `NOT_FOUND`. Without
+        a retriever, nothing is required.
         """
         self._agent = Agent(role, retriever, limits, SINGLE_AGENT)
         self._searches, self._require_evidence = retriever is not None, require_evidence and retriever is not None

@@ -1,4 +1,4 @@
-"""What one run carries along."""
+"""The context of one run: ledger, listener, clock."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Literal
 
 from router.errors import UpstreamError
 from router.ledger.ledger import Ledger
-from router.trace.values import Emit, Execution, Result
+from router.trace.values import Execution, OnEvent, Result
 
 Sharing = Literal["nobody", "tenant", "everybody"]
 ANSWERING_SHARE = 0.2
@@ -15,7 +15,7 @@ ANSWERING_SHARE = 0.2
 
 @dataclass(slots=True)
 class Draft:
-    """What is to be stored of a run that does not reach its end."""
+    """The result of a run as far as it has come: what is stored however it ends."""
 
     result: Result | None = None
 
@@ -24,7 +24,7 @@ class Draft:
 class RunContext:
     """The ledger, the listener and the clock of one run."""
 
-    emit: Emit
+    on_event: OnEvent
     deadline: float
     """When the answer is due, in the event loop's time."""
     search_deadline: float
@@ -44,7 +44,7 @@ class RunContext:
     def lasting(
         cls,
         time_s: float,
-        emit: Emit,
+        on_event: OnEvent,
         ledger: Ledger,
         *,
         answering_share: float = ANSWERING_SHARE,
@@ -52,4 +52,4 @@ class RunContext:
     ) -> "RunContext":
         """A run that begins now and may take `time_s` seconds."""
         now = asyncio.get_running_loop().time()
-        return cls(emit, now + time_s, now + time_s * (1 - answering_share), ledger, sharing=sharing)
+        return cls(on_event, now + time_s, now + time_s * (1 - answering_share), ledger, sharing=sharing)

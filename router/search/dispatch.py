@@ -23,7 +23,7 @@ class Dispatching:
     ) -> None:
         """`number`: of the round, from 1. `first`: of its first sub-query in the run. Executors work in `group`."""
         self._executor, self._number, self._first, self._group = executor, number, first, group
-        self._outer, self._context = context, replace(context, emit=self._emit)
+        self._outer, self._context = context, replace(context, on_event=self._on_event)
         self._texts: list[str] = []
         self._tasks: list[asyncio.Task[Execution]] = []
         self._unheard: list[SearchDone | Reported] = []
@@ -57,10 +57,10 @@ class Dispatching:
         """Work on these, the block; the executions in their order."""
         await self.drop(agreeing(self._texts, sub_queries))
         for index, sub_query in enumerate(sub_queries, self._first):
-            self._outer.emit(SubQueryDispatched(index, self._number, sub_query))
+            self._outer.on_event(SubQueryDispatched(index, self._number, sub_query))
         self._decided.set()
         for event in self._unheard:
-            self._outer.emit(event)
+            self._outer.on_event(event)
         for sub_query in sub_queries[len(self._texts) :]:
             self._start(sub_query)
         return [await task for task in self._tasks]
@@ -78,12 +78,12 @@ class Dispatching:
             self._outer.ledger.waste(index)
             await self._decided.wait()
             execution = await self._executor.run(sub_query, index, self._context)
-        self._emit(Reported(index, execution))
+        self._on_event(Reported(index, execution))
         return execution
 
-    def _emit(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if self._decided.is_set():
-            self._outer.emit(event)
+            self._outer.on_event(event)
         elif isinstance(event, SearchDone | Reported):
             self._unheard.append(event)
 

@@ -196,7 +196,7 @@ class Executor:
                 passages = tuple(passage.within(self._limits.passage_chars) for passage in found_passages)
                 found = SearchRecord(query, passages, ignored)
                 run.shown.documents(found, last=not self._may_search(searches + 1, turn + 1))
-                context.emit(SearchDone(index, query, tuple(passage.title for passage in passages)))
+                context.on_event(SearchDone(index, query, tuple(passage.title for passage in passages)))
             case ReportTurn(report) if searches:
                 run.report = report.within(self._limits.report_chars)
             case Search():

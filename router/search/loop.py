@@ -23,7 +23,7 @@ from router.trace.run import RoleSetting
 from router.trace.values import NOT_FOUND, AnswerOutcome, Execution, RoundStarted, TopologyName, Trajectory
 
 
-class Search:
+class FactorizedSearch:
     """Answers questions with three roles that share nothing but reports; any number of questions at once."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Search:
         try:
             await self._hold(question, found, (), context)
             for number in range(len(found.rounds) + 1, self._max_rounds + 1):
-                context.emit(RoundStarted(number))
+                context.on_event(RoundStarted(number))
                 async with dispatching(self._executor, number, len(found.executions), context) as work:
                     decision, found = await self._decide(found, work, context)
                     if not isinstance(decision, Dispatch):
@@ -166,7 +166,7 @@ def _has_evidence(executions: Sequence[Execution]) -> bool:
     return any(execution.report.evidence for execution in executions)
 
 
-class Answers(Protocol):
+class Loop(Protocol):
     """A way to the answer of a question."""
 
     async def run(self, question: str, context: RunContext) -> Trajectory:
@@ -175,9 +175,9 @@ class Answers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A way to answer, with everybody who works on it."""
+    """A way to answer, with the roles that work on it."""
 
-    loop: Answers
+    loop: Loop
     roles: Mapping[RoleName, Role]
     """Without the versions of the executor."""
 

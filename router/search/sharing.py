@@ -213,7 +213,7 @@ def _given(shared: _Shared, sub_query: str, index: int, context: RunContext) -> 
 
 def _tell(searches: Sequence[SearchRecord], index: int, context: RunContext) -> None:
     for search in searches:
-        context.emit(SearchDone(index, search.query, tuple(passage.title for passage in search.passages)))
+        context.on_event(SearchDone(index, search.query, tuple(passage.title for passage in search.passages)))
 
 
 def _names(payers: Sequence[_Payer], context: RunContext) -> tuple[str, ...]:

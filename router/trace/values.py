@@ -106,7 +106,7 @@ class AnswerWritten(msgspec.Struct, frozen=True, tag=True):
 
 
 Event = RunStarted | RoundStarted | SubQueryDispatched | SearchDone | Reported | AnswerWritten
-Emit = Callable[[Event], None]
+OnEvent = Callable[[Event], None]
 
 
 def brief(events: Iterable[Event]) -> tuple[Event, ...]:

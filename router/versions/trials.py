@@ -7,17 +7,15 @@ from collections.abc import Awaitable, Callable, Iterable
 import structlog
 
 from router.errors import ContextTooLong, OutOfTime, RolegateError, StoreFailed
-from router.ledger.ledger import Ledger
 from router.runs.archive import Archive
-from router.runs.lifecycle import Asked, Conductor, Terms
+from router.runs.lifecycle import OpenRun, RequestOptions, RunLifecycle, RunRequest
 from router.runs.live import meanwhile
-from router.search.context import RunContext
 from router.search.executor import Executes
-from router.search.loop import Search
+from router.search.loop import FactorizedSearch
 from router.trace.call import Call
 from router.trace.identity import SHADOW
 from router.trace.run import Feedback, Run
-from router.trace.values import Event, Trajectory
+from router.trace.values import Trajectory
 from router.versions.book import Side, Trial, VersionBook, judge
 from router.versions.routing import Executors
 
@@ -37,15 +35,15 @@ class Trials:
     def __init__(
         self,
         executors: Executors,
-        search: Callable[[Executes], Search],
+        search: Callable[[Executes], FactorizedSearch],
         *,
-        conductor: Conductor,
+        lifecycle: RunLifecycle,
         book: VersionBook,
         archive: Archive,
         review: Callable[[], Awaitable[object]],
     ) -> None:
         """`search`: the search loop with an executor. `review`: looks at what trials have shown, and decides."""
-        self._executors, self._search, self._conductor = executors, search, conductor
+        self._executors, self._search, self._lifecycle = executors, search, lifecycle
         self._book, self._archive, self._review = book, archive, review
         self._waiting: asyncio.Queue[Run] = asyncio.Queue(_WAITING)
         self._news = asyncio.Event()
@@ -118,20 +116,18 @@ class Trials:
     async def _beside(self, run: Run, version: str) -> Side | None:
         """What comes of the run with another version, in a run of its own; None where that tells nothing of it."""
         assert isinstance(run.result, Trajectory)
-        found, search = run.result, self._search(self._executors.of(version))
-        ledger: Ledger | None = None
-
-        async def work(context: RunContext) -> Trajectory:
-            nonlocal ledger
-            ledger = context.ledger
-            return await search.again(run.request, found, context)
-
+        search, opened = self._search(self._executors.of(version)), None
+        request = RunRequest("shadow", run.request, run.id)
         try:
-            tried = await self._conductor.conduct(Asked("shadow", run.request, run.id), Terms(SHADOW), _ignore, work)
+            async with self._lifecycle.open(request, RequestOptions(SHADOW)) as trial:
+                assert isinstance(trial, OpenRun)
+                opened = trial
+                trial.context.draft.result = await search.again(run.request, run.result, trial.context)
         except (ContextTooLong, OutOfTime):
-            if ledger is None:
+            if opened is None:
                 raise
-            return Side("", True, _tokens(ledger.calls))
+            return Side("", True, _tokens(opened.context.ledger.calls))
+        tried = trial.stored
         return None if _spoiled(tried) else _side(tried.result, tried.calls, version)
 
     async def _judge(self, trial: Trial, feedback: Feedback) -> None:
@@ -178,7 +174,3 @@ def _side(result: object, calls: Iterable[Call], version: str | None) -> Side:
 
 def _tokens(calls: Iterable[Call]) -> int:
     return sum(call.usage.total_tokens for call in calls if call.role == "execution" and call.usage)
-
-
-def _ignore(_event: Event) -> None:
-    """Listen to nothing."""

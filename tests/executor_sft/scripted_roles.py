@@ -18,7 +18,7 @@ from router.protocol.evidence import Passage
 from router.search.answerer import Answerer, Judge
 from router.search.delegator import Delegator
 from router.search.executor import Executor, ExecutorLimits
-from router.search.loop import Search
+from router.search.loop import FactorizedSearch
 from router.trace.call import RoleName
 from tests.router.deployment import STOP, block, lasting, report
 
@@ -117,7 +117,7 @@ class ScriptedRoles:
 
         limits, page = ExecutorLimits(), OnePage()
         teacher = role("execution", self.teacher)
-        search = Search(
+        search = FactorizedSearch(
             Delegator(role("delegation", self.backbone)),
             Executor(teacher, page, limits),
             Answerer(role("answer", self.answerer)),

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -16,13 +16,13 @@ from router.protocol.scope import Scope
 from router.runs.admission import Admission
 from router.runs.archive import ExportedRun, RunFilter, RunPage, RunSummary
 from router.runs.gateway import Gateway
-from router.runs.lifecycle import Conductor, Then, ignore_run
+from router.runs.lifecycle import RunLifecycle
 from router.runs.live import LiveRuns
 from router.search.answerer import Answerer
 from router.search.context import RunContext
 from router.search.delegator import Delegator
 from router.search.executor import Executes, Executor, ExecutorLimits
-from router.search.loop import Search, Topology
+from router.search.loop import FactorizedSearch, Topology
 from router.search.retrieval import FixedRetriever, Retriever
 from router.trace.call import Call, RoleName
 from router.trace.run import Feedback, RoleSetting, Run, RunStatus
@@ -91,10 +91,10 @@ class Deployment:
         early_dispatch: bool = True,
         executor: Executes | None = None,
         topology: TopologyName = "factorized",
-    ) -> Search:
+    ) -> FactorizedSearch:
         """The search loop."""
         roles = self.roles()
-        return Search(
+        return FactorizedSearch(
             Delegator(roles["delegation"], max_sub_queries),
             executor or Executor(roles["execution"], self.retriever, ExecutorLimits()),
             Answerer(roles["answer"]),
@@ -112,7 +112,7 @@ class Deployment:
         timeout_s: float = 120.0,
         scope: Scope | None = None,
         live: LiveRuns | None = None,
-        then: Then = ignore_run,
+        on_answered: Callable[[Run], None] = lambda _run: None,
         admission: Admission | None = None,
         topologies: Mapping[TopologyName, Topology] = {},
     ) -> Gateway:
@@ -120,14 +120,13 @@ class Deployment:
         roles, store = self.roles(), store or Kept()
         settings = {name: RoleSetting(role.model.name, "0" * 64) for name, role in roles.items()}
         return Gateway(
-            search=self.search(),
+            topologies={"factorized": Topology(self.search(), roles), **topologies},
             executor=Executor(roles["execution"], self.retriever, ExecutorLimits()),
             roles=roles,
-            conductor=Conductor(store, store, live or LiveRuns(), settings, timeout_s, admission=admission),
+            lifecycle=RunLifecycle(store, store, live or LiveRuns(), settings, timeout_s, admission=admission),
             max_question_chars=max_question_chars,
             scope=scope,
-            then=then,
-            topologies=topologies,
+            on_answered=on_answered,
         )
 
 

@@ -35,10 +35,11 @@ from router.ledger.reconciliation import Reconciler
 from router.models.model import Prompt, ScriptedModel
 from router.protocol.evidence import Passage
 from router.runs.gateway import Gateway
-from router.runs.lifecycle import Conductor
+from router.runs.lifecycle import RunLifecycle
 from router.runs.live import LiveRuns
 from router.runs.queries import Runs
 from router.search.executor import Executor, ExecutorLimits
+from router.search.loop import Topology
 from router.search.sharing import SharedExecutor
 from router.store.accounts import SQLAccounts
 from router.store.archive import SQLArchive
@@ -145,10 +146,10 @@ async def _opened(stack: AsyncExitStack, folder: Path) -> World:
     one = Executor(roles["execution"], retriever, ExecutorLimits())
     executor = SharedExecutor(Executors(lambda _version: one, "", _traffic, _load), lambda: "the index")
     gateway = Gateway(
-        search=new_search(SearchConfig(), roles, executor),
+        topologies={"factorized": Topology(new_search(SearchConfig(), roles, executor), roles)},
         executor=executor,
         roles=roles,
-        conductor=Conductor(journal, archive, live, settings, 60.0),
+        lifecycle=RunLifecycle(journal, archive, live, settings, 60.0),
     )
     accounts = SQLAccounts(database)
     callers: list[Caller] = []

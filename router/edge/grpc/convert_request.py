@@ -13,7 +13,7 @@ from router.errors import BadRequest
 from router.ledger.budget import Budget
 from router.models.model import Message
 from router.runs.gateway import CompletionRequest
-from router.runs.lifecycle import Terms
+from router.runs.lifecycle import RequestOptions
 from router.trace.call import RoleName
 from router.trace.values import TopologyName
 
@@ -36,15 +36,15 @@ TOPOLOGIES: dict[int, TopologyName] = {
 Request = answer_pb.AnswerRequest | answer_pb.StreamAnswerRequest | execution_pb.ExecuteRequest | _Completion
 
 
-def terms_from_proto(request: Request, context: Any) -> Terms:
-    """On which terms the call that is being served is made. Raises `BadRequest` for what cannot be used."""
+def options_from_proto(request: Request, context: Any) -> RequestOptions:
+    """On which options the call that is being served is made. Raises `BadRequest` for what cannot be used."""
     request_id = request.request_id
     if len(request_id) > _LONGEST_REQUEST_ID:
         raise BadRequest(f"request_id has {len(request_id)} characters; at most {_LONGEST_REQUEST_ID} are allowed.")
     if not request_id.isprintable():
         raise BadRequest(f"request_id is {request_id!r}; use printable characters alone, such as a UUID's.")
-    fresh = not isinstance(request, _Completion) and request.fresh
-    return Terms(caller(), context.time_remaining(), request_id, _budget(request.budget), fresh)
+    no_cache = not isinstance(request, _Completion) and request.fresh
+    return RequestOptions(caller(), context.time_remaining(), request_id, _budget(request.budget), no_cache)
 
 
 def topology_from_proto(request: answer_pb.AnswerRequest | answer_pb.StreamAnswerRequest) -> TopologyName:

@@ -18,7 +18,7 @@ from rolegate.v1 import usage_service_pb2 as usage_pb
 from rolegate.v1 import usage_service_pb2_grpc as usage_pb_grpc
 
 from router.edge.grpc.convert import answer_to_proto, event_to_proto, execution_to_proto, last_events_to_proto
-from router.edge.grpc.convert_request import completion_from_proto, terms_from_proto, topology_from_proto
+from router.edge.grpc.convert_request import completion_from_proto, options_from_proto, topology_from_proto
 from router.edge.grpc.convert_run import (
     as_seen_by,
     decision_to_proto,
@@ -60,18 +60,18 @@ class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):
 
     async def Answer(self, request: answer_pb.AnswerRequest, context: Any) -> answer_pb.AnswerResponse:
         """Answer one question."""
-        terms, topology = terms_from_proto(request, context), topology_from_proto(request)
-        run = await self._gateway.answer(request.question, terms, lambda _event: None, topology)
+        options, topology = options_from_proto(request, context), topology_from_proto(request)
+        run = await self._gateway.answer(request.question, options, lambda _event: None, topology)
         return await answer_to_proto(run)
 
     async def StreamAnswer(
         self, request: answer_pb.StreamAnswerRequest, context: Any
     ) -> AsyncIterator[answer_pb.StreamAnswerResponse]:
         """Answer one question, telling what happens."""
-        terms, topology = terms_from_proto(request, context), topology_from_proto(request)
+        options, topology = options_from_proto(request, context), topology_from_proto(request)
         number = 1
         async with Running[Event, Run](
-            lambda tell: self._gateway.answer(request.question, terms, tell, topology)
+            lambda tell: self._gateway.answer(request.question, options, tell, topology)
         ) as running:
             async for event in running:
                 yield event_to_proto(number, event)
@@ -92,7 +92,7 @@ class CompletionServicer(completion_pb_grpc.CompletionServiceServicer):
 
     async def Complete(self, request: completion_pb.CompleteRequest, context: Any) -> completion_pb.CompleteResponse:
         """Call the model of a role."""
-        run = await self._gateway.complete(completion_from_proto(request), terms_from_proto(request, context))
+        run = await self._gateway.complete(completion_from_proto(request), options_from_proto(request, context))
         output = _output(run)
         return completion_pb.CompleteResponse(
             text=output.text,
@@ -106,9 +106,9 @@ class CompletionServicer(completion_pb_grpc.CompletionServiceServicer):
         self, request: completion_pb.StreamCompleteRequest, context: Any
     ) -> AsyncIterator[completion_pb.StreamCompleteResponse]:
         """Call the model of a role and pass on what it writes."""
-        asked, terms = completion_from_proto(request), terms_from_proto(request, context)
+        asked, options = completion_from_proto(request), options_from_proto(request, context)
         told = False
-        async with Running[Delta, Run](lambda tell: self._gateway.complete(asked, terms, tell), merged) as running:
+        async with Running[Delta, Run](lambda tell: self._gateway.complete(asked, options, tell), merged) as running:
             async for delta in running:
                 if delta.text or delta.reasoning:
                     told = True
@@ -149,7 +149,7 @@ class ExecutionServicer(execution_pb_grpc.ExecutionServiceServicer):
 
     async def Execute(self, request: execution_pb.ExecuteRequest, context: Any) -> execution_pb.ExecuteResponse:
         """Search for one sub-query and report."""
-        run = await self._gateway.execute(request.sub_query, terms_from_proto(request, context))
+        run = await self._gateway.execute(request.sub_query, options_from_proto(request, context))
         assert isinstance(run.result, Execution)
         return execution_pb.ExecuteResponse(
             run_id=run.id, result=execution_to_proto(run.result), usage=usage_to_proto(run.calls)

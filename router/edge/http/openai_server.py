@@ -27,10 +27,10 @@ from router.edge.rendering import event_line
 from router.edge.status import CALLER, caller, logged_status, reason_of, retry_after_s
 from router.errors import JSON_ERRORS, BadRequest
 from router.runs.gateway import Gateway
-from router.runs.lifecycle import Terms
+from router.runs.lifecycle import RequestOptions
 from router.runs.observers import Observer
 from router.trace.run import Run
-from router.trace.values import Emit, Event
+from router.trace.values import Event, OnEvent
 
 HTTP_STATUS = {
     code_pb2.INVALID_ARGUMENT: 400,
@@ -91,7 +91,7 @@ MAX_BODY_BYTES = 1 << 20
 ANSWERING, EXECUTING = "rolegate", "rolegate-executor"
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
-Work = Callable[[Emit], Coroutine[Any, Any, Run]]
+Work = Callable[[OnEvent], Coroutine[Any, Any, Run]]
 
 
 def openai_app(
@@ -146,16 +146,16 @@ def openai_app(
 
 
 def _work(gateway: Gateway, asked: ChatRequest) -> Work:
-    question, terms = asked.question, Terms(identity=caller(), fresh=bool(asked.fresh))
+    question, options = asked.question, RequestOptions(identity=caller(), no_cache=bool(asked.fresh))
     if asked.model == EXECUTING:
-        return lambda _emit: gateway.execute(question, terms)
-    return lambda emit: gateway.answer(question, terms, emit)
+        return lambda _emit: gateway.execute(question, options)
+    return lambda emit: gateway.answer(question, options, emit)
 
 
 def _admitted(access: Access, work: Work) -> Work:
     """The same, for as long as the caller's key is good."""
 
-    async def admitted(emit: Emit) -> Run:
+    async def admitted(emit: OnEvent) -> Run:
         async with access.serving(caller()):
             return await work(emit)
 

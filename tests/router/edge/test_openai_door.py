@@ -16,9 +16,9 @@ from router.edge.status import STATUS
 from router.errors import BadConfig, BadRequest, UpstreamRefused, UpstreamUnavailable
 from router.models.model import Completion, ScriptedModel, Usage
 from router.runs.gateway import Gateway
-from router.runs.lifecycle import Terms
+from router.runs.lifecycle import RequestOptions
 from router.trace.run import Run
-from router.trace.values import Emit
+from router.trace.values import OnEvent
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
 
@@ -122,14 +122,14 @@ async def test_names_that_are_not_the_server_s_are_refused(hosts: list[str], ver
 @pytest.mark.parametrize("body", [{}, {"fresh": None}, {"fresh": False}, {"fresh": True}])
 async def test_work_that_is_wanted_anew(body: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """For either model, and only where it is asked for."""
-    gateway, told = Deployment().gateway(), list[Terms]()
+    gateway, told = Deployment().gateway(), list[RequestOptions]()
     answer, execute = gateway.answer, gateway.execute
 
-    async def answering(question: str, terms: Terms, emit: Emit) -> Run:
+    async def answering(question: str, terms: RequestOptions, on_event: OnEvent) -> Run:
         told.append(terms)
-        return await answer(question, terms, emit)
+        return await answer(question, terms, on_event)
 
-    async def executing(sub_query: str, terms: Terms) -> Run:
+    async def executing(sub_query: str, terms: RequestOptions) -> Run:
         told.append(terms)
         return await execute(sub_query, terms)
 
@@ -138,7 +138,7 @@ async def test_work_that_is_wanted_anew(body: dict[str, Any], monkeypatch: pytes
     async with served(gateway) as session:
         for model in ("rolegate", "rolegate-executor"):
             assert (await posted(session, model=model, **body))[0] == 200
-    assert [terms.fresh for terms in told] == [body == {"fresh": True}] * 2
+    assert [terms.no_cache for terms in told] == [body == {"fresh": True}] * 2
 
 
 async def test_health_and_models(door: aiohttp.ClientSession) -> None:

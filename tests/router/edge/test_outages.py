@@ -25,7 +25,7 @@ from router.models.model import Answer, Prompt, ScriptedModel
 from router.models.openai_client import OpenAIHTTP
 from router.protocol.evidence import Passage
 from router.runs.gateway import Gateway
-from router.runs.lifecycle import Terms
+from router.runs.lifecycle import RequestOptions
 from router.search.agents import SingleAgent
 from router.search.executor import ExecutorLimits
 from router.search.loop import Topology
@@ -268,7 +268,7 @@ def test_a_failure_is_never_an_empty_answer(fates: list[str]) -> None:
 
     async def asked() -> str:
         try:
-            run = await gateway.answer(QUESTION, Terms(request_id="once"), lambda _event: None)
+            run = await gateway.answer(QUESTION, RequestOptions(request_id="once"), lambda _event: None)
         except UpstreamError as error:
             return KINDS[type(error)]
         assert isinstance(run.result, Trajectory)

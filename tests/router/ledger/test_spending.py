@@ -22,7 +22,7 @@ from router.search.answerer import Answerer
 from router.search.context import RunContext
 from router.search.delegator import Delegator
 from router.search.executor import Executor, ExecutorLimits
-from router.search.loop import Search
+from router.search.loop import FactorizedSearch
 from router.search.retrieval import FixedRetriever
 from router.trace.call import Call, OpenedCall, Price, RoleName
 from router.trace.values import Trajectory
@@ -80,7 +80,7 @@ class Auditor(NoJournal):
         self._spent += call.charged
 
 
-def searching(models: dict[RoleName, Model], attempts: int = 2, max_tokens: int = 64) -> Search:
+def searching(models: dict[RoleName, Model], attempts: int = 2, max_tokens: int = 64) -> FactorizedSearch:
     """A search over these models, which are priced."""
     roles = {
         name: replace(
@@ -89,7 +89,7 @@ def searching(models: dict[RoleName, Model], attempts: int = 2, max_tokens: int 
         for name, model in models.items()
     }
     retriever = FixedRetriever({"Who directed Heat?": [PASSAGE]})
-    return Search(
+    return FactorizedSearch(
         Delegator(roles["delegation"]),
         Executor(roles["execution"], retriever, ExecutorLimits()),
         Answerer(roles["answer"]),

@@ -7,10 +7,10 @@ import pytest
 from router.errors import Overloaded
 from router.models.model import ScriptedModel
 from router.runs.admission import Admission, AdmissionLimits
-from router.runs.lifecycle import Asked, Conductor, Terms
+from router.runs.lifecycle import OpenRun, RequestOptions, RunLifecycle, RunRequest
 from router.runs.live import LiveRuns
-from router.search.context import RunContext
 from router.trace.identity import SHADOW
+from router.trace.run import Run
 from router.trace.values import Trajectory
 from tests.router.clock import Clock, ended, with_clock
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept
@@ -141,16 +141,19 @@ def test_a_run_that_nobody_asked_for_gives_way() -> None:
     async def main(clock: Clock) -> None:
         store, begun, let = Kept(), asyncio.Event(), asyncio.Event()
         admission = Admission(AdmissionLimits(max_runs=1))
-        conductor = Conductor(store, store, LiveRuns(), {}, 60.0, admission=admission)
+        lifecycle = RunLifecycle(store, store, LiveRuns(), {}, 60.0, admission=admission)
 
-        async def work(context: RunContext) -> Trajectory:
-            assert context.deadline - clock.time() > 50
-            begun.set()
-            await let.wait()
-            return Trajectory("", "not_found")
+        async def works() -> Run:
+            async with lifecycle.open(RunRequest("shadow", "", ""), RequestOptions(SHADOW)) as run:
+                assert isinstance(run, OpenRun)
+                assert run.context.deadline - clock.time() > 50
+                begun.set()
+                await let.wait()
+                run.context.draft.result = Trajectory("", "not_found")
+            return run.stored
 
         await admission.enter("client")
-        shadow = asyncio.create_task(conductor.conduct(Asked("shadow", "", ""), Terms(SHADOW), ignored, work))
+        shadow = asyncio.create_task(works())
         await clock.advance(100.0)
         assert not store.starts
         admission.leave("client")
@@ -167,11 +170,11 @@ async def test_a_request_that_is_turned_away_leaves_nothing() -> None:
     """It is not on record, nothing is called, and the place that it did not get is not lost."""
     store, model = Kept(), HeldModel(ScriptedModel([STOP]))
     gateway = Deployment(model).gateway(store, admission=Admission(AdmissionLimits(max_runs=1, queue=0)))
-    first = asyncio.create_task(gateway.answer("why?", Terms(), lambda _event: None))
+    first = asyncio.create_task(gateway.answer("why?", RequestOptions(), lambda _event: None))
     await ended(model.called.wait())
     with pytest.raises(Overloaded):
-        await gateway.answer("and this?", Terms(), lambda _event: None)
+        await gateway.answer("and this?", RequestOptions(), lambda _event: None)
     assert len(store.starts) == 1
     model.let.set()
     await ended(first)
-    assert (await gateway.execute("and now?", Terms())).status == "finished"
+    assert (await gateway.execute("and now?", RequestOptions())).status == "finished"

@@ -10,7 +10,7 @@ from router.ledger.journal import Began, Earlier, RunStart
 from router.models.model import Completion, Delta, Message, ScriptedModel, Usage
 from router.protocol.scope import Scope
 from router.runs.gateway import CompletionRequest
-from router.runs.lifecycle import Asked, Terms
+from router.runs.lifecycle import RequestOptions, RunRequest
 from router.runs.live import LiveRuns
 from router.trace.identity import DEFAULT_TENANT, SCOPES, Identity
 from router.trace.run import Run
@@ -29,7 +29,7 @@ def ignored(_event: object) -> None:
 async def test_a_finished_run_is_stored() -> None:
     """The run that is returned is the run that was stored: question, trajectory, settings and calls."""
     store = Kept()
-    run = await Deployment().gateway(store).answer(f"  {QUESTION}\n", Terms(), ignored)
+    run = await Deployment().gateway(store).answer(f"  {QUESTION}\n", RequestOptions(), ignored)
     assert store.runs == [run]
     assert (run.kind, run.request, run.status, run.error) == ("answer", QUESTION, "finished", "")
     assert isinstance(run.result, Trajectory)
@@ -45,7 +45,7 @@ async def test_a_finished_run_is_stored() -> None:
 async def test_runs_have_different_names() -> None:
     """An identifier is never given twice."""
     gateway = Deployment(ScriptedModel(lambda _: "<stop>")).gateway()
-    runs = [await gateway.answer(QUESTION, Terms(), ignored) for _ in range(20)]
+    runs = [await gateway.answer(QUESTION, RequestOptions(), ignored) for _ in range(20)]
     assert len({run.id for run in runs}) == 20
 
 
@@ -58,15 +58,15 @@ async def test_bad_questions(question: str, why: str) -> None:
     store, model = Kept(), ScriptedModel([])
     gateway = Deployment(model).gateway(store, max_question_chars=10)
     with pytest.raises(BadRequest, match=why):
-        await gateway.answer(question, Terms(), ignored)
+        await gateway.answer(question, RequestOptions(), ignored)
     with pytest.raises(BadRequest, match=why.replace("question", "sub_query")):
-        await gateway.execute(question, Terms())
+        await gateway.execute(question, RequestOptions())
     assert (store.runs, model.prompts) == ([], [])
 
 
 async def test_a_question_of_just_the_allowed_length() -> None:
     """Space around a question does not count."""
-    run = await Deployment().gateway(max_question_chars=10).answer(f" {'x' * 10} ", Terms(), ignored)
+    run = await Deployment().gateway(max_question_chars=10).answer(f" {'x' * 10} ", RequestOptions(), ignored)
     assert run.status == "finished"
 
 
@@ -74,14 +74,14 @@ async def test_a_question_of_just_the_allowed_length() -> None:
 async def test_bad_conversations(messages: tuple[Message, ...]) -> None:
     """A conversation must leave the next turn to the model."""
     with pytest.raises(BadRequest, match="must end with a message"):
-        await Deployment().gateway().complete(CompletionRequest("answer", messages, (), 0), Terms())
+        await Deployment().gateway().complete(CompletionRequest("answer", messages, (), 0), RequestOptions())
 
 
 async def test_out_of_scope() -> None:
     """A question beyond the models' language is answered with what it was about, and no model is asked."""
     model, store = ScriptedModel([]), Kept()
     gateway = Deployment(model).gateway(store, scope=Scope(["who", "wrote"], ["The Salt Road"]))
-    run = await gateway.answer("Who directed Heat?", Terms(), ignored)
+    run = await gateway.answer("Who directed Heat?", RequestOptions(), ignored)
     assert isinstance(run.result, Trajectory)
     assert run.result.outcome == "out_of_scope"
     assert '"directed", "Heat"' in run.result.answer
@@ -91,7 +91,7 @@ async def test_out_of_scope() -> None:
 async def test_in_scope() -> None:
     """A question within the scope goes its usual way."""
     gateway = Deployment().gateway(scope=Scope(["who", "directed"], ["Heat"]))
-    run = await gateway.answer(QUESTION, Terms(), ignored)
+    run = await gateway.answer(QUESTION, RequestOptions(), ignored)
     assert isinstance(run.result, Trajectory)
     assert run.result.outcome == "answered"
 
@@ -101,7 +101,7 @@ async def test_a_store_that_fails_withholds_the_answer() -> None:
     store = Kept()
     store.full = True
     with pytest.raises(StoreFailed):
-        await Deployment().gateway(store).answer(QUESTION, Terms(), ignored)
+        await Deployment().gateway(store).answer(QUESTION, RequestOptions(), ignored)
 
 
 async def test_a_failed_run_is_stored_with_its_calls() -> None:
@@ -109,7 +109,7 @@ async def test_a_failed_run_is_stored_with_its_calls() -> None:
     store = Kept()
     deployment = Deployment(answerer=ScriptedModel([UpstreamRefused("wrong key", endpoint="e")]))
     with pytest.raises(UpstreamRefused):
-        await deployment.gateway(store).answer(QUESTION, Terms(), ignored)
+        await deployment.gateway(store).answer(QUESTION, RequestOptions(), ignored)
     (run,) = store.runs
     assert (run.status, run.error) == ("failed", "UpstreamRefused: answer at e: wrong key")
     assert isinstance(run.result, Trajectory) and len(run.result.executions) == 1
@@ -126,7 +126,9 @@ async def cancelled(gateway_call: asyncio.Task[Run]) -> None:
 async def test_a_cancelled_run_is_stored_with_its_calls() -> None:
     """Cancelling stops the work upstream, and what it had spent is on the books."""
     store, model = Kept(), HeldModel(ScriptedModel([]))
-    answering = asyncio.create_task(Deployment(answerer=model).gateway(store).answer(QUESTION, Terms(), ignored))
+    answering = asyncio.create_task(
+        Deployment(answerer=model).gateway(store).answer(QUESTION, RequestOptions(), ignored)
+    )
     await ended(model.called.wait())
     await cancelled(answering)
     assert model.cancelled.is_set()
@@ -140,7 +142,9 @@ async def test_cancelling_cancels_every_executor() -> None:
     """Sub-queries that run side by side all stop, each with its row."""
     store, model = Kept(), HeldModel(ScriptedModel([]))
     delegator = ScriptedModel(['<search>["a?", "b?", "c?"]</search>'])
-    answering = asyncio.create_task(Deployment(delegator, model).gateway(store).answer(QUESTION, Terms(), ignored))
+    answering = asyncio.create_task(
+        Deployment(delegator, model).gateway(store).answer(QUESTION, RequestOptions(), ignored)
+    )
     await ended(model.called.wait())
     for _ in range(10):
         await asyncio.sleep(0)
@@ -152,7 +156,7 @@ async def test_a_run_that_is_cancelled_while_it_is_stored() -> None:
     """A write that has begun goes on to its end, though nobody waits for it any more."""
     store = Kept()
     store.let.clear()
-    answering = asyncio.create_task(Deployment().gateway(store).answer(QUESTION, Terms(), ignored))
+    answering = asyncio.create_task(Deployment().gateway(store).answer(QUESTION, RequestOptions(), ignored))
     await ended(store.asked.wait())
     answering.cancel()
     await asyncio.sleep(0)
@@ -167,7 +171,7 @@ async def test_a_failed_run_that_is_cancelled_while_it_is_stored() -> None:
     store = Kept()
     store.let.clear()
     deployment = Deployment(ScriptedModel([UpstreamRefused("wrong key", endpoint="e")]))
-    answering = asyncio.create_task(deployment.gateway(store).answer(QUESTION, Terms(), ignored))
+    answering = asyncio.create_task(deployment.gateway(store).answer(QUESTION, RequestOptions(), ignored))
     await ended(store.asked.wait())
     answering.cancel()
     await asyncio.sleep(0)
@@ -181,7 +185,7 @@ async def test_cancelling_stays_cancelling_when_the_store_fails() -> None:
     """A store that fails does not turn a cancelled request into a failed one."""
     store, model = Kept(), HeldModel(ScriptedModel([]))
     store.full = True
-    answering = asyncio.create_task(Deployment(model).gateway(store).answer(QUESTION, Terms(), ignored))
+    answering = asyncio.create_task(Deployment(model).gateway(store).answer(QUESTION, RequestOptions(), ignored))
     await ended(model.called.wait())
     await cancelled(answering)
 
@@ -193,7 +197,7 @@ def test_the_deadline(asked_s: float | None, limit_s: float) -> None:
     async def main(clock: Clock) -> None:
         store = Kept()
         gateway = Deployment(answerer=HeldModel(ScriptedModel([]))).gateway(store, timeout_s=limit_s)
-        answering = asyncio.create_task(gateway.answer(QUESTION, Terms(time_s=asked_s), ignored))
+        answering = asyncio.create_task(gateway.answer(QUESTION, RequestOptions(time_s=asked_s), ignored))
         await clock.advance(9.4)
         assert not answering.done()
         await clock.advance(0.5)
@@ -212,7 +216,7 @@ async def test_a_deadline_that_has_passed() -> None:
     store = Kept()
     gateway = Deployment().gateway(store)
     with pytest.raises(OutOfTime):
-        await ended(gateway.answer(QUESTION, Terms(time_s=0.0), ignored))
+        await ended(gateway.answer(QUESTION, RequestOptions(time_s=0.0), ignored))
     await ended(gateway.settled())
     assert [run.status for run in store.runs] == ["failed"]
 
@@ -224,7 +228,7 @@ def test_a_store_that_takes_too_long() -> None:
         store, live = Kept(), LiveRuns()
         store.let.clear()
         gateway = Deployment().gateway(store, live=live)
-        answering = asyncio.create_task(gateway.answer(QUESTION, Terms(time_s=10.0), ignored))
+        answering = asyncio.create_task(gateway.answer(QUESTION, RequestOptions(time_s=10.0), ignored))
         await clock.advance(9.9)
         assert not answering.done()
         await clock.advance(0.1)
@@ -249,7 +253,7 @@ def test_a_store_that_fails_too_late(capsys: pytest.CaptureFixture[str]) -> None
         store.full = True
         store.let.clear()
         gateway = Deployment().gateway(store)
-        answering = asyncio.create_task(gateway.answer(QUESTION, Terms(time_s=10.0), ignored))
+        answering = asyncio.create_task(gateway.answer(QUESTION, RequestOptions(time_s=10.0), ignored))
         await clock.advance(10.0)
         assert isinstance(answering.exception(), OutOfTime)
         store.let.set()
@@ -262,7 +266,7 @@ def test_a_store_that_fails_too_late(capsys: pytest.CaptureFixture[str]) -> None
 async def test_execute() -> None:
     """One sub-query is a run of its own."""
     store = Kept()
-    run = await Deployment().gateway(store).execute(QUESTION, Terms())
+    run = await Deployment().gateway(store).execute(QUESTION, RequestOptions())
     assert isinstance(run.result, Execution)
     assert (run.kind, run.request, run.result.outcome) == ("execute", QUESTION, "reported")
     assert {call.sub_query for call in run.calls} == {0}
@@ -273,7 +277,7 @@ async def test_complete() -> None:
     """One call to a role's model is a run of its own; the role's system prompt is not added."""
     store, model = Kept(), ScriptedModel(["a</x>b"])
     request = CompletionRequest("answer", (Message("system", "be"), Message("user", "hi")), ("</x>",), 7)
-    run = await Deployment(answerer=model).gateway(store).complete(request, Terms())
+    run = await Deployment(answerer=model).gateway(store).complete(request, RequestOptions())
     assert isinstance(run.result, Conversation)
     assert (run.kind, run.request, run.result.outputs[0].text) == ("complete", "hi", "a</x>")
     assert model.prompts[0].messages == request.messages
@@ -286,7 +290,7 @@ async def test_complete_streamed() -> None:
     store, sent = Kept(), list[Delta]()
     written = Completion("a b c", "stop", "hm", Usage(3, 3), overran=True)
     model = ScriptedModel([written])
-    run = await Deployment(answerer=model).gateway(store).complete(ASKED, Terms(), sent.append)
+    run = await Deployment(answerer=model).gateway(store).complete(ASKED, RequestOptions(), sent.append)
     assert isinstance(run.result, Conversation)
     assert run.result.outputs == (written,)
     assert "".join(delta.text for delta in sent) == "a b c"
@@ -296,14 +300,16 @@ async def test_complete_streamed() -> None:
 async def test_a_stream_that_is_cancelled() -> None:
     """The call is booked and the run stored, however far it came."""
     store, model, sent = Kept(), HeldModel(ScriptedModel(["a b c"])), list[Delta]()
-    running = asyncio.create_task(Deployment(answerer=model).gateway(store).complete(ASKED, Terms(), sent.append))
+    running = asyncio.create_task(
+        Deployment(answerer=model).gateway(store).complete(ASKED, RequestOptions(), sent.append)
+    )
     await ended(model.called.wait())
     await cancelled(running)
     assert [delta.text for delta in sent] == ["a"]
     assert [call.outcome for call in store.runs[0].calls] == ["cancelled"]
 
 
-NAMED = Terms(request_id="once")
+NAMED = RequestOptions(request_id="once")
 
 
 async def test_a_repeated_request_spends_nothing() -> None:
@@ -346,7 +352,7 @@ async def test_a_request_that_is_repeated_after_it_was_cancelled() -> None:
 
 async def test_a_request_that_is_repeated_while_it_fails_elsewhere() -> None:
     """Whoever waits for it begins anew, also where the texts of runs are not kept."""
-    store, fingerprint = Kept(), Asked("answer", QUESTION, QUESTION).fingerprint
+    store, fingerprint = Kept(), RunRequest("answer", QUESTION, QUESTION).fingerprint
     await store.begin(RunStart("run-1", "answer", DEFAULT_TENANT, "", "once", QUESTION, fingerprint, 0.0))
     asking = asyncio.create_task(Deployment().gateway(store).answer(QUESTION, NAMED, ignored))
     await asyncio.sleep(0)
@@ -361,7 +367,7 @@ async def test_waiting_for_a_run_ends_with_the_deadline() -> None:
     first = asyncio.create_task(gateway.answer(QUESTION, NAMED, ignored))
     await ended(model.called.wait())
     with pytest.raises(OutOfTime, match="before anything began"):
-        await ended(gateway.answer(QUESTION, Terms(request_id="once", time_s=0.05), ignored))
+        await ended(gateway.answer(QUESTION, RequestOptions(request_id="once", time_s=0.05), ignored))
     model.let.set()
     assert (await ended(first)).status == "finished"
 
@@ -374,7 +380,7 @@ async def test_a_name_that_is_used_twice() -> None:
         await gateway.answer("Who wrote Heat?", NAMED, ignored)
     with pytest.raises(RequestIdTaken):
         await gateway.execute(QUESTION, NAMED)
-    other = Terms(Identity("other", SCOPES), request_id="once")
+    other = RequestOptions(Identity("other", SCOPES), request_id="once")
     assert (await gateway.answer("Who wrote Heat?", other, ignored)).id != run.id
 
 
@@ -382,7 +388,7 @@ async def test_a_run_that_somebody_cancels() -> None:
     """Its client hears why; the run is stored as cancelled, with what it had spent."""
     store, live, model = Kept(), LiveRuns(), HeldModel(ScriptedModel([]))
     gateway = Deployment(answerer=model).gateway(store, live=live)
-    answering = asyncio.create_task(gateway.answer(QUESTION, Terms(), ignored))
+    answering = asyncio.create_task(gateway.answer(QUESTION, RequestOptions(), ignored))
     await ended(model.called.wait())
     (run_id,) = store.starts
     live.cancel(run_id)
@@ -396,7 +402,7 @@ async def test_a_run_that_somebody_cancels_while_it_is_stored() -> None:
     """That is too late: the answer goes out."""
     store, live = Kept(), LiveRuns()
     store.let.clear()
-    answering = asyncio.create_task(Deployment().gateway(store, live=live).answer(QUESTION, Terms(), ignored))
+    answering = asyncio.create_task(Deployment().gateway(store, live=live).answer(QUESTION, RequestOptions(), ignored))
     await ended(store.asked.wait())
     live.cancel(next(iter(store.starts)))
     await asyncio.sleep(0)
@@ -408,16 +414,16 @@ async def test_money_needs_prices() -> None:
     """A limit in money is refused where a price is unknown, before anything is spent."""
     store = Kept()
     with pytest.raises(BadRequest, match=r'\[prices."backbone"\]'):
-        await Deployment().gateway(store).answer(QUESTION, Terms(budget=Budget(max_nano_usd=1)), ignored)
+        await Deployment().gateway(store).answer(QUESTION, RequestOptions(budget=Budget(max_nano_usd=1)), ignored)
     assert not store.starts
 
 
 async def test_who_hears_of_an_answer_and_when() -> None:
     """Once it is stored, and of no answer that was given before."""
     store, heard = Kept(), list[Run]()
-    gateway = Deployment().gateway(store, then=lambda run: heard.append(store.runs[-1]))
-    run = await gateway.answer(QUESTION, Terms(request_id="mine"), ignored)
-    await gateway.answer(QUESTION, Terms(request_id="mine"), ignored)
+    gateway = Deployment().gateway(store, on_answered=lambda run: heard.append(store.runs[-1]))
+    run = await gateway.answer(QUESTION, RequestOptions(request_id="mine"), ignored)
+    await gateway.answer(QUESTION, RequestOptions(request_id="mine"), ignored)
     assert heard == [run]
 
 
@@ -426,10 +432,10 @@ async def test_nobody_hears_of_anything_else() -> None:
     heard: list[Run] = []
     refused = ScriptedModel([UpstreamRefused("wrong key", endpoint="e")])
     with pytest.raises(UpstreamRefused):
-        await Deployment(refused).gateway(then=heard.append).answer(QUESTION, Terms(), ignored)
-    gateway = Deployment().gateway(then=heard.append)
-    await gateway.execute(QUESTION, Terms())
-    await gateway.complete(ASKED, Terms())
+        await Deployment(refused).gateway(on_answered=heard.append).answer(QUESTION, RequestOptions(), ignored)
+    gateway = Deployment().gateway(on_answered=heard.append)
+    await gateway.execute(QUESTION, RequestOptions())
+    await gateway.complete(ASKED, RequestOptions())
     assert heard == []
 
 
@@ -442,5 +448,5 @@ async def test_nobody_hears_of_what_must_not_be_kept() -> None:
             return Began(redact=True)
 
     heard: list[Run] = []
-    await Deployment().gateway(Redacting(), then=heard.append).answer(QUESTION, Terms(), ignored)
+    await Deployment().gateway(Redacting(), on_answered=heard.append).answer(QUESTION, RequestOptions(), ignored)
     assert heard == []

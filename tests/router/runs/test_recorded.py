@@ -23,7 +23,7 @@ from router.search.answerer import Answerer
 from router.search.context import RunContext
 from router.search.delegator import Delegator
 from router.search.executor import Executor, ExecutorLimits
-from router.search.loop import Search
+from router.search.loop import FactorizedSearch
 from router.search.retrieval import FixedRetriever
 from router.trace.call import RoleName
 from router.trace.values import Trajectory
@@ -70,7 +70,7 @@ async def searched(model: OpenAIHTTP, context: RunContext, **settings: Any) -> T
         return Role(name, model, PROMPTS[name], Sampling(), **settings)
 
     executor = Executor(role("execution"), FixedRetriever({SUB_QUERY: FOUND}), ExecutorLimits())
-    search = Search(Delegator(role("delegation")), executor, Answerer(role("answer")))
+    search = FactorizedSearch(Delegator(role("delegation")), executor, Answerer(role("answer")))
     return await search.run(QUESTION, context)
 
 

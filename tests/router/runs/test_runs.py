@@ -7,7 +7,7 @@ import pytest
 from router.errors import BadRequest, NotFound, StoreFailed
 from router.models.model import ScriptedModel
 from router.runs.archive import RunFilter
-from router.runs.lifecycle import Terms
+from router.runs.lifecycle import RequestOptions
 from router.runs.live import LiveRuns
 from router.runs.queries import Runs
 from router.trace.identity import LOCAL, SCOPES, Identity
@@ -33,7 +33,7 @@ async def told(runs: Runs, run_id: str, after: int, identity: Identity = LOCAL) 
 async def test_watching_a_run_that_has_ended(after: int) -> None:
     """Its events are told with their numbers, from where they are wanted, and the run at the end."""
     store, events = Kept(), list[Event]()
-    run = await Deployment().gateway(store).answer(QUESTION, Terms(), events.append)
+    run = await Deployment().gateway(store).answer(QUESTION, RequestOptions(), events.append)
     assert run.events == tuple(events)
     assert await told(Runs(store, LiveRuns()), run.id, after) == [
         *list(enumerate(events, 1))[after:],
@@ -45,7 +45,7 @@ async def test_watching_a_run_under_way() -> None:
     """What has happened is told at once, the rest as it happens, without gaps or repetitions."""
     store, live, model = Kept(), LiveRuns(), HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"]))
     answering = asyncio.create_task(
-        Deployment(answerer=model).gateway(store, live=live).answer(QUESTION, Terms(), ignored)
+        Deployment(answerer=model).gateway(store, live=live).answer(QUESTION, RequestOptions(), ignored)
     )
     await ended(model.called.wait())
     watching = Runs(store, live).watch(next(iter(store.starts)), 0, LOCAL)
@@ -64,7 +64,7 @@ async def test_watching_a_run_that_cannot_be_stored() -> None:
     store, live, model = Kept(), LiveRuns(), HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"]))
     store.full = True
     answering = asyncio.create_task(
-        Deployment(answerer=model).gateway(store, live=live).answer(QUESTION, Terms(), ignored)
+        Deployment(answerer=model).gateway(store, live=live).answer(QUESTION, RequestOptions(), ignored)
     )
     await ended(model.called.wait())
     watching = asyncio.create_task(told(Runs(store, live), next(iter(store.starts)), 0))
@@ -79,7 +79,7 @@ async def test_watching_a_run_that_cannot_be_stored() -> None:
 async def test_events_that_there_are_not() -> None:
     """A number out of range is refused, with the range."""
     store = Kept()
-    run = await Deployment(ScriptedModel(["<stop>"])).gateway(store).answer(QUESTION, Terms(), ignored)
+    run = await Deployment(ScriptedModel(["<stop>"])).gateway(store).answer(QUESTION, RequestOptions(), ignored)
     for after, range_of in ((-1, "must be 0"), (100, "events 1 to 5")):
         with pytest.raises(BadRequest, match=range_of):
             await told(Runs(store, LiveRuns()), run.id, after)
@@ -89,7 +89,7 @@ async def test_negative_events_of_a_run_under_way() -> None:
     """They are refused at once, and count no events from the end."""
     store, live, model = Kept(), LiveRuns(), HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"]))
     answering = asyncio.create_task(
-        Deployment(answerer=model).gateway(store, live=live).answer(QUESTION, Terms(), ignored)
+        Deployment(answerer=model).gateway(store, live=live).answer(QUESTION, RequestOptions(), ignored)
     )
     await ended(model.called.wait())
     with pytest.raises(BadRequest, match="after_event_number is -1"):
@@ -101,7 +101,7 @@ async def test_negative_events_of_a_run_under_way() -> None:
 async def test_only_answers_have_events() -> None:
     """Other kinds are refused."""
     store = Kept()
-    run = await Deployment().gateway(store).execute(QUESTION, Terms())
+    run = await Deployment().gateway(store).execute(QUESTION, RequestOptions())
     with pytest.raises(BadRequest, match="is no answer"):
         await told(Runs(store, LiveRuns()), run.id, 0)
 
@@ -110,7 +110,7 @@ async def test_anothers_run_is_not_there() -> None:
     """Whatever is tried with another tenant's run, it is as if it were not there; it goes on undisturbed."""
     store, live, model = Kept(), LiveRuns(), HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"]))
     gateway, runs = Deployment(answerer=model).gateway(store, live=live), Runs(store, live)
-    answering = asyncio.create_task(gateway.answer(QUESTION, Terms(OWNER), ignored))
+    answering = asyncio.create_task(gateway.answer(QUESTION, RequestOptions(OWNER), ignored))
     await ended(model.called.wait())
     (run_id,) = store.starts
     for trying in (
@@ -134,7 +134,7 @@ async def test_cancelling() -> None:
     """A run under way stops; one that has ended stays as it is."""
     store, live, model = Kept(), LiveRuns(), HeldModel(ScriptedModel([]))
     gateway, runs = Deployment(answerer=model).gateway(store, live=live), Runs(store, live)
-    answering = asyncio.create_task(gateway.answer(QUESTION, Terms(OWNER), ignored))
+    answering = asyncio.create_task(gateway.answer(QUESTION, RequestOptions(OWNER), ignored))
     await ended(model.called.wait())
     (run_id,) = store.starts
     await runs.cancel(run_id, OWNER)
@@ -160,7 +160,7 @@ async def test_feedback_is_heard_of_once_it_is_kept() -> None:
         assert store.given == [feedback]
         heard.append(feedback)
 
-    run = await Deployment().gateway(store).answer(QUESTION, Terms(OWNER), ignored)
+    run = await Deployment().gateway(store).answer(QUESTION, RequestOptions(OWNER), ignored)
     runs = Runs(store, LiveRuns(), hear)
     with pytest.raises(NotFound):
         await runs.feedback(Feedback(run.id, True), OTHER)

@@ -18,7 +18,7 @@ from router.search.answerer import Answerer
 from router.search.context import RunContext, Sharing
 from router.search.delegator import Delegator
 from router.search.executor import Executor, ExecutorLimits
-from router.search.loop import Search
+from router.search.loop import FactorizedSearch
 from router.trace.call import Call
 from router.trace.values import Event, Reported, RoundStarted, SearchDone, SubQueryDispatched, Trajectory
 from tests.router.clock import Clock, with_clock
@@ -55,7 +55,7 @@ class Watched:
         return [[PASSAGE][:top_k] for _ in queries]
 
 
-def paced(retriever: Watched, *outputs: Sequence[Piece], attempts: int = 1, early: bool = True) -> Search:
+def paced(retriever: Watched, *outputs: Sequence[Piece], attempts: int = 1, early: bool = True) -> FactorizedSearch:
     """A search whose delegator writes as it is let."""
     deployment = Deployment(PacedModel(*outputs), retriever=retriever, attempts=attempts)
     return deployment.search(early_dispatch=early)
@@ -127,7 +127,7 @@ async def compared(*outputs: str, terms: Terms = Terms()) -> Sequence[Call]:
         roles = Deployment(PacedModel(*pieces)).roles()
         model, retriever = ScriptedModel(terms.executor), Watched()
         alone = Executor(role("execution", model), retriever, terms.limits)
-        search = Search(
+        search = FactorizedSearch(
             Delegator(roles["delegation"]),
             shared(model, retriever) if terms.sharing else alone,
             Answerer(roles["answer"]),
@@ -320,5 +320,5 @@ async def test_a_model_that_is_not_streamed() -> None:
     roles = Deployment(ScriptedModel([block("a?"), STOP])).roles()
     executor = Executor(roles["execution"], Watched(), ExecutorLimits())
     delegator = Delegator(replace(roles["delegation"], streams=False))
-    found = await Search(delegator, executor, Answerer(roles["answer"])).run(QUESTION, lasting())
+    found = await FactorizedSearch(delegator, executor, Answerer(roles["answer"])).run(QUESTION, lasting())
     assert [execution.sub_query for execution in found.executions] == ["a?"]

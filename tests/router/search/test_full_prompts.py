@@ -19,7 +19,7 @@ from router.protocol.turns import parse_answer, parse_turn
 from router.search.answerer import Answerer
 from router.search.delegator import Delegator
 from router.search.executor import Executor, ExecutorLimits
-from router.search.loop import Search
+from router.search.loop import FactorizedSearch
 from router.search.retrieval import FixedRetriever
 from router.trace.call import RoleName
 from router.trace.values import Trajectory
@@ -152,7 +152,7 @@ async def searched(session: aiohttp.ClientSession, server: OpenAIServer, manner:
         return Role(name, model, PROMPTS[name], Sampling())
 
     executor = Executor(role("execution"), RETRIEVER, ExecutorLimits())
-    search = Search(Delegator(role("delegation")), executor, Answerer(role("answer")))
+    search = FactorizedSearch(Delegator(role("delegation")), executor, Answerer(role("answer")))
     return await search.run(QUESTION, lasting())
 
 

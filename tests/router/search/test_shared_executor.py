@@ -14,10 +14,11 @@ from router.ledger.ledger import Ledger
 from router.models.model import Answer, Model, ScriptedModel
 from router.protocol.evidence import Passage
 from router.runs.gateway import Gateway
-from router.runs.lifecycle import Conductor, Terms
+from router.runs.lifecycle import RequestOptions, RunLifecycle
 from router.runs.live import LiveRuns
 from router.search.context import RunContext, Sharing
 from router.search.executor import Executor, ExecutorLimits
+from router.search.loop import Topology
 from router.search.retrieval import FixedRetriever, Retriever
 from router.search.sharing import ANOTHER_TENANT, Reuse, SharedExecutor
 from router.trace.identity import SCOPES, Identity
@@ -361,12 +362,13 @@ async def test_requests_share_as_far_as_they_may(began: Began, fresh: bool, call
     """
     store, deployment = Tenants(began), Deployment()
     executor = shared(deployment.executor, reuse=Reuse(across_tenants=True))
+    roles = deployment.roles()
     gateway = Gateway(
-        search=deployment.search(),
+        topologies={"factorized": Topology(deployment.search(), roles)},
         executor=executor,
-        roles=deployment.roles(),
-        conductor=Conductor(store, store, LiveRuns(), {}, 60.0),
+        roles=roles,
+        lifecycle=RunLifecycle(store, store, LiveRuns(), {}, 60.0),
     )
     for tenant in ("first", "second"):
-        await gateway.execute(SUB_QUERY, Terms(Identity(tenant, SCOPES), fresh=fresh))
+        await gateway.execute(SUB_QUERY, RequestOptions(Identity(tenant, SCOPES), no_cache=fresh))
     assert [len(run.calls) for run in store.runs] == [2, calls]

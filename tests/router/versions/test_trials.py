@@ -20,13 +20,13 @@ from router.models.model import Answer, Message, Model, Prompt, Sampling, Script
 from router.protocol.evidence import Passage
 from router.protocol.scope import Scope, words
 from router.runs.gateway import CompletionRequest, Gateway
-from router.runs.lifecycle import Conductor, Terms
+from router.runs.lifecycle import RequestOptions, RunLifecycle
 from router.runs.live import LiveRuns, meanwhile
 from router.runs.queries import Runs
 from router.search.answerer import Answerer
 from router.search.delegator import Delegator
 from router.search.executor import Executes, Executor, ExecutorLimits
-from router.search.loop import Search
+from router.search.loop import FactorizedSearch, Topology
 from router.search.retrieval import FixedRetriever, Retriever
 from router.store.accounts import SQLAccounts
 from router.store.archive import SQLArchive
@@ -34,6 +34,7 @@ from router.store.database import Database
 from router.store.journal import SQLJournal
 from router.store.usage import SQLUsages
 from router.store.versions import SQLVersionBook
+from router.trace.call import RoleName
 from router.trace.identity import SCOPES, Identity
 from router.trace.run import Feedback, Run
 from router.trace.values import Trajectory
@@ -86,9 +87,9 @@ class Models:
         model = Role("execution", self.executors[version], "execute", Sampling(64), 1, executor_version=version)
         return Executor(model, self.retriever, ExecutorLimits())
 
-    def search(self, executor: Executes) -> Search:
+    def search(self, executor: Executes) -> FactorizedSearch:
         """The search loop with an executor."""
-        return Search(
+        return FactorizedSearch(
             Delegator(role("delegation", self.delegator), 8), executor, Answerer(role("answer", self.answerer))
         )
 
@@ -109,7 +110,7 @@ class Deployed:
 
     async def ask(self, identity: Identity = OWNER, **terms: Any) -> Run:
         """The answer to the question."""
-        return await self.gateway.answer(QUESTION, Terms(identity, **terms), lambda _event: None)
+        return await self.gateway.answer(QUESTION, RequestOptions(identity, **terms), lambda _event: None)
 
     async def set(self, state: Any, share: float = 0.0) -> None:
         """Let the new version be tried."""
@@ -146,21 +147,22 @@ async def deployed(folder: Path, models: Models | None = None, *, working: bool 
         await versions.register(NEW)
         executors = Executors(models.executor, BASE, versions.traffic, load)
         await executors.refresh()
-        conductor = Conductor(journal, archive, live, {}, 60.0)
+        lifecycle = RunLifecycle(journal, archive, live, {}, 60.0)
         reviewed: asyncio.Queue[None] = asyncio.Queue()
 
         async def review() -> None:
             await versions.review()
             reviewed.put_nowait(None)
 
-        trials = Trials(executors, models.search, conductor=conductor, book=book, archive=archive, review=review)
+        trials = Trials(executors, models.search, lifecycle=lifecycle, book=book, archive=archive, review=review)
+        roles: dict[RoleName, Role] = {"delegation": role("delegation", models.delegator)}
         gateway = Gateway(
-            search=models.search(executors),
+            topologies={"factorized": Topology(models.search(executors), roles)},
             executor=executors,
-            roles={"delegation": role("delegation", models.delegator)},
-            conductor=conductor,
+            roles=roles,
+            lifecycle=lifecycle,
             scope=Scope(words(f"{QUESTION} {SUB_QUERY}"), ["Heat"]),
-            then=trials.consider,
+            on_answered=trials.consider,
         )
         runs = Runs(archive, live, trials.judge)
         if working:
@@ -286,10 +288,10 @@ async def test_what_is_not_tried(tmp_path: Path) -> None:
     async with deployed(tmp_path, models, working=False) as here:
         await SQLAccounts(here.database).set_tenant(Tenant("private", redact=True))
         await here.set("shadow")
-        await here.gateway.execute(SUB_QUERY, Terms(OWNER))
+        await here.gateway.execute(SUB_QUERY, RequestOptions(OWNER))
         asked = CompletionRequest("delegation", (Message("system", "delegate"), Message("user", "Who?")), (), 0)
-        await here.gateway.complete(asked, Terms(OWNER))
-        await here.gateway.answer("Who wrote Faust?", Terms(OWNER), lambda _event: None)
+        await here.gateway.complete(asked, RequestOptions(OWNER))
+        await here.gateway.answer("Who wrote Faust?", RequestOptions(OWNER), lambda _event: None)
         await here.ask(Identity("private", SCOPES))
         cut = await here.ask(budget=Budget(role_tokens={"delegation": 85}))
         assert cut.result.outcome == "budget_exhausted"  # type: ignore[union-attr]
