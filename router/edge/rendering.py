@@ -1,13 +1,26 @@
 """An answer with its sources: values for programs, and a text that a person in any chat tool can check."""
 
+import asyncio
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
-from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
 
-from router.trace.citation import Citation
+from router.protocol.evidence import Report
+from router.trace.citation import Citation, cite_answer
+from router.trace.run import Run
+from router.trace.values import (
+    Conversation,
+    Event,
+    Execution,
+    Reported,
+    RoundStarted,
+    SearchDone,
+    SubQueryDispatched,
+    Trajectory,
+)
 
 _UNANSWERED = ("not_found", "no_search", "no_report", "timed_out", "model_failed", "retrieval_failed")
 
@@ -68,9 +81,31 @@ def source_line(citation: Citation | evidence_pb2.Citation) -> str:
     return " ".join(f"{place(citation.title, citation.page)}: “{citation.quote}”{document}".split())
 
 
-def answer_from_proto(response: answer_pb.AnswerResponse) -> CitedAnswer:
+async def cited_answer(run: Run) -> CitedAnswer:
+    """Return the answer, or the report, of a finished run with its sources. Others get their turns in between, as
+    citing takes milliseconds for each execution where passages are long.
+    """
+    result = run.result
+    if isinstance(result, Trajectory):
+        executions, searches, answer = result.executions, result.searches, result.answer
+    else:
+        assert isinstance(result, Execution)
+        executions, searches, answer = (result,), (), result.report.answer
+    citations: dict[Citation, None] = {}
+    for execution in executions:
+        for cited in execution.citations(execution.report.evidence):
+            citations.update(dict.fromkeys(cited))
+        await asyncio.sleep(0)
+    for search in searches:
+        citations.update(dict.fromkeys(cite_answer(answer, search.shown)))
+        await asyncio.sleep(0)
+    results = tuple(SubAnswer(each.sub_query, each.report.answer, each.outcome) for each in executions)
+    return CitedAnswer(run.id, result.outcome, answer, tuple(citations), results)
+
+
+def answer_from_proto(response: pb.AnswerResponse) -> CitedAnswer:
     """The answer to a question."""
-    outcome = answer_pb.AnswerOutcome.Name(response.outcome).removeprefix("ANSWER_OUTCOME_").lower()
+    outcome = pb.AnswerOutcome.Name(response.outcome).removeprefix("ANSWER_OUTCOME_").lower()
     results = tuple(map(sub_answer_from_proto, response.results))
     return CitedAnswer(response.run_id, outcome, response.answer, _citations(response.citations), results)
 
@@ -93,19 +128,39 @@ def _citations(messages: Iterable[evidence_pb2.Citation]) -> tuple[Citation, ...
     return tuple(dict.fromkeys(found))
 
 
-def event_line(event: pb.StreamAnswerResponse) -> str | None:
+def progress_line(event: Event) -> str | None:
     """Rounds, sub-queries, searches and reports, each under what it belongs to; None for other events."""
-    match event.WhichOneof("event"):
-        case "round_started":
-            return f"round {event.round_started.round}"
-        case "sub_query_dispatched":
-            return f"  → {event.sub_query_dispatched.index + 1}. {event.sub_query_dispatched.sub_query}"
-        case "search_done":
-            found = ", ".join(event.search_done.titles) or "nothing"
-            return f"    searched “{event.search_done.query}”: {found}"
-        case "reported":
-            result = event.reported.result
-            failed = result.outcome not in (evidence_pb2.EXECUTION_OUTCOME_REPORTED, 0)
-            return f"  ← {event.reported.index + 1}. {'could not be looked up' if failed else result.answer}"
+    match event:
+        case RoundStarted():
+            return f"round {event.round}"
+        case SubQueryDispatched():
+            return f"  → {event.index + 1}. {event.sub_query}"
+        case SearchDone():
+            return f"    searched “{event.query}”: {', '.join(event.titles) or 'nothing'}"
+        case Reported(index, Execution() as execution):
+            return f"  ← {index + 1}. {'could not be looked up' if execution.failed else execution.report.answer}"
         case _:
             return None
+
+
+def event_line(response: pb.StreamAnswerResponse) -> str | None:
+    """The same of an event from the wire."""
+    kind = response.WhichOneof("event")
+    event: Event
+    if kind == "round_started":
+        event = RoundStarted(response.round_started.round)
+    elif kind == "sub_query_dispatched":
+        sent = response.sub_query_dispatched
+        event = SubQueryDispatched(sent.index, sent.round, sent.sub_query)
+    elif kind == "search_done":
+        done = response.search_done
+        event = SearchDone(done.index, done.query, tuple(done.titles))
+    elif kind == "reported":
+        result = response.reported.result
+        failed = result.outcome not in (evidence_pb2.EXECUTION_OUTCOME_REPORTED, 0)
+        outcome: Literal["no_report", "reported"] = "no_report" if failed else "reported"
+        execution = Execution(result.sub_query, Report(result.answer, ()), outcome, (), Conversation(()))
+        event = Reported(response.reported.index, execution)
+    else:
+        return None
+    return progress_line(event)

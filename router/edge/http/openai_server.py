@@ -18,12 +18,11 @@ from google.rpc import code_pb2
 
 from router.access import Access, check_scope
 from router.calls.health import Need, Readiness
-from router.edge.grpc.convert import event_to_proto
 from router.edge.http.openai_wire import ChatRequest, Said, chunk, last_chunks, opened, whole
 from router.edge.limits import Limits
 from router.edge.listening import is_loopback
 from router.edge.observing import Running, observing
-from router.edge.rendering import event_line
+from router.edge.rendering import progress_line
 from router.edge.status import CALLER, caller, logged_status, reason_of, retry_after_s
 from router.errors import JSON_ERRORS, BadRequest
 from router.runs.gateway import Gateway
@@ -194,7 +193,7 @@ async def _streamed(request: web.Request, asked: ChatRequest, work: Work, readin
     try:
         async with Running[Event, Run](work) as running:
             async for event in running:
-                if line := event_line(event_to_proto(0, event)):
+                if line := progress_line(event):
                     await send(chunk(stream, Said(reasoning_content=f"{line}\n")))
             run = await running.result()
         with_usage = bool(asked.stream_options and asked.stream_options.include_usage)

@@ -7,13 +7,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict, replace
 
-from router.edge.grpc.convert import answer_to_proto, execution_to_proto
-from router.edge.rendering import CitedAnswer, answer_from_proto, report_from_proto
+from router.edge.rendering import CitedAnswer, cited_answer
 from router.errors import BadRequest
 from router.models.openai_wire import CompletionDetails, PromptDetails
 from router.trace.call import RoleTotal, sum_known, totals
 from router.trace.run import Run
-from router.trace.values import Execution
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -115,7 +113,7 @@ def opened(model: str) -> Reply:
 
 async def whole(model: str, run: Run) -> Reply:
     """The reply to a request that does not stream."""
-    cited, spent = await _cited(run), totals(run.calls)
+    cited, spent = await cited_answer(run), totals(run.calls)
     choice = ReplyChoice(0, "stop", message=Said("assistant", content=cited.text))
     details = _details(cited, spent)
     return replace(opened(model), object="chat.completion", choices=(choice,), usage=_usage(spent), rolegate=details)
@@ -128,16 +126,10 @@ def chunk(of: Reply, said: Said) -> Reply:
 
 async def last_chunks(of: Reply, run: Run, *, with_usage: bool) -> list[Reply]:
     """The last pieces of the stream `of`: the answer, the end with its details and, if wanted, the tokens."""
-    cited, spent = await _cited(run), totals(run.calls)
+    cited, spent = await cited_answer(run), totals(run.calls)
     end = replace(of, choices=(ReplyChoice(0, "stop", delta=Said()),), rolegate=_details(cited, spent))
     tokens = [replace(of, usage=_usage(spent))] if with_usage else []
     return [chunk(of, Said(content=cited.text)), end, *tokens]
-
-
-async def _cited(run: Run) -> CitedAnswer:
-    if isinstance(run.result, Execution):
-        return report_from_proto(run.id, execution_to_proto(run.result))
-    return answer_from_proto(await answer_to_proto(run))
 
 
 def _details(cited: CitedAnswer, spent: list[RoleTotal]) -> dict[str, Any]:
