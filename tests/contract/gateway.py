@@ -24,7 +24,7 @@ from tests.contract.wire import Json, RPCError, Wire
 CONFIGS = Path(__file__).parent / "gateways.toml"
 ROOT = Path(__file__).parents[2]
 MAIN = "import sys; from serving.cli.main import main; sys.exit(main())"
-_STARTING_S = 60.0
+_STARTING_S = 180.0
 _ENDED_S = 10.0
 _SETTLING_S = 0.5
 _VOLATILE = {
