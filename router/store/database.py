@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, create_engine, event, inspect
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, select
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from router.errors import BadConfig, StoreFailed
+from router.store.schema import METADATA, SCHEMA, SCHEMA_NUMBER
 from router.store.statements import translated
 
 _log = structlog.get_logger("store")
@@ -149,42 +146,30 @@ def keep_journal(connection: Connection) -> None:
         time.sleep(0.01)
 
 
-_FOLDER = Path(__file__).parent / "migrations"
-_UNSTAMPED = "0001"
-"""The schema of releases that did not write down which it was."""
-_RUNS = {"run_id", "kind", "request", "status", "started_at", "duration_s", "trace"}
-"""Columns that the table has had in every release."""
 _LOCK = "SELECT pg_advisory_xact_lock(1919118444, 0)"
 
 
-def migrate(connection: Connection) -> None:
-    """Run the migrations that are missing, in the transaction of `connection`, one process at a time.
+def create_tables(connection: Connection) -> None:
+    """Create the tables of an empty database, in the transaction of `connection`, one process at a time.
 
-    Raises `BadConfig` where a newer release has been here, or another program.
+    Raises `BadConfig` where another program has been here, or a rolegate with other tables.
     """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(_LOCK)
-    config = Config()
-    config.set_main_option("script_location", str(_FOLDER).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    revisions = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    tables = inspect(connection)
-    names = set(tables.get_table_names()) - {"alembic_version"}
-    has_runs = "runs" in names and {column["name"] for column in tables.get_columns("runs")} >= _RUNS
-    found = set(MigrationContext.configure(connection).get_current_heads())
-    if (names or found) and not has_runs:
-        raise BadConfig(
-            f"this is another program's database: it holds {', '.join(sorted(names)[:3]) or 'a schema'}, and no table "
-            "runs of rolegate's. Nothing was changed; name another file, or an empty database."
-        )
-    if newer := sorted(found - revisions):
-        raise BadConfig(
-            f"its tables are of schema {', '.join(newer)}, and this rolegate knows them up to {max(revisions)} only: a "
-            "newer rolegate wrote there. Install that one, or name another store."
-        )
-    if not found and has_runs:
-        command.stamp(config, _UNSTAMPED)
-    command.upgrade(config, "head")
+    names = inspect(connection).get_table_names()
+    if not names:
+        METADATA.create_all(connection)
+        connection.execute(SCHEMA.insert().values(number=SCHEMA_NUMBER))
+        return
+    known = SCHEMA.name in names
+    number = connection.execute(select(SCHEMA.c.number)).scalar() if known else None
+    if number == SCHEMA_NUMBER:
+        return
+    found = f"schema {number}" if known else f"the tables {', '.join(sorted(names)[:3])} and no number of a schema"
+    raise BadConfig(
+        f"it has {found}, and this rolegate needs schema {SCHEMA_NUMBER}: another release wrote it, or another "
+        "program. Nothing was changed; name another file, or an empty database."
+    )
 
 
 _READERS = 4
@@ -211,7 +196,7 @@ class Database:
 
     @classmethod
     async def open(cls, url: str) -> "Database":
-        """Connect, and bring the tables up to date. Raises `BadConfig`, saying what to do."""
+        """Connect, and create the tables of an empty database. Raises `BadConfig`, saying what to do."""
         return cls(await asyncio.to_thread(_opened, url))
 
     async def read(self, query: Callable[[Connection], Value]) -> Value:
@@ -284,8 +269,6 @@ def _identity(file: Path) -> tuple[int, int] | None:
 
 
 def _opened(url: str) -> Engine:
-    pass
-
     try:
         engine = engine_of(url)
     except (SQLAlchemyError, ImportError, ValueError) as error:
@@ -293,7 +276,7 @@ def _opened(url: str) -> Engine:
     try:
         with engine.execution_options(**WRITES).connect() as connection:
             with connection.begin():
-                migrate(connection)
+                create_tables(connection)
             keep_journal(connection)
         keep_private(files_of(engine))
     except (SQLAlchemyError, OSError, BadConfig) as error:

@@ -4,16 +4,19 @@ import asyncio
 import os
 import sqlite3
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, inspect, text
 
+import serving
 from router.errors import BadConfig, StoreFailed
 from router.store.check import check
-from router.store.database import Database
+from router.store.database import WRITES, Database, engine_of
+from router.store.schema import SCHEMA_NUMBER
 from tests.router.store.entries import rows
 
 
@@ -47,11 +50,31 @@ async def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     assert path.read_bytes() == b"not a database at all" * 100
 
 
-async def test_addresses_of_older_configs(tmp_path: Path) -> None:
-    """The driver that they name is not needed any more."""
-    database = await Database.open(f"sqlite+aiosqlite:///{tmp_path / 'runs.db'}")
-    assert await rows(database, "SELECT count(*) FROM runs") == [(0,)]
-    await database.close()
+@pytest.mark.parametrize(
+    ("statements", "said"),
+    [
+        (["CREATE TABLE runs (name VARCHAR)"], "it has the tables runs and no number of a schema"),
+        (["CREATE TABLE rolegate_schema (number INTEGER)"], "it has schema None"),
+        (["CREATE TABLE rolegate_schema (number INTEGER)", "INSERT INTO rolegate_schema VALUES (77)"], "schema 77"),
+    ],
+)
+async def test_other_tables(url: str, statements: list[str], said: str) -> None:
+    """Of another release or another program: refused with what is there, what is needed and what to do; all stays."""
+    engine = engine_of(url)
+    with engine.execution_options(**WRITES).begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+    advice = f"needs schema {SCHEMA_NUMBER}: .* name another file, or an empty database"
+    with pytest.raises(BadConfig, match=rf"^server\.store: .*{said}.*{advice}"):
+        await Database.open(url)
+    assert len(inspect(engine).get_table_names()) == 1
+    engine.dispose()
+
+
+def test_the_demo_s_file_has_the_number_of_the_schema_in_its_name() -> None:
+    """Where the tables have changed, the demo begins a new file, and nobody has to name one."""
+    preset = tomllib.loads(Path(serving.__file__).with_name("presets").joinpath("mini.toml").read_text("utf-8"))
+    assert preset["server"]["store"].endswith(f"/mini-{SCHEMA_NUMBER}.db")
 
 
 async def test_writes_are_durable(tmp_path: Path) -> None:
@@ -97,7 +120,8 @@ async def test_a_write_that_fails_changes_nothing(database: Database) -> None:
 _OPENING = """
 import asyncio, sys
 from router.store.check import check
-from router.store.database import Database
+from router.store.database import WRITES, Database, engine_of
+from router.store.schema import SCHEMA_NUMBER
 asyncio.run(asyncio.wait_for(Database.open(sys.argv[1]), 60))
 """
 
@@ -115,7 +139,7 @@ async def test_several_processes_open_at_once(url: str) -> None:
 async def test_a_file_that_another_process_is_just_making_is_waited_for(tmp_path: Path) -> None:
     """SQLite refuses to switch such a file to its write-ahead log, without waiting."""
     with closing(sqlite3.connect(tmp_path / "runs.db", isolation_level=None)) as other:
-        other.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
+        other.execute("PRAGMA user_version=1")
         other.execute("BEGIN IMMEDIATE")
         opening = asyncio.create_task(Database.open(f"sqlite:///{tmp_path / 'runs.db'}"))
         await asyncio.sleep(0.2)
@@ -145,9 +169,9 @@ async def test_writers_of_several_processes_wait_for_each_other(tmp_path: Path) 
 async def test_the_presets_own_folder_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A demo that is started for the first time finds nothing in a new home."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    database = await Database.open(f"sqlite:///{tmp_path}/.cache/rolegate/mini.db")
+    database = await Database.open(f"sqlite:///{tmp_path}/.cache/rolegate/mini-1.db")
     await database.close()
-    assert (tmp_path / ".cache" / "rolegate" / "mini.db").exists()
+    assert (tmp_path / ".cache" / "rolegate" / "mini-1.db").exists()
 
 
 @pytest.fixture
