@@ -23,8 +23,8 @@ from router.errors import BadRequest
 from router.ledger.usage import UsageQuery, UsageReport
 from router.store.database import Database
 from router.store.schema import CALLS, RUNS
-from router.store.spending import COUNTS, sums_of_calls
-from router.store.usage import HOUR_S, usage_in
+from router.store.usage import HOUR_S, sums_of_calls, usage_in
+from router.trace.call import SUMS
 from serving.files import write_atomically
 
 _DAY_S = 24 * HOUR_S
@@ -139,7 +139,7 @@ def _naive(connection: Connection, query: UsageQuery) -> set[tuple[Any, ...]]:
 
 
 def _rows(report: UsageReport, query: UsageQuery) -> set[tuple[Any, ...]]:
-    names = (*query.by, *COUNTS)
+    names = (*query.by, *SUMS)
     return {(row.bucket_start, *(getattr(row, name) for name in names)) for row in report.rows}
 
 

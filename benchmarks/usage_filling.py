@@ -8,7 +8,8 @@ from sqlalchemy import ColumnElement, Connection, Integer, cast, func, insert, l
 
 from router.store.database import Database
 from router.store.schema import CALLS, USAGE_HOURS
-from router.store.spending import COUNTS, sums_of_calls
+from router.store.usage import sums_of_calls
+from router.trace.call import SUMS
 
 BEGIN, DAYS = 1_767_225_600, 90
 """The calls spread over so many days from 1 January 2026, UTC."""
@@ -17,9 +18,9 @@ _PIECE = 100_000
 _NUMBERS = "WITH RECURSIVE numbers(i) AS (SELECT {first} UNION ALL SELECT i + 1 FROM numbers WHERE i + 1 < {last})"
 _RUNS = """
 INSERT INTO runs (run_id, tenant, key_id, kind, fingerprint, request, status, outcome, started_at, duration_s,
-    gateway_id, cancel_requested, held_tokens, held_nano_usd, trace_bytes)
+    gateway_id, cancel_requested, held_tokens, held_nano_usd)
 {numbers} SELECT 'run-' || (1000000000 + i), 'tenant-' || (i % {tenants}), '', 'answer', '', '', 'finished', 'answered',
-    {begin} + i * {calls_of_run} * {step}, 1.5, '', {false}, 0, 0, 0 FROM numbers
+    {begin} + i * {calls_of_run} * {step}, 1.5, '', {false}, 0, 0 FROM numbers
 """
 _CALLS = """
 INSERT INTO calls (run_id, number, tenant, role, model, deployment, executor_version, purpose, attempt, outcome,
@@ -34,7 +35,7 @@ INSERT INTO calls (run_id, number, tenant, role, model, deployment, executor_ver
     'first', 1,
     CASE WHEN i % 1009 = 0 THEN 'open' WHEN i % 97 = 0 THEN 'failed' WHEN i % 89 = 0 THEN 'cancelled'
         ELSE 'completed' END,
-    CASE WHEN i % 97 = 0 THEN NULL ELSE 'reported' END,
+    CASE WHEN i % 97 = 0 THEN '' ELSE 'reported' END,
     CASE WHEN i % 97 = 0 THEN NULL ELSE 200 + i % 1801 END,
     CASE WHEN i % 97 = 0 OR i % 5 = 4 THEN NULL ELSE i % 200 END,
     CASE WHEN i % 97 = 0 THEN NULL ELSE 20 + i % 211 END,
@@ -79,5 +80,5 @@ def _sum(connection: Connection) -> None:
     groups = [calls.tenant, hour, calls.role, calls.model, calls.deployment, calls.executor_version]
     summed = select(*groups, *sums_of_calls()).where(calls.outcome != "open").group_by(*groups)
     names = [group.name for group in groups]
-    connection.execute(insert(USAGE_HOURS).from_select([*names, *COUNTS], summed))
+    connection.execute(insert(USAGE_HOURS).from_select([*names, *SUMS], summed))
     connection.exec_driver_sql("ANALYZE")

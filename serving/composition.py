@@ -189,8 +189,10 @@ async def _journal(
     if instead is not None:
         yield instead
         return
-    keep, say = {"keep_days": server.keep_days, "keep_gb": server.keep_gb}, partial(readiness.say, "store", ["store"])
-    async with SQLJournal.writing(database, on_cancel=live.cancel, say=say, **keep) as journal:
+    say = partial(readiness.say, "store", ["store"])
+    async with SQLJournal.writing(
+        database, on_cancel=live.cancel, on_health=say, keep_days=server.keep_days
+    ) as journal:
         yield journal
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from benchmarks.study.cell import Prepared
-from router.trace.call import Call, Price, RoleName, RoleTotal, sum_known, totals
+from router.trace.call import Call, Price, RoleName, RoleTotal, added, totals
 from serving.config.prices import price_of
 
 Prices = Mapping[RoleName, Price | None]
@@ -46,13 +46,4 @@ def dollars(many: Iterable[RoleTotal]) -> float | None:
 
 
 def _sum(group: list[RoleTotal]) -> RoleTotal:
-    sums = {
-        field: sum(getattr(one, field) for one in group)
-        for field in RoleTotal.__struct_fields__
-        if field not in ("role", "model", "cached_tokens", "reasoning_tokens", "nano_usd")
-    }
-    unknown = {
-        field: sum_known([getattr(one, field) for one in group])
-        for field in ("cached_tokens", "reasoning_tokens", "nano_usd")
-    }
-    return RoleTotal(role=group[0].role, model=group[0].model, **sums, **unknown)  # type: ignore[arg-type]
+    return RoleTotal(role=group[0].role, model=group[0].model, **added(group))

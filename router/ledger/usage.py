@@ -4,7 +4,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from router.trace.call import RoleName
+from router.trace.call import RoleName, UsageSums
 
 Dimension = Literal["tenant", "role", "model", "executor_version"]
 Bucket = Literal["hour", "day", "month"]
@@ -24,25 +24,15 @@ class UsageQuery(msgspec.Struct, frozen=True):
     """A row for each hour, day or month (UTC); None for one span."""
 
 
-class UsageRow(msgspec.Struct, frozen=True):
+class UsageRow(UsageSums, frozen=True, kw_only=True):
     """One sum; what was not grouped by is None."""
 
-    bucket_start: float | None
+    bucket_start: float | None = None
     """Unix time, seconds."""
-    tenant: str | None
-    role: RoleName | None
-    model: str | None
-    executor_version: str | None
-    attempts: int
-    attempts_without_usage: int
-    attempts_without_cost: int
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int | None
-    reasoning_tokens: int | None
-    wasted_tokens: int
-    nano_usd: int | None
-    """Billionths of a dollar; None where no attempt's cost is known."""
+    tenant: str | None = None
+    role: RoleName | None = None
+    model: str | None = None
+    executor_version: str | None = None
 
 
 class UsageReport(msgspec.Struct, frozen=True):

@@ -64,6 +64,10 @@ class Usage(msgspec.Struct, frozen=True):
         return self.prompt_tokens + self.completion_tokens
 
 
+TOKEN_COUNTS = tuple(field.name for field in msgspec.structs.fields(Usage) if field.type is not bool)
+"""The fields of `Usage` that are counts."""
+
+
 class Completion(msgspec.Struct, frozen=True):
     """A whole output."""
 
@@ -127,13 +131,8 @@ def largest(earlier: Usage | None, later: Usage | None) -> Usage | None:
     """The larger of each count: a stream's usage only grows, whatever its engine says."""
     if earlier is None or later is None:
         return later or earlier
-    return msgspec.structs.replace(
-        later,
-        prompt_tokens=max(earlier.prompt_tokens, later.prompt_tokens),
-        completion_tokens=max(earlier.completion_tokens, later.completion_tokens),
-        cached_tokens=_larger(earlier.cached_tokens, later.cached_tokens),
-        reasoning_tokens=_larger(earlier.reasoning_tokens, later.reasoning_tokens),
-    )
+    counts = {name: _larger(getattr(earlier, name), getattr(later, name)) for name in TOKEN_COUNTS}
+    return msgspec.structs.replace(later, **counts)
 
 
 def _larger(one: int | None, other: int | None) -> int | None:

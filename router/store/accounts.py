@@ -8,8 +8,8 @@ from sqlalchemy import Connection, func, select
 
 from router.access import Key, Spent, Tenant
 from router.store.database import Database
+from router.store.rows import struct_of
 from router.store.schema import KEYS, SPENDING, TENANTS
-from router.store.spending import whole
 
 
 class SQLAccounts:
@@ -68,10 +68,7 @@ class SQLAccounts:
 
     async def spending(self, tenant: str) -> list[Spent]:
         """As `Accounts.spending`."""
-        sums = [whole(column).label(column.name) for column in SPENDING.c if not column.primary_key]
-        of_tenant = (
-            select(SPENDING.c.period, *sums).where(SPENDING.c.tenant == tenant).order_by(SPENDING.c.period.desc())
-        )
+        of_tenant = select(SPENDING).where(SPENDING.c.tenant == tenant).order_by(SPENDING.c.period.desc())
 
         def read(connection: Connection) -> list[Spent]:
             return [msgspec.convert(row, Spent, from_attributes=True) for row in connection.execute(of_tenant)]
@@ -81,18 +78,7 @@ class SQLAccounts:
 
 def _keys(connection: Connection) -> list[Key]:
     rows = connection.execute(select(KEYS).order_by(KEYS.c.created_at, KEYS.c.key_id))
-    return [
-        Key(
-            row.key_id,
-            row.tenant,
-            frozenset(row.scopes.split(",")),
-            row.label,
-            row.secret_sha256,
-            row.created_at,
-            row.revoked_at,
-        )
-        for row in rows
-    ]
+    return [struct_of(Key, row, scopes=row["scopes"].split(",")) for row in rows.mappings()]
 
 
 def _tenant(connection: Connection, name: str) -> Any:

@@ -17,7 +17,7 @@ from router.store.database import Database, storable
 from router.store.rows import call_of, run_of
 from router.store.schema import CALLS, FEEDBACK, RUNS, TENANTS
 from router.trace.call import Call
-from router.trace.run import MAX_A_RUN, MAX_CHARS, Feedback, Run
+from router.trace.run import MAX_A_RUN, Feedback, Run
 
 _PIECE = 32
 """Runs that an export reads at once."""
@@ -25,8 +25,8 @@ _LISTED = (
     *(RUNS.c[name] for name in "run_id tenant kind request_id status outcome started_at duration_s".split()),
     func.substr(RUNS.c.request, 1, MAX_LISTED_CHARS + 1).label("request"),
 )
-_stands_at = tuple_(RUNS.c.started_at, RUNS.c.run_id)
-"""Where a run stands among all."""
+_POSITION = tuple_(RUNS.c.started_at, RUNS.c.run_id)
+"""The position of a run among all."""
 
 
 class SQLArchive:
@@ -48,8 +48,8 @@ class SQLArchive:
         """All runs that have ended, with their feedback, oldest first, read in pieces; redacted ones too."""
         after: tuple[float, str] | None = None
         while piece := await self._database.read(partial(_piece, wanted=wanted, after=after)):
-            for told in piece:
-                yield told
+            for exported in piece:
+                yield exported
             last = piece[-1].run
             after = last.started_at, last.id
 
@@ -63,7 +63,7 @@ class SQLArchive:
         return feedback_id
 
     async def feedback(self, run_id: str) -> tuple[Feedback, ...]:
-        """The first `MAX_A_RUN` that were said of a run, oldest first; nothing of one that is not there."""
+        """The feedback on a run, oldest first; none of one that is not there."""
         run_id = storable(run_id)
         return (await self._database.read(partial(_feedback, run_ids=[run_id]))).get(run_id, ())
 
@@ -83,7 +83,7 @@ def _load(connection: Connection, run_id: str, tenant: str | None) -> Run:
 def _list(connection: Connection, wanted: RunFilter, size: int, before: tuple[float, str] | None) -> RunPage:
     query = select(*_LISTED).where(*_conditions(wanted))
     if before is not None:
-        query = query.where(_stands_at < before)
+        query = query.where(before > _POSITION)
     rows = connection.execute(query.order_by(RUNS.c.started_at.desc(), RUNS.c.run_id.desc()).limit(size + 1)).all()
     runs = tuple(map(_summary, rows[:size]))
     return RunPage(runs, _token(runs[-1]) if len(rows) > size else "")
@@ -92,7 +92,7 @@ def _list(connection: Connection, wanted: RunFilter, size: int, before: tuple[fl
 def _piece(connection: Connection, wanted: RunFilter, after: tuple[float, str] | None) -> list[ExportedRun]:
     query = select(RUNS).where(RUNS.c.status != "running", *_conditions(wanted))
     if after is not None:
-        query = query.where(_stands_at > after)
+        query = query.where(after < _POSITION)
     rows = connection.execute(query.order_by(RUNS.c.started_at, RUNS.c.run_id).limit(_PIECE)).all()
     said = _feedback(connection, [row.run_id for row in rows])
     return [ExportedRun(run, said.get(run.id, ())) for run in _runs(connection, rows)]
@@ -114,20 +114,11 @@ def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str, 
 
 
 def _feedback(connection: Connection, run_ids: Sequence[str]) -> dict[str, tuple[Feedback, ...]]:
-    """The first that were said of runs, oldest first; those of which nothing was said are left out. Stores of before
-    there were limits may hold more than can be told, and longer texts.
-    """
-    columns = FEEDBACK.c
-    place = func.row_number().over(partition_by=columns.run_id, order_by=columns.given_at).label("place")
-    texts = (
-        func.substr(column, 1, MAX_CHARS + 1).label(column.name) for column in (columns.gold_answer, columns.comment)
-    )
-    found = select(columns.run_id, columns.accepted, columns.score, *texts, place)
-    every = found.where(columns.run_id.in_(run_ids)).subquery()
+    """That on runs, oldest first; runs without any are left out."""
     said = defaultdict[str, list[Feedback]](list)
-    for row in connection.execute(select(every).where(every.c.place <= MAX_A_RUN).order_by(every.c.place)):
-        shown = (shortened(text, MAX_CHARS) for text in (row.gold_answer, row.comment))
-        said[row.run_id].append(Feedback(row.run_id, row.accepted, row.score, *shown))
+    wanted = select(FEEDBACK).where(FEEDBACK.c.run_id.in_(run_ids)).order_by(FEEDBACK.c.given_at)
+    for row in connection.execute(wanted):
+        said[row.run_id].append(msgspec.convert(row, Feedback, from_attributes=True))
     return {run_id: tuple(each) for run_id, each in said.items()}
 
 

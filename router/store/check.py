@@ -1,4 +1,4 @@
-"""Whether a store is whole, and whether what stands in it agrees with itself.
+"""The check of a store: is it whole, and does what stands in it agree with itself?
 
 Everything is read in one snapshot, so that a gateway may write meanwhile.
 """
@@ -9,18 +9,25 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from sqlalchemy import BigInteger, Column, Connection, Row, RowMapping, Table, exists, func, inspect, select
+from sqlalchemy import Connection, Row, RowMapping, exists, func, inspect, select
 from sqlalchemy.exc import DBAPIError
 
+from router.amount import NOTHING, Amount
 from router.errors import StoreFailed
 from router.store.database import Database, begin_snapshot
 from router.store.gateways import database_time
 from router.store.rows import call_of, run_of
-from router.store.schema import CALLS, GATEWAYS, METADATA, RUNS, SCHEMA, SPENDING, USAGE_HOURS
-from router.store.spending import COUNTS, MOST, periods, whole
-from router.store.usage import hourly_usage
-from router.trace.call import Call, sum_known
-from router.trace.run import Run
+from router.store.schema import CALLS, GATEWAYS, GROUPS, METADATA, RUNS, SCHEMA_NUMBER, SPENDING, USAGE_HOURS
+from router.store.spending import Period, periods
+from router.store.usage import HOUR_S, hourly_usage
+from router.trace.call import SUMS, Call, UsageSums, added
+
+_PIECE = 100
+"""Runs that are read at once."""
+_SILENT_S = 60.0
+_OF_RUN = "id", "tenant", "kind", "status", "started_at", "duration_s"
+Progress = Callable[[int, int], None]
+"""Gets how many runs have been read, and of how many."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -32,154 +39,10 @@ class Problem(msgspec.Struct, frozen=True):
     """In plain words."""
 
 
-_OF_RUN = "id", "tenant", "kind", "status", "started_at", "duration_s"
-
-
-def check_run(row: Row[Any], calls: Sequence[RowMapping]) -> Iterator[Problem]:
-    """What is wrong with a row of `runs` and the rows of all its calls."""
-    where = f"run {row.run_id}"
-    if row.status == "running":
-        return
-    for call in calls:
-        if call["outcome"] == "open":
-            yield Problem(where, f"has ended, but its call {call['number']} is still open")
-        elif call["wasted_tokens"] != (wasted := call_of(call).wasted_tokens):
-            told = f"call {call['number']} has wasted {wasted} tokens, but {call['wasted_tokens']} are booked"
-            yield Problem(where, told)
-    if row.trace is None:
-        yield Problem(where, f"is {row.status}, but has no trace")
-        return
-    try:
-        run = run_of(row)
-    except StoreFailed:
-        yield Problem(where, "its trace cannot be decoded")
-        return
-    if wrong := [name for name in _OF_RUN if getattr(run, name) != _recorded(row, name)]:
-        yield Problem(where, f"its trace and its row differ in {', '.join(wrong)}")
-    yield from _check_calls(where, run, [call_of(call) for call in calls if call["outcome"] != "open"])
-
-
-def _recorded(row: Row[Any], name: str) -> object:
-    return row.run_id if name == "id" else getattr(row, name)
-
-
-def _check_calls(where: str, run: Run, booked: Sequence[Call]) -> Iterator[Problem]:
-    told = {call.number: call for call in run.calls}
-    rows = {call.number: call for call in booked}
-    if missing := sorted(told.keys() - rows.keys()):
-        yield Problem(where, f"its trace has calls that are not booked: {', '.join(map(str, missing))}")
-    if unknown := sorted(rows.keys() - told.keys()):
-        yield Problem(where, f"calls are booked that its trace does not have: {', '.join(map(str, unknown))}")
-    for number in sorted(told.keys() & rows.keys()):
-        of_trace, of_row = told[number], rows[number]
-        if wrong := [name for name in Call.__struct_fields__ if getattr(of_trace, name) != getattr(of_row, name)]:
-            yield Problem(where, f"call {number} is booked otherwise than its trace says: {', '.join(wrong)}")
-
-
-_HOUR_S = 3600
-_GROUPS = tuple(column.name for column in USAGE_HOURS.primary_key.columns)
-_Key = tuple[Any, ...]
-
-
-class Sums:
-    """What runs and calls add up to."""
-
-    def __init__(self) -> None:
-        self._hours: dict[_Key, list[int | None]] = {}
-        self._reserved: dict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
-        self._spent: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-        self._oldest, self._longest = float("inf"), 0.0
-
-    def add_run(self, row: Row[Any]) -> None:
-        """A row of `runs`: what it holds for its answer."""
-        self._oldest, self._longest = min(self._oldest, row.started_at), max(self._longest, row.duration_s)
-        self._reserve(row.tenant, row.started_at, row.held_tokens, row.held_nano_usd)
-        self._spend(row.tenant, row.started_at, requests=1)
-
-    def add_open(self, call: Call) -> None:
-        """A call that has not ended: what is reserved for it."""
-        self._reserve(call.tenant, call.started_at, call.reserved.tokens, call.reserved.nano_usd or 0)
-
-    def add_ended(self, calls: Sequence[Call]) -> None:
-        """Calls that have ended: what they spent."""
-        for call in calls:
-            charged = call.charged
-            self._spend(call.tenant, call.started_at, tokens=charged.tokens, nano_usd=charged.nano_usd or 0)
-        for row in hourly_usage(calls):
-            key, counts = tuple(row[name] for name in _GROUPS), [row[name] for name in COUNTS]
-            known = self._hours.get(key, [None] * len(COUNTS))
-            self._hours[key] = [sum_known([*pair]) for pair in zip(known, counts, strict=True)]  # type: ignore[list-item]
-
-    def check_hours(self, connection: Connection) -> Iterator[Problem]:
-        """What is wrong with `usage_hours`. Of hours whose runs are partly deleted, it may hold more."""
-        whole_from = (self._oldest + self._longest) // _HOUR_S + 2
-        summed = dict(self._hours)
-        columns = [USAGE_HOURS.c[name] for name in (*_GROUPS, *COUNTS)]
-        for row in connection.execution_options(yield_per=1000).execute(select(*columns)):
-            key, booked = tuple(row[: len(_GROUPS)]), list(row[len(_GROUPS) :])
-            counts = summed.pop(key, [0] * len(COUNTS))
-            pairs = zip(COUNTS, counts, booked, strict=True)
-            whole = row.hour >= whole_from
-            if wrong := [name for name, count, sum_ in pairs if _differ(count, sum_, whole=whole)]:
-                what = "not" if whole else "less than"
-                yield Problem(_hour(key), f"is {what} what the calls add up to: {', '.join(wrong)}")
-        for key in summed:
-            yield Problem(_hour(key), "is missing, though there are calls of that hour")
-
-    def check_spending(self, connection: Connection, now: float) -> Iterator[Problem]:
-        """Find what is wrong with `spending`: reservations are those of what is under way; what is spent in the day and
-        the month of `now`, which limits go by, may be more than runs and calls add up to, as runs are deleted, and
-        never less.
-        """
-        reserved = dict(self._reserved)
-        rows = {(row.tenant, row.period): row for row in connection.execute(select(SPENDING))}
-        booked = {key: (row.reserved_tokens, row.reserved_nano_usd) for key, row in rows.items()}
-        for key, spent in sorted(item for item in self._spent.items() if item[0][1] in periods(now)):
-            of_row = {name: getattr(rows[key], name) if key in rows else 0 for name in spent}
-            for name in (name for name, count in spent.items() if min(count, MOST) > of_row[name]):
-                said = f"{name} is {of_row[name]}, less than the {spent[name]} of its runs and calls"
-                yield Problem(f"spending of {key[0]}, {key[1]}", said)
-        for key in sorted(reserved.keys() | booked.keys()):
-            tokens, nano_usd = reserved.get(key, (0, 0))
-            if (tokens, nano_usd) != (found := booked.get(key, (0, 0))):
-                yield Problem(
-                    f"spending of {key[0]}, {key[1]}",
-                    f"{found[0]} tokens and {found[1]} nano-dollars are reserved, but open calls and answers to come "
-                    f"reserve {tokens} and {nano_usd}",
-                )
-
-    def _reserve(self, tenant: str, at: float, tokens: int, nano_usd: int) -> None:
-        for period in periods(at):
-            known = self._reserved[tenant, period]
-            self._reserved[tenant, period] = known[0] + tokens, known[1] + nano_usd
-
-    def _spend(self, tenant: str, at: float, **counts: int) -> None:
-        for period in periods(at):
-            self._spent[tenant, period].update(counts)
-
-
-def _differ(count: int | None, booked: int | None, *, whole: bool) -> bool:
-    return count != booked if whole else (count or 0) > (booked or 0)
-
-
-def _hour(key: _Key) -> str:
-    named = dict(zip(_GROUPS, key, strict=True))
-    version = f" {named['executor_version']}" if named["executor_version"] else ""
-    what = f"{named['role']} {named['model']}{version} at {named['deployment']}"
-    return f"usage of {named['tenant']} in the hour {named['hour']} ({what})"
-
-
-_PIECE = 100
-"""Runs that are read at once."""
-_SILENT_S = 60.0
-Progress = Callable[[int, int], None]
-"""How many runs have been read, of how many."""
-
-
 class Checked(msgspec.Struct):
     """What was looked at, and what was found."""
 
-    schema: str = ""
+    schema: str = str(SCHEMA_NUMBER)
     """The number of its tables."""
     runs: int = 0
     calls: int = 0
@@ -194,16 +57,18 @@ async def check(database: Database, progress: Progress = lambda _done, _total: N
 def _check(connection: Connection, progress: Progress) -> Checked:
     begin_snapshot(connection)
     now = database_time(connection)
-    checked, sums = Checked(), Sums()
+    checked, sums = Checked(), _Sums()
     try:
-        checked.problems += _check_gateways(connection, now)
-        checked.schema = ", ".join(map(str, connection.scalars(select(SCHEMA.c.number))))
-        for part in (_check_file, _check_tables, _check_references, _check_counts):
+        for part in (partial(_check_gateways, now=now), _check_file, _check_tables, _check_references):
             checked.problems += part(connection)
-        for rows, calls in _pieces(connection, progress):
-            _check_piece(rows, calls, checked, sums)
-        checked.problems += sums.check_hours(connection)
-        checked.problems += sums.check_spending(connection, now)
+        total = connection.execute(select(func.count()).select_from(RUNS)).scalar_one()
+        for runs, calls in _pieces(connection):
+            checked.problems += _check_piece(runs, calls, sums)
+            checked.runs += len(runs)
+            checked.calls += sum(map(len, calls.values()))
+            progress(checked.runs, total)
+        checked.problems += _check_hours(connection, sums)
+        checked.problems += _check_spending(connection, sums, now)
     except DBAPIError as error:
         checked.problems.append(Problem("database", f"cannot be read any further: {error.orig}"))
     return checked
@@ -230,80 +95,159 @@ def _check_tables(connection: Connection) -> Iterator[Problem]:
         if not found.has_table(table.name):
             yield Problem(f"table {table.name}", "is missing")
             continue
-        columns = {column["name"] for column in found.get_columns(table.name)}
-        indexes = {index["name"] for index in found.get_indexes(table.name)}
-        for name in sorted({column.name for column in table.columns} - columns):
-            yield Problem(f"table {table.name}", f"has no column {name}")
-        for name in sorted({str(index.name) for index in table.indexes} - indexes):
-            yield Problem(f"table {table.name}", f"has no index {name}")
+        there = {item["name"] for item in (*found.get_columns(table.name), *found.get_indexes(table.name))}
+        for name in sorted({*table.c.keys(), *(str(index.name) for index in table.indexes)} - there):
+            yield Problem(f"table {table.name}", f"has no {name}")
 
 
 def _check_references(connection: Connection) -> Iterator[Problem]:
     for table in METADATA.sorted_tables:
         for key in table.foreign_keys:
-            there = exists().where(key.column == key.parent)
-            lost = select(func.count()).select_from(table).where(key.parent.is_not(None), ~there)
+            lost = select(func.count()).select_from(table)
+            lost = lost.where(key.parent.is_not(None), ~exists().where(key.column == key.parent))
             if count := connection.execute(lost).scalar_one():
                 yield Problem(f"table {table.name}", f"{count} rows are of {key.column.table.name} that are not there")
 
 
-def _check_counts(connection: Connection) -> Iterator[Problem]:
-    """Counts that cannot be, as older releases booked them where an engine said so."""
-    for table in (CALLS, USAGE_HOURS, SPENDING):
-        keys = [*table.primary_key.columns]
-        for column in table.columns:
-            if isinstance(column.type, BigInteger) and column not in keys:
-                wrong = select(*keys, column, whole(column)).where(column != whole(column)).order_by(*keys)
-                for *key, found, counted in connection.execute(wrong):
-                    row = ", ".join(str(part) for part in key if part != "")
-                    said = f"{row}: {column.name} is {found}, which cannot be, and counts as {counted}"
-                    yield Problem(f"table {table.name}", said)
-
-
-def _pieces(connection: Connection, progress: Progress) -> Iterator[tuple[Sequence[Row[Any]], Sequence[RowMapping]]]:
-    """All runs by their identifiers, with all their calls, some at a time."""
-    total = connection.execute(select(func.count()).select_from(RUNS)).scalar_one()
-    after, done = "", 0
+def _pieces(connection: Connection) -> Iterator[tuple[Sequence[Row[Any]], dict[str, list[RowMapping]]]]:
+    """All runs by their identifiers, and the calls of each, some at a time."""
+    after = ""
     while rows := connection.execute(
         select(RUNS).where(RUNS.c.run_id > after).order_by(RUNS.c.run_id).limit(_PIECE)
     ).all():
         within = CALLS.c.run_id > after, CALLS.c.run_id <= rows[-1].run_id
-        yield rows, connection.execute(select(CALLS).where(*within)).mappings().all()
-        after, done = rows[-1].run_id, done + len(rows)
-        progress(done, total)
+        calls: dict[str, list[RowMapping]] = {row.run_id: [] for row in rows}
+        for call in connection.execute(select(CALLS).where(*within)).mappings():
+            calls.setdefault(call["run_id"], []).append(call)
+        yield rows, calls
+        after = rows[-1].run_id
 
 
-def _check_piece(rows: Sequence[Row[Any]], calls: Sequence[RowMapping], checked: Checked, sums: Sums) -> None:
-    of_run: dict[str, list[RowMapping]] = {row.run_id: [] for row in rows}
-    for call in calls:
-        if wrong := _misfits(CALLS, call):
-            said = f"its call {call['number']} holds what cannot be in {', '.join(wrong)}"
-            checked.problems.append(Problem(f"run {call['run_id']}", said))
-        else:
-            of_run.setdefault(call["run_id"], []).append(call)
-    sound = [call for each in of_run.values() for call in each]
-    for call in sound:
-        if call["outcome"] == "open":
-            sums.add_open(call_of(call))
-    sums.add_ended([call_of(call) for call in sound if call["outcome"] != "open"])
-    for row in rows:
-        if wrong := _misfits(RUNS, row._mapping):
-            checked.problems.append(Problem(f"run {row.run_id}", f"holds what cannot be in {', '.join(wrong)}"))
-        else:
-            checked.problems += check_run(row, of_run[row.run_id])
-            sums.add_run(row)
-    checked.runs += len(rows)
-    checked.calls += len(calls)
+class _Sums:
+    """What runs and calls add up to."""
+
+    def __init__(self) -> None:
+        self.hours: dict[tuple[Any, ...], UsageSums] = {}
+        """By the values of `GROUPS`."""
+        self.reserved: dict[Period, Amount] = defaultdict(Amount)
+        self.spent: dict[Period, Counter[str]] = defaultdict(Counter)
+        self.oldest, self.longest = float("inf"), 0.0
+
+    def add_run(self, row: Row[Any]) -> None:
+        """Add a row of `runs`: what it holds for its answer."""
+        self.oldest, self.longest = min(self.oldest, row.started_at), max(self.longest, row.duration_s)
+        self.reserve(row.tenant, row.started_at, Amount(row.held_tokens, row.held_nano_usd))
+        self._spend(row.tenant, row.started_at, requests=1)
+
+    def add_calls(self, calls: Sequence[Call]) -> None:
+        """Add calls that have ended: what they spent."""
+        for call in calls:
+            charged = call.charged
+            self._spend(call.tenant, call.started_at, tokens=charged.tokens, nano_usd=charged.nano_usd or 0)
+        for row in hourly_usage(calls):
+            key, sums = tuple(row[name] for name in GROUPS), UsageSums(**{name: row[name] for name in SUMS})
+            self.hours[key] = UsageSums(**added([self.hours.get(key, UsageSums()), sums]))
+
+    def reserve(self, tenant: str, at: float, amount: Amount) -> None:
+        """Add what is reserved."""
+        for period in periods(at):
+            self.reserved[tenant, period] += Amount(amount.tokens, amount.nano_usd or 0)
+
+    def _spend(self, tenant: str, at: float, **counts: int) -> None:
+        for period in periods(at):
+            self.spent[tenant, period].update(counts)
 
 
-def _misfits(table: Table, row: RowMapping) -> list[str]:
-    """Columns that hold something of another kind than is meant for them, which SQLite does not mind."""
-    found = [column.name for column in table.columns if not _fits(column, row[column.name])]
-    if not found and "counted" in row and row["counted"] not in (None, "impossible"):
-        found = [name for name in ("prompt_tokens", "completion_tokens") if row[name] is None]
-    return found
+def _check_piece(runs: Sequence[Row[Any]], calls: dict[str, list[RowMapping]], sums: _Sums) -> Iterator[Problem]:
+    for run in runs:
+        ended: list[Call] = []
+        for row in calls[run.run_id]:
+            try:
+                call = call_of(row)
+            except StoreFailed as error:
+                yield Problem(f"run {run.run_id}", str(error))
+                continue
+            if row["outcome"] != "open":
+                ended.append(call)
+                yield from _check_call(run, row, call)
+            else:
+                sums.reserve(call.tenant, call.started_at, call.reserved)
+                if run.status != "running":
+                    yield Problem(f"run {run.run_id}", f"has ended, but its call {call.number} is still open")
+        sums.add_calls(ended)
+        sums.add_run(run)
+        if run.status != "running":
+            yield from _check_trace(run, ended)
 
 
-def _fits(column: Column[Any], value: object) -> bool:
-    kind = column.type.python_type
-    return bool(column.nullable) if value is None else isinstance(value, int | float if kind is float else kind)
+def _check_call(run: Row[Any], row: RowMapping, call: Call) -> Iterator[Problem]:
+    if row["wasted_tokens"] != call.wasted_tokens:
+        what = f"call {call.number} has wasted {call.wasted_tokens} tokens, but {row['wasted_tokens']} are booked"
+        yield Problem(f"run {run.run_id}", what)
+
+
+def _check_trace(row: Row[Any], booked: Sequence[Call]) -> Iterator[Problem]:
+    where = f"run {row.run_id}"
+    if row.trace is None:
+        yield Problem(where, f"is {row.status}, but has no trace")
+        return
+    try:
+        run = run_of(row)
+    except StoreFailed:
+        yield Problem(where, "its trace cannot be decoded")
+        return
+    recorded = {"id": row.run_id, **row._mapping}
+    if wrong := [name for name in _OF_RUN if getattr(run, name) != recorded[name]]:
+        yield Problem(where, f"its trace and its row differ in {', '.join(wrong)}")
+    traced, rows = ({call.number: call for call in calls} for calls in (run.calls, booked))
+    if missing := sorted(traced.keys() - rows.keys()):
+        yield Problem(where, f"its trace has calls that are not booked: {', '.join(map(str, missing))}")
+    if unknown := sorted(rows.keys() - traced.keys()):
+        yield Problem(where, f"calls are booked that its trace does not have: {', '.join(map(str, unknown))}")
+    for number in sorted(traced.keys() & rows.keys()):
+        one, other = (msgspec.structs.asdict(calls[number]) for calls in (traced, rows))
+        if wrong := [name for name in one if one[name] != other[name]]:
+            yield Problem(where, f"call {number} is booked otherwise than its trace says: {', '.join(wrong)}")
+
+
+def _check_hours(connection: Connection, sums: _Sums) -> Iterator[Problem]:
+    """Hours whose runs are partly deleted may hold more than the calls add up to."""
+    exact_from = (sums.oldest + sums.longest) // HOUR_S + 2
+    missing = dict(sums.hours)
+    columns = [USAGE_HOURS.c[name] for name in (*GROUPS, *SUMS)]
+    for row in connection.execution_options(yield_per=1000).execute(select(*columns)):
+        key, booked = tuple(row[: len(GROUPS)]), row[len(GROUPS) :]
+        exact, found = row.hour >= exact_from, missing.pop(key, UsageSums())
+        counts = zip(SUMS, msgspec.structs.astuple(found), booked, strict=True)
+        wrong = [name for name, one, other in counts if (one != other if exact else (one or 0) > (other or 0))]
+        if wrong:
+            what = f"is {'not' if exact else 'less than'} what the calls add up to: {', '.join(wrong)}"
+            yield Problem(_hour(key), what)
+    for key in missing:
+        yield Problem(_hour(key), "is missing, though there are calls of that hour")
+
+
+def _hour(key: tuple[Any, ...]) -> str:
+    tenant, hour, role, model, deployment, version = key
+    return f"usage of {tenant} in the hour {hour} ({' '.join(filter(None, (role, model, version)))} at {deployment})"
+
+
+def _check_spending(connection: Connection, sums: _Sums, now: float) -> Iterator[Problem]:
+    """Reservations are those of what is under way. What is spent in the day and the month of `now`, which limits go by,
+    may be more than runs and calls add up to, as runs are deleted, and never less.
+    """
+    rows = {(row.tenant, row.period): row for row in connection.execute(select(SPENDING))}
+    booked = {key: Amount(row.reserved_tokens, row.reserved_nano_usd) for key, row in rows.items()}
+    for key, spent in sorted(item for item in sums.spent.items() if item[0][1] in periods(now)):
+        for name, count in spent.items():
+            if count > (found := int(getattr(rows.get(key), name, 0))):
+                what = f"{name} is {found}, less than the {count} of its runs and calls"
+                yield Problem(f"spending of {key[0]}, {key[1]}", what)
+    for key in sorted(sums.reserved.keys() | booked.keys()):
+        wanted, there = sums.reserved.get(key, NOTHING), booked.get(key, NOTHING)
+        if wanted != there:
+            yield Problem(
+                f"spending of {key[0]}, {key[1]}",
+                f"{there.tokens} tokens and {there.nano_usd} nano-dollars are reserved, but open calls and answers to "
+                f"come reserve {wanted.tokens} and {wanted.nano_usd}",
+            )

@@ -5,9 +5,9 @@ import os
 import sqlite3
 import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +18,6 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from router.errors import BadConfig, StoreFailed
 from router.store.schema import METADATA, SCHEMA, SCHEMA_NUMBER
-from router.store.statements import translated
 
 _log = structlog.get_logger("store")
 WRITES: dict[str, Any] = {"writes": True}
@@ -233,7 +232,7 @@ class Database:
     def _committed(self, change: Callable[[Connection], Value], engine: Engine) -> Value:
         for attempts_left in reversed(range(_ATTEMPTS)):
             try:
-                with translated(engine), engine.begin() as connection:
+                with _driver_errors(engine), engine.begin() as connection:
                     return change(connection)
             except DBAPIError as error:
                 if not attempts_left or getattr(error.orig, "sqlstate", None) not in _LOST_TO_OTHERS:
@@ -257,6 +256,16 @@ class Database:
             # Not the error's text: SQLAlchemy puts the row into it, and the row holds the answer.
             _log.error("store.failed", error=str(getattr(error, "orig", error)))
             raise StoreFailed(FAILED) from error
+
+
+@contextmanager
+def _driver_errors(engine: Engine) -> Iterator[None]:
+    """Translate what the driver raises into what SQLAlchemy would make of it."""
+    driver: Any = engine.dialect.loaded_dbapi
+    try:
+        yield
+    except driver.Error as error:
+        raise DBAPIError.instance(None, None, error, driver.Error, dialect=engine.dialect) from error
 
 
 def _identity(file: Path) -> tuple[int, int] | None:

@@ -1,17 +1,17 @@
-"""The processes that write here: who is alive, and what is to be done for it."""
+"""Gateways: the processes that write to a database, each with a heartbeat."""
 
 import os
 import secrets
 import socket
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from sqlalchemy import Connection, Row, select
 
+from router.store.operations import Operation
 from router.store.schema import GATEWAYS, RUNS
-from router.store.unit_of_work import Books, Scope
+from router.store.unit_of_work import Reads, UnitOfWork
 
 _DEAD_AFTER_S = 15.0
 
@@ -35,53 +35,41 @@ class ThisGateway(msgspec.Struct, frozen=True):
         return row.host == self.host and (row.pid == self.pid or not _exists(row.pid))
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What a gateway learns when it says that it is alive."""
+class Noticed(msgspec.Struct, frozen=True):
+    """What a gateway learns with its heartbeat."""
 
     to_cancel: list[str]
-    """Those of its runs that somebody wants cancelled."""
+    """Those of its runs that are to be cancelled."""
     orphans: list[tuple[str, str]]
     """Tenants and identifiers of the runs of dead gateways."""
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """A gateway is alive."""
+def heartbeat(gateway: ThisGateway) -> Operation[Noticed]:
+    """Note that a gateway is alive, and look for what is to be done."""
 
-    gateway: ThisGateway
-    scope = Scope()
-    otherwise = None
-
-    def apply(self, books: Books) -> Seen:
-        """Say so, and look around."""
-        connection, own = books.connection, self.gateway.gateway_id
+    def apply(work: UnitOfWork) -> Noticed:
+        connection, own = work.connection, gateway.gateway_id
         now = database_time(connection)
-        row = {**msgspec.structs.asdict(self.gateway), "seen_at": now}
         if not connection.execute(GATEWAYS.update().where(GATEWAYS.c.gateway_id == own).values(seen_at=now)).rowcount:
-            connection.execute(GATEWAYS.insert().values(row))
+            connection.execute(GATEWAYS.insert().values(**msgspec.structs.asdict(gateway), seen_at=now))
         others = connection.execute(select(GATEWAYS).where(GATEWAYS.c.gateway_id != own))
-        alive = [own, *(other.gateway_id for other in others if not self.gateway.outlives(other, now))]
+        alive = [own, *(other.gateway_id for other in others if not gateway.outlives(other, now))]
         running = RUNS.c.status == "running"
-        orphans = select(RUNS.c.tenant, RUNS.c.run_id).where(running, RUNS.c.gateway_id.not_in(alive))
         to_cancel = select(RUNS.c.run_id).where(running, RUNS.c.gateway_id == own, RUNS.c.cancel_requested)
-        return Seen(
-            list(connection.execute(to_cancel).scalars()), [row._tuple() for row in connection.execute(orphans)]
-        )
+        orphans = select(RUNS.c.tenant, RUNS.c.run_id).where(running, RUNS.c.gateway_id.not_in(alive))
+        return Noticed([*connection.scalars(to_cancel)], [row._tuple() for row in connection.execute(orphans)])
+
+    return Operation(Reads(), apply)
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """A gateway ends; its row goes, and with it those of gateways that have been dead for a day."""
+def leave(gateway: ThisGateway) -> Operation[None]:
+    """Take a gateway that ends off the list, and with it those that have been dead for a day."""
 
-    gateway: ThisGateway
-    scope = Scope()
-    otherwise = None
+    def apply(work: UnitOfWork) -> None:
+        old = GATEWAYS.c.seen_at < database_time(work.connection) - 86400
+        work.connection.execute(GATEWAYS.delete().where((GATEWAYS.c.gateway_id == gateway.gateway_id) | old))
 
-    def apply(self, books: Books) -> None:
-        """Delete the rows."""
-        old = GATEWAYS.c.seen_at < database_time(books.connection) - 86400
-        books.connection.execute(GATEWAYS.delete().where((GATEWAYS.c.gateway_id == self.gateway.gateway_id) | old))
+    return Operation(Reads(), apply)
 
 
 def database_time(connection: Connection) -> float:

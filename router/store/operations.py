@@ -1,259 +1,194 @@
-"""What can be written of a run.
+"""Operations: what can be written of a run.
 
-Each operation can be repeated without harm, as nobody may have heard that its commit came through.
+Each can be repeated without harm, as the news that its commit came through may be lost.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, TypeVar
 
 import msgspec
+import structlog
+from sqlalchemy import select
 
 from router.amount import NOTHING, Amount
 from router.ledger.journal import Began, Earlier, RunStart
-from router.store.rows import trace_of
-from router.store.unit_of_work import Books, KnownRun, Scope
+from router.store.rows import call_of, run_of, trace_of
+from router.store.schema import CALLS, RUNS
+from router.store.unit_of_work import KnownRun, Reads, UnitOfWork
 from router.trace.call import Call, OpenedCall
 from router.trace.redaction import redacted
 from router.trace.run import Run
 from router.trace.values import AnswerWritten, Trajectory
 
+_log = structlog.get_logger("store")
 _REQUEST_ID_S = 86400
-
-
-class Operation(Protocol):
-    """One entry."""
-
-    @property
-    def scope(self) -> Scope:
-        """What it is about."""
-
-    def apply(self, books: Books) -> object:
-        """Change the books; what whoever asked is to hear. Raises a `RolegateError`; then nothing has changed."""
-
-    @property
-    def otherwise(self) -> "Operation | None":
-        """What is to be written, as soon as that is possible, where this could not be, though it was waited for."""
+Outcome = TypeVar("Outcome")
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
-    """A run begins."""
+class Operation(Generic[Outcome]):
+    """One operation of a unit of work."""
 
-    start: RunStart
+    reads: Reads
+    apply: Callable[[UnitOfWork], Outcome]
+    """Makes the change and returns its outcome. Raises a `RolegateError`; then nothing has changed."""
 
-    @property
-    def scope(self) -> Scope:
-        """Its tenant's quotas, and an earlier run of that name."""
-        start = self.start
-        return Scope(start.tenant, start.id, start.request_id, (start.started_at,))
 
-    @property
-    def otherwise(self) -> "Forget":
-        """There is no such run."""
-        return Forget(self.start.tenant, self.start.id)
+def begin(start: RunStart) -> Operation[Began | Earlier]:
+    """Begin a run, or name the earlier one of its `request_id`. Raises `BudgetExhausted`."""
 
-    def apply(self, books: Books) -> Began | Earlier:
-        """Begin, or name the earlier run. Raises `BudgetExhausted`."""
-        start, tenant = self.start, books.tenant(self.start.tenant)
+    def apply(work: UnitOfWork) -> Began | Earlier:
+        tenant = work.tenant(start.tenant)
         began = Began(tenant.limited, tenant.redact, tenant.training)
-        if books.run(start.id) is not None:
+        if work.run(start.id) is not None:
             return began
-        earlier = books.named(start.tenant, start.request_id) if start.request_id else None
-        if earlier is not None and self._stands(earlier):
+        earlier = work.run_of_request(start.tenant, start.request_id) if start.request_id else None
+        if earlier is not None and _holds_its_request_id(earlier, start.started_at):
             return Earlier(earlier.run_id, earlier.status, earlier.fingerprint == start.fingerprint)
-        books.spending.check(tenant, start.started_at, start.hold)
-        books.spending.count_request(tenant, start.started_at, books.in_flight(tenant.name))
+        work.spending.check(tenant, start.started_at, start.hold)
+        work.spending.count_request(tenant, start.started_at, work.in_flight[tenant.name])
         if earlier is not None:
-            books.let_go(earlier)
-        books.begin(start, redact=tenant.redact)
+            work.release_request_id(earlier)
+        work.begin(start)
         return began
 
-    def _stands(self, earlier: KnownRun) -> bool:
-        recent = self.start.started_at - earlier.started_at < _REQUEST_ID_S
-        return recent and earlier.status in ("running", "finished")
+    return Operation(Reads(start.tenant, start.id, start.request_id, (start.started_at,)), apply)
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
-    """A call is about to be made."""
+def _holds_its_request_id(run: KnownRun, now: float) -> bool:
+    return now - run.started_at < _REQUEST_ID_S and run.status in ("running", "finished")
 
-    call: OpenedCall
 
-    @property
-    def scope(self) -> Scope:
-        """Its run, and its tenant's quotas."""
-        return Scope(self.call.tenant, self.call.run_id, spends_at=(self.call.started_at,), open_calls=True)
+def open_call(call: OpenedCall) -> Operation[None]:
+    """Reserve what a call may cost; one of the answer role takes what is held for it. Raises `BudgetExhausted` and
+    `StoreFailed`.
+    """
 
-    @property
-    def otherwise(self) -> "Discard":
-        """There is no such call."""
-        return Discard(self.call)
-
-    def apply(self, books: Books) -> None:
-        """Reserve, and release for it what is held for the answer. Raises `BudgetExhausted` and `StoreFailed`."""
-        call, run = self.call, books.running(self.call.run_id)
-        if call.number in books.open_calls(call.run_id):
+    def apply(work: UnitOfWork) -> None:
+        run = work.running(call.run_id)
+        if call.number in work.open_calls(call.run_id):
             return
         freed = run.held if call.role == "answer" else NOTHING
-        _check(books, run, freed, call.started_at, call.reserved)
+        _check(work, run, freed, call.started_at, call.reserved)
         if freed != NOTHING:
-            books.hold(run, NOTHING)
-        books.open(call)
+            work.hold(run, NOTHING)
+        work.open(call)
+
+    return Operation(Reads(call.tenant, call.run_id, spends_at=(call.started_at,), open_calls=True), apply)
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Something is kept for the answer of a run."""
+def hold(start: RunStart, amount: Amount) -> Operation[None]:
+    """Keep `amount` for a run's answer, instead of what was kept before. Raises `BudgetExhausted` and `StoreFailed`."""
 
-    tenant: str
-    run_id: str
-    amount: Amount
-    at: float
-    """When its run began, in Unix time."""
+    def apply(work: UnitOfWork) -> None:
+        run = work.running(start.id)
+        _check(work, run, run.held, run.started_at, amount)
+        work.hold(run, amount)
 
-    @property
-    def scope(self) -> Scope:
-        """The run, and its tenant's quotas."""
-        return Scope(self.tenant, self.run_id, spends_at=(self.at,))
-
-    @property
-    def otherwise(self) -> None:
-        """Whatever is held is released when the run ends."""
-
-    def apply(self, books: Books) -> None:
-        """Exchange it for what was held before. Raises `BudgetExhausted` and `StoreFailed`."""
-        run = books.running(self.run_id)
-        _check(books, run, run.held, run.started_at, self.amount)
-        books.hold(run, self.amount)
+    return Operation(Reads(start.tenant, start.id, spends_at=(start.started_at,)), apply)
 
 
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """A call has ended."""
-
-    call: Call
-
-    @property
-    def scope(self) -> Scope:
-        """The call."""
-        return Scope(self.call.tenant, self.call.run_id, open_calls=True)
-
-    @property
-    def otherwise(self) -> None:
-        """Nobody waits for it."""
-
-    def apply(self, books: Books) -> None:
-        """Book what it spent."""
-        books.settle(self.call)
+def settle(call: Call) -> Operation[None]:
+    """Book what an ended call has spent."""
+    return Operation(Reads(call.tenant, call.run_id, open_calls=True), lambda work: work.settle(call))
 
 
-@dataclass(frozen=True, slots=True)
-class Discard:
-    """A call was never made."""
-
-    call: OpenedCall
-
-    @property
-    def scope(self) -> Scope:
-        """The call."""
-        return Scope(self.call.tenant, self.call.run_id, open_calls=True)
-
-    @property
-    def otherwise(self) -> None:
-        """Nobody waits for it."""
-
-    def apply(self, books: Books) -> None:
-        """Take it back."""
-        books.discard(self.call.run_id, self.call.number)
+def discard(call: OpenedCall) -> Operation[None]:
+    """Take back a call that was never made."""
+    return Operation(
+        Reads(call.tenant, call.run_id, open_calls=True), lambda work: work.discard(call.run_id, call.number)
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """A run never began."""
+def forget(tenant: str, run_id: str) -> Operation[None]:
+    """Take back a run that never began."""
 
-    tenant: str
-    run_id: str
-
-    @property
-    def scope(self) -> Scope:
-        """The run."""
-        return Scope(self.tenant, self.run_id, open_calls=True)
-
-    @property
-    def otherwise(self) -> None:
-        """Nobody waits for it."""
-
-    def apply(self, books: Books) -> None:
-        """Take it back."""
-        run = books.run(self.run_id)
+    def apply(work: UnitOfWork) -> None:
+        run = work.run(run_id)
         if run is not None and run.status == "running":
-            books.forget(run)
+            work.forget(run)
+
+    return Operation(Reads(tenant, run_id, open_calls=True), apply)
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """A run has ended."""
+def finish(run: Run, start: RunStart | None = None, *, withheld: bool = False) -> Operation[None]:
+    """Bring a run's calls to what the run says, and write how it ended. Raises `StoreFailed`.
 
-    run: Run
-    start: RunStart | None = None
-    """With which it was put on record; None where that is not known."""
-    withheld: bool = False
-    """Whether the client was told that the run is lost."""
+    It began, and its calls were opened, without waiting for the disk: whatever a crash of the database took of that is
+    put on record again. `start`: as it was put on record; None where that is not known. `withheld`: the client was told
+    that the run is lost.
+    """
 
-    @property
-    def scope(self) -> Scope:
-        """The run, with the calls whose ends could not be written before."""
-        request_id = self.start.request_id if self.start else ""
-        return Scope(self.run.tenant, self.run.id, request_id, open_calls=True, promised=True)
-
-    @property
-    def otherwise(self) -> "Finish":
-        """The run failed."""
-        events = tuple(event for event in self.run.events if not isinstance(event, AnswerWritten))
-        lost = msgspec.structs.replace(self.run, status="failed", error="StoreFailed", result=None, events=events)
-        return Finish(lost, self.start, withheld=True)
-
-    def apply(self, books: Books) -> None:
-        """Bring its calls to what the run says, and write how it ended. Raises `StoreFailed`.
-
-        It began, and its calls were opened, without waiting for the disk: whatever a crash of the database took of that
-        is put on record again.
-        """
-        known, run = books.run(self.run.id), self.run
-        if known is None and self.start is not None:
-            known = self._begin_again(books, self.start)
+    def apply(work: UnitOfWork) -> None:
+        known = work.run(run.id)
+        if known is None and start is not None:
+            known = _begin_again(work, start)
         if known is not None and known.status == run.status:
             return
-        if self.withheld and (known is None or known.status != "running"):
+        if withheld and (known is None or known.status != "running"):
             return
-        known = books.running(run.id)
-        books.restore(run.calls)
-        if books.open_calls(run.id):
-            for call in run.calls:
-                books.settle(call)
-        for number in books.open_calls(run.id):
-            books.discard(run.id, number)
-        if books.tenant(run.tenant).redact:
-            run = redacted(run)
-        outcome = run.result.outcome if isinstance(run.result, Trajectory) else ""
-        books.end(known, run.status, outcome, run.duration_s, trace_of(run))
+        known = work.running(run.id)
+        work.restore(run.calls)
+        for call in run.calls:
+            work.settle(call)
+        for number in work.open_calls(run.id):
+            work.discard(run.id, number)
+        _end(work, known, run)
 
-    @staticmethod
-    def _begin_again(books: Books, start: RunStart) -> KnownRun | None:
-        if books.named(start.tenant, start.request_id):  # whoever asked has asked again
-            start = msgspec.structs.replace(start, request_id="")
-        books.spending.add_requests(start.tenant, start.started_at, 1)
-        books.begin(start, redact=books.tenant(start.tenant).redact)
-        return books.run(start.id)
+    request_id = start.request_id if start else ""
+    return Operation(Reads(run.tenant, run.id, request_id, open_calls=True, all_calls=True), apply)
 
 
-def _check(books: Books, run: KnownRun, freed: Amount, at: float, wanted: Amount) -> None:
+def withhold(run: Run, start: RunStart | None) -> Operation[None]:
+    """Put a run on record as failed, because it could not be written as it ended."""
+    events = tuple(event for event in run.events if not isinstance(event, AnswerWritten))
+    lost = msgspec.structs.replace(run, status="failed", error="StoreFailed", result=None, events=events)
+    return finish(lost, start, withheld=True)
+
+
+def _begin_again(work: UnitOfWork, start: RunStart) -> KnownRun | None:
+    if work.run_of_request(start.tenant, start.request_id):  # the client has asked again
+        start = msgspec.structs.replace(start, request_id="")
+    work.spending.add_requests(start.tenant, start.started_at, 1)
+    work.begin(start)
+    return work.run(start.id)
+
+
+def interrupt(tenant: str, run_id: str) -> Operation[None]:
+    """End a run that has lost its process; its open calls are charged with what they may have cost."""
+
+    def apply(work: UnitOfWork) -> None:
+        known = work.run(run_id)
+        if known is None or known.status != "running":
+            return
+        row = work.connection.execute(select(RUNS).where(RUNS.c.run_id == run_id)).one()
+        wanted = select(CALLS).where(CALLS.c.run_id == run_id).order_by(CALLS.c.number)
+        calls = tuple(map(call_of, work.connection.execute(wanted).mappings()))
+        in_flight = [f"{run_id}-{number}" for number in work.open_calls(run_id)]
+        for call in calls:
+            work.settle(call)
+        ended_at = max((call.started_at + call.duration_s for call in calls), default=known.started_at)
+        duration_s = max(0.0, ended_at - known.started_at)
+        _end(work, known, msgspec.structs.replace(run_of(row, calls), status="interrupted", duration_s=duration_s))
+        _log.warning("store.run_interrupted", run_id=run_id, tenant=tenant, calls_in_flight=in_flight)
+
+    return Operation(Reads(tenant, run_id, open_calls=True), apply)
+
+
+def _end(work: UnitOfWork, known: KnownRun, run: Run) -> None:
+    outcome = run.result.outcome if isinstance(run.result, Trajectory) else ""
+    trace = trace_of(redacted(run) if work.tenant(run.tenant).redact else run)
+    work.end(known, run.status, outcome, run.duration_s, trace)
+
+
+def _check(work: UnitOfWork, run: KnownRun, freed: Amount, at: float, wanted: Amount) -> None:
     """Raise what `Spending.check` raises where `wanted` is too much even if what is held, `freed`, is free again."""
-    tenant = books.tenant(run.tenant)
+    tenant = work.tenant(run.tenant)
     if not tenant.limited:
         return
-    books.spending.release(run.tenant, run.started_at, freed)
+    work.spending.release(run.tenant, run.started_at, freed)
     try:
-        books.spending.check(tenant, at, wanted, NOTHING if freed == run.held else run.held)
+        work.spending.check(tenant, at, wanted, NOTHING if freed == run.held else run.held)
     finally:
-        books.spending.reserve(run.tenant, run.started_at, freed)
+        work.spending.reserve(run.tenant, run.started_at, freed)

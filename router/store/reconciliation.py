@@ -8,15 +8,15 @@ from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
 from router.ledger.reconciliation import LedgerSum, Tokens
 from router.store.database import Database, begin_snapshot, storable
 from router.store.schema import CALLS, USAGE_HOURS
+from router.store.usage import HOUR_S
 from router.trace.call import WHOLE
 
-_HOUR_S = 3600
 _LISTED = 1000
 _calls = CALLS.c
 _whole = _calls.outcome.in_(WHOLE)
-_exact = and_(_whole, func.coalesce(_calls.counted, "") == "reported")
+_exact = and_(_whole, _calls.counted == "reported")
 _turned_away = _calls.outcome.in_(("refused", "unreachable"))
-_nothing = and_(_turned_away, _calls.counted.is_(None), _calls.first_token_s.is_(None))
+_nothing = and_(_turned_away, _calls.counted == "", _calls.first_token_s.is_(None))
 """The endpoint did not begin."""
 _told = _calls.counted.in_(("reported", "lower_bound"))
 _uncertain = ~or_(_exact, _nothing)
@@ -64,12 +64,12 @@ def _names(connection: Connection, wanted: ColumnElement[bool]) -> tuple[str, ..
 
 def _complete(connection: Connection, deployment: str, start: float) -> bool:
     """Whether all calls are still there that the hours from the first whole one on have summed."""
-    hour = -int(-start // _HOUR_S)
+    hour = -int(-start // HOUR_S)
     hours = USAGE_HOURS.c
     summed = select(func.coalesce(func.sum(hours.attempts), 0)).where(
         hours.deployment == deployment, hours.hour >= hour
     )
     there = select(func.count()).where(
-        _calls.deployment == deployment, _calls.started_at >= hour * _HOUR_S, _calls.outcome != "open"
+        _calls.deployment == deployment, _calls.started_at >= hour * HOUR_S, _calls.outcome != "open"
     )
     return bool(connection.execute(there).scalar_one() >= connection.execute(summed).scalar_one())

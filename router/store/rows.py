@@ -1,98 +1,66 @@
-"""A call as a row of the table `calls`."""
+"""Calls and runs as rows of `calls` and `runs`, by the fields of their structs."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from sqlalchemy import Row, RowMapping
 
-from router.amount import Amount
 from router.errors import StoreFailed
-from router.models.model import Usage
+from router.models.model import TOKEN_COUNTS
+from router.store.schema import CALLS, RESERVED
 from router.trace.call import Call, OpenedCall
 from router.trace.run import Run
 from router.trace.values import Event, Execution, Reported, Result, Trajectory, brief
 
+Value = TypeVar("Value", bound=msgspec.Struct)
+_STILL_OPEN = {"outcome": "open", "counted": "", "wasted_tokens": 0, "duration_s": 0.0}
+_OPENED_CALL = tuple(each.name for each in CALLS.c if each.name in (*OpenedCall.__struct_fields__, *RESERVED))
+ENDED_CALL = tuple(column.name for column in CALLS.c if column.name not in _OPENED_CALL)
+"""The columns that are written when a call ends."""
+
 
 def opened_row(call: OpenedCall) -> dict[str, object]:
     """A call that has not ended, as far as it is known."""
-    return {
-        "run_id": call.run_id,
-        "number": call.number,
-        "tenant": call.tenant,
-        "role": call.role,
-        "model": call.model,
-        "deployment": call.deployment,
-        "executor_version": call.executor_version or "",
-        "purpose": call.purpose,
-        "attempt": call.attempt,
-        "sub_query": call.sub_query,
-        "outcome": "open",
-        "wasted_tokens": 0,
-        "max_tokens": call.max_tokens,
-        "prompt_bound": call.prompt_bound,
-        "reserved_tokens": call.reserved.tokens,
-        "reserved_nano_usd": call.reserved.nano_usd,
-        "started_at": call.started_at,
-        "duration_s": 0.0,
-    }
+    return {name: _value(call, name) for name in _OPENED_CALL} | _STILL_OPEN
 
 
 def ended_row(call: Call) -> dict[str, object]:
-    """The columns that change when a call ends; it is told by `_run_id` and `_number`."""
-    usage = call.usage
-    return {
-        "_run_id": call.run_id,
-        "_number": call.number,
-        "outcome": call.outcome,
-        "counted": call.counted or None,
-        "prompt_tokens": usage and usage.prompt_tokens,
-        "cached_tokens": usage and usage.cached_tokens,
-        "completion_tokens": usage and usage.completion_tokens,
-        "reasoning_tokens": usage and usage.reasoning_tokens,
-        "wasted_tokens": call.wasted_tokens,
-        "nano_usd": call.nano_usd,
-        "first_token_s": call.first_token_s,
-        "duration_s": call.duration_s,
-    }
+    """The columns that change when a call ends, of the row that `_run_id` and `_number` name."""
+    return {"_run_id": call.run_id, "_number": call.number, **{name: _value(call, name) for name in ENDED_CALL}}
+
+
+def _value(call: Any, column: str) -> object:
+    """What a call has in a column: its own, that of a part of it, or an empty string for no version."""
+    if column in TOKEN_COUNTS:
+        return getattr(call.usage, column, None)
+    if column in RESERVED:
+        return getattr(call.reserved, RESERVED[column])
+    value = getattr(call, column)
+    return "" if value is None and column == "executor_version" else value
 
 
 def call_of(row: RowMapping) -> Call:
-    """The ended call that a row of all columns holds."""
-    return Call(
-        run_id=row["run_id"],
-        tenant=row["tenant"],
-        number=row["number"],
-        role=row["role"],
-        model=row["model"],
-        deployment=row["deployment"],
-        executor_version=row["executor_version"] or None,
-        purpose=row["purpose"],
-        attempt=row["attempt"],
-        sub_query=row["sub_query"],
-        max_tokens=row["max_tokens"],
-        prompt_bound=row["prompt_bound"],
-        reserved=Amount(row["reserved_tokens"], row["reserved_nano_usd"]),
-        started_at=row["started_at"],
-        outcome=row["outcome"],
-        usage=_usage(row),
-        nano_usd=row["nano_usd"],
-        first_token_s=row["first_token_s"],
-        duration_s=row["duration_s"],
-        impossible_usage=row["counted"] == "impossible",
-    )
+    """The call that a row of all columns holds; an open one as `interrupted`. Raises `StoreFailed`."""
+    counted = row["counted"]
+    flags = {flag: counted == flag for flag in ("lower_bound", "estimated")}
+    try:
+        return struct_of(
+            Call,
+            row,
+            executor_version=row["executor_version"] or None,
+            reserved={name: row[column] for column, name in RESERVED.items()},
+            outcome="interrupted" if row["outcome"] == "open" else row["outcome"],
+            usage=None if counted in ("", "impossible") else {name: row[name] for name in TOKEN_COUNTS} | flags,
+            impossible_usage=counted == "impossible",
+        )
+    except msgspec.ValidationError as error:
+        raise StoreFailed(f"The row of call {row['run_id']}-{row['number']} is damaged: {error}.") from error
 
 
-def _usage(row: RowMapping) -> Usage | None:
-    if row["counted"] in (None, "impossible"):
-        return None
-    return Usage(
-        prompt_tokens=row["prompt_tokens"],
-        completion_tokens=row["completion_tokens"],
-        cached_tokens=row["cached_tokens"],
-        reasoning_tokens=row["reasoning_tokens"],
-        lower_bound=row["counted"] == "lower_bound",
-        estimated=row["counted"] == "estimated",
-    )
+def struct_of(struct: type[Value], row: RowMapping, **others: object) -> Value:
+    """A struct whose fields are columns, but for `others`."""
+    fields = {name: row[name] for name in struct.__struct_fields__ if name in row}
+    return msgspec.convert(fields | others, struct)
 
 
 def trace_of(run: Run) -> bytes:
@@ -103,20 +71,9 @@ def trace_of(run: Run) -> bytes:
 def run_of(row: Row[Any], calls: tuple[Call, ...] = ()) -> Run:
     """The run that a row of all columns of `runs` holds; without a trace, one of `calls`. Raises `StoreFailed`."""
     if row.trace is None:
-        return Run(
-            id=row.run_id,
-            kind=row.kind,
-            request=row.request,
-            status=row.status,
-            error="",
-            result=None,
-            settings={},
-            calls=calls,
-            started_at=row.started_at,
-            duration_s=row.duration_s,
-            tenant=row.tenant,
-            request_id=row.request_id or "",
-        )
+        missing: dict[str, object] = {"error": "", "result": None, "settings": {}}
+        request_id = row.request_id or ""
+        return struct_of(Run, row._mapping, id=row.run_id, request_id=request_id, calls=calls, **missing)
     try:
         run = msgspec.msgpack.decode(row.trace, type=Run)
     except msgspec.DecodeError as error:

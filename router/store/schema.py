@@ -1,5 +1,10 @@
-"""The tables."""
+"""The tables. Columns that hold a struct follow from its fields."""
 
+from collections.abc import Iterator
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
+
+import msgspec
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -14,11 +19,40 @@ from sqlalchemy import (
     Table,
 )
 
+from router.access import Key, Spent, Tenant
+from router.amount import Amount
+from router.models.model import TOKEN_COUNTS
+from router.trace.call import Call, UsageSums
+from router.trace.run import Feedback
+from router.versions.book import Decision, ExecutorVersion
+
+_TYPES: dict[Any, type[Any]] = {int: BigInteger, float: Float, bool: Boolean}
+"""Of columns, by those of fields; all others are strings."""
+
+
+def _columns(struct: type[msgspec.Struct], *keys: str, without: tuple[str, ...] = ()) -> Iterator[Column[Any]]:
+    """A column for each field but some; null where that may be None. `keys`: fields of the primary key."""
+    for field in msgspec.structs.fields(struct):
+        kinds = get_args(field.type) if get_origin(field.type) in (Union, UnionType) else (field.type,)
+        column_type = _TYPES.get(kinds[0], String)
+        if field.name not in without:
+            yield Column(
+                field.name,
+                column_type,
+                primary_key=field.name in keys,
+                autoincrement=False,
+                nullable=NoneType in kinds,
+            )
+
+
+def _of_run(*, primary_key: bool = False, index: bool = False) -> Column[Any]:
+    return Column("run_id", ForeignKey("runs.run_id"), primary_key=primary_key, nullable=False, index=index)
+
+
 METADATA = MetaData()
 SCHEMA_NUMBER = 1
 """Of these tables: whoever changes them counts it up, here and in the name of the demo's file (`presets/mini.toml`)."""
 SCHEMA = Table("rolegate_schema", METADATA, Column("number", Integer, primary_key=True, autoincrement=False))
-
 RUNS = Table(
     "runs",
     METADATA,
@@ -26,7 +60,7 @@ RUNS = Table(
     Column("tenant", String, nullable=False),
     Column("key_id", String, nullable=False),
     Column("kind", String, nullable=False),
-    Column("request_id", String),  # of the client; null where there is none, or where it was let go
+    Column("request_id", String),  # of the client; null where there is none, or where another run has taken it over
     Column("fingerprint", String, nullable=False),
     Column("request", String, nullable=False),
     Column("status", String, nullable=False),
@@ -37,110 +71,51 @@ RUNS = Table(
     Column("cancel_requested", Boolean, nullable=False),
     Column("held_tokens", BigInteger, nullable=False),
     Column("held_nano_usd", BigInteger, nullable=False),
-    Column("trace_bytes", Integer, nullable=False),
     Column("trace", LargeBinary),  # null while it runs; last, as SQLite reads what stands behind it through it
-    Index("runs_by_time", "started_at", "run_id", "trace_bytes"),
+    Index("runs_by_time", "started_at", "run_id"),
     Index("runs_by_tenant", "tenant", "started_at", "run_id"),
     Index("runs_by_request_id", "tenant", "request_id", unique=True),
     Index("runs_by_status", "status", "tenant"),
 )
+RESERVED = {f"reserved_{name}": name for name in Amount.__struct_fields__}
+"""The columns of `OpenedCall.reserved`, each with its field of `Amount`."""
 CALLS = Table(
     "calls",
     METADATA,
-    Column("run_id", String, ForeignKey("runs.run_id"), primary_key=True),
-    Column("number", Integer, primary_key=True),
-    Column("tenant", String, nullable=False),
-    Column("role", String, nullable=False),
-    Column("model", String, nullable=False),
-    Column("deployment", String, nullable=False),
+    _of_run(primary_key=True),
+    *_columns(Call, "number", without=("run_id", "executor_version", "reserved", "usage", "impossible_usage")),
     Column("executor_version", String, nullable=False),  # empty for the other roles
-    Column("purpose", String, nullable=False),
-    Column("attempt", Integer, nullable=False),
-    Column("sub_query", Integer),
-    Column("outcome", String, nullable=False),  # `open` while it runs
-    Column("counted", String),  # as `Call.counted`; null where the usage is unknown
-    Column("prompt_tokens", BigInteger),
-    Column("cached_tokens", BigInteger),
-    Column("completion_tokens", BigInteger),
-    Column("reasoning_tokens", BigInteger),
+    *(Column(column, BigInteger, nullable=name == "nano_usd") for column, name in RESERVED.items()),
+    *(Column(name, BigInteger) for name in TOKEN_COUNTS),  # null where the usage is unknown
+    Column("counted", String, nullable=False),  # as `Call.counted`
     Column("wasted_tokens", BigInteger, nullable=False),
-    Column("nano_usd", BigInteger),
-    Column("max_tokens", Integer, nullable=False),
-    Column("prompt_bound", Integer, nullable=False, server_default="0"),
-    Column("reserved_tokens", BigInteger, nullable=False),
-    Column("reserved_nano_usd", BigInteger),  # null where the price was not known
-    Column("started_at", Float, nullable=False),
-    Column("first_token_s", Float),
-    Column("duration_s", Float, nullable=False),
     Index("calls_by_tenant", "tenant", "started_at"),
     Index("calls_by_deployment", "deployment", "started_at"),
 )
+"""`outcome` is `open` while a call runs."""
+GROUPS = "tenant", "hour", "role", "model", "deployment", "executor_version"
+"""What the calls of a row of `usage_hours` have in common; hours are Unix time / 3600."""
 USAGE_HOURS = Table(  # sums of ended calls by the hour in which they started, kept when the calls are deleted
     "usage_hours",
     METADATA,
-    Column("tenant", String, primary_key=True),
-    Column("hour", Integer, primary_key=True),  # Unix time / 3600
-    Column("role", String, primary_key=True),
-    Column("model", String, primary_key=True),
-    Column("deployment", String, primary_key=True),
-    Column("executor_version", String, primary_key=True),
-    Column("attempts", BigInteger, nullable=False),
-    Column("attempts_without_usage", BigInteger, nullable=False),
-    Column("attempts_without_cost", BigInteger, nullable=False),
-    Column("prompt_tokens", BigInteger, nullable=False),
-    Column("completion_tokens", BigInteger, nullable=False),
-    Column("cached_tokens", BigInteger),
-    Column("reasoning_tokens", BigInteger),
-    Column("wasted_tokens", BigInteger, nullable=False),
-    Column("nano_usd", BigInteger),
+    *(Column(name, Integer if name == "hour" else String, primary_key=True, autoincrement=False) for name in GROUPS),
+    *_columns(UsageSums),
     Index("usage_hours_by_time", "hour"),
 )
 SPENDING = Table(  # what counts against quotas: a row for each day and each month in which a tenant asked
-    "spending",
-    METADATA,
-    Column("tenant", String, primary_key=True),
-    Column("period", String, primary_key=True),  # 2026-11-21 or 2026-11, UTC
-    Column("requests", BigInteger, nullable=False),
-    Column("tokens", BigInteger, nullable=False),
-    Column("nano_usd", BigInteger, nullable=False),
-    Column("reserved_tokens", BigInteger, nullable=False),
-    Column("reserved_nano_usd", BigInteger, nullable=False),
+    "spending", METADATA, Column("tenant", String, primary_key=True), *_columns(Spent, "period")
 )
 FEEDBACK = Table(
     "feedback",
     METADATA,
     Column("feedback_id", String, primary_key=True),
-    Column("run_id", String, ForeignKey("runs.run_id"), nullable=False, index=True),
+    _of_run(index=True),
     Column("given_at", Float, nullable=False),
-    Column("accepted", Boolean),
-    Column("score", Float),
-    Column("gold_answer", String, nullable=False),
-    Column("comment", String, nullable=False),
+    *_columns(Feedback, without=("run_id",)),
 )
-TENANTS = Table(
-    "tenants",
-    METADATA,
-    Column("name", String, primary_key=True),
-    Column("tokens_per_day", BigInteger),
-    Column("tokens_per_month", BigInteger),
-    Column("nano_usd_per_day", BigInteger),
-    Column("nano_usd_per_month", BigInteger),
-    Column("requests_per_day", BigInteger),
-    Column("requests_per_month", BigInteger),
-    Column("runs_in_flight", Integer),
-    Column("redact", Boolean, nullable=False),
-    Column("training", Boolean, nullable=False),
-)
-KEYS = Table(
-    "keys",
-    METADATA,
-    Column("key_id", String, primary_key=True),
-    Column("tenant", String, ForeignKey("tenants.name")),  # null for the operator's
-    Column("scopes", String, nullable=False),  # separated by commas
-    Column("label", String, nullable=False),
-    Column("secret_sha256", String, nullable=False),
-    Column("created_at", Float, nullable=False),
-    Column("revoked_at", Float),
+TENANTS = Table("tenants", METADATA, *_columns(Tenant, "name"))
+KEYS = Table(  # `scopes` are separated by commas
+    "keys", METADATA, *_columns(Key, "key_id", without=("tenant",)), Column("tenant", ForeignKey("tenants.name"))
 )
 GATEWAYS = Table(  # the processes that write here; the runs of one that is dead are closed as interrupted
     "gateways",
@@ -150,20 +125,11 @@ GATEWAYS = Table(  # the processes that write here; the runs of one that is dead
     Column("pid", Integer, nullable=False),
     Column("seen_at", Float, nullable=False),
 )
-EXECUTOR_VERSIONS = Table(
-    "executor_versions",
-    METADATA,
-    Column("version", String, primary_key=True),
-    Column("state", String, nullable=False),
-    Column("share", Float, nullable=False),  # of a canary
-    Column("state_at", Float, nullable=False),
-    Column("registered_at", Float, nullable=False),
-    Column("manifest", String, nullable=False),  # as JSON; empty for a model that the config names
-)
+EXECUTOR_VERSIONS = Table("executor_versions", METADATA, *_columns(ExecutorVersion, "version"))
 VERSION_TRIALS = Table(  # runs that two versions have worked on; deleted with the run
     "version_trials",
     METADATA,
-    Column("run_id", String, ForeignKey("runs.run_id"), primary_key=True),
+    _of_run(primary_key=True),
     Column("candidate", String, nullable=False),
     Column("active", String, nullable=False),
     Column("stage", String, nullable=False),
@@ -179,16 +145,9 @@ VERSION_TRIALS = Table(  # runs that two versions have worked on; deleted with t
     Column("active_right", Boolean),
     Index("version_trials_by_candidate", "candidate", "stage", "ended_at"),
 )
-VERSION_DECISIONS = Table(
+VERSION_DECISIONS = Table(  # numbers are given under a lock, so in the order of commits; figures are JSON
     "version_decisions",
     METADATA,
-    Column("number", Integer, primary_key=True, autoincrement=False),  # given under a lock, so in the order of commits
-    Column("version", String, ForeignKey("executor_versions.version"), nullable=False, index=True),
-    Column("decision", String, nullable=False),
-    Column("from_state", String),  # null for a version that was new
-    Column("to_state", String, nullable=False),
-    Column("decided_by", String, nullable=False),
-    Column("decided_at", Float, nullable=False),
-    Column("reason", String, nullable=False),
-    Column("figures", String),  # as JSON
+    Column("version", ForeignKey("executor_versions.version"), nullable=False, index=True),
+    *_columns(Decision, "number", without=("version",)),
 )

@@ -3,22 +3,22 @@
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
-from sqlalchemy import BigInteger, ColumnElement, case, cast, func, literal_column
 
 from router.access import Tenant
 from router.amount import NOTHING, Amount, Left
 from router.errors import PriceUnknown, QuotaExhausted
-from router.store.schema import CALLS, USAGE_HOURS
 
 _DAY_S = 86400
 _SOON_S = 1.0
-Key = tuple[str, str]
-"""A tenant and a period, as 2026-11-21 or 2026-11."""
+Period = tuple[str, str]
+"""A tenant and a day or a month, as 2026-11-21 or 2026-11."""
 Unit = Literal["day", "month"]
 _LIMITED: tuple[Literal["tokens", "nano_usd"], ...] = ("tokens", "nano_usd")
+MOST = 2 * 10**16
+"""No limit may be higher, so that sums of what is spent stay far below what databases hold: twenty million dollars."""
 
 
 class Tally(msgspec.Struct):
@@ -42,12 +42,12 @@ class Tally(msgspec.Struct):
 
 
 class Spending:
-    """The books of some tenants: as they stand on record, and what has changed since."""
+    """What some tenants have spent and reserved: as it stands on record, and what has changed since."""
 
-    def __init__(self, recorded: Mapping[Key, Tally]) -> None:
+    def __init__(self, recorded: Mapping[Period, Tally]) -> None:
         """`recorded` holds the rows of tenants with quotas; those of others are only added to."""
         self._recorded = recorded
-        self.changes: dict[Key, Tally] = {}
+        self.changes: dict[Period, Tally] = {}
 
     def count_request(self, tenant: Tenant, at: float, in_flight: int) -> None:
         """Count one more run, while `in_flight` others run. Raises `QuotaExhausted`; then it is not counted."""
@@ -119,12 +119,15 @@ class Spending:
             self.changes[key] = Tally()
         return self.changes[key]
 
-    def _requests(self, key: Key) -> int:
-        return sum(books[key].requests for books in (self._recorded, self.changes) if key in books)
+    def _requests(self, key: Period) -> int:
+        return sum(tally.requests for tally in self._tallies(key))
 
-    def _taken(self, key: Key) -> tuple[Amount, Amount]:
+    def _tallies(self, key: Period) -> list[Tally]:
+        return [tallies[key] for tallies in (self._recorded, self.changes) if key in tallies]
+
+    def _taken(self, key: Period) -> tuple[Amount, Amount]:
         """What is spent, and what is reserved."""
-        tallies = [books[key] for books in (self._recorded, self.changes) if key in books]
+        tallies = self._tallies(key)
         spent = sum((tally.spent for tally in tallies), NOTHING)
         return spent, sum((tally.reserved for tally in tallies), NOTHING)
 
@@ -170,48 +173,3 @@ def _exhausted(
         retry_after_s=(anew - now).total_seconds(),
         left=left,
     )
-
-
-COUNTS = (
-    "attempts",
-    "attempts_without_usage",
-    "attempts_without_cost",
-    "prompt_tokens",
-    "completion_tokens",
-    "cached_tokens",
-    "reasoning_tokens",
-    "wasted_tokens",
-    "nano_usd",
-)
-"""The columns of `usage_hours` that hold sums."""
-
-MOST = 2 * 10**16
-"""No sum that is kept counts for more, so that hundreds of them still add up to what every database holds. It is twenty
-million dollars."""
-
-
-def whole(column: ColumnElement[Any]) -> ColumnElement[Any]:
-    """`column` as a whole number from 0 to `MOST`, whatever older releases have written there."""
-    zero: ColumnElement[Any] = literal_column("0")
-    most: ColumnElement[Any] = literal_column(str(MOST))
-    return case((column < zero, zero), (column > most, most), else_=cast(column, BigInteger))
-
-
-def sums_of_calls() -> list[ColumnElement[Any]]:
-    """One column for each of `COUNTS`, over rows of `calls`."""
-    calls = CALLS.c
-    sums = {
-        "attempts": func.count(),
-        "attempts_without_usage": func.count() - func.count(calls.prompt_tokens),
-        "attempts_without_cost": func.count() - func.count(calls.nano_usd),
-    }
-    for name in COUNTS[3:]:
-        sums[name] = func.sum(whole(calls[name]))
-    for name in ("prompt_tokens", "completion_tokens"):
-        sums[name] = func.coalesce(sums[name], 0)
-    return [sums[name].label(name) for name in COUNTS]
-
-
-def sums_of_hours() -> list[ColumnElement[Any]]:
-    """The same over rows of `usage_hours`."""
-    return [func.sum(whole(USAGE_HOURS.c[name])).label(name) for name in COUNTS]

@@ -1,7 +1,13 @@
-"""What a batch of operations needs to know, and what they change, within one transaction."""
+"""A unit of work: what a batch of operations reads, and what they change, within one transaction.
 
+Its statements go straight to the driver: for what happens many times a second, SQLAlchemy's part would take several
+times as long as the database's.
+"""
+
+import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -10,128 +16,33 @@ import msgspec
 from sqlalchemy import Column, ColumnElement, Connection, Dialect, Table, bindparam, case, func, literal_column, null
 from sqlalchemy.dialects import postgresql, sqlite
 
-from router.access import Tenant
+from router.access import Spent, Tenant
 from router.amount import NOTHING, Amount
 from router.errors import StoreFailed
 from router.ledger.journal import RunStart
 from router.store.database import storable
-from router.store.rows import ended_row, opened_row
+from router.store.rows import ENDED_CALL, ended_row, opened_row
 from router.store.schema import CALLS, RUNS, SPENDING, TENANTS, USAGE_HOURS
-from router.store.spending import MOST, Key, Spending, Tally, periods, whole
-from router.store.statements import Reading, write_rows
+from router.store.spending import Period, Spending, Tally, periods
 from router.store.usage import hourly_usage
 from router.trace.call import Call, OpenedCall
 from router.trace.run import RunStatus
 
 
-@cache
-def adding(table: Table, dialect: str) -> Any:
-    """A statement that inserts rows of sums, or adds to those that are there, as far as these count. Unknown and known
-    is what is known.
-    """
-    insert = (sqlite.insert if dialect == "sqlite" else postgresql.insert)(table)
-    sums = {
-        column.name: _sum(column, insert.excluded[column.name]) for column in table.columns if not column.primary_key
-    }
-    return insert.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=sums)
-
-
-def _sum(column: Column[Any], more: ColumnElement[Any]) -> ColumnElement[Any]:
-    if not column.nullable:
-        return whole(column) + more
-    return case((more.is_(None), column), else_=func.coalesce(whole(column), literal_column("0")) + more)
-
-
-Row = dict[str, object]
-_OF_RUN = RUNS.c.run_id == bindparam("_run_id")
-_OF_CALL = (CALLS.c.run_id == bindparam("_run_id")) & (CALLS.c.number == bindparam("_number"))
-_ENDED_CALL = (
-    "outcome counted prompt_tokens cached_tokens completion_tokens reasoning_tokens wasted_tokens nano_usd"
-    " first_token_s duration_s"
-).split()
-_ENDED_RUN = "status outcome duration_s held_tokens held_nano_usd trace_bytes trace".split()
-
-_BEGIN, _OPEN = RUNS.insert(), CALLS.insert()
-_LET_GO = RUNS.update().where(_OF_RUN).values(request_id=null())
-_HOLD = RUNS.update().where(_OF_RUN).values({name: bindparam(name) for name in ("held_tokens", "held_nano_usd")})
-_SETTLE = CALLS.update().where(_OF_CALL).values({name: bindparam(name) for name in _ENDED_CALL})
-_END = RUNS.update().where(_OF_RUN).values({name: bindparam(name) for name in _ENDED_RUN})
-_DISCARD, _FORGET = CALLS.delete().where(_OF_CALL), RUNS.delete().where(_OF_RUN)
-
-
 @dataclass(frozen=True, slots=True)
-class Changes:
-    """Rows, by what is to become of them, in the order in which that is written."""
+class Reads:
+    """What an operation has to know: it is locked and read before the batch begins."""
 
-    let_go: list[Row] = field(default_factory=list)
-    """Runs whose `request_id` may be used again."""
-    begun: dict[str, Row] = field(default_factory=dict)
-    """By their identifiers."""
-    opened: list[Row] = field(default_factory=list)
-    settled: list[Call] = field(default_factory=list)
-    discarded: list[Row] = field(default_factory=list)
-    """Calls that were never made."""
-    held: list[Row] = field(default_factory=list)
-    ended: list[Row] = field(default_factory=list)
-    forgotten: list[Row] = field(default_factory=list)
-    """Runs that never began."""
-
-    def write(self, connection: Connection, spending: dict[Key, Tally]) -> None:
-        """Write all of it, and what `spending` adds to the rows of tenants and periods."""
-        dialect = connection.dialect.name
-        for statement, rows in (
-            (_LET_GO, self.let_go),
-            (_BEGIN, [*self.begun.values()]),
-            (_OPEN, self.opened),
-            (_SETTLE, [ended_row(call) for call in self.settled]),
-            (_DISCARD, self.discarded),
-            (_HOLD, self.held),
-            (_END, self.ended),
-            (_FORGET, self.forgotten),
-            (adding(SPENDING, dialect), _spending_rows(spending)),
-            (adding(USAGE_HOURS, dialect), hourly_usage(self.settled)),
-        ):
-            if rows:
-                write_rows(connection, _text(statement, connection.dialect, tuple(rows[0])), rows)
-
-
-@cache
-def _text(statement: Any, dialect: Dialect, columns: tuple[str, ...]) -> str:
-    """What the driver gets, which is called without SQLAlchemy's work for each row."""
-    return str(statement.compile(dialect=dialect, column_keys=columns))
-
-
-def _spending_rows(spending: dict[Key, Tally]) -> list[Row]:
-    return [
-        {
-            "tenant": tenant,
-            "period": period,
-            "requests": tally.requests,
-            "tokens": tally.tokens,
-            "nano_usd": tally.nano_usd,
-            "reserved_tokens": tally.reserved_tokens,
-            "reserved_nano_usd": tally.reserved_nano_usd,
-        }
-        for (tenant, period), tally in spending.items()
-    ]
-
-
-_LOCK = """
-SELECT pg_advisory_xact_lock(lock) FROM (
-    SELECT DISTINCT hashtextextended(tenant, 0) AS lock FROM unnest(%(tenants)s::text[]) AS tenant ORDER BY lock
-) AS locks
-"""
-_RUN = "run_id tenant request_id fingerprint status started_at held_tokens held_nano_usd".split()
-_OPEN_CALL = "run_id number tenant started_at reserved_tokens reserved_nano_usd".split()
-
-
-_TENANTS = Reading(TENANTS, Tenant.__struct_fields__, ["name"])
-_RUNS = Reading(RUNS, _RUN, ["run_id"])
-_NAMED_RUNS = Reading(RUNS, _RUN, ["tenant", "request_id"])
-_OPEN_CALLS = Reading(CALLS, _OPEN_CALL, ["run_id"], "AND outcome = 'open'")
-_NUMBERS = Reading(CALLS, ["run_id", "number"], ["run_id"])
-_SPENDING = Reading(SPENDING, ("tenant", "period", *Tally.__struct_fields__), ["tenant", "period"])
-_IN_FLIGHT = Reading(RUNS, ("tenant", "count(*)"), ["tenant"], "AND status = 'running' GROUP BY tenant")
+    tenant: str | None = None
+    """None for what concerns no tenant."""
+    run_id: str | None = None
+    request_id: str = ""
+    spends_at: tuple[float, ...] = ()
+    """When it would spend or reserve something, in Unix time."""
+    open_calls: bool = False
+    """True where it needs to know the run's open calls."""
+    all_calls: bool = False
+    """True where it needs to know which of the run's calls are on record."""
 
 
 @dataclass(slots=True)
@@ -156,51 +67,32 @@ class OpenCall:
     reserved: Amount
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """What an operation is about, so that it can be locked and read."""
-
-    tenant: str | None = None
-    """None for what concerns no tenant."""
-    run_id: str | None = None
-    request_id: str = ""
-    spends_at: tuple[float, ...] = ()
-    """When it would spend or reserve something, in Unix time."""
-    open_calls: bool = False
-    """Whether it needs to know the run's open calls."""
-    promised: bool = False
-    """Whether a client will be told: then it must outlast the machine, and not only the gateway, with all calls."""
-
-
-class Books:
+class UnitOfWork:
     """Reads under the locks of all tenants concerned, so that nobody else changes what is read before it is written."""
 
-    def __init__(self, connection: Connection, gateway_id: str, scopes: Iterable[Scope]) -> None:
+    def __init__(self, connection: Connection, gateway_id: str, reads: Sequence[Reads]) -> None:
         """`gateway_id`: whose runs begin here."""
-        self.connection, self.gateway_id, self.changes = connection, gateway_id, Changes()
-        scopes = list(scopes)
-        names = {scope.tenant for scope in scopes if scope.tenant is not None}
+        self.connection, self.gateway_id, self._changes = connection, gateway_id, _Changes()
+        names = {each.tenant for each in reads if each.tenant is not None}
         if names and connection.dialect.name == "postgresql":  # SQLite has one writer at a time
             connection.exec_driver_sql(_LOCK, {"tenants": list(names)})
         self._tenants = _tenants(connection, names)
-        self._runs = _runs(connection, scopes)
-        self._named = {(run.tenant, run.request_id): run for run in self._runs.values() if run.request_id}
-        self._open = _open_calls(connection, scopes)
-        promised = {scope.run_id for scope in scopes if scope.promised}
-        self._recorded = {tuple(row) for row in _NUMBERS.rows(connection, promised)}
-        self.spending = Spending(_spending(connection, self._tenants, scopes))
-        self._in_flight = _in_flight(connection, self._tenants)
+        self._runs = _runs(connection, reads)
+        self._by_request = {(run.tenant, run.request_id): run for run in self._runs.values() if run.request_id}
+        self._open = _open_calls(connection, {each.run_id for each in reads if each.open_calls})
+        all_calls = {each.run_id for each in reads if each.all_calls}
+        self._on_record = {tuple(row) for row in _NUMBERS.rows(connection, all_calls)}
+        self.spending = Spending(_spending(connection, self._tenants, reads))
+        counted = [name for name, tenant in self._tenants.items() if tenant.runs_in_flight is not None]
+        self.in_flight: Counter[str] = Counter(dict(_IN_FLIGHT.rows(connection, counted)))
+        """Running runs of the tenants that have a limit of them."""
 
     def tenant(self, name: str) -> Tenant:
         """Its settings; without any, nothing is limited."""
         return self._tenants.get(name) or Tenant(name)
 
-    def in_flight(self, tenant: str) -> int:
-        """How many runs of a tenant with that limit are running."""
-        return self._in_flight[tenant]
-
     def run(self, run_id: str) -> KnownRun | None:
-        """A run in the scope of the batch."""
+        """A run that the batch concerns."""
         return self._runs.get(run_id)
 
     def running(self, run_id: str) -> KnownRun:
@@ -212,73 +104,55 @@ class Books:
             )
         return run
 
-    def named(self, tenant: str, request_id: str) -> KnownRun | None:
-        """The run that has a client's name for it."""
-        return self._named.get((tenant, storable(request_id)))
+    def run_of_request(self, tenant: str, request_id: str) -> KnownRun | None:
+        """The run that has a client's `request_id`."""
+        return self._by_request.get((tenant, storable(request_id)))
 
-    def let_go(self, run: KnownRun) -> None:
-        """Let its `request_id` be used again."""
-        self.changes.let_go.append({"_run_id": run.run_id})
-        self._named.pop((run.tenant, run.request_id or ""), None)
+    def release_request_id(self, run: KnownRun) -> None:
+        """Let the `request_id` of a run be used again."""
+        self._changes.released.append({"_run_id": run.run_id})
+        self._by_request.pop((run.tenant, run.request_id or ""), None)
         run.request_id = None
 
-    def begin(self, start: RunStart, *, redact: bool) -> None:
+    def begin(self, start: RunStart) -> None:
         """Put a run on record."""
         request_id = storable(start.request_id) or None
         run = KnownRun(start.id, start.tenant, request_id, start.fingerprint, "running", start.started_at, start.hold)
         self._runs[start.id] = run
         if request_id:
-            self._named[start.tenant, request_id] = run
-        self._in_flight[start.tenant] += 1
+            self._by_request[start.tenant, request_id] = run
+        self.in_flight[start.tenant] += 1
         self.spending.reserve(start.tenant, start.started_at, start.hold)
-        self.changes.begun[start.id] = {
+        fields = msgspec.structs.asdict(start)
+        self._changes.begun[start.id] = {
+            **{name: fields[name] for name in ("tenant", "key_id", "kind", "fingerprint", "started_at")},
+            **_held(start.hold),
             "run_id": start.id,
-            "tenant": start.tenant,
-            "key_id": start.key_id,
-            "kind": start.kind,
             "request_id": request_id,
-            "fingerprint": start.fingerprint,
-            "request": "" if redact else storable(start.request),
+            "request": "" if self.tenant(start.tenant).redact else storable(start.request),
             "status": "running",
             "outcome": "",
-            "started_at": start.started_at,
             "duration_s": 0.0,
             "gateway_id": self.gateway_id,
             "cancel_requested": False,
-            "held_tokens": start.hold.tokens,
-            "held_nano_usd": start.hold.nano_usd or 0,
-            "trace_bytes": 0,
         }
 
     def hold(self, run: KnownRun, amount: Amount) -> None:
-        """Set `amount` aside for a run's answer, instead of what was before."""
-        if amount == run.held:
-            return
-        self.spending.release(run.tenant, run.started_at, run.held)
-        self.spending.reserve(run.tenant, run.started_at, amount)
-        run.held = amount
-        self.changes.held.append(
-            {"_run_id": run.run_id, "held_tokens": amount.tokens, "held_nano_usd": amount.nano_usd or 0}
-        )
+        """Reserve `amount` for a run's answer, instead of what was reserved before."""
+        if amount != run.held:
+            self.spending.release(run.tenant, run.started_at, run.held)
+            self.spending.reserve(run.tenant, run.started_at, amount)
+            run.held = amount
+            self._changes.held.append({"_run_id": run.run_id, **_held(amount)})
 
     def end(self, run: KnownRun, status: RunStatus, outcome: str, duration_s: float, trace: bytes) -> None:
         """Write how a run ended. What it held is free."""
         if run.status == "running":
-            self._in_flight[run.tenant] -= 1
+            self.in_flight[run.tenant] -= 1
             self.spending.release(run.tenant, run.started_at, run.held)
         run.status, run.held = status, NOTHING
-        self.changes.ended.append(
-            {
-                "_run_id": run.run_id,
-                "status": status,
-                "outcome": outcome,
-                "duration_s": duration_s,
-                "held_tokens": 0,
-                "held_nano_usd": 0,
-                "trace_bytes": len(trace),
-                "trace": trace,
-            }
-        )
+        values = (status, outcome, duration_s, 0, 0, trace)
+        self._changes.ended.append({"_run_id": run.run_id, **dict(zip(_ENDED_RUN, values, strict=True))})
 
     def forget(self, run: KnownRun) -> None:
         """Take a run back, as if it had never been asked for."""
@@ -286,30 +160,30 @@ class Books:
             self.discard(run.run_id, number)
         self.spending.release(run.tenant, run.started_at, run.held)
         self.spending.add_requests(run.tenant, run.started_at, -1)
-        self._in_flight[run.tenant] -= 1
-        self._named.pop((run.tenant, run.request_id or ""), None)
+        self.in_flight[run.tenant] -= 1
+        self._by_request.pop((run.tenant, run.request_id or ""), None)
         del self._runs[run.run_id]
-        if self.changes.begun.pop(run.run_id, None) is None:  # it is on record; its name may be taken in this batch
-            self.changes.let_go.append({"_run_id": run.run_id})
-            self.changes.forgotten.append({"_run_id": run.run_id})
+        if self._changes.begun.pop(run.run_id, None) is None:  # it is on record; this batch may reuse its request_id
+            self._changes.released.append({"_run_id": run.run_id})
+            self._changes.forgotten.append({"_run_id": run.run_id})
 
     def open_calls(self, run_id: str) -> list[int]:
-        """The numbers of its open calls; all of them where the batch's scope says so."""
+        """The numbers of its open calls; all of them where an operation of the batch reads them."""
         return list(self._open.get(run_id, ()))
 
     def open(self, call: OpenedCall) -> None:
         """Put a call on record, and reserve what it may cost."""
         self._open.setdefault(call.run_id, {})[call.number] = OpenCall(call.tenant, call.started_at, call.reserved)
         self.spending.reserve(call.tenant, call.started_at, call.reserved)
-        self._recorded.add((call.run_id, call.number))
-        self.changes.opened.append(opened_row(call))
+        self._on_record.add((call.run_id, call.number))
+        self._changes.opened.append(opened_row(call))
 
     def restore(self, calls: Iterable[Call]) -> None:
-        """Put calls of a promised scope on record as open again, where a crash of the database took their rows; it took
-        what was reserved for them too.
+        """Put calls on record as open again, where a crash of the database took their rows; it took what was reserved
+        for them too.
         """
         for call in calls:
-            if (call.run_id, call.number) not in self._recorded:
+            if (call.run_id, call.number) not in self._on_record:
                 self.open(call)
                 self.spending.release(call.tenant, call.started_at, call.reserved)
                 self._open[call.run_id][call.number] = OpenCall(call.tenant, call.started_at, NOTHING)
@@ -319,18 +193,70 @@ class Books:
         opened = self._open.get(call.run_id, {}).pop(call.number, None)
         if opened is not None:
             self.spending.release(opened.tenant, opened.started_at, opened.reserved, call.charged)
-            self.changes.settled.append(call)
+            self._changes.settled.append(call)
 
     def discard(self, run_id: str, number: int) -> None:
         """Take back a call that was never made; of no effect on one that is not open."""
         opened = self._open.get(run_id, {}).pop(number, None)
         if opened is not None:
             self.spending.release(opened.tenant, opened.started_at, opened.reserved)
-            self.changes.discarded.append({"_run_id": run_id, "_number": number})
+            self._changes.discarded.append({"_run_id": run_id, "_number": number})
 
     def write(self) -> None:
         """Write what has changed."""
-        self.changes.write(self.connection, self.spending.changes)
+        self._changes.write(self.connection, self.spending.changes)
+
+
+def _held(amount: Amount) -> dict[str, object]:
+    return {"held_tokens": amount.tokens, "held_nano_usd": amount.nano_usd or 0}
+
+
+_AMONG = {"sqlite": "{0} IN (SELECT value FROM json_each(:{0}))", "postgresql": "{0} = ANY(%({0})s)"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Query:
+    """Columns of the rows of a table whose keys are among some."""
+
+    table: Table
+    columns: Sequence[str]
+    """Of the table, or other expressions."""
+    keys: Sequence[str]
+    """Columns of the table."""
+    also: str = ""
+    """What else must be so, and what else is done with the rows."""
+
+    def rows(self, connection: Connection, *among: Collection[object]) -> Sequence[Any]:
+        """The rows whose keys are all among these, which are in the order of `keys`; none where there are no values."""
+        if not all(among):
+            return ()
+        dialect = connection.dialect.name
+        values = (json.dumps(list(each)) if dialect == "sqlite" else list(each) for each in among)
+        with closing(connection.connection.cursor()) as cursor:
+            cursor.execute(_query_text(self, dialect), dict(zip(self.keys, values, strict=True)))
+            return cursor.fetchall()
+
+
+@cache
+def _query_text(query: _Query, dialect: str) -> str:
+    among = " AND ".join(_AMONG[dialect].format(key) for key in query.keys)
+    return f"SELECT {', '.join(query.columns)} FROM {query.table.name} WHERE {among} {query.also}"  # noqa: S608
+
+
+_LOCK = """
+SELECT pg_advisory_xact_lock(lock) FROM (
+    SELECT DISTINCT hashtextextended(tenant, 0) AS lock FROM unnest(%(tenants)s::text[]) AS tenant ORDER BY lock
+) AS locks
+"""
+_RUN = "run_id tenant request_id fingerprint status started_at held_tokens held_nano_usd".split()
+_OPEN_CALL = "run_id number tenant started_at reserved_tokens reserved_nano_usd".split()
+_TENANTS = _Query(TENANTS, Tenant.__struct_fields__, ["name"])
+_RUNS = _Query(RUNS, _RUN, ["run_id"])
+_RUNS_OF_REQUESTS = _Query(RUNS, _RUN, ["tenant", "request_id"])
+_OPEN_CALLS = _Query(CALLS, _OPEN_CALL, ["run_id"], "AND outcome = 'open'")
+_NUMBERS = _Query(CALLS, ["run_id", "number"], ["run_id"])
+_SPENDING = _Query(SPENDING, ("tenant", *Spent.__struct_fields__), ["tenant", "period"])
+_IN_FLIGHT = _Query(RUNS, ("tenant", "count(*)"), ["tenant"], "AND status = 'running' GROUP BY tenant")
 
 
 def _tenants(connection: Connection, names: set[str]) -> dict[str, Tenant]:
@@ -339,36 +265,95 @@ def _tenants(connection: Connection, names: set[str]) -> dict[str, Tenant]:
     return {row["name"]: msgspec.convert(row, Tenant, strict=False) for row in settings}  # SQLite has 0 for false
 
 
-def _runs(connection: Connection, scopes: list[Scope]) -> dict[str, KnownRun]:
-    run_ids = {scope.run_id for scope in scopes if scope.run_id}
-    request_ids = {storable(scope.request_id) for scope in scopes if scope.request_id}
-    names = {scope.tenant for scope in scopes if scope.request_id}
-    rows = [
-        *_RUNS.rows(connection, run_ids),
-        *_NAMED_RUNS.rows(connection, names, request_ids),
-    ]
-    return {
-        run_id: KnownRun(run_id, tenant, request_id, fingerprint, status, started_at, Amount(tokens, nano_usd))
-        for run_id, tenant, request_id, fingerprint, status, started_at, tokens, nano_usd in rows
-    }
+def _runs(connection: Connection, reads: Sequence[Reads]) -> dict[str, KnownRun]:
+    run_ids = {each.run_id for each in reads if each.run_id}
+    request_ids = {storable(each.request_id) for each in reads if each.request_id}
+    names = {each.tenant for each in reads if each.request_id}
+    rows = *_RUNS.rows(connection, run_ids), *_RUNS_OF_REQUESTS.rows(connection, names, request_ids)
+    known = (dict(zip(_RUN, row, strict=True)) for row in rows)
+    return {run["run_id"]: KnownRun(held=Amount(run.pop(_RUN[-2]), run.pop(_RUN[-1])), **run) for run in known}
 
 
-def _open_calls(connection: Connection, scopes: list[Scope]) -> dict[str, dict[int, OpenCall]]:
-    run_ids = {scope.run_id for scope in scopes if scope.open_calls}
+def _open_calls(connection: Connection, run_ids: Collection[str | None]) -> dict[str, dict[int, OpenCall]]:
     found: dict[str, dict[int, OpenCall]] = {}
     for run_id, number, tenant, started_at, *reserved in _OPEN_CALLS.rows(connection, run_ids):
         found.setdefault(run_id, {})[number] = OpenCall(tenant, started_at, Amount(*reserved))
     return found
 
 
-def _spending(connection: Connection, tenants: dict[str, Tenant], scopes: list[Scope]) -> dict[Key, Tally]:
-    limited = [scope for scope in scopes if scope.tenant in tenants]
-    names = {scope.tenant for scope in limited}
-    of = {period for scope in limited for at in scope.spends_at for period in periods(at)}
-    rows = _SPENDING.rows(connection, names, of)
-    return {(tenant, period): Tally(*(min(max(0, int(sum_)), MOST) for sum_ in sums)) for tenant, period, *sums in rows}
+def _spending(connection: Connection, tenants: dict[str, Tenant], reads: Sequence[Reads]) -> dict[Period, Tally]:
+    limited = [each for each in reads if each.tenant in tenants]
+    names = {each.tenant for each in limited}
+    of = {period for each in limited for at in each.spends_at for period in periods(at)}
+    return {(tenant, period): Tally(*sums) for tenant, period, *sums in _SPENDING.rows(connection, names, of)}
 
 
-def _in_flight(connection: Connection, tenants: dict[str, Tenant]) -> Counter[str]:
-    names = [name for name, tenant in tenants.items() if tenant.runs_in_flight is not None]
-    return Counter(dict(_IN_FLIGHT.rows(connection, names)))
+Row = dict[str, object]
+
+
+@cache
+def _adding(table: Table, dialect: str) -> Any:
+    """A statement that inserts rows of sums, or adds to those that are there. Unknown and known is what is known."""
+    insert = (sqlite.insert if dialect == "sqlite" else postgresql.insert)(table)
+    sums = {column.name: _sum(column, insert.excluded[column.name]) for column in table.c if not column.primary_key}
+    return insert.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=sums)
+
+
+def _sum(column: Column[Any], more: ColumnElement[Any]) -> ColumnElement[Any]:
+    known = func.coalesce(column, literal_column("0")) + more
+    return case((more.is_(None), column), else_=known) if column.nullable else column + more
+
+
+_OF_RUN = RUNS.c.run_id == bindparam("_run_id")
+_OF_CALL = (CALLS.c.run_id == bindparam("_run_id")) & (CALLS.c.number == bindparam("_number"))
+_HELD = tuple(_held(NOTHING))
+_ENDED_RUN = ("status", "outcome", "duration_s", *_HELD, "trace")
+_BEGIN, _OPEN = RUNS.insert(), CALLS.insert()
+_RELEASE = RUNS.update().where(_OF_RUN).values(request_id=null())
+_HOLD = RUNS.update().where(_OF_RUN).values({name: bindparam(name) for name in _HELD})
+_SETTLE = CALLS.update().where(_OF_CALL).values({name: bindparam(name) for name in ENDED_CALL})
+_END = RUNS.update().where(_OF_RUN).values({name: bindparam(name) for name in _ENDED_RUN})
+_DISCARD, _FORGET = CALLS.delete().where(_OF_CALL), RUNS.delete().where(_OF_RUN)
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """Rows, by what is to become of them, in the order in which that is written."""
+
+    released: list[Row] = field(default_factory=list)
+    """Runs whose `request_id` may be used again."""
+    begun: dict[str, Row] = field(default_factory=dict)
+    """By their identifiers."""
+    opened: list[Row] = field(default_factory=list)
+    settled: list[Call] = field(default_factory=list)
+    discarded: list[Row] = field(default_factory=list)
+    """Calls that were never made."""
+    held: list[Row] = field(default_factory=list)
+    ended: list[Row] = field(default_factory=list)
+    forgotten: list[Row] = field(default_factory=list)
+    """Runs that never began."""
+
+    def write(self, connection: Connection, spending: dict[Period, Tally]) -> None:
+        """Write all of it, and what `spending` adds to the rows of tenants and periods."""
+        dialect = connection.dialect
+        spent = [{"tenant": of[0], "period": of[1], **msgspec.structs.asdict(tally)} for of, tally in spending.items()]
+        for statement, rows in (
+            (_RELEASE, self.released),
+            (_BEGIN, [*self.begun.values()]),
+            (_OPEN, self.opened),
+            (_SETTLE, [ended_row(call) for call in self.settled]),
+            (_DISCARD, self.discarded),
+            (_HOLD, self.held),
+            (_END, self.ended),
+            (_FORGET, self.forgotten),
+            (_adding(SPENDING, dialect.name), spent),
+            (_adding(USAGE_HOURS, dialect.name), hourly_usage(self.settled)),
+        ):
+            if rows:
+                with closing(connection.connection.cursor()) as cursor:
+                    cursor.executemany(_statement_text(statement, dialect, tuple(rows[0])), rows)
+
+
+@cache
+def _statement_text(statement: Any, dialect: Dialect, columns: tuple[str, ...]) -> str:
+    return str(statement.compile(dialect=dialect, column_keys=columns))

@@ -10,14 +10,14 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+import msgspec
 from sqlalchemy import ColumnElement, Connection, Integer, Select, func, literal_column, select
 
 from router.errors import BadRequest
 from router.ledger.usage import Bucket, UsageQuery, UsageReport, UsageRow
 from router.store.database import Database, begin_snapshot, storable
-from router.store.schema import CALLS, RUNS, USAGE_HOURS
-from router.store.spending import COUNTS, sums_of_calls, sums_of_hours
-from router.trace.call import Call, sum_known, totals
+from router.store.schema import CALLS, GROUPS, RUNS, USAGE_HOURS
+from router.trace.call import SUMMED_COUNTS, SUMS, Call, sum_known, sums_of
 
 HOUR_S = 3600
 
@@ -75,7 +75,7 @@ def _of_hours(query: UsageQuery, first: int | None, last: int | None) -> Select[
     groups: list[ColumnElement[Any]] = [hours[name] for name in query.by]
     if query.bucket is not None:
         groups.insert(0, hours.hour if query.bucket == "hour" else hours.hour // literal_column("24", Integer))
-    wanted = select(*groups, *sums_of_hours()).group_by(*groups)
+    wanted = select(*groups, *(func.sum(hours[name]).label(name) for name in SUMS)).group_by(*groups)
     if query.tenant is not None:
         wanted = wanted.where(hours.tenant == storable(query.tenant))
     if first is not None:
@@ -108,7 +108,7 @@ def _check_kept(connection: Connection, tenants: list[str], hour: int) -> None:
     if connection.execute(kept).scalar_one() < connection.execute(summed).scalar_one():
         begun = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start))
         raise BadRequest(
-            f"calls of the hour from {begun} on have been deleted (server.keep_days, server.keep_gb), and only its sum "
+            f"calls of the hour from {begun} on have been deleted (server.keep_days), and only its sum "
             "is left; let the span begin and end with whole hours."
         )
 
@@ -116,14 +116,14 @@ def _check_kept(connection: Connection, tenants: list[str], hour: int) -> None:
 def _add(sums: _Sums, connection: Connection, wanted: Select[Any], query: UsageQuery, hour: int | None = None) -> None:
     """Add what `wanted` finds: of one hour, or with the number of the hour or day in front where time is split."""
     for row in connection.execute(wanted):
-        *groups, attempts = row[: -len(COUNTS) + 1]
+        *groups, attempts = row[: -len(SUMS) + 1]
         if not attempts:
             continue  # of no rows at all
         at = hour
         if hour is None and query.bucket is not None:
             at = groups.pop(0) * (1 if query.bucket == "hour" else 24)
         key = _bucket_start(query.bucket, at), tuple(groups)
-        counts = [None if count is None else int(count) for count in row[-len(COUNTS) :]]
+        counts = [None if count is None else int(count) for count in row[-len(SUMS) :]]
         sums[key] = [sum_known([*pair]) for pair in zip(sums[key], counts, strict=True)] if key in sums else counts
 
 
@@ -139,7 +139,7 @@ def _bucket_start(bucket: Bucket | None, hour: int | None) -> float | None:
 
 def _row(key: _Key, counts: list[int | None], query: UsageQuery) -> UsageRow:
     whose = dict.fromkeys(("tenant", "role", "model", "executor_version")) | dict(zip(query.by, key[1], strict=True))
-    return UsageRow(bucket_start=key[0], **whose, **dict(zip(COUNTS, counts, strict=True)))  # type: ignore[arg-type]
+    return UsageRow(bucket_start=key[0], **whose, **dict(zip(SUMS, counts, strict=True)))  # type: ignore[arg-type]
 
 
 def _runs(query: UsageQuery) -> Select[Any]:
@@ -153,35 +153,22 @@ def _runs(query: UsageQuery) -> Select[Any]:
     return counted
 
 
-_HOUR_S = 3600
-
-
-def hourly_usage(calls: Iterable[Call]) -> list[dict[str, object]]:
+def hourly_usage(calls: Iterable[Call]) -> list[dict[str, Any]]:
     """Rows of `usage_hours`."""
-    groups: dict[tuple[str, int, str, str, str, str], list[Call]] = {}
+    groups: dict[tuple[Any, ...], list[Call]] = {}
     for call in calls:
-        hour = int(call.started_at // _HOUR_S)
-        key = call.tenant, hour, call.role, call.model, call.deployment, call.executor_version or ""
-        groups.setdefault(key, []).append(call)
-    return [_hourly_row(hour, calls) for (_, hour, *_), calls in groups.items()]
+        row = msgspec.structs.asdict(call) | {"hour": int(call.started_at // HOUR_S)}
+        groups.setdefault(tuple("" if row[name] is None else row[name] for name in GROUPS), []).append(call)
+    return [{**dict(zip(GROUPS, key, strict=True)), **sums_of(members)} for key, members in groups.items()]
 
 
-def _hourly_row(hour: int, calls: list[Call]) -> dict[str, object]:
-    (total,), call = totals(calls), calls[0]
-    return {
-        "tenant": call.tenant,
-        "hour": hour,
-        "role": call.role,
-        "model": call.model,
-        "deployment": call.deployment,
-        "executor_version": call.executor_version or "",
-        "attempts": total.attempts,
-        "attempts_without_usage": total.attempts_without_usage,
-        "attempts_without_cost": total.attempts_without_cost,
-        "prompt_tokens": total.prompt_tokens,
-        "completion_tokens": total.completion_tokens,
-        "cached_tokens": total.cached_tokens,
-        "reasoning_tokens": total.reasoning_tokens,
-        "wasted_tokens": total.wasted_tokens,
-        "nano_usd": total.nano_usd,
+def sums_of_calls() -> list[ColumnElement[Any]]:
+    """One column for each of `SUMS`, over rows of `calls`."""
+    attempts = {
+        "attempts": func.count(),
+        "attempts_without_usage": func.count() - func.count(CALLS.c.prompt_tokens),
+        "attempts_without_cost": func.count() - func.count(CALLS.c.nano_usd),
     }
+    counts = {name: func.sum(CALLS.c[name]) for name in SUMMED_COUNTS}
+    known = {name: sum_ if USAGE_HOURS.c[name].nullable else func.coalesce(sum_, 0) for name, sum_ in counts.items()}
+    return [{**attempts, **known}[name].label(name) for name in SUMS]

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Row, RowMapping, func, select
 
 from router.errors import BadRequest
 from router.store.database import Database, storable
+from router.store.rows import struct_of
 from router.store.schema import EXECUTOR_VERSIONS, RUNS, TENANTS, VERSION_DECISIONS, VERSION_TRIALS
 from router.versions.book import Decision, ExecutorVersion, Judgement, Pair, Side, Stage, Trial, TrialFigures
 
@@ -156,7 +157,7 @@ def _note(connection: Connection, decisions: Iterable[Decision]) -> None:
 
 def _decision(row: RowMapping) -> Decision:
     figures = None if row["figures"] is None else msgspec.json.decode(row["figures"], type=TrialFigures)
-    return Decision(**{**row, "figures": figures})
+    return struct_of(Decision, row, figures=figures)
 
 
 def _row(trial: Trial) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """One attempt of one upstream call: before it is made, and when it has ended."""
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 import msgspec
 
@@ -45,7 +45,7 @@ class OpenedCall(msgspec.Struct, frozen=True):
     started_at: float
     """Unix time, seconds."""
     prompt_bound: int = 0
-    """Its prompt has no more tokens than this; 0 where that is not known, as of calls of older releases."""
+    """Its prompt has no more tokens than this; 0 where that is not known."""
 
     @property
     def request_id(self) -> str:
@@ -82,6 +82,11 @@ class Call(OpenedCall, frozen=True, kw_only=True):
     duration_s: float
     impossible_usage: bool = False
     """True where the usage is unknown because what the engine said of it cannot be."""
+
+    def count(self, name: str) -> int | None:
+        """One of `SUMMED_COUNTS`; None where it is unknown."""
+        count: int | None = getattr(self if hasattr(self, name) else self.usage, name, None)
+        return count
 
     @property
     def wasted_tokens(self) -> int:
@@ -139,21 +144,35 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return round((prompt_tokens * per_prompt + completion_tokens * self.completion) * 1000)
 
 
-class RoleTotal(msgspec.Struct, frozen=True):
-    """Tokens of one role with one model."""
+class UsageSums(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over attempts; tables, reports and the wire follow from these fields.
+
+    A count that is no number of attempts is named as in `Call` or `Usage`.
+    """
+
+    attempts: int = 0
+    attempts_without_usage: int = 0
+    attempts_without_cost: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int | None = None
+    """None where no attempt reported any."""
+    reasoning_tokens: int | None = None
+    wasted_tokens: int = 0
+    nano_usd: int | None = None
+    """Billionths of a dollar; None where no attempt's cost is known."""
+
+
+SUMS = UsageSums.__struct_fields__
+SUMMED_COUNTS = tuple(name for name in SUMS if not name.startswith("attempts"))
+"""The sums of calls' own counts."""
+
+
+class RoleTotal(UsageSums, frozen=True, kw_only=True):
+    """Sums of one role with one model."""
 
     role: RoleName
     model: str
-    attempts: int
-    attempts_without_usage: int
-    attempts_without_cost: int
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int | None
-    reasoning_tokens: int | None
-    wasted_tokens: int
-    nano_usd: int | None
-    """Billionths of a dollar; None where no attempt's cost is known."""
 
 
 def totals(calls: Iterable[Call]) -> list[RoleTotal]:
@@ -161,27 +180,27 @@ def totals(calls: Iterable[Call]) -> list[RoleTotal]:
     groups: dict[tuple[RoleName, str], list[Call]] = {}
     for call in calls:
         groups.setdefault((call.role, call.model), []).append(call)
-    return [_total(role, model, members) for (role, model), members in groups.items()]
+    return [RoleTotal(role=role, model=model, **sums_of(members)) for (role, model), members in groups.items()]
 
 
-def _total(role: RoleName, model: str, calls: list[Call]) -> RoleTotal:
-    known = [call.usage for call in calls if call.usage is not None]
-    return RoleTotal(
-        role=role,
-        model=model,
+def sums_of(calls: Sequence[Call]) -> dict[str, Any]:
+    """The fields of `UsageSums` over calls."""
+    counts = {name: sum_known([call.count(name) for call in calls]) for name in SUMMED_COUNTS}
+    sums = UsageSums(
         attempts=len(calls),
-        attempts_without_usage=len(calls) - len(known),
+        attempts_without_usage=sum(call.usage is None for call in calls),
         attempts_without_cost=sum(call.nano_usd is None for call in calls),
-        prompt_tokens=sum(usage.prompt_tokens for usage in known),
-        completion_tokens=sum(usage.completion_tokens for usage in known),
-        cached_tokens=sum_known([usage.cached_tokens for usage in known]),
-        reasoning_tokens=sum_known([usage.reasoning_tokens for usage in known]),
-        wasted_tokens=sum(call.wasted_tokens for call in calls),
-        nano_usd=sum_known([call.nano_usd for call in calls]),
+        **{name: count for name, count in counts.items() if count is not None},
     )
+    return msgspec.structs.asdict(sums)
 
 
-def sum_known(counts: list[int | None]) -> int | None:
+def added(sums: Sequence[UsageSums]) -> dict[str, Any]:
+    """The fields of `UsageSums` over sums, of which there is at least one."""
+    return {name: sum_known([getattr(each, name) for each in sums]) for name in SUMS}
+
+
+def sum_known(counts: Sequence[int | None]) -> int | None:
     """The sum of what is known; None where nothing is."""
     known = [count for count in counts if count is not None]
     return sum(known) if known else None

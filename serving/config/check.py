@@ -78,11 +78,8 @@ def _server(server: ServerConfig) -> list[str]:
         found.append("server.max_question_chars: must be at least 1.")
     if server.http is not None and server.http == server.address and not server.address.endswith(":0"):
         found.append("server.http: the same address as server.address, which is gRPC's; take another port.")
-    found += [
-        f"server.{field}: must be more than 0; leave it out to keep everything."
-        for field in ("keep_days", "keep_gb")
-        if (limit := getattr(server, field)) is not None and not limit > 0
-    ]
+    if server.keep_days is not None and not server.keep_days > 0:
+        found.append("server.keep_days: must be more than 0; leave it out to keep everything.")
     return [*found, *_store(server.store), *(_tls(server.tls) if server.tls else [])]
 
 

@@ -41,8 +41,6 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     tls: TLSConfig | None = None
     keep_days: float | None = None
     """Runs that started longer ago are deleted, with their calls and traces; sums of what was spent stay."""
-    keep_gb: float | None = None
-    """The oldest runs are deleted while all traces together take more than this."""
 
 
 class SearchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

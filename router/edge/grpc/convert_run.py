@@ -9,11 +9,16 @@ from rolegate.v1 import executor_version_service_pb2 as version_pb
 from rolegate.v1 import run_service_pb2 as pb
 
 from router.edge.grpc.convert import ANSWER_OUTCOMES
-from router.edge.grpc.convert_usage import ROLES, duration_to_proto, span_from_proto, timestamp_to_proto, usage_to_proto
+from router.edge.grpc.convert_usage import (
+    duration_to_proto,
+    span_from_proto,
+    timestamp_to_proto,
+    usage_to_proto,
+    wire_fields,
+)
 from router.edge.status import COME_BACK_S, STATUS, new_status
 from router.errors import BadRequest
 from router.runs.archive import RunFilter, RunSummary, shortened
-from router.trace.call import Call
 from router.trace.export import output_of, trace_json
 from router.trace.identity import Identity
 from router.trace.run import Feedback, Run, RunKind, RunStatus
@@ -120,34 +125,11 @@ def whole_run_to_proto(run: Run, feedback: Iterable[Feedback], *, with_trace: bo
     return pb.GetRunResponse(
         run=run_to_proto(msgspec.structs.replace(run, request=shortened(run.request, _MOST_CHARS))),
         usage=usage_to_proto(run.calls),
-        calls=map(_call_to_proto, run.calls),
+        calls=[pb.UpstreamCall(**wire_fields(pb.UpstreamCall, call)) for call in run.calls],
         error=run.error,
         trace_json=trace_json(run) if with_trace else "",
         output=shortened(output_of(run), _MOST_CHARS),
         feedback=map(feedback_to_proto, feedback),
-    )
-
-
-def _call_to_proto(call: Call) -> pb.UpstreamCall:
-    usage = call.usage
-    return pb.UpstreamCall(
-        call_id=call.request_id,
-        role=ROLES[call.role],
-        model=call.model,
-        deployment=call.deployment,
-        executor_version=call.executor_version or "",
-        purpose=call.purpose,
-        attempt=call.attempt,
-        outcome=call.outcome,
-        counted=call.counted,
-        prompt_tokens=usage.prompt_tokens if usage else None,
-        cached_tokens=usage.cached_tokens if usage else None,
-        completion_tokens=usage.completion_tokens if usage else None,
-        reasoning_tokens=usage.reasoning_tokens if usage else None,
-        cost_nano_usd=call.nano_usd,
-        start_time=timestamp_to_proto(call.started_at),
-        time_to_first_token=None if call.first_token_s is None else duration_to_proto(call.first_token_s),
-        duration=duration_to_proto(call.duration_s),
     )
 
 

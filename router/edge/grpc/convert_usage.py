@@ -1,9 +1,11 @@
 """Wire types of what was spent to values and back."""
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import msgspec
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from rolegate.v1 import run_service_pb2, usage_pb2, usage_service_pb2
 from rolegate.v1 import usage_service_pb2 as pb
@@ -124,19 +126,36 @@ def _row_to_proto(row: UsageRow) -> pb.UsageRow:
 
 
 def _sums_to_proto(sums: RoleTotal | UsageRow) -> usage_pb2.RoleUsage:
-    return usage_pb2.RoleUsage(
-        role=ROLES[sums.role] if sums.role else usage_pb2.ROLE_UNSPECIFIED,
-        model=sums.model or "",
-        attempts=sums.attempts,
-        attempts_without_usage=sums.attempts_without_usage,
-        attempts_without_cost=sums.attempts_without_cost,
-        prompt_tokens=sums.prompt_tokens,
-        cached_tokens=sums.cached_tokens,
-        completion_tokens=sums.completion_tokens,
-        reasoning_tokens=sums.reasoning_tokens,
-        wasted_tokens=sums.wasted_tokens,
-        cost_nano_usd=sums.nano_usd,
-    )
+    return usage_pb2.RoleUsage(**wire_fields(usage_pb2.RoleUsage, sums))
+
+
+WIRE_NAMES = {
+    "call_id": "request_id",
+    "cost_nano_usd": "nano_usd",
+    "start_time": "started_at",
+    "time_to_first_token": "first_token_s",
+    "duration": "duration_s",
+}
+"""The fields of calls and sums that are called otherwise on the wire."""
+
+
+def wire_fields(message: type[Message], value: Call | RoleTotal | UsageRow) -> dict[str, Any]:
+    """The fields of `message` that `value` knows, a call's usage included; units are in the wire's types."""
+    known = {}
+    for field in message.DESCRIPTOR.fields:
+        name = WIRE_NAMES.get(field.name, field.name)
+        count = value.count(name) if isinstance(value, Call) and not hasattr(value, name) else getattr(value, name)
+        if count is not None:
+            kind = field.message_type or field.enum_type
+            known[field.name] = _TO_WIRE[kind.full_name](count) if kind else count
+    return known
+
+
+_TO_WIRE: dict[str, Callable[[Any], object]] = {
+    Timestamp.DESCRIPTOR.full_name: timestamp_to_proto,
+    Duration.DESCRIPTOR.full_name: duration_to_proto,
+    usage_pb2.Role.DESCRIPTOR.full_name: ROLES.__getitem__,
+}
 
 
 def _tokens_to_proto(tokens: ReconciledTokens | None) -> pb.ReconciledTokens | None:

@@ -32,7 +32,7 @@ from router.runs.live import LiveRuns
 from router.runs.queries import Runs
 from router.store.archive import SQLArchive
 from router.store.database import Database
-from router.store.schema import FEEDBACK, RUNS
+from router.store.schema import RUNS
 from router.trace.identity import Identity
 from router.trace.run import Feedback, Run, RunStatus
 from router.trace.values import Conversation
@@ -424,21 +424,6 @@ async def test_more_feedback_than_is_kept(tmp_path: Path) -> None:
         assert [(said.gold_answer, said.comment) for said in found.feedback] == [(text, text)] * 50
         request.run_id = "run-2"
         assert (await stub.SubmitFeedback(request)).feedback_id
-
-
-async def test_feedback_of_before_there_were_limits(tmp_path: Path) -> None:
-    """Is read as far as it fits: the first, and the beginnings of its texts."""
-    async with in_database(tmp_path, stored.run("run-1")) as (stub, database):
-        rows = [
-            {"run_id": "run-1", "feedback_id": f"f{number}", "given_at": number, "gold_answer": "", "comment": text}
-            for number, text in enumerate([f"{number}{'x' * 300_000}" for number in range(61)])
-        ]
-        await database.write(lambda connection: connection.execute(FEEDBACK.insert(), rows))
-        wanted = [f"{number}{'x' * 300_000}"[:4999] + "…" for number in range(50)]
-        found = await stub.GetRun(pb.GetRunRequest(run_id="run-1"))
-        assert [said.comment for said in found.feedback] == wanted
-        (exported,) = [told async for told in stub.ExportRuns(pb.ExportRunsRequest())]
-        assert [said.comment for said in exported.feedback] == wanted
 
 
 @pytest.mark.parametrize("character", ["x", "é", "日", "\U0001f4a9"])

@@ -27,7 +27,21 @@ from tests.router.edge.wire import info_of, reconciling, served, whole_server
 if TYPE_CHECKING:
     from rolegate.v1.usage_service_pb2_grpc import UsageServiceAsyncStub
 
-ROW = UsageRow(1763683200.0, "acme", "execution", "small", "executor-7", 5, 2, 3, 70, 20, 30, None, 9, 123_456_789_012)
+ROW = UsageRow(
+    bucket_start=1763683200.0,
+    tenant="acme",
+    role="execution",
+    model="small",
+    executor_version="executor-7",
+    attempts=5,
+    attempts_without_usage=2,
+    attempts_without_cost=3,
+    prompt_tokens=70,
+    completion_tokens=20,
+    cached_tokens=30,
+    wasted_tokens=9,
+    nano_usd=123_456_789_012,
+)
 TENANT = Identity("acme", frozenset({"ask"}), "k1")
 
 
@@ -81,7 +95,7 @@ async def test_unknown_usage_stays_unknown() -> None:
 
 async def test_a_row() -> None:
     """Every field arrives; what the sums were not split by is unset."""
-    bare = UsageRow(None, None, None, None, None, 1, 0, 0, 1, 1, 0, 0, 0, 0)
+    bare = UsageRow(attempts=1, prompt_tokens=1, completion_tokens=1, cached_tokens=0, reasoning_tokens=0, nano_usd=0)
     async with sums_of(Told(ROW, bare)) as stub:
         rows = (await stub.GetUsage(pb.GetUsageRequest())).rows
     assert rows[0] == pb.UsageRow(

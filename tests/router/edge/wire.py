@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+import msgspec
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
@@ -39,23 +40,7 @@ class KeptUsages:
         start, end = query.start or 0.0, query.end or float("inf")
         runs = [run for run in self._store.runs if start <= run.started_at < end]
         rows = [
-            UsageRow(
-                bucket_start=None,
-                tenant=None,
-                role=total.role,
-                model=total.model,
-                executor_version=None,
-                attempts=total.attempts,
-                attempts_without_usage=total.attempts_without_usage,
-                attempts_without_cost=total.attempts_without_cost,
-                prompt_tokens=total.prompt_tokens,
-                completion_tokens=total.completion_tokens,
-                cached_tokens=total.cached_tokens,
-                reasoning_tokens=total.reasoning_tokens,
-                wasted_tokens=total.wasted_tokens,
-                nano_usd=total.nano_usd,
-            )
-            for total in totals(call for run in runs for call in run.calls)
+            UsageRow(**msgspec.structs.asdict(total)) for total in totals(call for run in runs for call in run.calls)
         ]
         return UsageReport(len(runs), tuple(rows))
 

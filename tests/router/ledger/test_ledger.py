@@ -22,7 +22,7 @@ from router.ledger.budget import Allowance, Budget
 from router.ledger.journal import NoJournal
 from router.ledger.ledger import Caller, Ledger
 from router.models.model import Delta, Usage
-from router.trace.call import Call, OpenedCall, Outcome, Price, RoleTotal, totals
+from router.trace.call import SUMS, Call, OpenedCall, Outcome, Price, RoleTotal, totals
 
 CALLER = Caller("execution", "small", "http://e", 3, 64)
 
@@ -276,12 +276,16 @@ def call(model: str, usage: Usage | None) -> Call:
     )
 
 
+def total(model: str, *sums: int | None) -> RoleTotal:
+    return RoleTotal(role="execution", model=model, **dict(zip(SUMS, sums, strict=True)))  # type: ignore[arg-type]
+
+
 def test_totals() -> None:
     """Sums stand by role and model; what is not known is counted, not taken for zero."""
     calls = (call("b", Usage(10, 1)), call("a", Usage(5, 2, 4, 1)), call("b", None), call("a", Usage(5, 2, None, 0)))
     assert totals(calls) == [
-        RoleTotal("execution", "b", 2, 1, 1, 10, 1, None, None, 0, 110),
-        RoleTotal("execution", "a", 2, 0, 0, 10, 4, 4, 1, 0, 140),
+        total("b", 2, 1, 1, 10, 1, None, None, 0, 110),
+        total("a", 2, 0, 0, 10, 4, 4, 1, 0, 140),
     ]
     assert totals(()) == []
 

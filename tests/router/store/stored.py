@@ -1,6 +1,5 @@
 """Runs as they lie in a database, put there without a journal."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 import msgspec
@@ -11,10 +10,10 @@ from router.amount import NOTHING
 from router.models.model import Completion, Message, Usage
 from router.protocol.evidence import Passage, Report
 from router.store.database import Database
-from router.store.rows import trace_of
+from router.store.rows import ended_row, opened_row, trace_of
 from router.store.schema import CALLS, RUNS, TENANTS, USAGE_HOURS
-from router.store.spending import COUNTS
-from router.trace.call import Call, totals
+from router.store.usage import hourly_usage
+from router.trace.call import Call
 from router.trace.citation import Citation
 from router.trace.run import RoleSetting, Run
 from router.trace.values import (
@@ -111,10 +110,10 @@ async def put(
         for each in runs:
             connection.execute(RUNS.insert().values(run_row(each, trace=trace and each.status != "running")))
         rows = [call_row(call) for each in runs for call in each.calls]
-        rows += [{**call_row(call), "outcome": "open", "counted": None} for call in open_calls]
+        rows += [{**call_row(call), "outcome": "open", "counted": ""} for call in open_calls]
         if rows:
             connection.execute(CALLS.insert(), rows)
-        if hours := hour_rows([call for each in runs for call in each.calls]):
+        if hours := hourly_usage([call for each in runs for call in each.calls]):
             connection.execute(USAGE_HOURS.insert(), hours)
 
     await database.write(write)
@@ -140,37 +139,10 @@ def run_row(run: Run, *, trace: bool) -> dict[str, object]:
         "held_tokens": 0,
         "held_nano_usd": 0,
         "trace": encoded,
-        "trace_bytes": len(encoded or b""),
     }
 
 
 def call_row(call: Call) -> dict[str, object]:
     """A call as a row."""
-    usage = call.usage
-    counted = "lower_bound" if usage and usage.lower_bound else "estimated" if usage and usage.estimated else "reported"
-    return {
-        **{column.name: getattr(call, column.name) for column in CALLS.c if hasattr(call, column.name)},
-        "executor_version": call.executor_version or "",
-        "counted": counted if usage else None,
-        "prompt_tokens": usage and usage.prompt_tokens,
-        "cached_tokens": usage and usage.cached_tokens,
-        "completion_tokens": usage and usage.completion_tokens,
-        "reasoning_tokens": usage and usage.reasoning_tokens,
-        "reserved_tokens": call.reserved.tokens,
-        "reserved_nano_usd": call.reserved.nano_usd or 0,
-    }
-
-
-def hour_rows(calls: Sequence[Call]) -> list[dict[str, object]]:
-    """The rows of `usage_hours` that calls add up to."""
-    groups: dict[tuple[object, ...], list[Call]] = defaultdict(list)
-    for each in calls:
-        hour = int(each.started_at // 3600)
-        groups[each.tenant, hour, each.role, each.model, each.deployment, each.executor_version or ""].append(each)
-    names = "tenant", "hour", "role", "model", "deployment", "executor_version"
-    return [{**dict(zip(names, key, strict=True)), **_sums(members)} for key, members in groups.items()]
-
-
-def _sums(calls: list[Call]) -> dict[str, object]:
-    (total,) = totals(calls)
-    return {name: getattr(total, name) for name in COUNTS}
+    ended = {name: value for name, value in ended_row(call).items() if not name.startswith("_")}
+    return {**opened_row(call), **ended}

@@ -40,7 +40,7 @@ async def test_the_way_of_a_run(database: Database, journal: SQLJournal) -> None
     """It is running, its call is open, then ended; at its end it is read as it was. Each is on record when told."""
     calls = [ended("run-1", 0), ended("run-1", 1, usage=None, outcome="refused", nano_usd=None)]
     assert await journal.begin(start("run-1", request_id="mine")) == Began()
-    assert await rows(database, "SELECT status, trace_bytes, request_id FROM runs") == [("running", 0, "mine")]
+    assert await rows(database, "SELECT status, trace, request_id FROM runs") == [("running", None, "mine")]
     for each in calls:
         await journal.open(opened(each))
     assert await rows(database, "SELECT number, outcome FROM calls ORDER BY number") == [(0, "open"), (1, "open")]
@@ -53,7 +53,7 @@ async def test_the_way_of_a_run(database: Database, journal: SQLJournal) -> None
     assert await rows(database, "SELECT status, outcome, duration_s FROM runs") == [("finished", "answered", 2.5)]
     assert await rows(database, "SELECT outcome, counted, prompt_tokens, nano_usd FROM calls ORDER BY number") == [
         ("completed", "reported", 10, 7),
-        ("refused", None, None, None),
+        ("refused", "", None, None),
     ]
     assert await spent(database) == {DAY: (1, 12, 7, 0, 0), MONTH: (1, 12, 7, 0, 0)}
     assert await rows(

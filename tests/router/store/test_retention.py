@@ -2,11 +2,9 @@
 
 import time
 
-import pytest
-
 from router.store.check import check
 from router.store.database import Database
-from router.store.journal import Retention, SQLJournal
+from router.store.journal import SQLJournal, delete_old
 from tests.router.store.entries import ended, opened, rows, spent, start
 from tests.router.store.stored import put, run
 
@@ -27,29 +25,12 @@ async def test_runs_are_kept_for_some_days(database: Database) -> None:
             "INSERT INTO feedback VALUES ('feedback-1', 'run-1', 1.0, NULL, NULL, '', '')"
         )
     )
-    await Retention(database, keep_days=2).run()
+    await delete_old(database, keep_days=2)
     assert await _left(database) == ["run-old", "run-new"]
     assert await rows(database, "SELECT * FROM feedback") == []
 
 
-async def test_runs_are_kept_while_they_fit(database: Database) -> None:
-    """The oldest go until the traces together take no more than they may; nothing else goes."""
-    await put(database, *(run(f"run-{number}", 1000.0 + number) for number in range(10)))
-    ((size,),) = await rows(database, "SELECT trace_bytes FROM runs WHERE run_id = 'run-0'")
-
-    await Retention(database, keep_gb=10 * size / 1e9).run()
-    assert len(await _left(database)) == 10
-    await Retention(database, keep_gb=(7 * size - 1) / 1e9).run()
-    assert await _left(database) == [f"run-{number}" for number in range(4, 10)]
-    await Retention(database, keep_gb=0).run()
-    assert await _left(database) == []
-    await Retention(database).run()
-
-
-@pytest.mark.parametrize(("keep_days", "keep_gb"), [(1.0, None), (None, 0.0)])
-async def test_a_journal_deletes_when_it_begins(
-    database: Database, keep_days: float | None, keep_gb: float | None
-) -> None:
+async def test_a_journal_deletes_when_it_begins(database: Database) -> None:
     """Sums of usage and spending stay when their calls are gone, and the store is whole."""
     then = time.time() - 2 * DAY_S
     call = ended("run-1", started_at=then)
@@ -58,7 +39,7 @@ async def test_a_journal_deletes_when_it_begins(
         await journal.open(opened(call))
         await journal.finish(run("run-1", then, [call]))
         booked = await spent(database)
-    async with SQLJournal.writing(database, keep_days=keep_days, keep_gb=keep_gb):
+    async with SQLJournal.writing(database, keep_days=1.0):
         while await _left(database):
             pass
     assert await rows(database, "SELECT * FROM calls") == []

@@ -18,10 +18,9 @@ from router.ledger.usage import Bucket, Dimension, UsageQuery, UsageReport, Usag
 from router.models.model import Usage
 from router.store.database import Database
 from router.store.schema import CALLS, RUNS, USAGE_HOURS
-from router.store.spending import COUNTS
-from router.store.usage import SQLUsages, usage_in
-from router.trace.call import Call, totals
-from tests.router.store.stored import call, call_row, hour_rows, put, run, run_row
+from router.store.usage import SQLUsages, hourly_usage, usage_in
+from router.trace.call import SUMS, Call, totals
+from tests.router.store.stored import call, call_row, put, run, run_row
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 HOUR = 3600.0
@@ -86,7 +85,7 @@ def row(query: UsageQuery, start: float | None, key: tuple[str, ...], calls: lis
         **dict.fromkeys(DIMENSIONS),
         **dict(zip(query.by, key, strict=True)),
     }
-    return msgspec.convert({**known, **{name: getattr(total, name) for name in COUNTS}}, UsageRow)
+    return msgspec.convert({**known, **{name: getattr(total, name) for name in SUMS}}, UsageRow)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -205,7 +204,7 @@ async def test_all_is_read_at_one_moment(database: Database) -> None:
 
     def write(connection: Connection) -> None:
         connection.execute(USAGE_HOURS.delete())
-        connection.execute(USAGE_HOURS.insert(), hour_rows([*early, *late]))
+        connection.execute(USAGE_HOURS.insert(), hourly_usage([*early, *late]))
         connection.execute(RUNS.insert().values(run_row(run("run-2"), trace=True)))
         connection.execute(CALLS.insert(), list(map(call_row, late)))
 

@@ -11,7 +11,7 @@ from router.access import Tenant
 from router.errors import BadRequest
 from router.store.check import check
 from router.store.database import Database
-from router.store.journal import Retention
+from router.store.journal import delete_old
 from router.store.versions import SQLVersionBook
 from router.versions.book import (
     Decision,
@@ -208,7 +208,7 @@ async def test_trials_go_with_their_runs(book: SQLVersionBook, database: Databas
     """When these are deleted; versions and decisions stay, and the store is whole."""
     await book.add_trial(trial(1))
     assert (await check(database)).problems == []
-    await Retention(database, keep_days=1).run()
+    await delete_old(database, keep_days=1)
     assert await rows(database, "SELECT run_id FROM runs") == []
     assert await book.trial("run-1") is None
     assert len(await book.versions()) == len(await book.decisions(None, 0, 9)) == 2

@@ -21,8 +21,30 @@ from tests.router.edge.wire import reconciling
 
 DAY = 1763683200.0
 ROWS = (
-    UsageRow(DAY, "acme", "execution", "small", "v7", 1200, 2, 3, 70_000, 2000, 35_000, None, 900, 1_234_567_890),
-    UsageRow(DAY, "acme", "answer", "a,b", None, 1, 1, 1, 0, 0, None, None, 0, None),
+    UsageRow(
+        bucket_start=DAY,
+        tenant="acme",
+        role="execution",
+        model="small",
+        executor_version="v7",
+        attempts=1200,
+        attempts_without_usage=2,
+        attempts_without_cost=3,
+        prompt_tokens=70_000,
+        completion_tokens=2000,
+        cached_tokens=35_000,
+        wasted_tokens=900,
+        nano_usd=1_234_567_890,
+    ),
+    UsageRow(
+        bucket_start=DAY,
+        tenant="acme",
+        role="answer",
+        model="a,b",
+        attempts=1,
+        attempts_without_usage=1,
+        attempts_without_cost=1,
+    ),
 )
 EQUAL = Reconciliation(
     "equal",

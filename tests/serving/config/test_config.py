@@ -370,11 +370,6 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
             "[server]\nkeep_days = 0\n[retrieval]",
             "server.keep_days: must be more than 0; leave it out to keep everything.",
         ),
-        (
-            "[retrieval]",
-            "[server]\nkeep_gb = -1.5\n[retrieval]",
-            "server.keep_gb: must be more than 0; leave it out to keep everything.",
-        ),
         ("[retrieval]", "[server.tls]\ncertificate = 'a.pem'\n[retrieval]", "server.tls.key: missing"),
         (
             "[retrieval]",
