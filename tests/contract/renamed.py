@@ -32,7 +32,9 @@ class Dropped:
 
 
 RENAMED: dict[str, dict[str, str | Dropped]] = {
-    "config": {},
+    "config": {
+        "server.keep_gb": Dropped("How long runs are kept is told by server.keep_days alone."),
+    },
     "rpc": {},
     "messages": {},
     "fields": {},
@@ -46,7 +48,9 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
     "reasons": {},
     "commands": {},
     "json": {},
-    "sql": {},
+    "sql": {
+        "runs.trace_bytes": Dropped("Only server.keep_gb asked for it."),
+    },
     "scenarios": {},
     "added": {},
 }

@@ -1,0 +1,42 @@
+"""A count of a call or of sums stands in its struct; tables, rows, sums and the wire have it from there."""
+
+from rolegate.v1.run_service_pb2 import UpstreamCall
+from rolegate.v1.usage_pb2 import RoleUsage
+
+from router.edge.grpc.convert_usage import WIRE_NAMES
+from router.models.model import TOKEN_COUNTS, Usage
+from router.store.rows import ENDED_CALL
+from router.store.schema import CALLS, USAGE_HOURS
+from router.trace.call import SUMMED_COUNTS, SUMS, Call, RoleTotal
+from tests.router.store.stored import call
+
+INSIDE = {"run_id", "tenant", "number", "sub_query", "max_tokens", "prompt_bound", "reserved", "impossible_usage"}
+"""Fields of calls that clients do not get, or get with the run."""
+
+
+def on_the_wire(message: type[UpstreamCall] | type[RoleUsage]) -> set[str]:
+    """The fields of a message, as they are called here."""
+    return {WIRE_NAMES.get(field.name, field.name) for field in message.DESCRIPTOR.fields}
+
+
+def test_the_wire_has_every_field_and_no_other() -> None:
+    """Whoever adds a field adds it to the `.proto`, or says that it stays inside."""
+    assert on_the_wire(RoleUsage) == set(RoleTotal.__struct_fields__)
+    fields = {*Call.__struct_fields__, *TOKEN_COUNTS, "request_id", "counted"} - {"usage"} - INSIDE
+    assert on_the_wire(UpstreamCall) == fields
+
+
+def test_the_tables_have_every_count() -> None:
+    """All that an engine counts is a column and is summed."""
+    assert set(TOKEN_COUNTS) == set(Usage.__struct_fields__) - {"lower_bound", "estimated"}
+    assert set(TOKEN_COUNTS) <= set(SUMMED_COUNTS) <= set(CALLS.c.keys())
+    assert set(SUMS) <= set(USAGE_HOURS.c.keys())
+    assert set(TOKEN_COUNTS) <= set(ENDED_CALL)
+
+
+def test_a_call_knows_its_counts() -> None:
+    """Its own and those of its usage; of an unknown usage, nothing."""
+    known = call("run-1", usage=Usage(*range(5, 5 + len(TOKEN_COUNTS))))
+    assert [known.count(name) for name in TOKEN_COUNTS] == list(range(5, 5 + len(TOKEN_COUNTS)))
+    assert known.count("nano_usd") == 7
+    assert call("run-1", usage=None).count("prompt_tokens") is None
