@@ -12,11 +12,12 @@ import msgspec
 from rich.console import Console
 
 from benchmarks.mini_deployment import MiniDeployment, mini_deployment
-from executor_sft.evaluate import BASE, TEACHER, Answered, Evaluation, adapter_name, answers, evaluation_of, show
+from executor_sft.command import show
+from executor_sft.evaluate import BASE, TEACHER, Answered, Evaluation, adapter_name, answers, evaluation_of
 from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.world import World
-from executor_sft.rollouts import Question
-from executor_sft.workbench import workbench
+from executor_sft.questions import Question
+from executor_sft.runtime import open_runtime
 from router.errors import BadConfig
 from serving.config.config import Config
 from serving.config.file import load_config, preset
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         write_atomically(given.json, msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
     console = Console()
     for evaluation, closed in zip(figures.evaluations, figures.gap_closed, strict=True):
-        show(evaluation, console)
+        show(msgspec.to_builtins(evaluation))
         console.print(f"gap closed: {'–' if closed is None else f'{closed:.3f}'}\n")
     return 0
 
@@ -104,8 +105,8 @@ async def _world(
     there = msgspec.structs.replace(mini, of=over(mini.of, folder), retrieval="")
     config = _limited(there.config(folder / "rolegate.toml", f"sqlite:///{folder}/runs.db"), turns)
     name = adapter_name(version)
-    async with workbench(
-        config, lambda _step: None, remember=folder / "calls.jsonl", adapters={name: version}
+    async with open_runtime(
+        config, lambda _step: None, cache=folder / "calls.jsonl", adapters={name: version}
     ) as bench:
         return await answers(
             bench,

@@ -5,7 +5,7 @@ through, and on gold trajectories of the same sub-queries; each compared with th
 import argparse
 import asyncio
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -16,18 +16,17 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.mini_deployment import MiniDeployment, mini_deployment
-from executor_sft import dataset, rollout, train
+from executor_sft.__main__ import run
 from executor_sft.evaluate import BASE, Answered, Evaluation, answers, evaluation_of
-from executor_sft.filter import Kept, Mix, Stratum, mixed
-from executor_sft.filter import main as filter_rollouts
+from executor_sft.filter import RESULT, FilteredSample, Mix, Stratum, mixed
 from executor_sft.miniworld.dialogues import report_text
 from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.questions import Question as MiniQuestion
 from executor_sft.miniworld.questions import SubQuery
 from executor_sft.miniworld.world import World
-from executor_sft.rollouts import Question
+from executor_sft.questions import Question
+from executor_sft.runtime import Runtime, open_runtime
 from executor_sft.step import Step
-from executor_sft.workbench import Workbench, workbench
 from router.errors import RolegateError
 from router.models.model import ScriptedModel
 from router.trace.values import Execution
@@ -86,16 +85,16 @@ async def _measured(given: argparse.Namespace, work: Path) -> Figures:
     tell, mini_config = _teller(), load_config(preset("mini"))
     student = Path(mini_config.engines["executor"].path)
     async with mini_deployment(tell, mini_config, teacher=True) as mini:
-        gold = [kept for seed in given.worlds for kept in await _world(mini, work, seed, given.questions)]
+        gold = [sample for seed in given.worlds for sample in await _world(mini, work, seed, given.questions)]
         rolled_out = [work / f"world-{seed}" / "rollouts" for seed in given.worlds]
         mix = ",".join(f"{stratum}={count}" for stratum, count in (_SINGLE | _MULTI).items())
-        await _step(filter_rollouts, *rolled_out, "--none", "--mix", mix, "--out", work / "unfiltered")
-        await _step(filter_rollouts, *rolled_out, "--mix", mix, "--out", work / "filtered")
+        await _step("filter", *rolled_out, "--none", "--mix", mix, "--out", work / "unfiltered")
+        await _step("filter", *rolled_out, "--mix", mix, "--out", work / "filtered")
         _write_gold(work / "gold", gold)
         for arm in _ARMS:
-            await _step(dataset.main, work / arm, "--model", student, "--out", work / f"{arm}-data")
+            await _step("dataset", work / arm, "--model", student, "--out", work / f"{arm}-data")
             await _step(
-                train.main,
+                "train",
                 *(work / f"{arm}-data", "--model", student, "--recipe", given.recipe, "--out", work / f"{arm}-trained"),
             )
         asked = _export(work / "held-out", World(given.held_out, "test"), given.asked)
@@ -105,50 +104,50 @@ async def _measured(given: argparse.Namespace, work: Path) -> Figures:
             search = bench.config.search
     return Figures(
         given.worlds,
-        {arm: sum(1 for _ in (work / arm / "kept.jsonl").open()) for arm in _ARMS},
+        {arm: sum(1 for _ in (work / arm / RESULT).open()) for arm in _ARMS},
         evaluation_of(answered, search, 1, None),
         {name: _not_needed(found, asked) for name, found in answered.items()},
     )
 
 
-async def _world(mini: MiniDeployment, work: Path, seed: int, count: int) -> list[Kept]:
+async def _world(mini: MiniDeployment, work: Path, seed: int, count: int) -> list[FilteredSample]:
     """Roll out over a training world; the gold trajectories of its sub-queries."""
     folder = work / f"world-{seed}"
     asked = _export(folder, World(seed, "train"), count)
     config = _config(mini, folder)
     questions, out = folder / "questions.jsonl", folder / "rollouts"
-    await _step(rollout.main, "--config", config, "--questions", questions, "--out", out, "--concurrency", _AT_ONCE)
+    await _step("rollout", "--config", config, "--questions", questions, "--out", out, "--concurrency", _AT_ONCE)
     async with _bench(mini, folder, {}) as bench:
         return [await _gold(bench, question, sub_query) for question in asked for sub_query in question.sub_queries]
 
 
-async def _gold(bench: Workbench, question: MiniQuestion, sub_query: SubQuery) -> Kept:
+async def _gold(bench: Runtime, question: MiniQuestion, sub_query: SubQuery) -> FilteredSample:
     """What a faultless executor does, with real passages."""
     turns = [*(f"<search>{query}</search>" for query in sub_query.searches), report_text(sub_query.report)]
     role = bench.role("execution", bench.config.roles.execution)
     faultless = bench.executor(replace(role, model=ScriptedModel(turns)))
     execution: Execution = await faultless.run(sub_query.text, 0, bench.context())
     stratum: Stratum = "teacher_single" if len(sub_query.searches) == 1 else "teacher_multi"
-    return Kept(stratum, question.id, "", execution)
+    return FilteredSample(stratum, question.id, "", execution)
 
 
-def _write_gold(folder: Path, gold: Sequence[Kept]) -> None:
+def _write_gold(folder: Path, gold: Sequence[FilteredSample]) -> None:
     """Those that the retriever can carry out, in the filter's own kind of folder."""
     step = Step.begin(folder, "gold", {}, {"trajectories": len(gold)})
     if step.finished is None:
-        carried_out = [kept for kept in gold if not kept.execution.failed and _found(kept)]
+        carried_out = [sample for sample in gold if not sample.execution.failed and _found(sample)]
         chosen = mixed(carried_out, {"teacher_single": sum(_SINGLE.values()), **_MULTI}, seed=1)
-        write_atomically(folder / "kept.jsonl", msgspec.json.Encoder().encode_lines(chosen))
-        step.finish({"kept": len(chosen)}, ["kept.jsonl"])
+        write_atomically(folder / RESULT, msgspec.json.Encoder().encode_lines(chosen))
+        step.finish({"samples": len(chosen)}, [RESULT])
 
 
-def _found(kept: Kept) -> bool:
+def _found(sample: FilteredSample) -> bool:
     """Whether every point of the report stands in a passage that was found."""
-    return all(kept.execution.citations(kept.execution.report.evidence))
+    return all(sample.execution.citations(sample.execution.report.evidence))
 
 
-def _bench(mini: MiniDeployment, folder: Path, adapters: Mapping[str, Path]) -> AbstractAsyncContextManager[Workbench]:
-    return workbench(load_config(_config(mini, folder)), lambda _step: None, adapters=adapters)
+def _bench(mini: MiniDeployment, folder: Path, adapters: Mapping[str, Path]) -> AbstractAsyncContextManager[Runtime]:
+    return open_runtime(load_config(_config(mini, folder)), lambda _step: None, adapters=adapters)
 
 
 def _config(mini: MiniDeployment, folder: Path) -> Path:
@@ -173,10 +172,10 @@ def _not_needed(answered: Sequence[Answered], asked: Sequence[MiniQuestion]) -> 
     return fmean(enough[run.sub_query] == 1 for run in twice) if twice else None
 
 
-async def _step(command: Callable[[Sequence[str]], int], *arguments: object) -> None:
+async def _step(command: str, *arguments: object) -> None:
     """Run a step of the distillation in a thread, as it runs an event loop of its own."""
-    if status := await asyncio.to_thread(command, [str(argument) for argument in arguments]):
-        raise RolegateError(f"{command.__module__} ended with status {status}.")
+    if status := await asyncio.to_thread(run, [command, *map(str, arguments)]):
+        raise RolegateError(f"{command} ended with status {status}.")
 
 
 def _teller() -> Tell:

@@ -25,7 +25,7 @@ from benchmarks.child import child
 from benchmarks.loop_asking import ENDED, Asked, LoopAsking
 from benchmarks.mini_deployment import mini_deployment
 from benchmarks.spoiled import publish_spoiled
-from executor_sft.lines import LineFile
+from executor_sft.jsonl import JsonlFile
 from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.questions import Question
 from executor_sft.miniworld.world import World
@@ -109,7 +109,7 @@ async def _looped(given: argparse.Namespace, work: Path) -> Figures:
     write_atomically(work / "held_out.jsonl", lines)
     console, file = Console(stderr=True), work / "rolegate.toml"
     async with AsyncExitStack() as stack:
-        notes = stack.enter_context(closing(LineFile(work / _NOTES)))
+        notes = stack.enter_context(closing(JsonlFile(work / _NOTES)))
         deployment = mini_deployment(_teller(console), _config(work / "world"), teacher=True)
         mini = await stack.enter_async_context(deployment)
         mini.config(file, f"sqlite:///{work}/runs.db", versions=work / "versions")

@@ -10,7 +10,7 @@ from rich.progress import Progress
 from rolegate.client import AsyncClient, GatewayError
 from rolegate.v1.executor_version_service_pb2 import ExecutorVersionState
 
-from executor_sft.lines import LineFile
+from executor_sft.jsonl import JsonlFile
 from executor_sft.miniworld.questions import Question
 from router.protocol.scoring import exact_match
 
@@ -47,7 +47,7 @@ class Noted(msgspec.Struct, frozen=True):
 class LoopAsking:
     """Asks so many at once."""
 
-    def __init__(self, client: AsyncClient, in_flight: int, notes: LineFile, console: Console) -> None:
+    def __init__(self, client: AsyncClient, in_flight: int, notes: JsonlFile, console: Console) -> None:
         self._client, self._in_flight, self._notes, self._console = client, in_flight, notes, console
         self._noted = [msgspec.json.decode(line, type=Noted) for line in notes.lines()]
 

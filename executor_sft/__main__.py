@@ -5,7 +5,9 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from executor_sft.command import parse
 from router.errors import RolegateError
+from serving.logs import errors_only
 from serving.terminal import complain
 
 _COMMANDS = {
@@ -17,25 +19,31 @@ _COMMANDS = {
     "train": ("executor_sft.train", "fine-tune an executor on them"),
     "evaluate": ("executor_sft.evaluate", "compare executors on held-out questions"),
     "publish": ("executor_sft.publish", "make a version of what was trained, and hand it to a running gateway"),
-    "mini-world": ("executor_sft.miniworld.command", "write a mini world: corpus, questions with gold plans, scope"),
-    "mini-model": ("executor_sft.minimodel.__main__", "train one of the mini models"),
+    "mini-world": ("executor_sft.miniworld.export", "write a mini world: corpus, questions with gold plans, scope"),
+    "mini-model": ("executor_sft.minimodel.command", "train one of the mini models"),
     "mini-evaluate": ("executor_sft.minimodel.evaluation", "share of right turns on a held-out world"),
 }
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; its exit status. Raises `RolegateError` and `OSError`."""
+    parser = argparse.ArgumentParser(prog="rolegate sft", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (_, summary) in _COMMANDS.items():
+        commands.add_parser(name, help=summary, add_help=False)
+    chosen, rest = parser.parse_known_args(arguments[:1])
+    errors_only()
+    module = importlib.import_module(_COMMANDS[chosen.command][0])
+    return int(module.run(parse(module.Options, chosen.command, module.__doc__ or "", [*rest, *arguments[1:]])))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit status. Errors raised on purpose are printed in one line."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(prog="rolegate sft", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (_, summary) in _COMMANDS.items():
-        commands.add_parser(name, help=summary, add_help=False)
-    chosen, rest = parser.parse_known_args(given[:1])
-    module, _ = _COMMANDS[chosen.command]
     try:
-        return int(importlib.import_module(module).main([*rest, *given[1:]]))
+        return run(given)
     except (RolegateError, OSError, UnicodeError) as error:
-        complain(f"rolegate sft {chosen.command}: {error}")
+        complain(f"rolegate sft {given[0]}: {error}")
         return 1
     except KeyboardInterrupt:
         return 130

@@ -1,4 +1,4 @@
-"""`rolegate sft dataset`: what was kept, as the very tokens that the serving engine will see.
+"""`rolegate sft dataset`: filtered samples as the very tokens that the serving engine will see.
 
 A row is one turn of the executor: the prompt as the engine reads it there, without loss, and the turn itself, with
 loss. Chat templates show earlier turns in other words than these were written in (thinking is dropped), so only a row
@@ -6,20 +6,20 @@ for each turn trains on what serving sees (TBSS appendix D). Passages, prompts a
 that were corrected have no row.
 """
 
-import argparse
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from rich.console import Console
+from msgspec import Meta
 
-from executor_sft.filter import RESULT as KEPT
-from executor_sft.filter import Kept, counts_table
-from executor_sft.lines import decoded_lines
-from executor_sft.step import MANIFEST, Step, read_manifest
+from executor_sft.command import POSITIONAL, StepOptions, show
+from executor_sft.filter import RESULT as SAMPLES
+from executor_sft.filter import FilteredSample
+from executor_sft.jsonl import read_jsonl
+from executor_sft.step import Step
 from router.errors import BadConfig
 from router.models.model import Completion, Message, end_at_stop
 from router.protocol.prompts import without_system_role
@@ -27,8 +27,13 @@ from router.protocol.turns import ReportTurn, Search, parse_turn
 from router.search.executor import STOP
 from router.trace.values import Execution
 from serving.dependencies import need
-from serving.files import replacing
+from serving.files import write_atomically
 
+RESULT = "rows.jsonl"
+NEEDED = ("transformers",)
+"""Modules that are loaded late, so that `--help` can do without."""
+LEARNT = ("search", "report")
+"""The turns that have a row."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -43,12 +48,40 @@ _THOUGHT = "</think>"
 _TURN = "what was said"
 
 
+class Options(StepOptions, frozen=True, kw_only=True):
+    """Options of the step."""
+
+    filtered: Annotated[Path, POSITIONAL, Meta(description="the folder of `rolegate sft filter`")]
+    model: Annotated[Path, Meta(description="the student's folder, with its tokenizer")]
+    max_length: Annotated[int, Meta(ge=1, description="tokens of a row; one that is longer is an error")] = 4096
+    thinking: Annotated[bool, Meta(description="true or false, as roles.execution.thinking")] | None = None
+    system_role: Annotated[bool, Meta(description="true or false, as roles.execution.system_role")] = True
+
+
+class TrainingRow(msgspec.Struct, frozen=True):
+    """A prompt that the engine shows the model, and the turn that the model is to write."""
+
+    prompt_ids: tuple[int, ...]
+    """Token ids of the conversation before the turn, exactly as the serving engine sees it, without loss."""
+    completion_ids: Annotated[tuple[int, ...], Meta(min_length=1)]
+    """Token ids of the turn, its end included."""
+    turn: int
+    """The number of the turn in its trajectory, from 0."""
+    trajectory: int
+    """The number of its trajectory among the filtered ones, from 0."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and turn."""
+        return len(self.prompt_ids) + len(self.completion_ids)
+
+
 class _Generation(msgspec.Struct):
     eos_token_id: int | list[int] | None = None
 
 
 class ServedTokens:
-    """The tokens of a conversation as vLLM makes them for `/v1/chat/completions`."""
+    """Tokens of a conversation as vLLM makes them for `/v1/chat/completions`."""
 
     def __init__(self, model: Path, *, thinking: bool | None = None, system_role: bool = True) -> None:
         """`model`: its folder. The others: as of the role that serves. Raises `BadConfig`."""
@@ -65,12 +98,13 @@ class ServedTokens:
         self._thinks = "<think>" in self._tokenizer.chat_template if thinking is None else thinking
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """What the engine reads before it writes the next turn."""
+        """The prompt that the engine reads before it writes the next turn."""
         return tuple(self._rendered(messages, tokenize=True, add_generation_prompt=True))
 
     def completion(self, output: Completion) -> tuple[int, ...]:
-        """What the engine is to write: the turn up to its last tag, and the template's end of turn. Reasoning stands in
-        a thinking block where the role thinks, and is left out where it does not.
+        """The tokens that the engine is to write: the turn up to its last tag, and the template's end of turn.
+
+        Reasoning stands in a thinking block where the role thinks, and is left out where it does not.
         """
         return tuple(self._tokenizer.encode(self._written(output), add_special_tokens=False)) + self._end
 
@@ -86,28 +120,23 @@ class ServedTokens:
 
     @cached_property
     def _thinking_is_open(self) -> bool:
-        """Whether the template itself begins the thinking block."""
+        """True where the template itself begins the thinking block."""
         prompt: str = self._rendered([Message("user", _TURN)], tokenize=False, add_generation_prompt=True)
         return prompt.rstrip().endswith("<think>")
 
     @cached_property
     def _end(self) -> tuple[int, ...]:
-        """What the template puts after a turn, up to the token at which the engine stops."""
+        """The tokens that the template puts after a turn, up to the one at which the engine stops."""
         said = [Message("user", "?"), Message("assistant", _TURN)]
         after = self._rendered(said, tokenize=False).rpartition(_TURN)[2]
         ids = self._tokenizer.encode(after, add_special_tokens=False)
-        ends = self._ends
+        path = self._model / "generation_config.json"
+        named = msgspec.json.decode(path.read_bytes(), type=_Generation).eos_token_id if path.exists() else None
+        ends = {self._tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
         for place, token in enumerate(ids):
             if token in ends:
                 return tuple(ids[: place + 1])
         raise BadConfig(f"{self._model}: its chat template ends turns with {after!r}, at which no engine stops.")
-
-    @property
-    def _ends(self) -> set[int]:
-        """The tokens at which the engine stops."""
-        path = self._model / "generation_config.json"
-        told = msgspec.json.decode(path.read_bytes(), type=_Generation).eos_token_id if path.exists() else None
-        return {self._tokenizer.eos_token_id, *(told if isinstance(told, list) else [told])} - {None}
 
     def _rendered(self, messages: Sequence[Message], **how: bool) -> Any:
         sent = messages if self._system_role else without_system_role(messages)
@@ -115,91 +144,27 @@ class ServedTokens:
         return self._tokenizer.apply_chat_template(chat, return_dict=False, **how, **self._switch)
 
 
-class Row(msgspec.Struct, frozen=True):
-    """What the engine shows the model, and what the model is to write."""
-
-    prompt_ids: tuple[int, ...]
-    """Token ids of the conversation before the turn, exactly as the serving engine sees it, without loss."""
-    completion_ids: tuple[int, ...]
-    """Token ids of the turn, its end included; never empty."""
-    turn: int
-    """The number of the turn in its trajectory, from 0."""
-    trajectory: int
-    """The number of its trajectory among those that were kept, from 0."""
-
-
-_COLUMNS = ("prompt_ids", "completion_ids", "turn", "trajectory")
-
-
-def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write the file whole, or leave it as it was and raise `OSError`."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    columns = {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
-    with replacing(path) as unfinished:
-        pq.write_table(pa.table(columns, schema=_schema()), unfinished)
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The rows in order. Raises `BadConfig` where it is no such file, or a row has nothing to learn."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path, schema=_schema())
-    except (OSError, pa.ArrowException) as error:
-        raise BadConfig(f"{path}: {error}; make the data set again.") from None
-    columns = (table[name].to_pylist() for name in _COLUMNS)
-    rows = [Row(tuple(prompt), tuple(turn), *numbers) for prompt, turn, *numbers in zip(*columns, strict=True)]
-    if empty := sum(not row.completion_ids for row in rows):
-        raise BadConfig(f"{path}: {empty} of {len(rows)} rows have no token to learn; make the data set again.")
-    if not rows:
-        raise BadConfig(f"{path}: has no rows; make the data set again.")
-    return rows
-
-
-def _schema() -> Any:
-    import pyarrow as pa
-
-    ids, number = pa.list_(pa.int32()), pa.int32()
-    return pa.schema(list(zip(_COLUMNS, (ids, ids, number, number), strict=True)))
-
-
-RESULT = "rows.parquet"
-NEEDED = ("pyarrow", "transformers")
-"""Modules that are loaded late, so that `--help` can do without."""
-LEARNT = ("search", "report")
-"""The turns that have a row."""
-_BOOLEANS = {"true": True, "false": False}
-
-
-def main(arguments: Sequence[str]) -> int:
+def run(options: Options) -> int:
     """Run the step; the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="rolegate sft dataset", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("kept", type=Path, metavar="KEPT", help="the folder of `rolegate sft filter`")
-    parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="the student's, with its tokenizer")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the result goes")
-    parser.add_argument(
-        "--max-length", type=int, default=4096, metavar="N", help="tokens of a row; one that is longer is an error"
-    )
-    for option, default, key in (("--thinking", None, "thinking"), ("--system-role", "true", "system_role")):
-        parser.add_argument(option, choices=_BOOLEANS, default=default, help=f"as roles.execution.{key} of the config")
-    given = parser.parse_args(arguments)
     need("sft", *NEEDED)
-    thinking, system_role = _BOOLEANS.get(given.thinking), _BOOLEANS[given.system_role]
-    settings = {"max_length": given.max_length, "thinking": thinking, "system_role": system_role}
-    step = Step.begin(given.out, "dataset", {"kept": given.kept, **tokenizer_files(given.model)}, settings)
+    settings = {"max_length": options.max_length, "thinking": options.thinking, "system_role": options.system_role}
+    inputs = {"filtered": options.filtered, **tokenizer_files(options.model)}
+    step = Step.begin(options.out, "dataset", inputs, settings)
     if (manifest := step.finished) is None:
-        tokens = ServedTokens(given.model, thinking=thinking, system_role=system_role)
-        rows, turns = rows_of(read_kept(given.kept), tokens)
-        _check(rows, turns, given.max_length)
-        write_rows(given.out / RESULT, rows)
-        manifest = step.finish(_figures(rows, turns, given.kept), [RESULT])
-    print(f"{given.out}: {manifest.figures['rows']:,} rows, {manifest.figures['completion_tokens']:,} tokens with loss")
-    Console().print(counts_table("turns", manifest.figures["turns"]))
+        tokens = ServedTokens(options.model, thinking=options.thinking, system_role=options.system_role)
+        rows, turns = rows_of(read_samples(options.filtered), tokens)
+        _check(rows, turns, options.max_length)
+        write_atomically(options.out / RESULT, msgspec.json.Encoder().encode_lines(rows))
+        figures = {
+            "rows": len(rows),
+            "trajectories": len({row.trajectory for row in rows}),
+            "turns": dict(turns),
+            "prompt_tokens": sum(len(row.prompt_ids) for row in rows),
+            "completion_tokens": sum(len(row.completion_ids) for row in rows),
+            "longest": max(row.length for row in rows),
+        }
+        manifest = step.finish(figures, [RESULT])
+    show(manifest.figures, as_json=options.json)
     return 0
 
 
@@ -211,28 +176,37 @@ def tokenizer_files(model: Path) -> dict[str, Path]:
     return files
 
 
-def read_kept(path: Path) -> Iterator[Kept]:
-    """The lines of a `kept.jsonl`, or of the one in a folder. Raises `BadConfig` naming a line that is not one."""
-    return decoded_lines(path, KEPT, Kept, "rolegate sft filter")
+def read_samples(path: Path) -> Iterator[FilteredSample]:
+    """The lines of a `filtered.jsonl`, or of the one in a folder. Raises `BadConfig` naming a line that is not one."""
+    advice = "name the folder of `rolegate sft filter`"
+    return (sample for _, sample in read_jsonl(path, FilteredSample, advice, SAMPLES))
 
 
-def rows_of(kept: Iterable[Kept], tokens: ServedTokens) -> tuple[list[Row], Counter[str]]:
-    """A row for each turn that searched or reported; and what all turns were, those without a row by the reason."""
-    rows: list[Row] = []
+def read_rows(path: Path) -> list[TrainingRow]:
+    """The rows in order. Raises `BadConfig` for a line that is none, and where there is none."""
+    rows = [row for _, row in read_jsonl(path, TrainingRow, "make the data set again")]
+    if not rows:
+        raise BadConfig(f"{path}: has no rows; make the data set again.")
+    return rows
+
+
+def rows_of(samples: Iterable[FilteredSample], tokens: ServedTokens) -> tuple[list[TrainingRow], Counter[str]]:
+    """A row for each turn that searched or reported, and the counts of all turns, those without a row by the reason."""
+    rows: list[TrainingRow] = []
     turns: Counter[str] = Counter()
-    for number, trajectory in enumerate(kept):
-        for turn, (messages, output, reply) in enumerate(_turns(trajectory.execution)):
+    for number, sample in enumerate(samples):
+        for turn, (messages, output, reply) in enumerate(_turns(sample.execution)):
             kind = _kind(output, reply)
-            if kind in LEARNT and not _as_served(trajectory.execution, turn):
+            if kind in LEARNT and not _as_served(sample.execution, turn):
                 kind = "shown passages that the trace lost"
             if kind in LEARNT:
-                rows.append(Row(tokens.prompt(messages), tokens.completion(output), turn, number))
+                rows.append(TrainingRow(tokens.prompt(messages), tokens.completion(output), turn, number))
             turns[kind] += 1
     return rows, turns
 
 
 def _turns(execution: Execution) -> Iterator[tuple[tuple[Message, ...], Completion, Message | None]]:
-    """What stands before each of the executor's turns, the turn, and what it was told then."""
+    """The messages before each of the executor's turns, the turn, and the reply to it."""
     messages = execution.conversation.messages
     places = [place for place, message in enumerate(messages) if message.role == "assistant"]
     for place, output in zip(places, execution.conversation.outputs, strict=True):
@@ -240,7 +214,7 @@ def _turns(execution: Execution) -> Iterator[tuple[tuple[Message, ...], Completi
 
 
 def _kind(output: Completion, reply: Message | None) -> str:
-    """`search` or `report`, or why a turn is not to be learnt."""
+    """`search` or `report`, or the reason why a turn is not to be learnt."""
     if output.finish_reason == "length":
         return "cut off"
     match parse_turn(output.text):
@@ -255,36 +229,19 @@ def _kind(output: Completion, reply: Message | None) -> str:
 
 
 def _as_served(execution: Execution, turn: int) -> bool:
-    """Whether the trace shows what the model saw in a turn: passages that gave way later are missing from it."""
+    """True where the trace shows all that the model saw in a turn: passages that gave way later are missing from it."""
     whole = not any(search.dropped_passages for search in execution.searches)
     return whole or turn in (0, len(execution.conversation.outputs) - 1)
 
 
-def _check(rows: Sequence[Row], turns: Counter[str], max_length: int) -> None:
+def _check(rows: Sequence[TrainingRow], turns: Counter[str], max_length: int) -> None:
     if not rows:
         raise BadConfig(
-            f"Nothing to learn: no turn that was kept searched or reported (turns: {dict(turns)}); look at the "
-            "tables of `rolegate sft filter`."
+            f"Nothing to learn: no turn that passed the filter searched or reported (turns: {dict(turns)}); look at "
+            "the tables of `rolegate sft filter`."
         )
-    if long := [length for row in rows if (length := _length(row)) > max_length]:
+    if long := [row.length for row in rows if row.length > max_length]:
         raise BadConfig(
             f"{len(long)} of {len(rows)} rows are longer than {max_length} tokens, the longest has {max(long)}; raise "
             "--max-length, or show fewer or shorter passages. Nothing is cut: that would lose the report."
         )
-
-
-def _length(row: Row) -> int:
-    return len(row.prompt_ids) + len(row.completion_ids)
-
-
-def _figures(rows: Sequence[Row], turns: Counter[str], kept: Path) -> dict[str, object]:
-    made_of = read_manifest(kept) if (kept / MANIFEST).exists() else None
-    return {
-        "rows": len(rows),
-        "trajectories": len({row.trajectory for row in rows}),
-        "turns": dict(turns),
-        "prompt_tokens": sum(len(row.prompt_ids) for row in rows),
-        "completion_tokens": sum(len(row.completion_ids) for row in rows),
-        "longest": max(map(_length, rows)),
-        "kept": msgspec.to_builtins(made_of),
-    }

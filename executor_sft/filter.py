@@ -7,35 +7,53 @@ answer it leads to is an exact match and the judge, where there is one, accepts 
 counted by its reason.
 """
 
-import argparse
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from msgspec import Meta
 
-from executor_sft.lines import decoded_lines
+from executor_sft.command import POSITIONAL, StepOptions, show
+from executor_sft.jsonl import read_jsonl
 from executor_sft.questions import normal_question
-from executor_sft.rollouts import Rollout, Sample, SubQueryRollout, Verdict
+from executor_sft.rollouts import ROLLOUTS, Rollout, Sample, SubQueryRollout
 from executor_sft.step import Step
 from router.errors import BadConfig
 from router.trace.values import Execution
 from serving.files import write_atomically
+from serving.terminal import complain
 
 Stratum = Literal["student_single", "teacher_single", "teacher_multi", "student_multi"]
 """Correct with one search, the student's or the teacher's (A); the teacher's with more, all of them needed (B). The
 last one is there only where nothing was filtered.
 """
+Who = Literal["student", "teacher"]
+Mix = dict[Stratum, int]
+"""Most samples of a stratum; all of one that is not in it."""
+RESULT = "filtered.jsonl"
+_UPSTREAM = frozenset({"timed_out", "model_failed", "retrieval_failed", "budget_exhausted"})
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """One line of `kept.jsonl`."""
+class Options(StepOptions, frozen=True, kw_only=True):
+    """Options of the step."""
+
+    rollouts: Annotated[tuple[Path, ...], POSITIONAL, Meta(description="folders of `rollout` or `mine`")]
+    mix: Annotated[
+        str,
+        Meta(
+            description="STRATUM=N,…: how many of a stratum at most; the paper's: "
+            "student_single=1000,teacher_single=500,teacher_multi=668"
+        ),
+    ] = ""
+    none: Annotated[bool, Meta(description="keep all that has a report, to see what the filter is for")] = False
+    seed: Annotated[int, Meta(description="of what --mix picks")] = 1
+
+
+class FilteredSample(msgspec.Struct, frozen=True):
+    """One line of `filtered.jsonl`."""
 
     stratum: Stratum
     question_id: str
@@ -44,134 +62,84 @@ class Kept(msgspec.Struct, frozen=True):
     execution: Execution
 
 
-Composition = dict[str, dict[str, int]]
-"""By source: `records`, and the `questions` that these are from."""
+class FilterFigures(msgspec.Struct, frozen=True):
+    """Figures of the manifest."""
+
+    candidates: int
+    samples: int
+    """That passed."""
+    strata: dict[Stratum, int]
+    rejected: dict[str, int]
+    """By reason."""
+    sources: dict[str, dict[str, int]]
+    """By data set: `samples`, and the `questions` that these are from."""
 
 
-def composition(kept: Sequence[Kept]) -> Composition:
-    """Records and unique source questions of every source."""
-    questions: dict[str, list[str]] = {}
-    for trajectory in kept:
-        questions.setdefault(trajectory.source, []).append(trajectory.question_id)
-    return {source: {"records": len(ids), "questions": len(set(ids))} for source, ids in sorted(questions.items())}
-
-
-def composition_table(sources: Composition) -> Table:
-    """A row for each source, and a sum."""
-    table = Table("source", box=SIMPLE_HEAD)
-    for column in ("records", "questions"):
-        table.add_column(column, justify="right")
-    for source, counts in sources.items():
-        table.add_row(escape(source) or "–", f"{counts['records']:,}", f"{counts['questions']:,}")
-    table.add_section()
-    sums = (sum(counts[column] for counts in sources.values()) for column in ("records", "questions"))
-    table.add_row("all", *(f"{count:,}" for count in sums))
-    return table
-
-
-def counts_table(title: str, counts: Mapping[str, int]) -> Table:
-    """A row for each name, and a sum."""
-    table = Table(title, box=SIMPLE_HEAD)
-    table.add_column("count", justify="right")
-    for name, count in counts.items():
-        table.add_row(name, f"{count:,}")
-    table.add_section()
-    table.add_row("all", f"{sum(counts.values()):,}")
-    return table
-
-
-RESULT = "kept.jsonl"
-Who = Literal["student", "teacher"]
-Mix = dict[Stratum, int]
-"""How many of a stratum to keep at most; of one that is not in it, all."""
-_ROLLOUTS = ("rollouts.jsonl", Rollout, "rolegate sft rollout")
-_UPSTREAM = frozenset({"timed_out", "model_failed", "retrieval_failed", "budget_exhausted"})
-
-
-def main(arguments: Sequence[str]) -> int:
+def run(options: Options) -> int:
     """Run the step; the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="rolegate sft filter", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("rollouts", type=Path, nargs="+", metavar="ROLLOUTS", help="folders of `rollout` or `mine`")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the result goes")
-    parser.add_argument(
-        "--mix",
-        metavar="STRATUM=N,…",
-        help="how many of a stratum at most; the paper's: student_single=1000,teacher_single=500,teacher_multi=668",
-    )
-    parser.add_argument("--none", action="store_true", help="keep all that has a report, to see what the filter is for")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of what --mix picks (default: 1)")
-    given = parser.parse_args(arguments)
-    settings = {"mix": mix_of(given.mix), "none": given.none, "seed": given.seed}
-    inputs = {f"rollouts.{number}": path for number, path in enumerate(given.rollouts)}
-    step = Step.begin(given.out, "filter", inputs, settings)
+    mix = parse_mix(options.mix)
+    settings = {"mix": mix, "none": options.none, "seed": options.seed}
+    inputs = {f"rollouts.{number}": path for number, path in enumerate(options.rollouts)}
+    step = Step.begin(options.out, "filter", inputs, settings)
     if (manifest := step.finished) is None:
-        rollouts = [rollout for path in given.rollouts for rollout in decoded_lines(path, *_ROLLOUTS)]
-        kept, rejected = filtered(rollouts, mix_of(given.mix), none=given.none, seed=given.seed)
-        lines = b"".join(msgspec.json.encode(trajectory) + b"\n" for trajectory in kept)
-        write_atomically(given.out / RESULT, lines)
-        manifest = step.finish(_figures(kept, rejected), [RESULT])
-    console = Console()
-    console.print(composition_table(manifest.figures["sources"]), counts_table("kept", manifest.figures["strata"]))
-    console.print(counts_table("rejected", manifest.figures["rejected"]))
+        advice = "remove the line, or run `rolegate sft rollout` again into another folder"
+        lines = (read_jsonl(path, Rollout, advice, ROLLOUTS) for path in options.rollouts)
+        rollouts = (rollout for file in lines for _, rollout in file)
+        samples, rejected = filtered(rollouts, mix, none=options.none, seed=options.seed)
+        write_atomically(options.out / RESULT, msgspec.json.Encoder().encode_lines(samples))
+        manifest = step.finish(_figures(samples, rejected), [RESULT])
+    show(manifest.figures, as_json=options.json)
     if not manifest.figures["strata"].get("teacher_multi"):
-        console.print("Nothing is kept in teacher_multi: so no executor learns from this when to search again.")
+        complain("Nothing is kept in teacher_multi: so no executor learns from this when to search again.")
     return 0
 
 
-def mix_of(text: str | None) -> Mix:
-    """`student_single=1000,…`, read. Raises `BadConfig`."""
-    mix: Mix = {}
-    for part in text.split(",") if text else ():
-        name, _, count = part.strip().partition("=")
-        if name not in get_args(Stratum) or not count.isdecimal():
-            raise BadConfig(f"--mix {part}: give STRATUM=N; the strata are {', '.join(get_args(Stratum))}.")
-        mix[name] = int(count)  # type: ignore[index] # it is a stratum
-    return mix
+def parse_mix(text: str) -> Mix:
+    """Read `student_single=1000,…`. Raises `BadConfig`."""
+    pairs = dict(part.strip().partition("=")[::2] for part in text.split(",") if text)
+    try:
+        return msgspec.convert(pairs, dict[Stratum, Annotated[int, Meta(ge=0)]], strict=False)
+    except msgspec.ValidationError:
+        raise BadConfig(f"--mix {text}: give STRATUM=N; the strata are {', '.join(get_args(Stratum))}.") from None
 
 
 def filtered(
     rollouts: Iterable[Rollout], mix: Mix, *, none: bool = False, seed: int = 1
-) -> tuple[list[Kept], Counter[str]]:
-    """What is kept, in order, and how many trajectories were rejected for which reason; together, all there are."""
-    kept: list[Kept] = []
+) -> tuple[list[FilteredSample], Counter[str]]:
+    """The samples that pass, in order, and how many were rejected for which reason; together, all there are."""
+    samples: list[FilteredSample] = []
     rejected: Counter[str] = Counter()
     seen: set[tuple[Stratum, str]] = set()
     for rollout in rollouts:
         for sub_query in rollout.sub_queries:
             for who in get_args(Who):
                 sample: Sample = getattr(sub_query, who)
-                stratum, key = _stratum(who, sample), normal_question(sample.execution.sub_query)
+                searches = "single" if len(sample.execution.searches) == 1 else "multi"
+                stratum: Stratum = f"{who}_{searches}"  # type: ignore[assignment] # it is one
+                key = stratum, normal_question(sample.execution.sub_query)
                 reason = _no_report(sample) or (None if none else _reason(who, sample, sub_query))
-                if reason is None and not none and (stratum, key) in seen:
+                if reason is None and not none and key in seen:
                     reason = "duplicate sub-query"
                 if reason:
                     rejected[reason] += 1
                     continue
-                seen.add((stratum, key))
-                kept.append(Kept(stratum, rollout.question.id, rollout.question.source, sample.execution))
-    chosen = mixed(kept, mix, seed)
-    if len(chosen) < len(kept):
-        rejected["over the mix"] = len(kept) - len(chosen)
+                seen.add(key)
+                question = rollout.question
+                samples.append(FilteredSample(stratum, question.id, question.source, sample.execution))
+    chosen = mixed(samples, mix, seed)
+    if len(chosen) < len(samples):
+        rejected["over the mix"] = len(samples) - len(chosen)
     return chosen, rejected
 
 
-def mixed(kept: Sequence[Kept], mix: Mix, seed: int) -> list[Kept]:
+def mixed(samples: Sequence[FilteredSample], mix: Mix, seed: int) -> list[FilteredSample]:
     """At most as many of each stratum as `mix` says, drawn at random, in the same order."""
     wanted: set[int] = set()
     for stratum in get_args(Stratum):
-        places = [place for place, trajectory in enumerate(kept) if trajectory.stratum == stratum]
+        places = [place for place, sample in enumerate(samples) if sample.stratum == stratum]
         most = min(len(places), mix.get(stratum, len(places)))
         wanted.update(random.Random(f"{seed}/{stratum}").sample(places, most))
-    return [trajectory for place, trajectory in enumerate(kept) if place in wanted]
-
-
-def _stratum(who: Who, sample: Sample) -> Stratum:
-    single = len(sample.execution.searches) == 1
-    if who == "student":
-        return "student_single" if single else "student_multi"
-    return "teacher_single" if single else "teacher_multi"
+    return [sample for place, sample in enumerate(samples) if place in wanted]
 
 
 def _no_report(sample: Sample) -> str | None:
@@ -181,32 +149,30 @@ def _no_report(sample: Sample) -> str | None:
 
 
 def _reason(who: Who, sample: Sample, sub_query: SubQueryRollout) -> str | None:
-    """Why a trajectory that has a report is not worth learning from; None where it is."""
-    if not sample.verdict.correct:
-        return _fault(sample.verdict)
+    """The reason why a trajectory that has a report is not worth learning from; None where it is."""
+    verdict, capped = sample.verdict, sub_query.capped
+    if verdict.exact_match is False:
+        return "wrong answer"
+    if not verdict.correct:
+        refusal = "judge's reply not readable" if verdict.accepted is None else "judge rejected it"
+        return refusal if verdict.judged else "right answer not known"
     if len(sample.execution.searches) == 1:
         return None
     if who == "student":
         return "student searched twice"
-    if sub_query.capped is None or sub_query.capped.execution.outcome in _UPSTREAM:
+    if capped is None or capped.execution.outcome in _UPSTREAM:
         return "second search not tested"
-    return "second search not needed" if sub_query.capped.verdict.correct else None
+    return "second search not needed" if capped.verdict.correct else None
 
 
-def _fault(verdict: Verdict) -> str:
-    """Why an answer does not count as right."""
-    if verdict.exact_match is False:
-        return "wrong answer"
-    if not verdict.judged:
-        return "right answer not known"
-    return "judge's reply not readable" if verdict.accepted is None else "judge rejected it"
-
-
-def _figures(kept: Sequence[Kept], rejected: Counter[str]) -> dict[str, object]:
-    return {
-        "candidates": len(kept) + rejected.total(),
-        "kept": len(kept),
-        "strata": dict(Counter(trajectory.stratum for trajectory in kept)),
-        "rejected": dict(rejected.most_common()),
-        "sources": composition(kept),
-    }
+def _figures(samples: Sequence[FilteredSample], rejected: Counter[str]) -> FilterFigures:
+    questions: dict[str, list[str]] = {}
+    for sample in samples:
+        questions.setdefault(sample.source, []).append(sample.question_id)
+    return FilterFigures(
+        len(samples) + rejected.total(),
+        len(samples),
+        dict(Counter(sample.stratum for sample in samples)),
+        dict(rejected.most_common()),
+        {source: {"samples": len(ids), "questions": len(set(ids))} for source, ids in sorted(questions.items())},
+    )

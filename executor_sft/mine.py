@@ -10,15 +10,17 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 from rich.console import Console
-from rich.table import Table
 
-from executor_sft.questions import normal_question, read_texts
-from executor_sft.rollout import add_common, rolled_out, settings_of
-from executor_sft.rollouts import Question, teacher_of
-from executor_sft.step import Step
+from executor_sft.command import show
+from executor_sft.questions import Question, normal_question, read_texts
+from executor_sft.rollout import RolloutOptions, begin_step, roll_out_step
+from executor_sft.rollouts import teacher_config
+from executor_sft.step import write_json
 from router.errors import BadConfig, BadRequest, NotFound, StoreFailed
 from router.models.model import Usage
 from router.runs.archive import Archive, RunFilter
@@ -26,19 +28,33 @@ from router.store.archive import SQLArchive
 from router.trace.call import Call, Price, RoleName, totals
 from router.trace.run import Feedback, Run
 from router.trace.values import NOT_FOUND, Trajectory
-from serving.cli.options import FORMATS, chosen_config, moment
+from serving.cli.options import FORMATS, moment
 from serving.cli.store import opened_store
 from serving.config.config import Config
-from serving.config.prices import price_of
-from serving.files import write_atomically
-from serving.logs import errors_only
+from serving.config.file import load_config
+from serving.config.prices import prices_of
+from serving.terminal import complain
 
-_PAGE = 100
+SELECTION = "selection.json"
 SOURCE = "logged"
+_PAGE = 100
+
+
+class Options(RolloutOptions, frozen=True, kw_only=True):
+    """Options of the step."""
+
+    since: Annotated[str, Meta(description=FORMATS)] | None = None
+    until: Annotated[str, Meta(description="runs that started before")] | None = None
+    tenant: Annotated[str, Meta(description="one tenant's only")] | None = None
+    evaluation: Annotated[tuple[Path, ...], Meta(description="files of questions to leave out")] = ()
+    evaluation_runs: Annotated[
+        int, Meta(ge=0, description="runs of an evaluation that is to follow, for the estimate")
+    ] = 0
+    yes: Annotated[bool, Meta(description="do not ask")] = False
 
 
 class Counts(msgspec.Struct):
-    """What was read, and what became of it."""
+    """Logged runs that were read, by what became of them."""
 
     read: int = 0
     """Runs that have ended, of kind answer, of tenants that let their runs train."""
@@ -57,7 +73,7 @@ class Counts(msgspec.Struct):
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """What `mine` rolls out; kept in its folder, as the store goes on changing."""
+    """The questions that `mine` rolls out; kept in its folder, as the store goes on changing."""
 
     questions: list[Question]
     """Each with the id of its run."""
@@ -77,7 +93,9 @@ async def select(
     asked: set[str] = set()
     worked_on: set[frozenset[str]] = set()
     async for run in _ended(log, wanted, counts):
-        normal, sub_queries = normal_question(run.request), _sub_queries(run)
+        executions = run.result.executions if isinstance(run.result, Trajectory) else ()
+        normal = normal_question(run.request)
+        sub_queries = frozenset(normal_question(execution.sub_query) for execution in executions)
         if run.redacted:
             counts.redacted += 1
         elif normal in evaluation:
@@ -96,7 +114,8 @@ async def select(
             else:
                 chosen.append(question)
                 calls += run.calls
-                shared += _shared(run)
+                reused = [run.conversation.outputs for run in executions if run.shared_from]
+                shared += [output.usage for outputs in reused for output in outputs if output.usage is not None]
     counts.selected = len(chosen)
     return Selection(chosen, counts), calls, shared
 
@@ -141,40 +160,36 @@ async def _ended(log: Archive, wanted: RunFilter, counts: Counts) -> AsyncIterat
             return
 
 
-def _shared(run: Run) -> list[Usage]:
-    """What its executors' turns took where they were another run's; where only the first ones were, all of them."""
-    executions = run.result.executions if isinstance(run.result, Trajectory) else ()
-    outputs = [output for execution in executions if execution.shared_from for output in execution.conversation.outputs]
-    return [output.usage for output in outputs if output.usage is not None]
-
-
-def _sub_queries(run: Run) -> frozenset[str]:
-    executions = run.result.executions if isinstance(run.result, Trajectory) else ()
-    return frozenset(normal_question(execution.sub_query) for execution in executions)
-
-
-_CAPPED_SHARE = 0.4
-"""Of a teacher's executor runs that search twice, and may be repeated with one search (TBSS Table 4)."""
-_LED_SHARE = 1.0
-"""Of the backbone's and the answerer's work, done again where other reports lead to other ends."""
+_REDONE = 2.0
+"""Most of the backbone's and the answerer's work: once, and again where other reports lead to other ends."""
+_CAPPED = 1.4
+"""The teacher's: of its executor runs, 40 % search twice (TBSS Table 4), and may be repeated with one search."""
 _TIMES: Mapping[str, tuple[RoleName, float]] = {
-    "delegation": ("delegation", 1 + _LED_SHARE),
-    "teacher": ("execution", 1 + _CAPPED_SHARE),
+    "delegation": ("delegation", _REDONE),
+    "teacher": ("execution", _CAPPED),
     "student": ("execution", 1),
-    "answer": ("answer", 1 + _LED_SHARE),
+    "answer": ("answer", _REDONE),
 }
-"""Whose tokens each of them is expected to need, and how many times."""
-_EVALUATED = "delegation", "student", "answer"
+"""The logged role whose tokens each of them is expected to need, and how many times."""
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What one of them is expected to need for all questions."""
+    """Tokens that a role is expected to need for all questions."""
 
-    name: str
     prompt_tokens: int
     completion_tokens: int
     dollars: float | None
     """None where the price is not known."""
+
+    @classmethod
+    def total(cls, shares: Collection["Share"]) -> "Share":
+        """Their sum."""
+        known = [share.dollars for share in shares if share.dollars is not None]
+        return cls(
+            sum(share.prompt_tokens for share in shares),
+            sum(share.completion_tokens for share in shares),
+            sum(known) if len(known) == len(shares) else None,
+        )
 
 
 def estimate(
@@ -182,122 +197,77 @@ def estimate(
     prices: Mapping[str, Price | None],
     shared: Sequence[Usage] = (),
     evaluated: float = 0.0,
-) -> list[Share]:
-    """`calls`: of the logged runs; what is not known of them counts like the mean of the others. `prices`: of
-    delegation, teacher, student and answer. `shared`: of the executors whose reports the runs had from others.
-    `evaluated`: runs of an evaluation that follows, for each logged one. The judge, asked little, is left out.
+) -> dict[str, Share]:
+    """Shares by role. `calls`: of the logged runs; what is not known of them counts like the mean of the others.
+    `prices`: of delegation, teacher, student and answer. `shared`: of the executors whose reports the runs had from
+    others. `evaluated`: runs of an evaluation that follows, for each logged one. The judge, asked little, is left out.
     """
-    spared = sum(usage.prompt_tokens for usage in shared), sum(usage.completion_tokens for usage in shared)
-    needed: dict[RoleName, tuple[float, float]] = {"execution": spared}
+    needed: dict[RoleName, tuple[float, float]] = {
+        "execution": (sum(usage.prompt_tokens for usage in shared), sum(usage.completion_tokens for usage in shared))
+    }
     for total in totals(calls):
         known = total.attempts - total.attempts_without_usage
         scale = total.attempts / known if known else 0.0
-        prompt_tokens, completion_tokens = needed.get(total.role, (0.0, 0.0))
-        needed[total.role] = (
-            prompt_tokens + scale * total.prompt_tokens,
-            completion_tokens + scale * total.completion_tokens,
-        )
-    nothing = 0.0, 0.0
-    shares = [_share(name, needed.get(role, nothing), times, prices[name]) for name, (role, times) in _TIMES.items()]
+        prompt, completion = needed.get(total.role, (0.0, 0.0))
+        needed[total.role] = prompt + scale * total.prompt_tokens, completion + scale * total.completion_tokens
+
+    def share(name: str, times: float) -> Share:
+        prompt, completion = (round(times * tokens) for tokens in needed.get(_TIMES[name][0], (0.0, 0.0)))
+        price = prices[name]
+        return Share(prompt, completion, None if price is None else price.cost(Usage(prompt, completion)) / 1e9)
+
+    shares = {name: share(name, times) for name, (_, times) in _TIMES.items()}
     if evaluated:
-        runs = [_share(name, needed.get(_TIMES[name][0], nothing), evaluated, prices[name]) for name in _EVALUATED]
-        shares.append(_sum("evaluation", runs))
+        shares["evaluation"] = Share.total([share(name, evaluated) for name in ("delegation", "student", "answer")])
     return shares
 
 
-def estimate_table(shares: Sequence[Share]) -> Table:
-    """A row for each, and their sum."""
-    table = Table("role", title="What that would take, about", title_justify="left")
-    for column in ("prompt tokens", "written", "dollars"):
-        table.add_column(column, justify="right")
-    for share in (*shares, _sum("all", shares)):
-        dollars = "unknown" if share.dollars is None else f"{share.dollars:.4f}"
-        table.add_row(share.name, f"{share.prompt_tokens:,}", f"{share.completion_tokens:,}", dollars)
-    return table
-
-
-def _sum(name: str, shares: Sequence[Share]) -> Share:
-    known = [share.dollars for share in shares if share.dollars is not None]
-    return Share(
-        name,
-        sum(share.prompt_tokens for share in shares),
-        sum(share.completion_tokens for share in shares),
-        sum(known) if len(known) == len(shares) else None,
-    )
-
-
-def _share(name: str, needed: tuple[float, float], times: float, price: Price | None) -> Share:
-    prompt_tokens, completion_tokens = (round(times * tokens) for tokens in needed)
-    dollars = None if price is None else price.cost(Usage(prompt_tokens, completion_tokens)) / 1e9
-    return Share(name, prompt_tokens, completion_tokens, dollars)
-
-
-SELECTION = "selection.json"
-
-
-def main(arguments: Sequence[str]) -> int:
+def run(options: Options) -> int:
     """Run the step; the exit status, 1 where it was not agreed to."""
-    parser = argparse.ArgumentParser(
-        prog="rolegate sft mine", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_common(parser)
-    parser.add_argument("--since", metavar="TIME", help=FORMATS)
-    parser.add_argument("--until", metavar="TIME", help="runs that started before")
-    parser.add_argument("--tenant", metavar="NAME", help="one tenant's only")
-    parser.add_argument(
-        "--evaluation", type=Path, nargs="+", action="extend", default=[], metavar="FILE", help="questions to leave out"
-    )
-    parser.add_argument(
-        "--then-evaluate",
-        type=int,
-        default=0,
-        metavar="RUNS",
-        help="runs of an evaluation that is to follow; the estimate counts them",
-    )
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-    given = parser.parse_args(arguments)
-    errors_only()
-    config = chosen_config(given)
-    settings = settings_of(config, given) | {name: getattr(given, name) for name in ("since", "until", "tenant")}
-    kept = given.out / SELECTION
+    chosen = options.out / SELECTION
     selection = None
-    if not kept.exists():
-        selection = asyncio.run(_selected(config, given))
+    if not chosen.exists():
+        selection = asyncio.run(_selected(load_config(options.config), options))
         if selection is None:
             return 1
-    step = Step.begin(given.out, "mine", {f"evaluation {path}": path for path in given.evaluation}, settings)
+    inputs = {f"evaluation {path}": path for path in options.evaluation}
+    step = begin_step("mine", options, inputs, {name: getattr(options, name) for name in ("since", "until", "tenant")})
     if selection is not None:
-        write_atomically(kept, msgspec.json.encode(selection))
-    selection = _read(kept)
-    return rolled_out(step, config, selection.questions, msgspec.to_builtins(selection.counts), given)
+        write_json(chosen, selection)
+    try:
+        selection = msgspec.json.decode(chosen.read_bytes(), type=Selection)
+    except msgspec.DecodeError as error:
+        raise BadConfig(f"{chosen}: {error}; begin in a new folder.") from None
+    return roll_out_step(step, options, selection.questions, msgspec.to_builtins(selection.counts))
 
 
-async def _selected(config: Config, given: argparse.Namespace) -> Selection | None:
-    """What is to be rolled out; None where somebody does not want that. Raises `BadRequest` where nothing is there, or
-    nobody to ask.
+async def _selected(config: Config, options: Options) -> Selection | None:
+    """The questions that are to be rolled out; None where somebody does not want that. Raises `BadRequest` where
+    nothing is there, or nobody to ask.
     """
     wanted = RunFilter(
-        tenant=given.tenant,
+        tenant=options.tenant,
         kind="answer",
-        start=given.since and moment(given.since).timestamp(),
-        end=given.until and moment(given.until).timestamp(),
+        start=moment(options.since).timestamp() if options.since else None,
+        end=moment(options.until).timestamp() if options.until else None,
         training=True,
     )
-    evaluation, judge = read_texts(given.evaluation), config.distillation.judge is not None
-    console = Console()
-    async with opened_store(given) as database:
-        archive = SQLArchive(database)
-        with console.status("reading logged runs"):
-            selection, calls, shared = await select(archive, wanted, evaluation, judge=judge, limit=given.limit)
-    console.print(_counts_table(selection.counts))
+    roles, teacher = config.roles, teacher_config(config)
+    evaluation, judge = read_texts(options.evaluation), config.distillation.judge is not None
+    async with opened_store(argparse.Namespace(config=options.config, preset=None)) as database:
+        with Console(stderr=True).status("reading logged runs"):
+            archive = SQLArchive(database)
+            selection, calls, shared = await select(archive, wanted, evaluation, judge=judge, limit=options.limit)
+    show({"logged_runs": msgspec.to_builtins(selection.counts)}, stderr=True)
     if selection.counts.unreadable:
-        console.print("What cannot be read: `rolegate store check` names it; an older release may read it.")
+        complain("What cannot be read: `rolegate store check` names it; an older release may read it.")
     if not selection.questions:
         raise BadRequest("no logged question can be used; send feedback with right answers, or name a judge.")
-    prices = await asyncio.to_thread(_prices, config)
-    evaluated = given.then_evaluate / len(selection.questions)
-    console.print(estimate_table(estimate(calls, prices, shared, evaluated)))
-    return selection if given.yes or _agreed(len(selection.questions)) else None
+    named = {"delegation": roles.delegation, "teacher": teacher, "student": roles.execution, "answer": roles.answer}
+    evaluated = options.evaluation_runs / len(selection.questions)
+    shares = estimate(calls, await prices_of(named, config.prices), shared, evaluated)
+    show({"estimate": msgspec.to_builtins({**shares, "all": Share.total(shares.values())})}, stderr=True)
+    return selection if options.yes or _agreed(len(selection.questions)) else None
 
 
 def _agreed(questions: int) -> bool:
@@ -305,29 +275,3 @@ def _agreed(questions: int) -> bool:
     if not sys.stdin.isatty():
         raise BadRequest("there is nobody to ask whether that may be spent; --yes says so.")
     return input(f"Roll out {questions} questions? [y/N] ").strip().casefold() in ("y", "yes")
-
-
-def _prices(config: Config) -> dict[str, Price | None]:
-    roles = config.roles
-    named = {
-        "delegation": roles.delegation,
-        "teacher": teacher_of(config),
-        "student": roles.execution,
-        "answer": roles.answer,
-    }
-    return {name: price_of(role, config.prices) for name, role in named.items()}
-
-
-def _counts_table(counts: Counts) -> Table:
-    table = Table("logged runs")
-    table.add_column("how many", justify="right")
-    for name, count in msgspec.to_builtins(counts).items():
-        table.add_row(name.replace("_", " "), f"{count:,}")
-    return table
-
-
-def _read(path: Path) -> Selection:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Selection)
-    except msgspec.DecodeError as error:
-        raise BadConfig(f"{path}: {error}; begin in a new folder.") from None

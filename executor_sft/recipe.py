@@ -1,4 +1,4 @@
-"""How an executor is trained: a TOML file, shipped or one's own."""
+"""Recipes of a training: TOML files, shipped or one's own."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,7 +18,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     method: Literal["full", "lora"]
     rank: _Count = 32
-    """Of a LoRA adapter, as the three below."""
+    """Of a LoRA adapter; the three below too."""
     alpha: _Positive = 64.0
     dropout: _Share = 0.0
     target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"

@@ -5,152 +5,120 @@ stops there and says why; started again, it goes on from there, and nothing is p
 version then is up to the gateway's gate (`rolegate versions decisions`).
 """
 
-import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from executor_sft import dataset, evaluate, mine, publish, train
-from executor_sft.evaluate import Evaluation
-from executor_sft.filter import main as filter_rollouts
+from executor_sft.filter import Options as FilterOptions
+from executor_sft.filter import run as run_filter
 from executor_sft.questions import read_questions
 from executor_sft.recipe import load_recipe
 from executor_sft.step import read_manifest
 from router.errors import BadConfig
-from serving.cli.connection import access, add_connection
-from serving.cli.options import add_config, chosen_config, chosen_file
+from serving.cli.connection import ADDRESS
+from serving.config.config import Config
+from serving.config.file import load_config
 from serving.dependencies import need
 from serving.engines.versions import base_sha256
+from serving.terminal import complain
 
 
-def main(arguments: Sequence[str]) -> int:
+class Options(publish.GatewayOptions, frozen=True, kw_only=True):
+    """Options of the command."""
+
+    address: Annotated[str, Meta(description="HOST:PORT of the gateway")] = ADDRESS
+    work: Annotated[Path, Meta(description="where the steps' folders go")]
+    evaluation: Annotated[Path, Meta(description="held-out questions, JSON lines")]
+    model: Annotated[Path, Meta(description="the student's weights; without it, its engine's")] | None = None
+    recipe: Annotated[str, Meta(description="of the training, or a file; mini is for the demo's model")] = "mini"
+    mix: Annotated[str, Meta(description="STRATUM=N,…, as of `rolegate sft filter`")] = ""
+    least: Annotated[
+        int, Meta(ge=1, description="trajectories to learn from; 500 logged questions of the demo gave 1,298")
+    ] = 100
+    rollouts: Annotated[int, Meta(ge=1, description="of each held-out question")] = 1
+    concurrency: Annotated[int, Meta(ge=1, description="questions in flight")] = 8
+    yes: Annotated[bool, Meta(description="do not ask whether re-running may cost what it does")] = False
+
+
+def run(options: Options) -> int:
     """Run all steps; the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="rolegate sft retrain", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_config(parser)
-    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="where the steps' folders go")
-    parser.add_argument("--evaluation", type=Path, required=True, metavar="FILE", help="held-out questions, JSON lines")
-    parser.add_argument("--model", type=Path, metavar="DIR", help="the student's weights (default: its engine's)")
-    parser.add_argument(
-        "--recipe",
-        default="mini",
-        metavar="NAME",
-        help="of the training, or a file (default: mini, for the demo's model)",
-    )
-    parser.add_argument("--mix", metavar="STRATUM=N,…", help="as of `rolegate sft filter`")
-    parser.add_argument(
-        "--least",
-        type=int,
-        default=100,
-        metavar="N",
-        help="trajectories to learn from (default: 100); 500 logged questions of the demo gave 1,298",
-    )
-    parser.add_argument("--rollouts", type=int, default=1, metavar="K", help="of each held-out question (default: 1)")
-    parser.add_argument("--concurrency", type=int, default=8, metavar="N", help="questions in flight (default: 8)")
-    add_connection(parser)
-    parser.add_argument("--yes", action="store_true", help="do not ask whether re-running may cost what it does")
-    given = parser.parse_args(arguments)
-    given.config = chosen_file(given)
-    _check(given)
-    for step in (_mine, _filter, _dataset, _train, _evaluate, _publish):
-        if reason := step(given):
-            print(f"rolegate sft retrain: stopped at {step.__name__.strip('_')}: {reason}")
+    config = load_config(options.config)
+    engine = config.roles.execution.engine
+    student = options.model or Path(config.engines[engine].path if engine else config.roles.execution.model)
+    _check(options, config, student)
+    for name, reason in _steps(options, config, student):
+        if reason:
+            complain(f"rolegate sft retrain: stopped at {name}: {reason}")
             return 1
     return 0
 
 
-_EXECUTORS = 2
-"""That are evaluated: the one before, and the new one."""
-Stop = str | None
-"""Why not to go on; None where nothing speaks against it."""
-
-
-def _check(given: argparse.Namespace) -> None:
+def _check(options: Options, config: Config, student: Path) -> None:
     """Raise `BadConfig` or `BadVersion` for what would stop a later step, before anything is spent."""
     need("sft", *dataset.NEEDED, *train.NEEDED)
-    recipe, student = load_recipe(given.recipe), _student(given)
+    recipe = load_recipe(options.recipe)
     if recipe.method != "lora":
         raise BadConfig(
-            f"--recipe {given.recipe}: trains all weights, and an engine that runs takes in adapters only; name one "
+            f"--recipe {options.recipe}: trains all weights, and an engine that runs takes in adapters only; name one "
             'with method = "lora", or run the steps one by one.'
         )
     dataset.tokenizer_files(student)
-    publish.check_engine(
-        f"--recipe {given.recipe} with {student}", chosen_config(given), base_sha256(student), recipe.rank
+    what = f"--recipe {options.recipe} with {student}"
+    publish.check_engine(what, config, base_sha256(student), recipe.rank)
+    read_questions(options.evaluation)
+
+
+def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[str, str]]:
+    """Run the steps one after the other: the name of each, and the reason why not to go on, if there is one."""
+    work, role = options.work, config.roles.execution
+    held_out, _ = read_questions(options.evaluation)
+    mining = mine.Options(
+        config=options.config,
+        out=work / "mined",
+        evaluation=(options.evaluation,),
+        evaluation_runs=2 * options.rollouts * len(held_out),  # of the executor before, and of the new one
+        leave_failed=True,
+        concurrency=options.concurrency,
+        yes=options.yes,
     )
-    read_questions(given.evaluation)
-
-
-def _mine(given: argparse.Namespace) -> Stop:
-    runs = _EXECUTORS * given.rollouts * len(read_questions(given.evaluation))
-    return _done(
-        mine.main,
-        *("--config", given.config, "--out", given.work / "mined", "--evaluation", given.evaluation),
-        *("--leave-failed", given.yes and "--yes", "--concurrency", given.concurrency, "--then-evaluate", runs),
+    yield "mine", _failure(mine.run(mining))
+    filtered = work / "filtered"
+    status = run_filter(FilterOptions(rollouts=(mining.out,), out=filtered, mix=options.mix))
+    samples = read_manifest(filtered).figures["samples"]
+    too_few = f"{samples} trajectories are worth learning from, and --least wants {options.least}; log more questions."
+    yield "filter", _failure(status) or (too_few if samples < options.least else "")
+    data = dataset.Options(
+        filtered=filtered, model=student, out=work / "data", thinking=role.thinking, system_role=role.system_role
     )
-
-
-def _filter(given: argparse.Namespace) -> Stop:
-    folder = given.work / "filtered"
-    stop = _done(filter_rollouts, given.work / "mined", "--out", folder, given.mix and f"--mix={given.mix}")
-    kept = 0 if stop else int(read_manifest(folder).figures["kept"])
-    if stop is None and kept < given.least:
-        return f"{kept} trajectories are worth learning from, and --least wants {given.least}; log more questions."
-    return stop
-
-
-def _dataset(given: argparse.Namespace) -> Stop:
-    role = chosen_config(given).roles.execution
-    return _done(
-        dataset.main,
-        *(given.work / "filtered", "--model", _student(given), "--out", given.work / "data"),
-        role.thinking is not None and f"--thinking={str(role.thinking).lower()}",
-        f"--system-role={str(role.system_role).lower()}",
+    yield "dataset", _failure(dataset.run(data))
+    trained = work / "trained"
+    training = train.Options(dataset=data.out, model=student, recipe=options.recipe, out=trained)
+    yield "train", _failure(train.run(training))
+    evaluation = evaluate.Options(
+        config=options.config,
+        questions=options.evaluation,
+        rollouts=options.rollouts,
+        out=work / "evaluated",
+        executors=(config.versions.start or evaluate.BASE, str(trained / train.MODEL)),
+        concurrency=options.concurrency,
     )
-
-
-def _train(given: argparse.Namespace) -> Stop:
-    return _done(
-        train.main,
-        *(given.work / "data", "--model", _student(given), "--recipe", given.recipe, "--out", given.work / "trained"),
-    )
-
-
-def _evaluate(given: argparse.Namespace) -> Stop:
-    folder = given.work / "evaluated"
-    stop = _done(
-        evaluate.main,
-        *("--questions", given.evaluation, "--rollouts", given.rollouts, "--out", folder, "--config", given.config),
-        *("--executors", chosen_config(given).versions.start or evaluate.BASE, given.work / "trained" / "model"),
-        *("--concurrency", given.concurrency),
-    )
-    if stop is not None:
-        return stop
-    figures = msgspec.json.decode((folder / evaluate.RESULT).read_bytes(), type=Evaluation)
+    status = evaluate.run(evaluation)
+    figures = msgspec.convert(read_manifest(evaluation.out).figures, evaluate.Evaluation)
     gain = figures.comparisons[0].exact_match
-    margin = chosen_config(given).versions.gate.margin
-    if gain.high < -margin:
-        return f"it is worse than the executor before it: exact match {gain.mean:+.3f}, at best {gain.high:+.3f}."
-    return None
-
-
-def _publish(given: argparse.Namespace) -> Stop:
-    return _done(
-        publish.main,
-        *(given.work / "trained", "--config", given.config, "--address", given.address, "--traffic", "shadow"),
-        *("--evaluation", given.work / "evaluated" / evaluate.RESULT),
-        *(f"--{option}={file}" for option, file in access(given).items() if file),
+    worse = f"it is worse than the executor before it: exact match {gain.mean:+.3f}, at best {gain.high:+.3f}."
+    yield "evaluate", _failure(status) or (worse if gain.high < -config.versions.gate.margin else "")
+    publishing = publish.Options(
+        trained=trained,
+        evaluation=evaluation.out / evaluate.RESULT,
+        traffic="shadow",
+        **{name: getattr(options, name) for name in ("config", "address", "ca", "certificate", "key")},
     )
+    yield "publish", _failure(publish.run(publishing))
 
 
-def _done(command: Callable[[Sequence[str]], int], *arguments: object) -> Stop:
-    status = command([str(argument) for argument in arguments if argument])
-    return f"it ended with status {status}." if status else None
-
-
-def _student(given: argparse.Namespace) -> Path:
-    config = chosen_config(given)
-    engine = config.roles.execution.engine
-    return given.model or Path(config.engines[engine].path if engine else config.roles.execution.model)
+def _failure(status: int) -> str:
+    return f"it ended with status {status}." if status else ""

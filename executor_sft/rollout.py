@@ -7,34 +7,53 @@ searches it looks for again with one. So `rolegate sft filter` can tell what is 
 Interrupted, the same command goes on where it was, and no model call is paid for twice.
 """
 
-import argparse
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from executor_sft.memory import Spent
-from executor_sft.questions import normal_question, read_question_list, read_texts
-from executor_sft.rollouts import CALLS, ROLLOUTS, Question, Rollout, Sample, roll_out_all, roller_of, teacher_of
+from executor_sft.call_cache import Spent
+from executor_sft.command import StepOptions, show
+from executor_sft.jsonl import read_jsonl
+from executor_sft.questions import Question, normal_question, read_questions, read_texts
+from executor_sft.rollouts import CALLS, ROLLOUTS, Rollout, roll_out_all, rollout_worker, teacher_config
+from executor_sft.runtime import open_runtime
 from executor_sft.step import Step, config_settings
-from executor_sft.workbench import workbench
 from router.errors import BadConfig
-from serving.cli.options import add_config, chosen_config
 from serving.config.config import Config
-from serving.logs import errors_only
+from serving.config.file import load_config
+from serving.terminal import complain
+
+
+class RolloutOptions(StepOptions, frozen=True, kw_only=True):
+    """Options of `rollout` and `mine`."""
+
+    config: Path
+    limit: Annotated[int, Meta(ge=1, description="so many questions at most")] | None = None
+    leave_failed: Annotated[bool, Meta(description="finish without the questions that failed")] = False
+    concurrency: Annotated[int, Meta(ge=1, description="questions in flight")] = 8
+
+
+class Options(RolloutOptions, frozen=True, kw_only=True):
+    """Options of `rollout`."""
+
+    questions: Annotated[Path, Meta(description="questions with right answers, JSON lines")]
+    exclude: Annotated[tuple[Path, ...], Meta(description="files of questions to leave out")] = ()
 
 
 class SearchCounts(msgspec.Struct, frozen=True):
-    """Of one executor's runs."""
+    """Searches of one executor's runs."""
 
     invocations: int
-    """How many runs."""
-    searches: int
-    """In all of them."""
+    """Runs."""
+    average: float
+    """Searches of a run; 0 where there are no runs."""
     none: int
     """Runs without a search."""
     one: int
@@ -43,243 +62,141 @@ class SearchCounts(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, searches: Iterable[int]) -> "SearchCounts":
-        """`searches`: how many each run made."""
+        """Count. `searches`: how many each run made."""
         counts = list(searches)
-        ones, nones = counts.count(1), counts.count(0)
-        return cls(len(counts), sum(counts), nones, ones, len(counts) - ones - nones)
-
-    @property
-    def average(self) -> float:
-        """Searches of a run; 0 where there are no runs."""
-        return self.searches / max(1, self.invocations)
+        runs, none, one = len(counts), counts.count(0), counts.count(1)
+        return cls(runs, sum(counts) / max(1, runs), none, one, runs - none - one)
 
 
-def search_table(executors: Mapping[str, SearchCounts]) -> Table:
-    """A row for each executor."""
-    table = Table("executor", title="Searches of each executor run", title_justify="left")
-    for column in ("runs", "searches a run", "none", "one", "two or more"):
-        table.add_column(column, justify="right")
-    for name, counts in executors.items():
-        shares = (_share(count, counts.invocations) for count in (counts.none, counts.one, counts.more))
-        table.add_row(name, f"{counts.invocations:,}", f"{counts.average:.3f}", *shares)
-    return table
-
-
-def _share(count: int, of: int) -> str:
-    return f"{count:,} ({count / max(1, of):.2%})"
-
-
-class ExecutorFigures(msgspec.Struct, frozen=True):
+class ExecutorFigures(SearchCounts, frozen=True):
     """One executor on the sub-queries of the teacher's runs."""
 
     model: str
-    searches: SearchCounts
     no_report: int
     """Runs that came to no report."""
     exact_match: float
-    """The share of its runs that lead to a right answer, all else being the teacher's."""
+    """Share of its runs that lead to a right answer, all else being the teacher's."""
 
 
 class RolloutFigures(msgspec.Struct, frozen=True):
-    """The figures of the manifest."""
+    """Figures of the manifest."""
 
     selection: dict[str, int]
-    """How many questions there were, and how many were left out, by reason."""
+    """Number of questions, and of those that were left out, by reason."""
+    failed: dict[str, str]
+    """Reasons why questions are not among those rolled out, by id."""
+    executors: dict[str, ExecutorFigures]
+    """Of `teacher` and `student`."""
+    spent: list[Spent]
+    """Each paid call once, whatever was interrupted."""
     questions: int
     """Rolled out."""
-    failed: dict[str, str]
-    """Why questions are not among them, by id."""
     exact_match: float
-    """The share of the teacher's runs."""
+    """Share of the teacher's runs."""
     correct: float
-    """The share that the judge accepts besides, where there is one."""
+    """Share that the judge accepts besides, where there is one."""
     unread: int
     """Replies of the judge that could not be read."""
     no_search: int
     """Questions that were answered without a sub-query."""
-    teacher: ExecutorFigures
-    student: ExecutorFigures
-    spent: list[Spent]
-    """Each paid call once, whatever was interrupted."""
 
 
 def figures_of(
-    path: Path,
-    models: tuple[str, str],
-    selection: dict[str, int],
-    failed: dict[str, str],
-    spent: list[Spent],
+    path: Path, models: Mapping[str, str], selection: dict[str, int], failed: dict[str, str], spent: list[Spent]
 ) -> RolloutFigures:
-    """Count a file of rollouts, one in memory at a time. `models`: the teacher's and the student's."""
-    teacher, student, runs = _Tally(), _Tally(), _Tally()
-    correct = unread = no_search = 0
-    decoder = msgspec.json.Decoder(Rollout)
-    with path.open("rb") as file:
-        for rollout in map(decoder.decode, file):
-            runs.matches += rollout.verdict.exact_match is True
-            runs.searches.append(0)
-            correct += rollout.verdict.correct
-            no_search += not rollout.sub_queries
-            unread += rollout.verdict.judged and rollout.verdict.accepted is None
-            for work in rollout.sub_queries:
-                teacher.count(work.teacher)
-                student.count(work.student)
-    questions = len(runs.searches)
+    """Count a file of rollouts. `models`: of teacher and student."""
+    counts: Counter[str] = Counter()
+    runs: dict[str, list[tuple[int, bool, bool]]] = {name: [] for name in models}
+    for _, rollout in read_jsonl(path, Rollout, "remove the line, and it is rolled out again"):
+        verdict = rollout.verdict
+        counts["questions"] += 1
+        counts["exact_match"] += verdict.exact_match is True
+        counts["correct"] += verdict.correct
+        counts["unread"] += verdict.judged and verdict.accepted is None
+        counts["no_search"] += not rollout.sub_queries
+        for work in rollout.sub_queries:
+            for name, sample in (("teacher", work.teacher), ("student", work.student)):
+                execution, right = sample.execution, sample.verdict.exact_match is True
+                runs[name].append((len(execution.searches), execution.failed, right))
+    executors = {}
+    for name, model in models.items():
+        counted = msgspec.structs.asdict(SearchCounts.of(searches for searches, _, _ in runs[name]))
+        no_report = sum(without for _, without, _ in runs[name])
+        share = sum(right for *_, right in runs[name]) / max(1, len(runs[name]))
+        executors[name] = ExecutorFigures(**counted, model=model, no_report=no_report, exact_match=share)
+    of = max(1, counts["questions"])
     return RolloutFigures(
         selection,
-        questions,
         failed,
-        runs.matches / max(1, questions),
-        correct / max(1, questions),
-        unread,
-        no_search,
-        teacher.figures(models[0]),
-        student.figures(models[1]),
+        executors,
         spent,
+        counts["questions"],
+        counts["exact_match"] / of,
+        counts["correct"] / of,
+        counts["unread"],
+        counts["no_search"],
     )
 
 
-def show_figures(figures: RolloutFigures, console: Console) -> None:
-    """Print the tables."""
-    executors = {
-        f"teacher {figures.teacher.model}": figures.teacher,
-        f"student {figures.student.model}": figures.student,
-    }
-    console.print(search_table({name: executor.searches for name, executor in executors.items()}))
-    for name, executor in executors.items():
-        console.print(
-            f"{name}: EM {executor.exact_match:.3f} over sub-queries (all else the teacher's), "
-            f"{executor.no_report} without a report",
-            highlight=False,
-        )
-    console.print(
-        f"teacher's runs: EM {figures.exact_match:.3f}, correct {figures.correct:.3f}, of {figures.questions} "
-        f"questions; {figures.no_search} without a sub-query, {figures.unread} replies of the judge unread",
-        highlight=False,
-    )
-    console.print(_spent_table(figures.spent))
-    chosen = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in figures.selection.items())
-    console.print(f"questions: {chosen}", highlight=False)
-    for name, reason in figures.failed.items():
-        console.print(f"not rolled out: {name}: {reason}", style="yellow", markup=False, highlight=False)
-
-
-def _spent_table(spent: Sequence[Spent]) -> Table:
-    table = Table("role", "model", title="Tokens, each call once", title_justify="left")
-    for column in ("calls", "uncounted", "prompt tokens", "written"):
-        table.add_column(column, justify="right")
-    for one in spent:
-        counts = (one.calls, one.calls_without_usage, one.prompt_tokens, one.completion_tokens)
-        table.add_row(one.role, one.model, *(f"{count:,}" for count in counts))
-    return table
-
-
-class _Tally:
-    """Counts samples."""
-
-    def __init__(self) -> None:
-        self.searches: list[int] = []
-        self.matches = self.no_report = 0
-
-    def count(self, sample: Sample) -> None:
-        self.searches.append(len(sample.execution.searches))
-        self.no_report += sample.execution.failed
-        self.matches += sample.verdict.exact_match is True
-
-    def figures(self, model: str) -> ExecutorFigures:
-        share = self.matches / max(1, len(self.searches))
-        return ExecutorFigures(model, SearchCounts.of(self.searches), self.no_report, share)
-
-
-def main(arguments: Sequence[str]) -> int:
+def run(options: Options) -> int:
     """Run the step; the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="rolegate sft rollout", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--questions", type=Path, required=True, metavar="FILE", help="with right answers, JSON lines")
-    parser.add_argument(
-        "--exclude", type=Path, nargs="+", action="extend", default=[], metavar="FILE", help="questions to leave out"
-    )
-    add_common(parser)
-    given = parser.parse_args(arguments)
-    errors_only()
-    config = chosen_config(given)
-    settings = settings_of(config, given)
-    listed = read_question_list(given.questions)
-    excluded = read_texts(given.exclude)
-    chosen = [question for question in listed.questions if normal_question(question.text) not in excluded]
+    listed, duplicates = read_questions(options.questions)
+    excluded = read_texts(options.exclude)
+    chosen = [question for question in listed if normal_question(question.text) not in excluded]
     selection = {
-        "read": len(listed.questions) + listed.duplicates,
-        "duplicates": listed.duplicates,
-        "excluded": len(listed.questions) - len(chosen),
-        "over_limit": len(chosen) - len(chosen[: given.limit]),
+        "read": len(listed) + duplicates,
+        "duplicates": duplicates,
+        "excluded": len(listed) - len(chosen),
+        "over_limit": len(chosen) - len(chosen[: options.limit]),
     }
-    inputs = {"questions": given.questions, **{f"exclude {path}": path for path in given.exclude}}
-    step = Step.begin(given.out, "rollout", inputs, settings)
-    return rolled_out(step, config, chosen[: given.limit], selection, given)
+    inputs = {"questions": options.questions, **{f"exclude {path}": path for path in options.exclude}}
+    step = begin_step("rollout", options, inputs, {})
+    return roll_out_step(step, options, chosen[: options.limit], selection)
 
 
-def add_common(parser: argparse.ArgumentParser) -> None:
-    """What `mine` takes too."""
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder of the step")
-    add_config(parser)
-    parser.add_argument("--limit", type=int, metavar="N", help="so many questions at most")
-    parser.add_argument("--leave-failed", action="store_true", help="finish without the questions that failed")
-    parser.add_argument("--concurrency", type=int, default=8, metavar="N", help="questions in flight (default: 8)")
+def begin_step(name: str, options: RolloutOptions, inputs: Mapping[str, Path], settings: Mapping[str, object]) -> Step:
+    """Begin a step that rolls out. Raises `BadConfig` where nobody teaches."""
+    config = load_config(options.config)
+    extra_roles = {"teacher": teacher_config(config), "judge": config.distillation.judge}
+    made_with = {"limit": options.limit, **settings, **config_settings(config, extra_roles)}
+    return Step.begin(options.out, name, inputs, made_with)
 
 
-def settings_of(config: Config, given: argparse.Namespace) -> dict[str, object]:
-    """What the step is made with. Raises `BadConfig` where an option cannot be, or where nobody teaches."""
-    check_counts(given, "limit", "concurrency")
-    also = {"teacher": teacher_of(config), "judge": config.distillation.judge}
-    return {"limit": given.limit, **config_settings(config, also)}
-
-
-def check_counts(given: argparse.Namespace, *names: str) -> None:
-    """Raise `BadConfig` where one of these options is given, and less than 1."""
-    for name in names:
-        if (count := getattr(given, name)) is not None and count < 1:
-            raise BadConfig(f"--{name} {count}: must be at least 1.")
-
-
-def rolled_out(
-    step: Step, config: Config, questions: Sequence[Question], selection: Mapping[str, int], given: argparse.Namespace
-) -> int:
-    """Roll out, unless that was done, and print what came of it; the exit status. Where questions failed, the step is
-    not finished, unless it is to be without them.
+def roll_out_step(step: Step, options: RolloutOptions, questions: Sequence[Question], selection: dict[str, int]) -> int:
+    """Roll out, unless that was done, and print the figures; the exit status. Where questions failed, the step is not
+    finished, unless it is to be without them.
     """
-    console = Console()
-    if (finished := step.finished) is not None:
-        console.print(f"{step.folder}: was finished before, at {finished.finished_at}", highlight=False)
-        show_figures(msgspec.convert(finished.figures, RolloutFigures), console)
+    if (manifest := step.finished) is not None:
+        complain(f"{step.folder}: was finished before, at {manifest.finished_at}")
+        show(manifest.figures, as_json=options.json)
         return 0
     if not questions:
-        raise BadConfig(f"{step.folder}: no question is left to roll out ({dict(selection)}).")
-    figures = asyncio.run(_rolled_out(step.folder, config, questions, selection, given.concurrency))
-    show_figures(figures, console)
-    if figures.failed and not given.leave_failed:
-        console.print("The same command tries those that failed again; --leave-failed goes on without them.")
+        raise BadConfig(f"{step.folder}: no question is left to roll out ({selection}).")
+    figures = asyncio.run(_rolled_out(load_config(options.config), questions, selection, options))
+    show(msgspec.to_builtins(figures), as_json=options.json)
+    if figures.failed and not options.leave_failed:
+        complain("The same command tries those that failed again; --leave-failed goes on without them.")
         return 1
-    step.finish(msgspec.to_builtins(figures), [ROLLOUTS])
+    step.finish(figures, [ROLLOUTS])
     return 0
 
 
 async def _rolled_out(
-    folder: Path, config: Config, questions: Sequence[Question], selection: Mapping[str, int], concurrency: int
+    config: Config, questions: Sequence[Question], selection: dict[str, int], options: RolloutOptions
 ) -> RolloutFigures:
-    console = Console(stderr=True)
-    path = folder / ROLLOUTS
+    console, path = Console(stderr=True), options.out / ROLLOUTS
     columns = (TextColumn("rolling out"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    async with workbench(
-        config, lambda text: console.print(text, style="dim"), remember=folder / CALLS, teacher=True
-    ) as bench:
-        roller = roller_of(bench)
+    async with open_runtime(config, console.print, cache=options.out / CALLS, teacher=True) as runtime:
         with Progress(*columns, console=console) as bar:
             task = bar.add_task("", total=len(questions))
             failed = await roll_out_all(
-                roller, questions, path, concurrency, lambda done: bar.update(task, completed=done)
+                rollout_worker(runtime),
+                questions,
+                path,
+                options.concurrency,
+                lambda done: bar.update(task, completed=done),
             )
-        assert bench.memory is not None
-        spent = bench.memory.spent
-    models = teacher_of(config).model, config.roles.execution.model
-    return figures_of(path, models, dict(selection), failed, spent)
+        assert runtime.cache is not None
+        spent = runtime.cache.spent
+    models = {"teacher": teacher_config(config).model, "student": config.roles.execution.model}
+    return figures_of(path, models, selection, failed, spent)

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.datasets.question import BenchmarkQuestion
-from executor_sft.lines import decoded_lines
+from executor_sft.jsonl import read_jsonl
 from router.errors import BadCorpus
 from router.protocol.sub_queries import normal_question
 
@@ -61,7 +61,7 @@ def read_exclusion(path: Path) -> Exclusion:
     if not jsonl:
         return Exclusion(path, positions=frozenset(_positions(path)))
     outcomes: dict[str, str] = {}
-    for number, row in enumerate(decoded_lines(path, "", _Ended, "rolegate bench sweep"), 1):
+    for number, row in read_jsonl(path, _Ended, "name rows of `rolegate bench sweep`"):
         text = row.request or row.question
         name = normal_question(text) if text else row.question_id or row.id
         if not name:

@@ -13,9 +13,9 @@ from benchmarks.study.first_calls import first_calls
 from benchmarks.study.pricing import Prices, spent
 from benchmarks.study.provenance import Provenance
 from benchmarks.study.result_row import Attribution, ResultRow
-from executor_sft.memory import Memory
-from executor_sft.rollouts import check
-from executor_sft.workbench import Workbench
+from executor_sft.call_cache import CallCache
+from executor_sft.rollouts import check_failures
+from executor_sft.runtime import Runtime
 from router.ledger.ledger import Ledger
 from router.protocol.scoring import exact_match, fold, token_f1
 from router.search.answerer import Answerer, Judge
@@ -32,14 +32,14 @@ class Asker:
     """Asks any number of questions at once."""
 
     prepared: Prepared
-    bench: Workbench
+    bench: Runtime
     """With the cell's config, and a memory of its own: what another cell said is not this one's."""
     judge: Judge | None
     prices: Prices
     made_by: Provenance
     temperature: float | None
     attributes: bool
-    judgements: Memory
+    judgements: CallCache
     """The judge's, which all cells share."""
     booked: Container[str]
     """Keys of calls that rows have booked under `checking`."""
@@ -54,14 +54,14 @@ class Asker:
         context, begun = seeded.context(), time.monotonic()
         found = await seeded.topology(cell.topology, executor).loop.run(question.question, context)
         latency_s = time.monotonic() - begun
-        check(found, 0, context)
+        check_failures(found, 0, context)
         judging = seeded.context()
         accepted = await self._accepted(question, found.answer, judging.ledger)
         right = exact_match(found.answer, question.answers) if accepted is None else accepted
         calls, tracing, attribution = context.ledger.calls, seeded.context(), None
         if self.attributes and not right and question.decomposition and executor and cell.topology in _TRACED:
             attribution = await self._attributed(question, seeded, executor, tracing)
-        memories = {"judge": self.judgements} | ({cell.name: seeded.memory} if seeded.memory else {})
+        memories = {"judge": self.judgements} | ({cell.name: seeded.cache} if seeded.cache else {})
         checks = first_calls((*judging.ledger.calls, *tracing.ledger.calls), memories, self.booked, calls)
         folded, folded_golds = fold(found.answer), [fold(gold) for gold in question.answers]
         return ResultRow(
@@ -87,14 +87,14 @@ class Asker:
             spent=spent(calls, self.prices),
             checking=spent(checks.values(), self.prices),
             checked=tuple(checks),
-            latency_s=None if seeded.memory and seeded.memory.recalled(calls) else round(latency_s, 4),
+            latency_s=None if seeded.cache and seeded.cache.hits(calls) else round(latency_s, 4),
             attribution=attribution,
             question=question.question,
             golds=question.answers,
             provenance=msgspec.structs.replace(self.made_by, seed=seed),
         )
 
-    def _executor(self, seeded: Workbench) -> Executor | None:
+    def _executor(self, seeded: Runtime) -> Executor | None:
         """Who executes; None where nobody does, whose engine then need not be there."""
         if (config := self.prepared.roles.get("execution")) is None:
             return None
@@ -106,7 +106,7 @@ class Asker:
         return await self.judge.accepts(question.question, question.answers, answer, ledger)
 
     async def _attributed(
-        self, question: BenchmarkQuestion, seeded: Workbench, executor: Executor, context: RunContext
+        self, question: BenchmarkQuestion, seeded: Runtime, executor: Executor, context: RunContext
     ) -> Attribution:
         async def right(asked: BenchmarkQuestion, answer: str) -> bool:
             accepted = await self._accepted(asked, answer, context.ledger)

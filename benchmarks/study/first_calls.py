@@ -2,14 +2,14 @@
 
 from collections.abc import Container, Iterable, Mapping
 
-from executor_sft.memory import Memory
+from executor_sft.call_cache import CallCache
 from router.trace.call import Call
 
 _DIGITS = 16
 
 
 def first_calls(
-    calls: Iterable[Call], memories: Mapping[str, Memory], booked: Container[str], beside: Iterable[Call]
+    calls: Iterable[Call], memories: Mapping[str, CallCache], booked: Container[str], beside: Iterable[Call]
 ) -> dict[str, Call]:
     """Those of `calls` that were paid for, each once, by a key that is the same in every run of a sweep: not those
     whose keys are `booked`, nor what one of `beside` asked too. `memories`: by a name, as a call that two of them keep

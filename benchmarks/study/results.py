@@ -9,7 +9,7 @@ import msgspec
 
 from benchmarks.study.provenance import SHARED, Provenance
 from benchmarks.study.result_row import ResultRow, Scored, Sourced
-from executor_sft.lines import LineFile
+from executor_sft.jsonl import JsonlFile
 from router.errors import BadConfig
 
 RESULTS = "results.jsonl"
@@ -21,7 +21,7 @@ Key = tuple[str, str, int]
 class Results:
     """Rows that are done, and more of them."""
 
-    def __init__(self, file: LineFile) -> None:
+    def __init__(self, file: JsonlFile) -> None:
         """Raises `BadConfig` for a line that is not a row."""
         self._file = file
         self._made_by: dict[str, Provenance] = {}
@@ -35,7 +35,7 @@ class Results:
     @contextmanager
     def open(cls, folder: Path) -> Iterator["Results"]:
         """Those of a folder; a line that was torn is cut off. Raises `BadConfig`."""
-        file = LineFile(folder / RESULTS)
+        file = JsonlFile(folder / RESULTS)
         try:
             yield cls(file)
         finally:

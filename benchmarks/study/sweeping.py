@@ -14,9 +14,9 @@ from benchmarks.study.plan import Plan
 from benchmarks.study.pricing import prices_in
 from benchmarks.study.provenance import provenance
 from benchmarks.study.results import Results
-from executor_sft.memory import Memory
+from executor_sft.call_cache import CallCache
+from executor_sft.runtime import Runtime, open_runtime
 from executor_sft.step import Step
-from executor_sft.workbench import Workbench, workbench
 from router.errors import BadConfig, OutOfTime, RolegateError, UpstreamError, UpstreamUnavailable
 from router.search.answerer import Judge
 from serving.config.config import RoleConfig
@@ -89,19 +89,19 @@ class Sweeper:
             f"{cell.cell.name}: roles.{name}": role for cell, _ in working for name, role in cell.roles.items()
         }
         adapters = {cell.version: cell.adapter for cell, _ in working if cell.version and cell.adapter}
-        async with workbench(first.config, self.tell, adapters=adapters, beside=beside) as bench:
+        async with open_runtime(first.config, self.tell, adapters=adapters, extra_roles=beside) as bench:
             await bench.retriever.search(["warm up"], 1)  # only then does a retriever elsewhere tell its index
-            with Memory.open(self.folder / JUDGEMENTS) as judgements:
-                judge = replace(bench, memory=judgements).judge
+            with CallCache.open(self.folder / JUDGEMENTS) as judgements:
+                judge = replace(bench, cache=judgements).judge
                 for cell, tasks in working:
                     self.tell(f"{cell.cell.name}: {len(tasks):,} rollouts")
                     folder = begin_cell(self.folder, cell.cell, self.settings[cell.cell.name])
-                    with Memory.open(folder / CALLS) as memory:
-                        own = replace(bench, config=cell.config, memory=memory)
+                    with CallCache.open(folder / CALLS) as memory:
+                        own = replace(bench, config=cell.config, cache=memory)
                         asker = await self._asker(cell, own, judge, judgements)
                         await self._cell(asker, tasks, failed)
 
-    async def _asker(self, cell: Prepared, bench: Workbench, judge: Judge | None, judgements: Memory) -> Asker:
+    async def _asker(self, cell: Prepared, bench: Runtime, judge: Judge | None, judgements: CallCache) -> Asker:
         made_by = provenance(cell, bench.retriever.index_id, self.plan.temperature, self.plan.seed)
         self.results.check(cell.cell.name, made_by)
         prices = await asyncio.to_thread(prices_in, cell)

@@ -3,52 +3,53 @@
 A turn is right where every token of it is, given the gold history.
 """
 
-import argparse
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated, Literal
 
+import msgspec
 import torch
-from rich.console import Console
-from rich.table import Table
+from msgspec import Meta
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from executor_sft.minimodel.mini_prompts import mini_prompts
-from executor_sft.minimodel.tokenizer import load_tokenizer
-from executor_sft.miniworld import student
+from executor_sft.command import POSITIONAL, show
+from executor_sft.minimodel.model import load_tokenizer
+from executor_sft.minimodel.stream import encode
 from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePrompts
+from executor_sft.miniworld.lessons import student_lessons
 from executor_sft.miniworld.world import World
 
 
-def main(given: Sequence[str] | None = None) -> int:
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of the command."""
+
+    role: Annotated[
+        Literal["backbone", "executor", "student", "teacher"], POSITIONAL, Meta(description="the model's role")
+    ]
+    model: Annotated[Path, Meta(description="the folder of a finished model")]
+    world: Annotated[int, Meta(description="seed of the held-out world")] = 99
+    conversations: Annotated[int, Meta(ge=1, description="how many")] = 300
+
+
+def run(options: Options) -> int:
     """Print the share of right turns by kind; the exit status."""
-    parser = argparse.ArgumentParser(prog="rolegate sft mini-evaluate", description=__doc__)
-    parser.add_argument("role", choices=["backbone", "executor", "student", "teacher"], help="what the model does")
-    parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="a finished model")
-    parser.add_argument("--world", type=int, default=99, metavar="SEED", help="the held-out world (default: 99)")
-    parser.add_argument("--conversations", type=int, default=300, metavar="N", help="how many (default: 300)")
-    arguments = parser.parse_args(given)
-    system = mini_prompts()
-    writer = DialogueWriter(World(arguments.world, "test"), system)
-    source = _gold(arguments.role, writer, system)
-    model = Qwen3ForCausalLM.from_pretrained(arguments.model).float().eval()
-    dialogues = itertools.islice(source, arguments.conversations)
-    table = Table("turn", "right", "of")
-    for name, (right, turns) in turn_accuracy(model, load_tokenizer(arguments.model), dialogues).items():
-        table.add_row(name, f"{right / turns:.3f}", str(turns))
-    Console().print(table)
-    return 0
-
-
-def _gold(role: str, writer: DialogueWriter, system: RolePrompts) -> Iterator[Dialogue]:
-    match role:
+    system = RolePrompts.served()
+    writer = DialogueWriter(World(options.world, "test"), system)
+    match options.role:
         case "backbone":
-            return writer.backbone()
+            source = writer.backbone()
         case "student":
-            return student.lessons(writer, system, random.Random(1))
-    return writer.executor(two_searches=role == "teacher")
+            source = student_lessons(writer, system, random.Random(1))
+        case _:
+            source = writer.executor(two_searches=options.role == "teacher")
+    model = Qwen3ForCausalLM.from_pretrained(options.model).float().eval()
+    dialogues = itertools.islice(source, options.conversations)
+    accuracy = turn_accuracy(model, load_tokenizer(options.model), dialogues)
+    show({"turn": {name: {"right": right / turns, "of": turns} for name, (right, turns) in accuracy.items()}})
+    return 0
 
 
 def turn_accuracy(
@@ -66,20 +67,17 @@ def turn_accuracy(
 
 @torch.inference_mode()
 def _turns(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, dialogue: Dialogue) -> list[tuple[str, bool]]:
-    pieces = [
-        tokenizer(f"<|{turn.role}|>{turn.text}{tokenizer.eos_token}", add_special_tokens=False).input_ids
-        for turn in dialogue
-    ]
-    ids = torch.tensor([list(itertools.chain.from_iterable(pieces))])
+    """The model's own turns by name, each with True where every token of it is right."""
+    ids = torch.tensor([encode(dialogue, tokenizer)[0]])
     written = model(input_ids=ids).logits[0].argmax(-1)
     places: Counter[str] = Counter()
     results: list[tuple[str, bool]] = []
     start = 0
-    for turn, piece in zip(dialogue, pieces, strict=True):
-        end = start + len(piece)
+    for turn in dialogue:
+        end = start + len(encode([turn], tokenizer)[0])
         if turn.role == "assistant":
             places[turn.kind] += 1
-            name = f"{turn.kind} {places[turn.kind]}"
-            results.append((name, bool((written[start : end - 1] == ids[0, start + 1 : end]).all())))
+            right = written[start : end - 1] == ids[0, start + 1 : end]
+            results.append((f"{turn.kind} {places[turn.kind]}", bool(right.all())))
         start = end
     return results

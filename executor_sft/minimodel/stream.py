@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from executor_sft.miniworld import generalist, student
 from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePrompts
+from executor_sft.miniworld.lessons import generalist_lessons, student_lessons
 from executor_sft.miniworld.world import World
 
 Role = Literal["backbone", "executor", "student", "generalist"]
@@ -72,11 +72,11 @@ def conversations(
             case "backbone":
                 source = writer.backbone()
             case "student":
-                source = student.lessons(writer, system, random.Random(f"{first_world + number}/student"))
+                source = student_lessons(writer, system, random.Random(f"{first_world + number}/student"))
             case "executor":
                 source = writer.executor(two_searches, shown)
             case "generalist":
-                source = generalist.lessons(writer, random.Random(f"{first_world + number}/generalist"), shown)
+                source = generalist_lessons(writer, random.Random(f"{first_world + number}/generalist"), shown)
         yield from itertools.islice(source, CONVERSATIONS_PER_WORLD)
 
 

@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from executor_sft.minimodel.stream import Batch
 from serving.engines.engine import computes_in_bf16
+from serving.files import replacing
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long and how fast to learn; a step is one batch of 4,096 tokens."""
+    """Length and rate of a training; a step is one batch of 4,096 tokens."""
 
     steps: int
     peak_rate: float = 3e-3
@@ -45,14 +46,9 @@ def train(
     optimizer = torch.optim.AdamW(_groups(model), lr=schedule.peak_rate, betas=(0.9, 0.95))
     step = _resume(model, optimizer, folder / "checkpoint.pt")
     losses: Any = torch.compile(_loss, dynamic=False) if compiled else _loss  # a graph for each length of rows
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeRemainingColumn(),
-    )
-    with progress, (folder / "loss.jsonl").open("a") as log:
-        task = progress.add_task("training", total=schedule.steps, completed=step)
+    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns) as progress, (folder / "loss.jsonl").open("a") as log:
+        task = progress.add_task("", total=schedule.steps, completed=step)
         for batch in itertools.islice(source, step, schedule.steps):
             for group in optimizer.param_groups:
                 group["lr"] = schedule.rate(step)
@@ -74,9 +70,8 @@ def train(
             step += 1
             progress.update(task, completed=step)
             if step % 20 == 0:
-                log.write(
-                    json.dumps({"step": step, "loss": round(loss.item(), 4), "own_loss": round(own.item(), 4)}) + "\n"
-                )
+                figures = {"step": step, "loss": round(loss.item(), 4), "own_loss": round(own.item(), 4)}
+                log.write(json.dumps(figures) + "\n")
                 log.flush()
             if step % schedule.checkpoint_every == 0:
                 _checkpoint(model, optimizer, step, folder / "checkpoint.pt")
@@ -121,6 +116,7 @@ def _groups(model: Qwen3ForCausalLM) -> list[dict[str, Any]]:
 
 
 def _resume(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, path: Path) -> int:
+    """Load the checkpoint, if there is one; the number of steps that were done."""
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)
@@ -130,7 +126,6 @@ def _resume(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, path: Pat
 
 
 def _checkpoint(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, step: int, path: Path) -> None:
-    """Write beside, then rename: a half-written checkpoint is never read."""
-    beside = path.with_suffix(".tmp")
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, beside)
-    beside.replace(path)
+    """Write a checkpoint whole or not at all."""
+    with replacing(path) as unfinished:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, unfinished)

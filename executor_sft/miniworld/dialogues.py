@@ -3,7 +3,8 @@
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from importlib import resources
 from typing import Literal
 
 from executor_sft.miniworld.passages import Library
@@ -45,6 +46,13 @@ class RolePrompts:
     answer: str
     agent: str
     """Of a single agent, which searches itself for as long as it takes, and answers."""
+
+    @classmethod
+    def served(cls) -> "RolePrompts":
+        """Those of the preset `mini`."""
+        folder = resources.files("serving") / "prompts" / "mini"
+        roles = [field.name for field in fields(cls)]
+        return cls(*((folder / f"{role}.txt").read_text("utf-8").strip() for role in roles))
 
 
 def delegate_text(texts: list[str]) -> str:

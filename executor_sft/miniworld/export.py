@@ -1,24 +1,46 @@
-"""A world as files: corpus, questions with gold decompositions, and the scope that its questions stay in."""
+"""`rolegate sft mini-world`: write a world as files.
+
+These are corpus.jsonl, questions.jsonl with gold plans, reports and answers, scope.txt, which all questions stay in,
+and rolegate.toml: the preset mini over this world.
+"""
 
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import tomlkit
+from msgspec import Meta
 
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, Question
 from executor_sft.miniworld.relations import OCCUPATIONS, RELATIONS
-from executor_sft.miniworld.world import World
+from executor_sft.miniworld.world import Side, World
+from router.errors import BadConfig
 from serving.config.config import Config
+from serving.config.file import load_config, preset
 from serving.files import write_atomically
 
 
-class _Document(msgspec.Struct, frozen=True):
-    id: str
-    title: str
-    text: str
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of the command."""
+
+    out: Annotated[Path, Meta(description="where the files go")]
+    seed: Annotated[int, Meta(description="of the world; the demo's has 7")] = 7
+    side: Annotated[Side, Meta(description="worlds of two sides share no name")] = "test"
+    questions: Annotated[int, Meta(ge=0, description="how many")] = 200
+    force: Annotated[bool, Meta(description="write over what is there")] = False
+
+
+def run(options: Options) -> int:
+    """Write a world; the exit status."""
+    out = options.out
+    if not options.force and out.is_dir() and any(out.iterdir()):
+        raise BadConfig(f"--out {out}: is not empty; name another folder, or write over what is there with --force.")
+    questions = export(World(options.seed, options.side), out, options.questions)
+    write_config(over(load_config(preset("mini")), out.resolve()), out / "rolegate.toml")
+    print(f"{out}: a world of seed {options.seed} with {len(questions)} questions")
+    return 0
 
 
 def export(world: World, folder: Path, questions: int, prefix: str = "mini") -> list[Question]:
@@ -30,7 +52,7 @@ def export(world: World, folder: Path, questions: int, prefix: str = "mini") -> 
     examiner = Examiner(world, library)
     asked = [examiner.draw() for _ in range(questions)]
     encoder = msgspec.json.Encoder()
-    documents = [_Document(passage.id, passage.title, passage.text) for passage in library.passages]
+    documents = [{"id": page.id, "title": page.title, "text": page.text} for page in library.passages]
     (folder / "corpus.jsonl").write_bytes(encoder.encode_lines(documents))
     (folder / "questions.jsonl").write_bytes(encoder.encode_lines(asked))
     (folder / "scope.txt").write_text(scope(world), "utf-8")

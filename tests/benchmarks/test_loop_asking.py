@@ -12,7 +12,7 @@ from rolegate.client import AsyncClient, GatewayError
 from rolegate.v1.executor_version_service_pb2 import ExecutorVersion
 
 from benchmarks.loop_asking import Asked, LoopAsking
-from executor_sft.lines import LineFile
+from executor_sft.jsonl import JsonlFile
 from executor_sft.miniworld.questions import Question
 
 VERSION = "executor-000001"
@@ -61,7 +61,7 @@ def notes(tmp_path: Path) -> Path:
 
 async def asked(gateway: Gateway, path: Path) -> Asked:
     """What has come of the logged questions, with those that were asked before."""
-    with closing(LineFile(path)) as notes:
+    with closing(JsonlFile(path)) as notes:
         asking = LoopAsking(cast(AsyncClient, gateway), 2, notes, Console(quiet=True))
         await asking.all("logged", QUESTIONS, "logged", feedback=True)
         return asking.asked("logged")
@@ -94,7 +94,7 @@ async def test_a_loop_that_was_stopped(notes: Path) -> None:
 async def test_stages_are_apart(notes: Path) -> None:
     """The same questions are asked before and after."""
     gateway = Gateway()
-    with closing(LineFile(notes)) as file:
+    with closing(JsonlFile(notes)) as file:
         asking = LoopAsking(cast(AsyncClient, gateway), 2, file, Console(quiet=True))
         for stage in ("before", "after"):
             await asking.all(stage, QUESTIONS[:3], stage, feedback=False)
@@ -108,7 +108,7 @@ async def test_asking_until_there_is_a_decision(
     """Or until nothing is left to ask; a decision that was seen is not asked for again."""
     monkeypatch.setattr("benchmarks.loop_asking._LAST_TRIALS_S", 0.0)
     gateway = Gateway(decides_at=decides_at)
-    with closing(LineFile(notes)) as file:
+    with closing(JsonlFile(notes)) as file:
         asking = LoopAsking(cast(AsyncClient, gateway), 2, file, Console(quiet=True))
         for _ in range(2):
             assert await asking.until_decided("swap", VERSION, QUESTIONS) == f"EXECUTOR_VERSION_STATE_{state}"

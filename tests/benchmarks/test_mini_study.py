@@ -10,7 +10,7 @@ from benchmarks.mini_study import MODELS, SIZES, write_plan
 from benchmarks.study.asked_questions import asked_questions
 from benchmarks.study.cell import prepared
 from benchmarks.study.plan import read_plan
-from executor_sft.minimodel.architecture import LADDER
+from executor_sft.minimodel.model import LADDER
 from router.errors import BadConfig
 from serving.config.file import load_config
 from serving.documents.source import find_sources

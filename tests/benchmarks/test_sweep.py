@@ -25,10 +25,10 @@ from router.models.model import Prompt
 from router.trace.call import RoleTotal
 from serving.files import sha256_of
 from tests.conftest import Rolegate
-from tests.executor_sft import test_rollout_command
-from tests.executor_sft.test_rollout_command import QUESTIONS, ROOT, Endpoint, Ran
+from tests.executor_sft import test_rollout
+from tests.executor_sft.test_rollout import QUESTIONS, ROOT, Endpoint, Ran
 
-endpoint, rollout_config = test_rollout_command.endpoint, test_rollout_command.config
+endpoint, rollout_config = test_rollout.endpoint, test_rollout.config
 CELLS = ["big + student", "big + teacher", "no_retrieval: big"]
 
 

@@ -9,8 +9,8 @@ import pytest
 from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.world import World
 from executor_sft.questions import read_questions
-from executor_sft.rollouts import CALLS, ROLLOUTS, Rollout, roll_out_all, roller_of
-from executor_sft.workbench import Workbench, workbench
+from executor_sft.rollouts import CALLS, ROLLOUTS, Rollout, roll_out_all, rollout_worker
+from executor_sft.runtime import Runtime, open_runtime
 from router.ledger.reconciliation import Tokens, VLLMCounts
 from serving.config.config import Config, DistillationConfig
 
@@ -30,7 +30,7 @@ def without_scores(lines: bytes) -> bytes:
     return re.sub(rb'"score":[-\d.e]+', b"", lines)
 
 
-async def counted(bench: Workbench) -> dict[str, Tokens]:
+async def counted(bench: Runtime) -> dict[str, Tokens]:
     """What each engine has counted, by its model."""
     roles, counts = (bench.config.roles.delegation, bench.config.roles.execution), VLLMCounts(bench.session)
     return {role.model: (await counts.read(str(role.base_url))).tokens for role in roles}
@@ -38,21 +38,21 @@ async def counted(bench: Workbench) -> dict[str, Tokens]:
 
 async def test_a_tiny_world(config: Config, tmp_path: Path) -> None:
     """All questions are rolled out; the sums are what the engines themselves counted; a second time costs nothing."""
-    questions = read_questions(tmp_path / "questions.jsonl")
-    async with workbench(config, lambda step: None, remember=tmp_path / CALLS, teacher=True) as bench:
+    questions = read_questions(tmp_path / "questions.jsonl")[0]
+    async with open_runtime(config, lambda step: None, cache=tmp_path / CALLS, teacher=True) as bench:
         before = await counted(bench)
-        failed = await roll_out_all(roller_of(bench), questions, tmp_path / ROLLOUTS, 4, lambda done: None)
-        assert bench.memory is not None
-        spent = bench.memory.spent
+        failed = await roll_out_all(rollout_worker(bench), questions, tmp_path / ROLLOUTS, 4, lambda done: None)
+        assert bench.cache is not None
+        spent = bench.cache.spent
         for model, after in (await counted(bench)).items():
             ours = [one for one in spent if one.model == model]
             assert after.prompt - before[model].prompt == sum(one.prompt_tokens for one in ours) > 0
             assert after.completion - before[model].completion == sum(one.completion_tokens for one in ours) > 0
         whole = (tmp_path / ROLLOUTS).read_bytes()
         (tmp_path / ROLLOUTS).unlink()
-        await roll_out_all(roller_of(bench), questions, tmp_path / ROLLOUTS, 4, lambda done: None)
+        await roll_out_all(rollout_worker(bench), questions, tmp_path / ROLLOUTS, 4, lambda done: None)
         again = (tmp_path / ROLLOUTS).read_bytes()
-        assert (without_scores(again), bench.memory.spent) == (without_scores(whole), spent)
+        assert (without_scores(again), bench.cache.spent) == (without_scores(whole), spent)
     assert failed == {}
     rollouts = [msgspec.json.decode(line, type=Rollout) for line in whole.splitlines()]
     assert [rollout.question for rollout in rollouts] == questions

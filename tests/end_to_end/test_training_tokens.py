@@ -11,8 +11,8 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from executor_sft.dataset import Row, ServedTokens, rows_of
-from executor_sft.filter import Kept
+from executor_sft.dataset import ServedTokens, TrainingRow, rows_of
+from executor_sft.filter import FilteredSample
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, SubQuery
 from executor_sft.miniworld.world import World
@@ -104,9 +104,9 @@ async def executed(model: Model, library: Library, sub_query: str, max_turns: in
     return await Executor(role, Pages(library), ExecutorLimits(max_turns)).run(sub_query, 0, lasting())
 
 
-def rows(execution: Execution) -> list[Row]:
+def rows(execution: Execution) -> list[TrainingRow]:
     tokens = ServedTokens(Path(MINI.engines["executor"].path))
-    return rows_of([Kept("teacher_single", "q", "", execution)], tokens)[0]
+    return rows_of([FilteredSample("teacher_single", "q", "", execution)], tokens)[0]
 
 
 async def test_rows_are_what_the_engine_read_and_wrote(

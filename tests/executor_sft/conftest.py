@@ -2,7 +2,6 @@
 
 import pytest
 
-from executor_sft.minimodel.mini_prompts import mini_prompts
 from executor_sft.miniworld.dialogues import RolePrompts
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, Question
@@ -28,4 +27,4 @@ def questions(world: World, library: Library) -> list[Question]:
 
 @pytest.fixture(scope="session")
 def system() -> RolePrompts:
-    return mini_prompts()
+    return RolePrompts.served()

@@ -9,8 +9,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from executor_sft.memory import Memory
-from executor_sft.rollouts import Question, Roller
+from executor_sft.call_cache import CachedModel, CallCache
+from executor_sft.questions import Question
+from executor_sft.rollouts import RolloutWorker
 from router.calls.role import Role
 from router.models.model import Answer, Model, Prompt, Sampling, ScriptedModel
 from router.protocol import prompts
@@ -108,11 +109,11 @@ class ScriptedRoles:
             for prompt in model.prompts
         ]
 
-    def roller(self, memory: Memory | None = None) -> Roller:
-        """With the models, or with what the memory knows of them."""
+    def worker(self, cache: CallCache | None = None) -> RolloutWorker:
+        """With the models, or with what the cache has of them."""
 
         def role(name: RoleName, model: Model) -> Role:
-            known = memory.remembering(model, name) if memory else model
+            known = CachedModel(model, cache, name) if cache else model
             return Role(name, known, name, Sampling(max_tokens=64), attempts=1, streams=False)
 
         limits, page = ExecutorLimits(), OnePage()
@@ -122,7 +123,7 @@ class ScriptedRoles:
             Executor(teacher, page, limits),
             Answerer(role("answer", self.answerer)),
         )
-        return Roller(
+        return RolloutWorker(
             search,
             Executor(role("execution", self.student), page, limits),
             Executor(teacher, page, replace(limits, max_searches=1)),

@@ -1,33 +1,141 @@
-"""A data set has a row for each turn that is worth learning, whole, or it is not made."""
+"""A data set holds what an engine reads and writes, a row for each turn that is worth learning, or it is not made."""
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from executor_sft.dataset import RESULT, Row, ServedTokens, main, read_rows, rows_of, write_rows
-from executor_sft.filter import Kept
+from executor_sft.__main__ import run
+from executor_sft.dataset import RESULT, ServedTokens, TrainingRow, read_rows, rows_of
+from executor_sft.minimodel.model import load_tokenizer
 from executor_sft.step import read_manifest
 from router.errors import BadConfig, ContextTooLong
-from router.models.model import Completion
+from router.models.model import Completion, Message
 from router.search.executor import ExecutorLimits
 from router.trace.values import Execution
-from tests.executor_sft.test_served_tokens import MINI, text
-from tests.executor_sft.traces import ONE, REPORT, TWO, executed, search, write_lines
+from tests.executor_sft.traces import MINI, ONE, REPORT, TWO, executed, filtered, search, write_lines
+
+QWEN3 = """\
+{%- set last = namespace(at=0) -%}
+{%- for message in messages if message.role == 'user' %}{% set last.at = messages.index(message) %}{% endfor -%}
+{%- for message in messages -%}
+{{ '<|' + message.role + '|>' }}
+{%- set content = message.content -%}
+{%- if message.role == 'assistant' and '</think>' in content -%}
+{%- if loop.index0 <= last.at %}{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif -%}
+{%- endif -%}
+{{ content + '<|end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ '<|assistant|>' }}
+{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif -%}
+{%- endif -%}
+"""
+"""As Qwen3's: thinking of earlier turns is dropped, and switched off by an empty block in the prompt."""
 
 
-def kept(*executions: Execution) -> list[Kept]:
-    return [Kept("teacher_multi", f"q{number}", "", execution) for number, execution in enumerate(executions)]
+@pytest.fixture
+def model(tmp_path: Path) -> Callable[[str], Path]:
+    """The mini executor's tokenizer with another chat template."""
+
+    def folder(template: str) -> Path:
+        for name in ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json"):
+            shutil.copy(MINI / name, tmp_path / name)
+        (tmp_path / "chat_template.jinja").write_text(template)
+        return tmp_path
+
+    return folder
+
+
+def text(ids: tuple[int, ...]) -> str:
+    """What the ids stand for, without the spaces that the mini tokenizer puts before each stretch of text."""
+    decoded: str = load_tokenizer(MINI).decode(list(ids))
+    return decoded.replace("> ", ">").replace("\n ", "\n").replace(" \n", "\n").strip()
+
+
+def test_a_turn_ends_where_the_engine_stops() -> None:
+    """The text of the turn, and the template's end of turn."""
+    tokens = ServedTokens(MINI)
+    assert text(tokens.completion(Completion(search("Heat"), "stop"))) == "<search>Heat</search><|end|>"
+    assert text(tokens.prompt([Message("user", "Heat?")])) == "<|user|>Heat?<|end|><|assistant|>"
+
+
+def test_what_follows_the_last_tag_is_not_learnt() -> None:
+    """After a correction no stop string ends a turn, and serving reads no further either."""
+    written = Completion(search("Heat") + " and then some", "stop")
+    assert text(ServedTokens(MINI).completion(written)) == "<search>Heat</search><|end|>"
+
+
+@pytest.mark.parametrize(
+    ("thinking", "output", "written"),
+    [
+        (None, Completion(REPORT, "stop", "so it is"), "<think>\nso it is\n</think>\n\n" + REPORT),
+        (True, Completion(f"\n\n{REPORT}", "stop", "\nso it is\n"), "<think>\nso it is\n</think>\n\n" + REPORT),
+        (True, Completion(f"<think>\nso\n</think>\n\n{REPORT}", "stop"), f"<think>\nso\n</think>\n\n{REPORT}"),
+        (True, Completion(REPORT, "stop"), REPORT),
+        (False, Completion(REPORT, "stop", "so it is"), REPORT),
+        (False, Completion(f"<think>\nso\n</think>\n\n{REPORT}", "stop"), REPORT),
+    ],
+)
+def test_reasoning_is_learnt_where_the_role_thinks(
+    model: Callable[[str], Path], thinking: bool | None, output: Completion, written: str
+) -> None:
+    """In a thinking block before the turn; where thinking is off, the prompt has closed the block already."""
+    tokens = ServedTokens(model(QWEN3), thinking=thinking)
+    assert text(tokens.completion(output)) == f"{written}<|end|>"
+    closed = text(tokens.prompt([Message("user", "?")])).endswith("</think>")
+    assert closed == (thinking is False)
+
+
+def test_a_block_that_the_template_opens_is_not_opened_again(model: Callable[[str], Path]) -> None:
+    """As with models that always think."""
+    template = QWEN3.replace("{{ '<|assistant|>' }}", "{{ '<|assistant|><think>\n' }}")
+    written = ServedTokens(model(template)).completion(Completion(REPORT, "stop", "so it is"))
+    assert text(written) == f"so it is\n</think>\n\n{REPORT}<|end|>"
+
+
+def test_earlier_turns_stand_in_the_prompt_as_they_are_served(model: Callable[[str], Path]) -> None:
+    """Their thinking is dropped by serving, and so it is in the rows; one sequence could not hold both."""
+    thoughts = [Completion(search("Heat"), "stop", "look it up"), Completion(REPORT, "stop", "there it is")]
+    execution = executed(*thoughts)
+    rows, _ = rows_of(filtered(execution), ServedTokens(model(QWEN3), thinking=True))
+    first, second = rows
+    assert "look it up" in text(first.completion_ids) and "there it is" in text(second.completion_ids)
+    assert "look it up" not in text(second.prompt_ids)
+    assert first.prompt_ids + first.completion_ids != second.prompt_ids[: len(first.prompt_ids + first.completion_ids)]
+
+
+def test_models_without_a_system_role_are_shown_it_as_they_are_served() -> None:
+    """The system prompt opens the first user turn."""
+    opening = [Message("system", "be brief"), Message("user", "Heat?")]
+    assert text(ServedTokens(MINI).prompt(opening)).startswith("<|system|>be brief")
+    assert text(ServedTokens(MINI, system_role=False).prompt(opening)).startswith("<|user|>be brief\n\nHeat?")
+
+
+def test_a_template_that_ends_no_turn_is_refused(model: Callable[[str], Path]) -> None:
+    """A model trained so would never stop."""
+    endless = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    with pytest.raises(BadConfig, match="no engine stops"):
+        ServedTokens(model(endless)).completion(Completion(REPORT, "stop"))
+
+
+def test_a_cap_on_turns_changes_no_row() -> None:
+    """What the executor was told is part of its prompts."""
+    execution = executed(search("Heat"), REPORT, limits=ExecutorLimits(max_turns=2, max_searches=1))
+    rows, _ = rows_of(filtered(execution), ServedTokens(MINI))
+    assert "No searches are left" in text(rows[1].prompt_ids)
 
 
 def learnt(execution: Execution) -> tuple[list[str], dict[str, int]]:
     """The turns that have a row, without their ends, and what all turns were."""
-    rows, turns = rows_of(kept(execution), ServedTokens(MINI))
+    rows, turns = rows_of(filtered(execution), ServedTokens(MINI))
     return [text(row.completion_ids).removesuffix("<|end|>") for row in rows], dict(turns)
 
 
 def test_every_search_and_the_report_has_a_row() -> None:
     """Numbered by trajectory and turn; each prompt begins with the one before."""
-    rows, turns = rows_of(kept(executed(*TWO), executed(*ONE)), ServedTokens(MINI))
+    rows, turns = rows_of(filtered(executed(*TWO), executed(*ONE)), ServedTokens(MINI))
     assert [(row.trajectory, row.turn) for row in rows] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
     assert turns == {"search": 3, "report": 2}
     assert rows[1].prompt_ids[: len(rows[0].prompt_ids)] == rows[0].prompt_ids
@@ -50,15 +158,11 @@ def test_turns_that_went_wrong_are_not_learnt(turns: list[Completion | str], wit
     assert len(written) == counts.get("search", 0) + 1 and written[-1] == REPORT
 
 
-def test_a_search_that_was_not_run_is_not_learnt() -> None:
-    """After the last one that is allowed."""
+def test_a_search_that_was_not_run_or_whose_prompt_is_lost_is_not_learnt() -> None:
+    """After the last one that is allowed; or where passages gave way later, so that the trace no longer has them."""
     limits = ExecutorLimits(max_turns=4, max_searches=1)
     written, counts = learnt(executed(search("Heat"), search("director"), REPORT, limits=limits))
     assert written == [search("Heat"), REPORT] and counts["out of turn"] == 1
-
-
-def test_a_turn_whose_prompt_is_lost_is_not_learnt() -> None:
-    """Where passages gave way later, the trace no longer shows what earlier turns saw."""
     too_long = ContextTooLong("too long", endpoint="x")
     written, counts = learnt(executed(search("Heat"), search("director"), too_long, REPORT))
     assert written == [search("Heat"), REPORT] and counts["shown passages that the trace lost"] == 1
@@ -66,52 +170,47 @@ def test_a_turn_whose_prompt_is_lost_is_not_learnt() -> None:
 
 def test_the_step_writes_rows_and_figures(tmp_path: Path) -> None:
     """Rows come back as they were; figures count them and their tokens."""
-    file = write_lines(tmp_path / "kept.jsonl", kept(executed(*TWO), executed("?", *ONE)))
-    assert main([str(file), "--model", str(MINI), "--out", str(tmp_path / "data")]) == 0
-    rows, figures = read_rows(tmp_path / "data" / RESULT), read_manifest(tmp_path / "data").figures
-    assert rows == rows_of(kept(executed(*TWO), executed("?", *ONE)), ServedTokens(MINI))[0]
+    samples = filtered(executed(*TWO), executed("?", *ONE))
+    file = write_lines(tmp_path / "filtered.jsonl", samples)
+    assert run(["dataset", str(file), "--model", str(MINI), "--out", str(tmp_path / "data")]) == 0
+    rows, manifest = read_rows(tmp_path / "data" / RESULT), read_manifest(tmp_path / "data")
+    assert rows == rows_of(samples, ServedTokens(MINI))[0]
+    figures = manifest.figures
     assert (figures["rows"], figures["trajectories"]) == (5, 2)
     assert figures["turns"] == {"search": 3, "report": 2, "malformed": 1}
     assert figures["completion_tokens"] == sum(len(row.completion_ids) for row in rows)
-    assert read_manifest(tmp_path / "data").origin.inputs.keys() >= {"kept", "tokenizer.json", "chat_template.jinja"}
+    assert manifest.origin.inputs.keys() >= {"filtered", "tokenizer.json", "chat_template.jinja"}
 
 
-def test_rows_that_are_too_long_are_an_error(tmp_path: Path) -> None:
-    """How many, and the longest; nothing is cut, and nothing written."""
-    file = write_lines(tmp_path / "kept.jsonl", kept(executed(*TWO)))
-    lengths = [len(row.prompt_ids + row.completion_ids) for row in rows_of(kept(executed(*TWO)), ServedTokens(MINI))[0]]
-    command = [str(file), "--model", str(MINI), "--out", str(tmp_path / "data")]
-    with pytest.raises(BadConfig, match=f"2 of 3 rows are longer .* the longest has {max(lengths)}"):
-        main([*command, "--max-length", str(min(lengths))])
+LENGTHS = [row.length for row in rows_of(filtered(executed(*TWO)), ServedTokens(MINI))[0]]
+
+
+@pytest.mark.parametrize(
+    ("executions", "options", "why"),
+    [
+        ([executed(*TWO)], ["--max-length", min(LENGTHS)], f"2 of 3 rows are longer .* the longest has {max(LENGTHS)}"),
+        ([], [], r"Nothing to learn.*turns: \{"),
+        ([executed("?", "?", "?")], [], r"Nothing to learn.*turns: \{'malformed': 3"),
+        ([executed(*ONE)], ["--model", "nowhere"], "nowhere: holds no tokenizer"),
+    ],
+)
+def test_no_data_set_is_made_of_what_cannot_be_learnt(
+    tmp_path: Path, executions: list[Execution], options: list[object], why: str
+) -> None:
+    """Rows that are too long (nothing is cut), none at all, and a model without a tokenizer; nothing is written."""
+    file = write_lines(tmp_path / "filtered.jsonl", filtered(*executions))
+    command = ["dataset", file, "--out", tmp_path / "data", "--model", MINI, *options]
+    with pytest.raises(BadConfig, match=why):
+        run([str(part) for part in command])
     assert not (tmp_path / "data" / RESULT).exists()
 
 
-@pytest.mark.parametrize("trajectories", [[], kept(executed("?", "?", "?"))])
-def test_nothing_to_learn_is_an_error(tmp_path: Path, trajectories: list[Kept]) -> None:
-    """It says what there was instead."""
-    file = write_lines(tmp_path / "kept.jsonl", trajectories)
-    with pytest.raises(BadConfig, match=r"Nothing to learn.*turns: \{"):
-        main([str(file), "--model", str(MINI), "--out", str(tmp_path / "data")])
-
-
-def test_rows_without_a_token_to_learn_are_refused(tmp_path: Path) -> None:
-    """Their loss would be nothing, in silence."""
-    write_rows(tmp_path / RESULT, [Row((1, 2), (3,), 0, 0), Row((1, 2), (), 0, 1)])
-    with pytest.raises(BadConfig, match="1 of 2 rows have no token to learn"):
-        read_rows(tmp_path / RESULT)
-
-
-def test_a_torn_data_set_is_refused(tmp_path: Path) -> None:
-    """It is named."""
-    write_rows(tmp_path / RESULT, [Row((1, 2), (3,), 0, 0)])
-    (tmp_path / RESULT).write_bytes((tmp_path / RESULT).read_bytes()[:-30])
-    with pytest.raises(BadConfig, match=r"rows\.parquet"):
-        read_rows(tmp_path / RESULT)
-
-
-def test_a_model_without_a_tokenizer_is_named(tmp_path: Path) -> None:
-    """Before anything is done."""
-    file = write_lines(tmp_path / "kept.jsonl", kept(executed(*ONE)))
-    with pytest.raises(BadConfig, match="holds no tokenizer"):
-        main([str(file), "--model", str(tmp_path), "--out", str(tmp_path / "data")])
-    assert not (tmp_path / "data").exists()
+@pytest.mark.parametrize(
+    "second", [b'{"prompt_ids":[1],"completion_ids":[],"turn":0,"trajectory":1}', b'{"prompt_ids":[']
+)
+def test_rows_that_are_torn_or_have_nothing_to_learn_are_refused(tmp_path: Path, second: bytes) -> None:
+    """The loss of an empty one would be nothing, in silence."""
+    file = write_lines(tmp_path / RESULT, [TrainingRow((1, 2), (3,), 0, 0)])
+    file.write_bytes(file.read_bytes() + second)
+    with pytest.raises(BadConfig, match=r"rows\.jsonl:2: .*make the data set again"):
+        read_rows(file)

@@ -5,15 +5,18 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from aiohttp import web
 
-from executor_sft.evaluate import BASE, adapter_name, answers, main
-from executor_sft.workbench import workbench
+from executor_sft.__main__ import run
+from executor_sft.evaluate import BASE, Answered, Executed, adapter_name, answers, evaluation_of, paired_difference
+from executor_sft.runtime import open_runtime
 from router.errors import BadConfig, UpstreamRefused
+from serving.config.config import SearchConfig
 from serving.config.file import load_config
 from tests.executor_sft.scripted_roles import questions
-from tests.executor_sft.test_workbench import ROLE, config
+from tests.executor_sft.test_runtime import ROLE, config
 from tests.router.deployment import STOP
 
 
@@ -48,7 +51,7 @@ async def endpoint(tmp_path: Path) -> AsyncIterator[Endpoint]:
 
 async def test_every_rollout_is_one(endpoint: Endpoint, tmp_path: Path) -> None:
     """With a seed of its own also at the config's temperature; what is remembered is not taken for another rollout."""
-    async with workbench(load_config(tmp_path / "config.toml"), print, remember=tmp_path / "calls") as bench:
+    async with open_runtime(load_config(tmp_path / "config.toml"), print, cache=tmp_path / "calls") as bench:
         answered = await answers(bench, [BASE], questions(2), rollouts=3)
     assert len(answered[BASE]) == 6
     assert endpoint.seeds == [0, 0, 1, 1, 2, 2]
@@ -57,7 +60,7 @@ async def test_every_rollout_is_one(endpoint: Endpoint, tmp_path: Path) -> None:
 async def test_an_endpoint_that_refuses(endpoint: Endpoint, tmp_path: Path) -> None:
     """Says so itself, however many questions it has refused."""
     endpoint.refuses = True
-    async with workbench(load_config(tmp_path / "config.toml"), print) as bench:
+    async with open_runtime(load_config(tmp_path / "config.toml"), print) as bench:
         with pytest.raises(UpstreamRefused, match="not you"):
             await answers(bench, [BASE], questions(3), rollouts=1)
 
@@ -82,8 +85,8 @@ def test_an_adapter_is_loaded_under_a_name_that_no_other_one_has(tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--concurrency", "0"], "--concurrency 0: must be at least 1"),
-        (["--rollouts", "0"], "--rollouts 0: must be at least 1"),
+        (["--concurrency", "0"], "--concurrency 0: Expected `int` >= 1"),
+        (["--rollouts", "0"], "--rollouts 0: Expected `int` >= 1"),
         (["--executors", "base", "base"], "names the same one twice"),
         (["--executors", "base", "trained"], "adapter_model.safetensors: is not there"),
         ([], "holds no question"),
@@ -95,4 +98,73 @@ def test_what_cannot_be_evaluated(tmp_path: Path, options: list[str], why: str) 
     (tmp_path / "questions.jsonl").write_text(json.dumps({"question": "Who?", "answer": "Me"}) if options else "\n")
     given = ["--questions", str(tmp_path / "questions.jsonl"), "--out", str(tmp_path / "out")]
     with pytest.raises(BadConfig, match=why):
-        main([*given, "--config", str(tmp_path / "config.toml"), *options])
+        run(["evaluate", *given, "--config", str(tmp_path / "config.toml"), *options])
+
+
+def test_the_interval_holds_the_true_difference_as_often_as_it_says() -> None:
+    """Over 200 samples of 80 questions with a true difference of 0.2, about 95 % of the intervals hold it."""
+    rng = np.random.default_rng(3)
+    held = 0
+    for _ in range(200):
+        old = rng.random(80) < 0.4
+        new = old | (rng.random(80) < 1 / 3)
+        found = paired_difference(list(new.astype(float)), list(old.astype(float)))
+        held += found.low <= 0.2 <= found.high
+    assert 178 <= held <= 199
+
+
+def test_pairs_that_agree_leave_no_doubt_and_the_same_scores_give_the_same_interval() -> None:
+    """Where both are the same question by question, the difference is 0, however much questions differ."""
+    scores = [0.0, 1.0, 0.5, 0.25]
+    assert (found := paired_difference(scores, scores)).low == found.mean == found.high == 0
+    new, old = [1.0, 1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0, 1.0]
+    assert paired_difference(new, old) == paired_difference(new, old)
+
+
+@pytest.mark.parametrize(("new", "old"), [([], []), ([1.0], [1.0, 0.0])])
+def test_what_cannot_be_paired_is_refused(new: list[float], old: list[float]) -> None:
+    """There must be scores, and as many on both sides."""
+    with pytest.raises(ValueError):
+        paired_difference(new, old)
+
+
+def answered(question: str, *, right: bool, tokens: int, searches: tuple[int, ...] = (1,)) -> Answered:
+    runs = tuple(Executed(f"{question}?", count, failed=False) for count in searches)
+    return Answered(question, "x" if right else "y", right, float(right), None, tokens, runs)
+
+
+def test_figures_are_means_over_rollouts_and_runs() -> None:
+    """EM and tokens are by rollout, searches by executor run, tokens per right answer over all tokens."""
+    found = [
+        answered("a", right=True, tokens=100, searches=(1, 2)),
+        answered("a", right=False, tokens=300, searches=(3,)),
+    ]
+    (row,) = evaluation_of({"base": found}, SearchConfig(), 2, None).rows
+    assert (row.exact_match, row.executor_tokens, row.tokens_per_right_answer) == (0.5, 200, 400)
+    assert (row.searches, row.multi_search, row.judge) == (2.0, 2 / 3, None)
+
+
+def test_executors_are_compared_question_by_question() -> None:
+    """A question's rollouts are averaged before it is paired; the order of the questions means nothing."""
+    old = [answered(name, right=False, tokens=100) for name in "abcd"]
+    new = [answered(name, right=name in "ab", tokens=150) for name in "dcba"]
+    evaluation = evaluation_of({"base": old, "new": new}, SearchConfig(max_turns=4), 1, 0.5)
+    (comparison,) = evaluation.comparisons
+    assert (comparison.executor, comparison.baseline) == ("new", "base")
+    assert comparison.exact_match.mean == 0.5
+    assert comparison.executor_tokens.low == comparison.executor_tokens.high == 50
+    assert (evaluation.questions, evaluation.max_turns) == (4, 4)
+
+
+def test_nobody_right_has_no_price_for_a_right_answer() -> None:
+    """Tokens per right answer are unknown where no answer was right, not zero."""
+    (row,) = evaluation_of({"base": [answered("a", right=False, tokens=9)]}, SearchConfig(), 1, None).rows
+    assert row.tokens_per_right_answer is None
+
+
+def test_a_judge_that_is_never_read_counts_as_a_no() -> None:
+    """Replies that cannot be read stay in the denominator."""
+    found = [answered("a", right=True, tokens=1), answered("b", right=True, tokens=1)]
+    one = Answered("c", "x", True, 1.0, True, 1, ())
+    (row,) = evaluation_of({"base": [*found, one]}, SearchConfig(), 1, None).rows
+    assert row.judge == 1 / 3

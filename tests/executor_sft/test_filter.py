@@ -6,8 +6,9 @@ from typing import get_args
 import msgspec
 import pytest
 
-from executor_sft.dataset import read_kept
-from executor_sft.filter import RESULT, Stratum, filtered, main, mix_of
+from executor_sft.__main__ import run
+from executor_sft.dataset import read_samples
+from executor_sft.filter import RESULT, Stratum, filtered, parse_mix
 from executor_sft.rollouts import Rollout, Sample, SubQueryRollout, Verdict
 from executor_sft.step import read_manifest
 from router.errors import BadConfig, UpstreamUnavailable
@@ -45,31 +46,27 @@ def test_the_teachers_work_is_kept_or_rejected_for_one_reason(
     teacher: Sample, capped: Sample | None, fate: str
 ) -> None:
     """A second search is learnt where the answer needs it, and only right answers are."""
-    kept, rejected = filtered([only(teacher, sample(ONE, WRONG), capped)], {})
+    samples, rejected = filtered([only(teacher, sample(ONE, WRONG), capped)], {})
     rejected["wrong answer"] -= 1  # the student's
-    fates = [trajectory.stratum for trajectory in kept] + list(rejected.elements())
+    fates = [one.stratum for one in samples] + list(rejected.elements())
     assert fates == [fate]
 
 
 def test_of_the_students_own_work_single_searches_are_kept() -> None:
     """It learns from what it can do already; a second search of its own was never tested."""
-    kept, rejected = filtered([only(sample(ONE, WRONG), GOOD), only(sample(ONE, WRONG), sample(TWO, RIGHT))], {})
-    assert [trajectory.stratum for trajectory in kept] == ["student_single"]
+    samples, rejected = filtered([only(sample(ONE, WRONG), GOOD), only(sample(ONE, WRONG), sample(TWO, RIGHT))], {})
+    assert [one.stratum for one in samples] == ["student_single"]
     assert rejected == {"wrong answer": 2, "student searched twice": 1}
 
 
 def test_the_same_sub_query_is_kept_once_for_each_stratum() -> None:
     """However it is spelled; teacher and student both count."""
     again = sample(ONE, RIGHT, "who made the HEAT")
-    kept, rejected = filtered([only(GOOD, GOOD), only(again, again)], {})
-    assert [trajectory.stratum for trajectory in kept] == ["student_single", "teacher_single"]
+    samples, rejected = filtered([only(GOOD, GOOD), only(again, again)], {})
+    assert [one.stratum for one in samples] == ["student_single", "teacher_single"]
     assert rejected == {"duplicate sub-query": 2}
-
-
-def test_a_rejected_duplicate_takes_nothing_away() -> None:
-    """Only what was kept makes the next one a duplicate."""
-    kept, _ = filtered([only(sample(ONE, WRONG), sample(ONE, WRONG)), only(GOOD, GOOD)], {})
-    assert len(kept) == 2
+    samples, _ = filtered([only(sample(ONE, WRONG), sample(ONE, WRONG)), only(GOOD, GOOD)], {})
+    assert len(samples) == 2, "a rejected one makes no other a duplicate"
 
 
 def many() -> list[Rollout]:
@@ -78,12 +75,12 @@ def many() -> list[Rollout]:
 
 def test_the_mix_caps_a_stratum_by_chance_that_can_be_repeated() -> None:
     """The same seed picks the same trajectories, in their order; another one picks others."""
-    kept, rejected = filtered(many(), mix_of("teacher_single=5,student_single=9"))
-    again, _ = filtered(many(), mix_of("teacher_single=5"))
-    other, _ = filtered(many(), mix_of("teacher_single=5"), seed=2)
-    places = [int(trajectory.execution.sub_query.strip("?").split()[-1]) for trajectory in kept]
-    assert kept == again != other
-    assert len(kept) == 5 and places == sorted(places) and places != list(range(5))
+    samples, rejected = filtered(many(), parse_mix("teacher_single=5,student_single=9"))
+    again, _ = filtered(many(), parse_mix("teacher_single=5"))
+    other, _ = filtered(many(), parse_mix("teacher_single=5"), seed=2)
+    places = [int(one.execution.sub_query.strip("?").split()[-1]) for one in samples]
+    assert samples == again != other
+    assert len(samples) == 5 and places == sorted(places) and places != list(range(5))
     assert rejected["over the mix"] == 15
 
 
@@ -94,8 +91,8 @@ def test_without_a_filter_every_report_is_kept() -> None:
         only(GOOD, GOOD),
         only(GOOD, sample(["?"] * 3, RIGHT)),
     ]
-    kept, rejected = filtered(rollouts, {}, none=True)
-    strata = [trajectory.stratum for trajectory in kept]
+    samples, rejected = filtered(rollouts, {}, none=True)
+    strata = [one.stratum for one in samples]
     assert strata == ["student_multi", "teacher_multi", "student_single", "teacher_single", "teacher_single"]
     assert rejected == {"no report": 1}
 
@@ -105,35 +102,26 @@ def test_kept_and_rejected_are_all_there_are(tmp_path: Path, capsys: pytest.Capt
     rollouts = [*many(), only(GOOD, sample(ONE, WRONG)), only(sample(TWO, RIGHT), GOOD, GOOD)]
     rollouts += [rollout(SubQueryRollout(GOOD, GOOD), SubQueryRollout(GOOD, GOOD), question="q2", source="hotpot")]
     file = write_lines(tmp_path / "rollouts.jsonl", rollouts)
-    assert main([str(file), "--out", str(tmp_path / "kept"), "--mix", "teacher_single=10"]) == 0
-    figures = read_manifest(tmp_path / "kept").figures
+    assert run(["filter", str(file), "--out", str(tmp_path / "filtered"), "--mix", "teacher_single=10"]) == 0
+    figures = read_manifest(tmp_path / "filtered").figures
     assert figures["candidates"] == 2 * (len(rollouts) + 1)
-    assert figures["kept"] + sum(figures["rejected"].values()) == figures["candidates"]
-    assert figures["kept"] == sum(figures["strata"].values()) == len(list(read_kept(tmp_path / "kept")))
-    assert sum(source["records"] for source in figures["sources"].values()) == figures["kept"]
+    assert figures["samples"] + sum(figures["rejected"].values()) == figures["candidates"]
+    assert figures["samples"] == sum(figures["strata"].values()) == len(list(read_samples(tmp_path / "filtered")))
+    assert figures["sources"] == {"musique": {"samples": 11, "questions": 1}}
     assert figures["strata"].keys() <= set(get_args(Stratum))
     assert "wrong answer" in (shown := capsys.readouterr().out) and "musique" in shown
-
-
-def test_questions_are_counted_once(tmp_path: Path) -> None:
-    """Several records may come from one question."""
-    first, second = (sample(ONE, RIGHT, text) for text in ("Who?", "What?"))
-    rollouts = [rollout(SubQueryRollout(first, first), SubQueryRollout(second, second), source="musique")]
-    file = write_lines(tmp_path / "rollouts.jsonl", rollouts)
-    main([str(file), "--out", str(tmp_path / "kept")])
-    assert read_manifest(tmp_path / "kept").figures["sources"] == {"musique": {"records": 4, "questions": 1}}
 
 
 def test_a_finished_step_is_not_done_again(tmp_path: Path) -> None:
     """The same command shows the same tables; other settings want another folder."""
     file = write_lines(tmp_path / "rollouts.jsonl", many())
-    command = [str(file), "--out", str(tmp_path / "kept")]
-    main(command)
-    before = (tmp_path / "kept" / RESULT).stat()
-    main(command)
-    assert (tmp_path / "kept" / RESULT).stat() == before
+    command = ["filter", str(file), "--out", str(tmp_path / "filtered")]
+    run(command)
+    before = (tmp_path / "filtered" / RESULT).stat()
+    run(command)
+    assert (tmp_path / "filtered" / RESULT).stat() == before
     with pytest.raises(BadConfig, match=r"begun with settings\.seed 1 \(now 2\)"):
-        main([*command, "--seed", "2"])
+        run([*command, "--seed", "2"])
 
 
 @pytest.mark.parametrize("damage", [lambda line: line[: len(line) // 2] + b"\n", lambda _: b'{"question": 1}\n'])
@@ -142,13 +130,13 @@ def test_a_line_that_is_no_rollout_is_named(tmp_path: Path, damage: object) -> N
     line = msgspec.json.encode(only(GOOD, GOOD)) + b"\n"
     assert callable(damage)
     (tmp_path / "rollouts.jsonl").write_bytes(line + damage(line))
-    with pytest.raises(BadConfig, match=r"rollouts\.jsonl, line 2: .*run `rolegate sft rollout` again"):
-        main([str(tmp_path / "rollouts.jsonl"), "--out", str(tmp_path / "kept")])
-    assert not (tmp_path / "kept" / RESULT).exists()
+    with pytest.raises(BadConfig, match=r"rollouts\.jsonl:2: .*run `rolegate sft rollout` again"):
+        run(["filter", str(tmp_path / "rollouts.jsonl"), "--out", str(tmp_path / "filtered")])
+    assert not (tmp_path / "filtered" / RESULT).exists()
 
 
 @pytest.mark.parametrize("mix", ["all=3", "teacher_single", "teacher_single=-1", "teacher_single=many"])
 def test_a_mix_that_is_none_is_refused(mix: str) -> None:
     """It says which strata there are."""
     with pytest.raises(BadConfig, match="teacher_multi"):
-        mix_of(mix)
+        parse_mix(mix)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from executor_sft.minimodel.model import load_tokenizer
 from executor_sft.minimodel.stream import BATCH_TOKENS, batches, conversations, encode
-from executor_sft.minimodel.tokenizer import load_tokenizer
 from executor_sft.miniworld.dialogues import Dialogue, RolePrompts
 
 _MODELS = Path(__file__).parents[2] / "serving" / "models"

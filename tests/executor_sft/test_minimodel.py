@@ -7,10 +7,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from executor_sft.minimodel.architecture import BACKBONE, EXECUTOR, LADDER, Shape, new_model
 from executor_sft.minimodel.evaluation import turn_accuracy
+from executor_sft.minimodel.model import (
+    BACKBONE,
+    EXECUTOR,
+    LADDER,
+    VOCABULARY,
+    Shape,
+    load_tokenizer,
+    new_model,
+    train_tokenizer,
+)
 from executor_sft.minimodel.stream import BATCH_TOKENS, ROW_TOKENS, Batch, batches, conversations, encode
-from executor_sft.minimodel.tokenizer import VOCABULARY, load_tokenizer, train_tokenizer
 from executor_sft.minimodel.training import Schedule, save, train
 from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePrompts, Turn
 from executor_sft.miniworld.world import World

@@ -10,7 +10,7 @@ import pytest
 import structlog
 from rolegate.client import AsyncClient
 
-from executor_sft.publish import main
+from executor_sft.__main__ import main, run
 from executor_sft.recipe import load_recipe
 from executor_sft.step import Step
 from router.edge.grpc.server import Server
@@ -66,15 +66,17 @@ def trained(config: Path) -> Path:
     """What `rolegate sft train` leaves."""
     folder = config.with_name("trained")
     recipe = msgspec.to_builtins(load_recipe("mini"))
-    step = Step.begin(folder, "train", {"weights": config.with_name("base") / "model.safetensors"}, recipe)
+    data = config.with_name("data")
+    Step.begin(data, "dataset", {}, {}).finish({"rows": 12}, [])
+    step = Step.begin(folder, "train", {"dataset": data}, recipe)
     (folder / "model").mkdir()
     (folder / "model" / "adapter_config.json").write_text("{}")
     (folder / "model" / "adapter_model.safetensors").write_bytes(b"an adapter")
     (folder / "loss.jsonl").write_text("")
     figures = {
         "kind": "adapter",
-        "base": {"name": "base", "sha256": base_sha256(config.with_name("base"))},
-        "data": {"figures": {"rows": 12}},
+        "base": "base",
+        "base_sha256": base_sha256(config.with_name("base")),
         "git_revision": "abc",
     }
     step.finish(figures, ["model/adapter_config.json", "model/adapter_model.safetensors", "loss.jsonl"])
@@ -86,11 +88,11 @@ def test_a_version_says_what_it_was_made_of(
 ) -> None:
     """Recipe, data, base, revision and evaluation; the files are the model's alone. It says how to go on."""
     (tmp_path / "evaluation.json").write_text('{"rows": []}')
-    status = main([str(trained), "--config", str(config), "--evaluation", str(tmp_path / "evaluation.json")])
+    status = run(["publish", str(trained), "--config", str(config), "--evaluation", str(tmp_path / "evaluation.json")])
     version = verified(tmp_path / "versions" / "executor-000001")
     assert status == 0 and version.files.keys() == {"adapter_config.json", "adapter_model.safetensors"}
     assert (version.kind, version.rank, version.base_model) == ("adapter", 32, "mini-executor")
-    assert (version.data, version.git_revision) == ({"figures": {"rows": 12}}, "abc")
+    assert (version.data["figures"], version.git_revision) == ({"rows": 12}, "abc")
     assert version.recipe["learning_rate"] == load_recipe("mini").learning_rate
     assert version.evaluation == {"rows": []}
     assert "rolegate versions register executor-000001" in capsys.readouterr().out
@@ -99,10 +101,10 @@ def test_a_version_says_what_it_was_made_of(
 def test_the_same_training_is_published_once(config: Path, trained: Path, tmp_path: Path) -> None:
     """The command can be repeated; a version that was damaged since is left alone, and does not count."""
     for _ in range(2):
-        main([str(trained), "--config", str(config)])
+        run(["publish", str(trained), "--config", str(config)])
     assert [path.name for path in (tmp_path / "versions").iterdir()] == ["executor-000001"]
     (tmp_path / "versions" / "executor-000001" / "adapter_config.json").write_text("[]")
-    main([str(trained), "--config", str(config)])
+    run(["publish", str(trained), "--config", str(config)])
     assert verified(tmp_path / "versions" / "executor-000002").version == "executor-000002"
 
 
@@ -110,7 +112,7 @@ def test_another_base_is_refused(config: Path, trained: Path, tmp_path: Path) ->
     """An adapter of one model means nothing to another; nothing is published."""
     config.with_name("base").joinpath("model.safetensors").write_bytes(b"another")
     with pytest.raises(BadVersion, match=r"is trained on another model than engines\.executor serves"):
-        main([str(trained), "--config", str(config)])
+        run(["publish", str(trained), "--config", str(config)])
     assert not (tmp_path / "versions").exists()
 
 
@@ -119,20 +121,20 @@ def test_an_engine_that_takes_no_such_adapter_is_named(config: Path, trained: Pa
     """With the key to set."""
     config.write_text(CONFIG.replace("adapter_rank = 32", line))
     with pytest.raises(BadVersion, match=r"set engines\.executor\.adapter_rank = 32"):
-        main([str(trained), "--config", str(config)])
+        run(["publish", str(trained), "--config", str(config)])
 
 
 def test_weights_that_changed_since_are_refused(config: Path, trained: Path) -> None:
     """They are not what the figures speak of."""
     (trained / "model" / "adapter_model.safetensors").write_bytes(b"another one")
     with pytest.raises(BadVersion, match=r"adapter_model\.safetensors: is not what was trained"):
-        main([str(trained), "--config", str(config)])
+        run(["publish", str(trained), "--config", str(config)])
 
 
 def test_a_training_that_has_not_finished_is_refused(config: Path, tmp_path: Path) -> None:
     """There is nothing to publish yet."""
     with pytest.raises(BadConfig, match=r"has no manifest\.json"):
-        main([str(tmp_path), "--config", str(config)])
+        run(["publish", str(tmp_path), "--config", str(config)])
 
 
 @pytest.fixture
@@ -155,9 +157,9 @@ async def gateway(tmp_path: Path) -> AsyncIterator[str]:
 
 async def test_a_running_gateway_takes_it_in(config: Path, trained: Path, gateway: str) -> None:
     """Registered and made the shadow; repeated, it stays so."""
-    command = [str(trained), "--config", str(config), "--address", gateway, "--traffic", "shadow"]
+    command = ["publish", str(trained), "--config", str(config), "--address", gateway, "--traffic", "shadow"]
     for _ in range(2):
-        assert await asyncio.to_thread(main, command) == 0
+        assert await asyncio.to_thread(run, command) == 0
     async with AsyncClient(gateway) as client:
         states = {version.version: version.state for version in await client.versions()}
     assert states.keys() == {"executor-000001", "mini-executor"}
@@ -166,13 +168,13 @@ async def test_a_running_gateway_takes_it_in(config: Path, trained: Path, gatewa
 
 async def test_what_became_of_it_there_stays_so(config: Path, trained: Path, gateway: str) -> None:
     """Repeated after it was rolled back, or promoted, the command changes nothing."""
-    command = [str(trained), "--config", str(config), "--address", gateway, "--traffic", "shadow"]
+    command = ["publish", str(trained), "--config", str(config), "--address", gateway, "--traffic", "shadow"]
     async with AsyncClient(gateway) as client:
         for change in (client.roll_back_version, client.promote_version):
-            assert await asyncio.to_thread(main, command) == 0
+            assert await asyncio.to_thread(run, command) == 0
             await change("executor-000001")
             states = [version.state for version in await client.versions()]
-            assert await asyncio.to_thread(main, command) == 0
+            assert await asyncio.to_thread(run, command) == 0
             assert [version.state for version in await client.versions()] == states
 
 
@@ -180,19 +182,22 @@ async def test_a_name_that_stands_for_another_version_there_is_refused(
     config: Path, trained: Path, gateway: str, tmp_path: Path
 ) -> None:
     """A gateway keeps versions by their names: a folder that begins anew would hand it another one's figures."""
-    command = [str(trained), "--config", str(config), "--address", gateway, "--traffic", "shadow"]
-    assert await asyncio.to_thread(main, command) == 0
+    command = ["publish", str(trained), "--config", str(config), "--address", gateway, "--traffic", "shadow"]
+    assert await asyncio.to_thread(run, command) == 0
     shutil.rmtree(tmp_path / "versions")
     (trained.parent / "evaluation.json").write_text("{}")
     command += ["--evaluation", str(trained.parent / "evaluation.json")]
     with pytest.raises(BadVersion, match=r"knows another version of that name"):
-        await asyncio.to_thread(main, command)
+        await asyncio.to_thread(run, command)
 
 
 async def test_a_gateway_that_is_away_loses_nothing(
     config: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The version is there; the command says what failed, and can be repeated."""
-    assert await asyncio.to_thread(main, [str(trained), "--config", str(config), "--address", "127.0.0.1:1"]) == 1
+    assert (
+        await asyncio.to_thread(main, ["publish", str(trained), "--config", str(config), "--address", "127.0.0.1:1"])
+        == 1
+    )
     assert verified(tmp_path / "versions" / "executor-000001")
     assert "rolegate: " in capsys.readouterr().err

@@ -1,158 +1,102 @@
-import itertools
-import re
-from collections import Counter
+"""Lists of questions, as data sets write them."""
+
+from pathlib import Path
 
 import pytest
 
-from executor_sft.miniworld.passages import Library
-from executor_sft.miniworld.questions import Question, SubQuery
-from executor_sft.miniworld.relations import RELATIONS, Relation
-from executor_sft.miniworld.world import Entity, World
+from executor_sft.miniworld.export import export
+from executor_sft.miniworld.world import World
+from executor_sft.questions import Question, read_questions, read_texts
+from router.errors import BadConfig
 
-Meanings = dict[str, tuple[Entity, Relation]]
-
-
-@pytest.fixture(scope="module")
-def meanings(world: World) -> Meanings:
-    """What each possible sub-query asks for, by its text."""
-    return {
-        wording.format(x=name): (entity, relation)
-        for relation in RELATIONS
-        for entity in world.entities
-        if entity.kind == relation.subject
-        for name in (entity.mention, entity.alias)
-        if name
-        for wording in relation.ask
-    }
+SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
-def told(value: str | Entity) -> str:
-    return value if isinstance(value, str) else value.mention
-
-
-def gold(meanings: Meanings, sub_query: SubQuery) -> str:
-    """The answer of a sub-query by the world's facts."""
-    entity, relation = meanings[sub_query.text]
-    return told(entity.values[relation.name])
-
-
-def test_the_types_are_mixed(questions: list[Question]) -> None:
-    """45 % two hops, 25 % three, 30 % comparisons, each within 5 points."""
-    types: Counter[str] = Counter(question.type for question in questions)
-    shares = {"2-hop": 0.45, "3-hop": 0.25, "comparison": 0.30}
-
-    assert set(types) == set(shares)
-    assert all(abs(types[kind] / len(questions) - share) < 0.05 for kind, share in shares.items())
-
-
-def test_ids_are_unique_and_name_the_world(questions: list[Question]) -> None:
-    assert len({question.id for question in questions}) == len(questions)
-    assert all(re.fullmatch(r"mini-test-11-\d{5}", question.id) for question in questions)
-
-
-def test_hardly_any_question_comes_twice(questions: list[Question]) -> None:
-    """More than 19 of 20 texts are asked once."""
-    assert len({question.text for question in questions}) > 0.95 * len(questions)
-
-
-def test_the_decomposition_has_the_shape_of_the_type(questions: list[Question]) -> None:
-    """A chain is one sub-query a round, a comparison one round of two."""
-    shapes = {"2-hop": [1, 1], "3-hop": [1, 1, 1], "comparison": [2]}
-
-    for question in questions:
-        assert [len(block) for block in question.rounds] == shapes[question.type]
-
-
-def test_evidence_stands_word_for_word_in_the_gold_passages(questions: list[Question], library: Library) -> None:
-    """One sentence for each search, from the passage that this search must find; the last one holds the answer."""
-    for sub_query in (sub_query for question in questions for sub_query in question.sub_queries):
-        report = sub_query.report
-        passages = [library.by_id[identity] for identity in sub_query.gold_passages]
-        assert len(sub_query.searches) == len(passages) == len(report.evidence)
-        assert all(point in passage.text for point, passage in zip(report.evidence, passages, strict=True))
-        assert report.answer in report.evidence[-1]
-
-
-def test_reports_answer_by_the_worlds_facts(questions: list[Question], meanings: Meanings) -> None:
-    """Whatever the wording, and also where the sub-query uses another name."""
-    for sub_query in (sub_query for question in questions for sub_query in question.sub_queries):
-        assert sub_query.report.answer == gold(meanings, sub_query)
-        assert sub_query.relation == meanings[sub_query.text][1].name
-
-
-def test_a_chain_follows_the_facts(questions: list[Question], meanings: Meanings) -> None:
-    """Each hop asks about the entity that the one before found; the last one's answer is the question's."""
-    for question in questions:
-        if question.type != "comparison":
-            hops = [meanings[sub_query.text] for sub_query in question.sub_queries]
-            for (entity, relation), (found, _) in itertools.pairwise(hops):
-                assert entity.values[relation.name] is found
-            assert question.answer == question.sub_queries[-1].report.answer
-            assert question.earlier is None
-
-
-def test_a_chain_gives_no_hop_away(questions: list[Question], meanings: Meanings) -> None:
-    """Its text names the first entity and neither those in between nor the answer."""
-    for question in questions:
-        if question.type != "comparison":
-            entity, _ = meanings[question.sub_queries[0].text]
-            assert any(name and name in question.text for name in (entity.mention, entity.alias))
-            for sub_query in question.sub_queries:
-                assert not re.search(rf"\b{re.escape(sub_query.report.answer)}\b", question.text)
-
-
-def test_comparisons_are_right(questions: list[Question], meanings: Meanings) -> None:
-    """Both are asked the same thing, their years differ, and the answer is the one that the wording asks for, under
-    the name that the question uses."""
-    for question in questions:
-        if question.type == "comparison":
-            one, other = question.sub_queries
-            assert meanings[one.text][1] is meanings[other.text][1]
-            names = [name_in(question.text, meanings[sub_query.text][0]) for sub_query in (one, other)]
-            years = [int(gold(meanings, sub_query)) for sub_query in (one, other)]
-            assert years[0] != years[1]
-            earlier = re.search(r"\b(earlier|first)\b", question.text) is not None
-            assert question.earlier is earlier
-            assert question.answer == names[years.index(min(years) if earlier else max(years))]
-
-
-def name_in(text: str, entity: Entity) -> str:
-    """The name by which `text` speaks of `entity`."""
-    (name,) = (name for name in (entity.mention, entity.alias) if name and re.search(rf"\b{re.escape(name)}\b", text))
-    return name
-
-
-def test_a_second_name_is_used_in_the_first_hop_only(questions: list[Question], meanings: Meanings) -> None:
-    """Later hops speak of an entity as the report before named it."""
-    for question in questions:
-        for block in question.rounds[1:]:
-            for sub_query in block:
-                assert sub_query.kind != "alias"
-                assert meanings[sub_query.text][0].mention in sub_query.text
-
-
-def test_a_second_search_is_told_in_the_question(questions: list[Question]) -> None:
-    for question in questions:
-        needed = any(sub_query.kind != "plain" for sub_query in question.sub_queries)
-        assert question.needs_second_search is needed
-
-
-def test_hardly_any_second_search_can_be_avoided(
-    questions: list[Question], library: Library, meanings: Meanings
-) -> None:
-    """Of the facts told by a detour, fewer than 1 in 10 stand on a third page as well: a marriage on the spouse's, a
-    country on the page of the country whose capital it is."""
-    asked = [sub_query for question in questions for sub_query in question.sub_queries]
-    detours = [sub_query for sub_query in asked if sub_query.kind in ("redirect", "shared")]
-    sentences = [sentence for passage in library.passages for sentence in passage.text.split(". ")]
-    elsewhere = [
-        sub_query.relation
-        for sub_query in detours
-        if any(
-            meanings[sub_query.text][0].mention in sentence and sub_query.report.answer in sentence
-            for sentence in sentences
-        )
+def test_every_shape(tmp_path: Path) -> None:
+    """`text` or `question`; a right answer or a list of them, under any of the usual names."""
+    path = tmp_path / "questions.jsonl"
+    path.write_text(
+        '\ufeff{"id": "a", "text": "One?", "answer": "1"}\n'
+        '{"question": "Two?", "answers": ["2", "two", " "], "dataset": "hotpotqa"}\n'
+        "\n"
+        '{"id": 3, "question": "Three?", "golden_answers": ["3"], "source": "popqa", "answer": "three"}\n'
+        '{"id": "a", "text": "Four?", "golds": ["4"], "more": {"x": 1}}\n',
+        "utf-8",
+    )
+    assert read_questions(path)[0] == [
+        Question("a", "One?", ("1",)),
+        Question("2", "Two?", ("2", "two"), "hotpotqa"),
+        Question("3", "Three?", ("3",), "popqa"),
+        Question("a#2", "Four?", ("4",)),
     ]
 
-    assert len(elsewhere) < 0.1 * len(detours)
-    assert set(elsewhere) <= {"spouse", "country"}
+
+def test_duplicates(tmp_path: Path) -> None:
+    """Case, punctuation and articles make no other question; the first one stays."""
+    path = tmp_path / "questions.jsonl"
+    texts = ("Who directed the film Heat?", "who directed film heat", "Who wrote Heat?", "誰?", "何?")
+    path.write_text("".join(f'{{"text": "{text}", "answer": "x"}}\n' for text in texts), "utf-8")
+    questions, duplicates = read_questions(path)
+    assert [question.text for question in questions] == [texts[0], *texts[2:]]
+    assert duplicates == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"text": "One?"}', "no right answer"),
+        ('{"text": "One?", "answers": []}', "no right answer"),
+        ('{"text": "One?", "answers": [" "]}', "no right answer"),
+        ('{"answer": "1"}', "no question"),
+        ('{"text": "One?", "answer": 1}', "Expected"),
+        ("One?", "one JSON object a line"),
+        ('["One?"]', "Expected"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, line: str, why: str) -> None:
+    """With the file and the line."""
+    path = tmp_path / "questions.jsonl"
+    path.write_text(f'{{"text": "Zero?", "answer": "0"}}\n{line}\n', "utf-8")
+    with pytest.raises(BadConfig, match=f"questions.jsonl:2: .*{why}"):
+        read_questions(path)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    """Says which."""
+    with pytest.raises(BadConfig, match=r"nothing.jsonl: cannot be read"):
+        read_questions(tmp_path / "nothing.jsonl")
+
+
+def test_excluded_questions_need_no_answers(tmp_path: Path) -> None:
+    """Only what they ask counts, normalised."""
+    path = tmp_path / "held-out.jsonl"
+    path.write_text('{"question": "Who directed the film Heat?"}\n', "utf-8")
+    assert read_texts([path]) == {"who directed film heat"}
+
+
+def test_the_mini_world(tmp_path: Path) -> None:
+    """Its export is read as it is."""
+    asked = export(World(3, "train"), tmp_path, 20)
+    read, duplicates = read_questions(tmp_path / "questions.jsonl")
+    assert len(read) + duplicates == 20
+    assert read[0] == Question(asked[0].id, asked[0].text, (asked[0].answer,))
+
+
+@pytest.mark.parametrize(
+    ("file", "rows"),
+    [
+        ("bamboogle_125/questions.jsonl", 125),
+        ("hotpotqa_dev500/questions.jsonl", 500),
+        ("musique_train299/questions.jsonl", 299),
+        ("paper_splits/train_mixed3000.jsonl", 3000),
+        ("paper_splits/test_all.jsonl", 4125),
+    ],
+)
+def test_public_data(file: str, rows: int) -> None:
+    """Every row of them is read, each under a name of its own."""
+    if not SHARED.exists():
+        pytest.skip(f"no {SHARED}")
+    questions, duplicates = read_questions(SHARED / file)
+    assert len(questions) + duplicates == rows
+    assert len({question.id for question in questions}) == len(questions)
+    assert all(question.source for question in questions)

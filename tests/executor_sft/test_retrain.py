@@ -1,18 +1,19 @@
 """What would stop a retraining is found before anything is spent, and steps get what the config says."""
 
-import argparse
 import json
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from executor_sft.retrain import _dataset, main
-from executor_sft.step import Step, read_manifest
+from executor_sft import mine, retrain
+from executor_sft.__main__ import run
+from executor_sft.rollout import begin_step
+from executor_sft.rollouts import SubQueryRollout
+from executor_sft.step import read_manifest, write_json
 from router.errors import RolegateError
-from tests.executor_sft.test_dataset import kept
-from tests.executor_sft.test_served_tokens import MINI
-from tests.executor_sft.test_workbench import ROLE, config
-from tests.executor_sft.traces import ONE, executed, write_lines
+from tests.executor_sft.test_runtime import ROLE, config
+from tests.executor_sft.traces import MINI, ONE, RIGHT, rollout, sample, write_lines
 
 
 @pytest.mark.parametrize(
@@ -39,18 +40,24 @@ def test_nothing_is_spent_on_what_cannot_end_well(
         tmp_path / "held_out.jsonl",
     ]
     with pytest.raises(RolegateError, match=why):
-        main([str(each) for each in (*given, "--recipe", recipe, "--model", model, "--yes")])
+        run(["retrain", *(str(each) for each in (*given, "--recipe", recipe, "--model", model, "--yes"))])
     assert not (tmp_path / "work").exists()
 
 
-def test_rows_are_made_as_the_config_serves(tmp_path: Path) -> None:
-    """Its switch for thinking, and whether there is a system role."""
-    config(tmp_path, role=f"{ROLE}thinking = false\nsystem_role = false\n")
-    filtered = tmp_path / "work" / "filtered"
-    step = Step.begin(filtered, "filter", {}, {})
-    write_lines(filtered / "kept.jsonl", kept(executed(*ONE)))
-    step.finish({}, ["kept.jsonl"])
-    given = argparse.Namespace(config=tmp_path / "config.toml", preset=None, work=tmp_path / "work", model=MINI)
-    assert _dataset(given) is None
-    settings = read_manifest(tmp_path / "work" / "data").origin.settings
+def test_each_step_gets_what_the_config_says(tmp_path: Path) -> None:
+    """Rows are made as its role serves; where there is too little to learn from, it says so."""
+    served = config(tmp_path, f"[distillation.teacher]\n{ROLE}", f"{ROLE}thinking = false\nsystem_role = false\n")
+    (tmp_path / "held_out.jsonl").write_text(json.dumps({"question": "Who?", "answer": "Me"}))
+    work, held_out = tmp_path / "work", tmp_path / "held_out.jsonl"
+    options = retrain.Options(config=tmp_path / "config.toml", work=work, evaluation=held_out, least=3)
+    mined = mine.Options(config=options.config, out=work / "mined", evaluation=(held_out,))
+    options_of_mine = {"since": None, "until": None, "tenant": None}
+    step = begin_step("mine", mined, {f"evaluation {held_out}": held_out}, options_of_mine)
+    write_lines(mined.out / "rollouts.jsonl", [rollout(SubQueryRollout(sample(ONE, RIGHT), sample(ONE, RIGHT)))])
+    write_json(mined.out / "selection.json", mine.Selection([], mine.Counts()))
+    step.finish({}, ["rollouts.jsonl"])
+    steps = islice(retrain._steps(options, served, MINI), 3)
+    too_few = "2 trajectories are worth learning from, and --least wants 3; log more questions."
+    assert list(steps) == [("mine", ""), ("filter", too_few), ("dataset", "")]
+    settings = read_manifest(work / "data").origin.settings
     assert (settings["thinking"], settings["system_role"]) == (False, False)

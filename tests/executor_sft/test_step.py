@@ -18,11 +18,11 @@ def test_a_finished_step_is_not_done_again(tmp_path: Path, source: Path) -> None
     out = tmp_path / "out"
     step = Step.begin(out, "filter", {"rollouts": source}, {"mix": None})
     assert step.finished is None
-    (out / "kept.jsonl").write_text("{}\n")
-    step.finish({"kept": 1}, ["kept.jsonl"])
+    (out / "filtered.jsonl").write_text("{}\n")
+    step.finish({"samples": 1}, ["filtered.jsonl"])
     again = Step.begin(out, "filter", {"rollouts": source}, {"mix": None}).finished
-    assert again is not None and again.figures == {"kept": 1}
-    assert again.files == {"kept.jsonl": digest_of(out / "kept.jsonl")}
+    assert again is not None and again.figures == {"samples": 1}
+    assert again.files == {"filtered.jsonl": digest_of(out / "filtered.jsonl")}
 
 
 def test_a_folder_of_other_inputs_is_refused(tmp_path: Path, source: Path) -> None:

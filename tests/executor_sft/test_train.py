@@ -13,19 +13,16 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from executor_sft.dataset import Row
-from executor_sft.dataset import main as make_dataset
-from executor_sft.filter import Kept
-from executor_sft.minimodel.architecture import Shape, new_model
-from executor_sft.minimodel.tokenizer import load_tokenizer
+from executor_sft.__main__ import run
+from executor_sft.dataset import TrainingRow
+from executor_sft.minimodel.model import Shape, load_tokenizer, new_model
 from executor_sft.minimodel.training import save
-from executor_sft.recipe import Recipe
+from executor_sft.recipe import Recipe, load_recipe
 from executor_sft.step import read_manifest
-from executor_sft.train import StepLoss, _last_checkpoint, base_files, load_base
+from executor_sft.train import StepLoss, _last_checkpoint, base_files, load_base, smoothed
 from router.errors import BadConfig
 from serving.engines.versions import base_sha256
-from tests.executor_sft.test_served_tokens import MINI
-from tests.executor_sft.traces import TWO, executed, write_lines
+from tests.executor_sft.traces import MINI, TWO, executed, filtered, write_lines
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """
@@ -56,9 +53,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data set of 24 rows for it."""
     folder = tmp_path_factory.mktemp("data")
-    kept = [Kept("teacher_multi", f"q{n}", "", executed(*TWO, sub_query=f"Who made film {n}?")) for n in range(8)]
-    write_lines(folder / "kept.jsonl", kept)
-    make_dataset([str(folder / "kept.jsonl"), "--model", str(base), "--out", str(folder / "data")])
+    samples = filtered(*(executed(*TWO, sub_query=f"Who made film {n}?") for n in range(8)))
+    write_lines(folder / "filtered.jsonl", samples)
+    run(["dataset", str(folder / "filtered.jsonl"), "--model", str(base), "--out", str(folder / "data")])
     return folder / "data"
 
 
@@ -110,8 +107,9 @@ def test_a_killed_training_ends_as_if_nothing_had_been(base: Path, data: Path, t
     for name, tensor in load_file(whole / "model" / "adapter_model.safetensors").items():
         assert torch.equal(tensor, adapter[name]) and tensor.dtype == torch.bfloat16
     assert {path.name for path in (whole / "model").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
-    figures = read_manifest(whole).figures
-    assert figures["base"] == {"name": base.name, "sha256": base_sha256(base)} and figures["data"]["figures"]["rows"]
+    manifest = read_manifest(whole)
+    assert (manifest.figures["base"], manifest.figures["base_sha256"]) == (base.name, base_sha256(base))
+    assert manifest.steps["dataset"].figures["rows"] == 24
     assert not (whole / "checkpoints").exists() and (whole / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -168,17 +166,60 @@ def test_a_torn_base_is_named(base: Path, tmp_path: Path) -> None:
     weights = (base / "model.safetensors").read_bytes()
     (tmp_path / "copy" / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     with pytest.raises(BadConfig, match="copy: cannot be loaded"):
-        load_base(tmp_path / "copy", [Row((1,), (2,), 0, 0)], ADAPTER)
+        load_base(tmp_path / "copy", [TrainingRow((1,), (2,), 0, 0)], ADAPTER)
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        (Row((1,) * 60, (2,) * 5, 0, 0), "the longest row has 65 tokens, and 64 are allowed"),
-        (Row((1,), (9_999,), 0, 0), "knows 1256 tokens, and the data set has token 9999"),
+        (TrainingRow((1,) * 60, (2,) * 5, 0, 0), "the longest row has 65 tokens, and 64 are allowed"),
+        (TrainingRow((1,), (9_999,), 0, 0), "knows 1256 tokens, and the data set has token 9999"),
     ],
 )
-def test_rows_that_the_base_cannot_hold_are_refused(base: Path, row: Row, said: str) -> None:
+def test_rows_that_the_base_cannot_hold_are_refused(base: Path, row: TrainingRow, said: str) -> None:
     """Nothing is cut."""
     with pytest.raises(BadConfig, match=said):
         load_base(base, [row], ADAPTER)
+
+
+def test_the_shipped_recipes() -> None:
+    """The paper's settings are those of TBSS, appendix D; the mini models get an adapter of their engine's rank."""
+    paper, mini = load_recipe("paper-qwen3-1.7b"), load_recipe("mini")
+    assert (paper.method, paper.epochs, paper.batch, paper.learning_rate) == ("full", 3, 16, 1e-5)
+    assert (paper.schedule, paper.warm_up_ratio, paper.weight_decay) == ("cosine", 0.03, 0.01)
+    assert (paper.precision, paper.max_length) == ("bf16", 4096)
+    assert (mini.method, mini.rank, mini.target_modules) == ("lora", 32, "all-linear")
+    with pytest.raises(BadConfig, match=r"recipe maxi: .*mini, paper-qwen3-1\.7b"):
+        load_recipe("maxi")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('method = "lora"\nlearning_rate = 1e-3\nepoch = 3', "unknown field `epoch`"),
+        ('method = "qlora"\nlearning_rate = 1e-3', "qlora"),
+        ('method = "full"', "learning_rate"),
+        ('method = "full"\nlearning_rate = 0.0', "learning_rate"),
+        ("method = ", r"own\.toml"),
+    ],
+)
+def test_a_recipe_that_is_wrong_says_where(tmp_path: Path, text: str, said: str) -> None:
+    """Unknown and missing keys, and values that cannot be."""
+    (tmp_path / "own.toml").write_text(text)
+    with pytest.raises(BadConfig, match=said):
+        load_recipe(str(tmp_path / "own.toml"))
+
+
+def test_the_batch_is_split_over_devices() -> None:
+    """What does not fit on them at once is accumulated; what cannot be split is refused."""
+    recipe = Recipe(method="full", learning_rate=1e-5, batch=16, device_batch=2)
+    assert [recipe.accumulation(devices) for devices in (1, 2, 8)] == [8, 4, 1]
+    for devices in (3, 16):
+        with pytest.raises(BadConfig, match=f"over {devices} devices"):
+            recipe.accumulation(devices)
+
+
+def test_the_curve_is_the_mean_of_the_last_steps() -> None:
+    """Of fewer at the beginning."""
+    assert smoothed([1.0, 3.0, 5.0]) == [1.0, 2.0, 3.0]
+    assert smoothed([0.0] * 10 + [1.0] * 20)[-1] == 1.0

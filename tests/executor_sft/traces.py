@@ -6,15 +6,18 @@ from pathlib import Path
 
 import msgspec
 
-from executor_sft.filter import Kept
-from executor_sft.rollouts import Question, Rollout, Sample, SubQueryRollout, Verdict
+from executor_sft.filter import FilteredSample
+from executor_sft.questions import Question
+from executor_sft.rollouts import Rollout, Sample, SubQueryRollout, Verdict
 from router.models.model import Answer, ScriptedModel
 from router.protocol.evidence import Passage
 from router.search.executor import Executor, ExecutorLimits
 from router.search.retrieval import FixedRetriever
 from router.trace.values import Execution, Trajectory
+from serving.config.file import load_config, preset
 from tests.router.deployment import lasting, role
 
+MINI = Path(load_config(preset("mini")).engines["executor"].path)
 PAGE = Passage("1", "Heat", "Heat is a film by Michael Mann.")
 REPORT = "<answer>Michael Mann</answer><evidence>Heat is a film by Michael Mann.</evidence>"
 
@@ -45,13 +48,18 @@ def sample(turns: Sequence[Answer], verdict: Verdict, sub_query: str = "Who made
     return Sample(executed(*turns, sub_query=sub_query), "Michael Mann", verdict)
 
 
+def filtered(*executions: Execution) -> list[FilteredSample]:
+    """Executions as the filter passes them on."""
+    return [FilteredSample("teacher_multi", f"q{number}", "", one) for number, one in enumerate(executions)]
+
+
 def rollout(*sub_queries: SubQueryRollout, question: str = "q1", source: str = "musique") -> Rollout:
     """A question whose sub-queries were worked on."""
     asked = Question(question, "Who made it?", ("Michael Mann",), source)
     return Rollout(asked, Trajectory("Michael Mann", "answered"), RIGHT, sub_queries)
 
 
-def write_lines(path: Path, values: Sequence[Rollout] | Sequence[Kept]) -> Path:
+def write_lines(path: Path, values: Sequence[object]) -> Path:
     """A file of JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"".join(msgspec.json.encode(value) + b"\n" for value in values))

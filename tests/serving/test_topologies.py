@@ -17,7 +17,7 @@ from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import usage_pb2
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
-from executor_sft.workbench import workbench
+from executor_sft.runtime import open_runtime
 from router.edge.grpc.server import Server
 from router.errors import BadConfig
 from router.search.retrieval import FixedRetriever
@@ -164,7 +164,7 @@ async def test_what_is_not_set_up(tmp_path: Path) -> None:
                 await AnswerServiceStub(channel).Answer(pb.AnswerRequest(question=QUESTION, topology=77))  # type: ignore[arg-type]
     assert (refused.value.code, refused.value.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "BAD_CONFIG")
     assert unknown.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    async with workbench(config, lambda _told: None) as bench:
+    async with open_runtime(config, lambda _told: None) as bench:
         with pytest.raises(BadConfig, match=r"add \[topologies.searcher\]"):
             bench.topology("searcher")
 
@@ -195,7 +195,7 @@ async def test_a_workbench_makes_each(tmp_path: Path) -> None:
         for topology, said in WHAT_THEY_SAY.items():
             server.plays(*map(says, said), _never)
             answers = []
-            async with workbench(config, lambda _told: None, remember=tmp_path / topology) as bench:
+            async with open_runtime(config, lambda _told: None, cache=tmp_path / topology) as bench:
                 for _ in range(2):
                     made = bench.sampled(3).topology(topology)
                     answers.append((await made.loop.run(QUESTION, bench.context())).answer)

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from executor_sft.rollouts import teacher_of
+from executor_sft.rollouts import teacher_config
+from executor_sft.runtime import open_runtime
 from executor_sft.step import config_settings
-from executor_sft.workbench import workbench
 from router.errors import BadConfig
 from serving.config.config import Config
 from serving.config.file import load_config
@@ -27,7 +27,7 @@ def config(folder: Path, distillation: str = "", role: str = ROLE) -> Config:
 async def test_samples_differ_in_their_seeds_and_the_judge_does_not(tmp_path: Path) -> None:
     """Temperature and seed are those of the sample; a verdict is the config's."""
     judged = config(tmp_path, f"[distillation.judge]\n{ROLE}temperature = 0.25\n")
-    async with workbench(judged, lambda step: None) as bench:
+    async with open_runtime(judged, lambda step: None) as bench:
         role = bench.sampled(3, 0.75).role("execution", judged.roles.execution, version="executor-000001")
         assert (role.sampling.temperature, role.sampling.seed, role.streams) == (0.75, 3, False)
         assert (role.model.name, role.executor_version) == ("executor-000001", "executor-000001")
@@ -40,7 +40,7 @@ async def test_samples_differ_in_their_seeds_and_the_judge_does_not(tmp_path: Pa
 async def test_samples_differ_at_the_configs_temperature_too(tmp_path: Path) -> None:
     """Where none is given for them."""
     warm = config(tmp_path, role=f"{ROLE}temperature = 0.7\n")
-    async with workbench(warm, lambda step: None) as bench:
+    async with open_runtime(warm, lambda step: None) as bench:
         samples = [bench.sampled(seed).role("execution", warm.roles.execution).sampling for seed in (0, 1)]
     assert [(sample.temperature, sample.seed) for sample in samples] == [(0.7, 0), (0.7, 1)]
 
@@ -59,8 +59,8 @@ async def test_a_teacher_of_the_students_name_is_another_model(tmp_path: Path) -
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     there = {who: ROLE.replace("127.0.0.1:9/v1", f"127.0.0.1:{runner.addresses[0][1]}/{who}") for who in ("a", "b")}
     taught = config(tmp_path, f"[distillation.teacher]\n{there['b']}", there["a"])
-    async with workbench(taught, lambda step: None, remember=tmp_path / "calls") as bench:
-        roles = [bench.role("execution", one) for one in (taught.roles.execution, teacher_of(taught))]
+    async with open_runtime(taught, lambda step: None, cache=tmp_path / "calls") as bench:
+        roles = [bench.role("execution", one) for one in (taught.roles.execution, teacher_config(taught))]
         said = [(await role.ask(role.opening("Who?"), (), bench.context().ledger)).text for role in roles]
     assert said == ["a", "b"]
     await runner.cleanup()
@@ -70,16 +70,16 @@ def test_a_teacher_with_a_prompt_of_its_own(tmp_path: Path) -> None:
     """Is refused: the student would learn under a prompt that it never serves with."""
     (tmp_path / "other.txt").write_text("You teach.", "utf-8")
     with pytest.raises(BadConfig, match=r"distillation\.teacher\.prompt: .*other\.txt differs from .*prompt\.txt"):
-        teacher_of(config(tmp_path, f"[distillation.teacher]\n{ROLE.replace('prompt.txt', 'other.txt')}"))
+        teacher_config(config(tmp_path, f"[distillation.teacher]\n{ROLE.replace('prompt.txt', 'other.txt')}"))
 
 
 async def test_a_key_that_is_not_set(tmp_path: Path) -> None:
     """Is missed before anything is started, and only where it is needed."""
     taught = config(tmp_path, f'[distillation.teacher]\n{ROLE}api_key_env = "NOBODY_SETS_THIS"\n')
-    async with workbench(taught, lambda step: None):
+    async with open_runtime(taught, lambda step: None):
         pass
     with pytest.raises(BadConfig, match=r"^distillation.teacher.api_key_env: .*NOBODY_SETS_THIS"):
-        async with workbench(taught, lambda step: None, teacher=True):
+        async with open_runtime(taught, lambda step: None, teacher=True):
             pass
 
 
@@ -105,7 +105,7 @@ def test_what_makes_a_result_what_it_is(tmp_path: Path) -> None:
 async def test_a_whole_reply_may_take_as_long_as_a_call(tmp_path: Path) -> None:
     """It has no first token before its last; limits of calls hold for all runs together."""
     patient = config(tmp_path, role=f"{ROLE}call_timeout_s = 200.0\nmax_in_flight = 4\n")
-    async with workbench(patient, lambda step: None) as bench:
+    async with open_runtime(patient, lambda step: None) as bench:
         one, other = (bench.sampled(seed).role("execution", patient.roles.execution) for seed in (0, 1))
     assert (one.timeouts.first_token_s, one.timeouts.call_s) == (200.0, 200.0)
     assert one.traffic is other.traffic

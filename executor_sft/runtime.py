@@ -1,4 +1,4 @@
-"""A config's engines, roles and retriever, opened without a gateway: what the steps of a distillation work with."""
+"""Engines, roles and retriever of a config, opened without a gateway: what the steps of a distillation run on."""
 
 import os
 from collections.abc import AsyncIterator, Mapping
@@ -11,7 +11,7 @@ from secrets import token_hex
 import aiohttp
 import msgspec
 
-from executor_sft.memory import Memory
+from executor_sft.call_cache import CachedModel, CallCache
 from router.calls.replicas import Upstreams
 from router.calls.role import Role
 from router.calls.timeouts import Timeouts
@@ -38,35 +38,35 @@ from serving.topologies import ROLE_OF, executor_limits, new_search, new_topolog
 
 
 @dataclass(frozen=True, slots=True)
-class Workbench:
-    """Makes roles, executors and searches of a config, for any number of runs at once."""
+class Runtime:
+    """Roles, executors and searches of a config, for any number of runs at once."""
 
     config: Config
     retriever: IndexRetriever
     session: aiohttp.ClientSession
     engines: Mapping[str, str]
     """Base URLs by the engine's name."""
-    memory: Memory | None = None
+    cache: CallCache | None = None
     seed: int | None = None
     """Of all roles but the judge; None for the config's."""
     temperature: float | None = None
     """The same."""
     upstreams: Upstreams = field(default_factory=Upstreams)
-    """What all runs share: how endpoints are doing, and how many calls of a role may be under way."""
+    """Health of endpoints, and how many calls of a role may be under way; shared by all runs."""
 
     @property
     def judge(self) -> Judge | None:
-        """Who judges answers; None where the config names nobody."""
+        """The judge of answers; None where the config names none."""
         config = self.config.distillation.judge
         return None if config is None else Judge(self.role("judge", config))
 
-    def sampled(self, seed: int, temperature: float | None = None) -> "Workbench":
+    def sampled(self, seed: int, temperature: float | None = None) -> "Runtime":
         """The same with another seed, and temperature, of all roles but the judge."""
         return replace(self, seed=seed, temperature=temperature)
 
     def role(self, name: RoleName, config: RoleConfig, *, version: str | None = None) -> Role:
         """The role that a config describes. `version`: the name of an adapter that works instead of its model."""
-        teaches = config == self.config.distillation.teacher  # perhaps under the student's name, elsewhere
+        is_teacher = config == self.config.distillation.teacher  # perhaps under the student's name, elsewhere
         if version is not None:
             config = msgspec.structs.replace(config, model=version)
         if name != "judge" and self.seed is not None:
@@ -76,19 +76,22 @@ class Workbench:
         # What a model writes is learnt from, so it is not held to patterns. Its replies come whole, at the end.
         timeouts = Timeouts(config.call_timeout_s, config.call_timeout_s)
         role = replace(role, streams=False, structured=False, timeouts=timeouts)
-        if self.memory is None:
+        if self.cache is None:
             return role
-        remember = partial(self.memory.remembering, role=name, variant=(teaches, config.thinking, config.extra_body))
-        others = tuple(replace(one, model=remember(one.model)) for one in role.others)
-        return replace(role, model=remember(role.model), others=others)
+        cached = partial(
+            CachedModel, cache=self.cache, role=name, variant=(is_teacher, config.thinking, config.extra_body)
+        )
+        others = tuple(replace(other, model=cached(other.model)) for other in role.others)
+        return replace(role, model=cached(role.model), others=others)
 
-    def executor(self, role: Role, limits: ExecutorLimits | None = None) -> Executor:
-        """An executor; with the config's limits, unless there are others."""
+    def executor(self, role: Role | None = None, limits: ExecutorLimits | None = None) -> Executor:
+        """An executor; with the config's role and limits, unless there are others."""
+        role = role or self.role("execution", self.config.roles.execution)
         return Executor(role, self.retriever, limits or self.limits)
 
     @property
     def limits(self) -> ExecutorLimits:
-        """How far the config lets an executor go."""
+        """The config's limits of an executor run."""
         return executor_limits(self.config.search)
 
     def search(self, executor: Executor) -> FactorizedSearch:
@@ -100,7 +103,7 @@ class Workbench:
         for one that is not set up.
         """
         if name == "factorized":
-            executor = executor or self.executor(self.role("execution", self.config.roles.execution))
+            executor = executor or self.executor()
             return Topology(self.search(executor), {**self._others, "execution": executor.role(self.context())})
         described = role_configs(self.config)
         if name not in described:
@@ -112,59 +115,51 @@ class Workbench:
     def _others(self) -> dict[RoleName, Role]:
         """The backbone and the answerer."""
         roles = self.config.roles
-        return {
-            "delegation": self.role("delegation", roles.delegation),
-            "answer": self.role("answer", roles.answer),
-        }
+        return {"delegation": self.role("delegation", roles.delegation), "answer": self.role("answer", roles.answer)}
 
     def context(self) -> RunContext:
-        """For one run that begins now: it may take as long as the config allows, and nothing of it is stored."""
+        """A context for one run that begins now: it may take as long as the config allows, and is not stored."""
         ledger = Ledger(f"sft-{token_hex(8)}")  # engines tell calls apart by it
         return RunContext.lasting(self.config.server.timeout_s, lambda event: None, ledger)
 
 
 @asynccontextmanager
-async def workbench(
+async def open_runtime(
     config: Config,
-    tell: Tell,
+    log: Tell,
     *,
-    remember: Path | None = None,
+    cache: Path | None = None,
     adapters: Mapping[str, Path] = {},
     teacher: bool = False,
-    beside: Mapping[str, RoleConfig] = {},
-) -> AsyncIterator[Workbench]:
-    """Start what the config names, and stop it again; `tell` hears of it.
+    extra_roles: Mapping[str, RoleConfig] = {},
+) -> AsyncIterator[Runtime]:
+    """Start what the config names, and stop it again.
 
-    `remember`: a file in which every completed model call is kept, so that none is made twice, now or later.
-    `adapters`: folders by name, loaded into the executor's engine meanwhile. `teacher`: whether the teacher is needed.
-    `beside`: further roles that are, by the names under which they are told.
+    `log`: called with a line for each part that starts. `cache`: a file in which every completed model call is kept, so
+    that none is made twice, now or later. `adapters`: folders by name, loaded into the executor's engine meanwhile.
+    `teacher`: the teacher is needed. `extra_roles`: further roles that are, by the names that refusals give them.
     Raises `BadConfig`, `BadIndex`, `BadVersion` and `UpstreamUnavailable`.
     """
     distillation = config.distillation
     further = {"judge": distillation.judge, "teacher": distillation.teacher if teacher else None}
-    also = {f"distillation.{name}": role for name, role in further.items() if role} | dict(beside)
+    also = {f"distillation.{name}": role for name, role in further.items() if role} | dict(extra_roles)
     for problem in missing(config, also):
         raise BadConfig(problem)
     if len(adapters) > MOST_LOADED:
         raise BadConfig(f"{len(adapters)} adapters at a time; an engine takes {MOST_LOADED}.")
     async with AsyncExitStack() as stack:
-        memory = stack.enter_context(Memory.open(remember)) if remember else None
-        opened = partial(open_retriever, config.retrieval, tell, config.engines)
-        engines, retriever = await slow_parts(config, stack, tell, opened, list(also.values()))
+        opened_cache = stack.enter_context(CallCache.open(cache)) if cache else None
+        opened = partial(open_retriever, config.retrieval, log, config.engines)
+        engines, retriever = await slow_parts(config, stack, log, opened, list(also.values()))
         session = await stack.enter_async_context(upstream_session())
         stack.push_async_callback(close_clients)
         if adapters:
-            loading = _adapters(config.roles.execution, session, engines)
+            role = config.roles.execution
+            base_url = engines[role.engine] if role.engine else role.base_url
+            if base_url is None:
+                raise BadConfig("roles.execution: adapters need a vLLM of our own; name its engine or base_url.")
+            loading = Adapters(session, base_url, os.environ.get(role.api_key_env) if role.api_key_env else None)
             for name, folder in adapters.items():
                 if await loading.load(name, folder.resolve()):
                     stack.push_async_callback(loading.unload, name)
-        yield Workbench(config, retriever, session, engines, memory)
-
-
-def _adapters(config: RoleConfig, session: aiohttp.ClientSession, engines: Mapping[str, str]) -> Adapters:
-    """Those of the executor's engine."""
-    base_url = engines[config.engine] if config.engine else config.base_url
-    if base_url is None:
-        raise BadConfig("roles.execution: adapters are loaded into a vLLM of our own; name its engine or base_url.")
-    key = os.environ.get(config.api_key_env) if config.api_key_env else None
-    return Adapters(session, base_url, key)
+        yield Runtime(config, retriever, session, engines, opened_cache)

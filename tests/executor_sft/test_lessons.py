@@ -6,7 +6,7 @@ import random
 import pytest
 
 from executor_sft.miniworld.dialogues import NOT_FOUND, Dialogue, DialogueWriter, RolePrompts
-from executor_sft.miniworld.student import lessons
+from executor_sft.miniworld.lessons import student_lessons
 from executor_sft.miniworld.world import World
 from router.protocol.tags import unescape
 from router.protocol.turns import ReportTurn, Search, parse_answer, parse_turn
@@ -16,7 +16,7 @@ from router.protocol.turns import ReportTurn, Search, parse_answer, parse_turn
 def taught(system: RolePrompts) -> list[Dialogue]:
     """500 lessons."""
     writer = DialogueWriter(World(11, "train"), system)
-    return list(itertools.islice(lessons(writer, system, random.Random(1)), 500))
+    return list(itertools.islice(student_lessons(writer, system, random.Random(1)), 500))
 
 
 def searches(dialogue: Dialogue) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_sft.memory import Memory, Spent
+from executor_sft.call_cache import CachedModel, CallCache, Spent
 from router.errors import BadConfig, UpstreamUnavailable
 from router.models.model import Completion, Message, Prompt, Sampling, ScriptedModel, Usage, gather
 
@@ -19,14 +19,14 @@ def prompt(text: str = "Who?", request_id: str = "", seed: int | None = None, st
 async def test_the_same_call_is_made_once_for_ever(tmp_path: Path) -> None:
     """Whatever its request id, and also after a restart."""
     model = ScriptedModel(["A"])
-    with Memory.open(tmp_path / "calls") as memory:
-        remembering = memory.remembering(model, "execution")
-        first = await remembering.complete(prompt(request_id="run-0"))
-        assert await remembering.complete(prompt(request_id="run-1")) == first
-    with Memory.open(tmp_path / "calls") as memory:
-        remembering = memory.remembering(ScriptedModel([]), "execution")
-        assert await remembering.complete(prompt()) == first
-        async with remembering.stream(prompt()) as deltas:
+    with CallCache.open(tmp_path / "calls") as cache:
+        cached = CachedModel(model, cache, "execution")
+        first = await cached.complete(prompt(request_id="run-0"))
+        assert await cached.complete(prompt(request_id="run-1")) == first
+    with CallCache.open(tmp_path / "calls") as cache:
+        cached = CachedModel(ScriptedModel([]), cache, "execution")
+        assert await cached.complete(prompt()) == first
+        async with cached.stream(prompt()) as deltas:
             assert await gather(deltas, lambda delta: None) == first
     assert len(model.prompts) == 1
 
@@ -34,30 +34,30 @@ async def test_the_same_call_is_made_once_for_ever(tmp_path: Path) -> None:
 async def test_what_makes_another_call(tmp_path: Path) -> None:
     """Another text, seed, stop string, model, or thinking switch."""
     one, other = ScriptedModel("ABCDE"), ScriptedModel("F", "other")
-    with Memory.open(tmp_path / "calls") as memory:
-        remembering = memory.remembering(one, "execution")
+    with CallCache.open(tmp_path / "calls") as cache:
+        cached = CachedModel(one, cache, "execution")
         asked = prompt(), prompt("Where?"), prompt(seed=1), prompt(stop=("</search>",))
-        said = [(await remembering.complete(each)).text for each in asked]
-        said.append((await memory.remembering(one, "execution", {"thinking": True}).complete(prompt())).text)
-        said.append((await memory.remembering(other, "execution").complete(prompt())).text)
+        said = [(await cached.complete(each)).text for each in asked]
+        said.append((await CachedModel(one, cache, "execution", {"thinking": True}).complete(prompt())).text)
+        said.append((await CachedModel(other, cache, "execution").complete(prompt())).text)
     assert said == list("ABCDEF")
 
 
 async def test_two_at_the_same_time(tmp_path: Path) -> None:
     """The second one waits for what the first one gets."""
     model = ScriptedModel(["A"])
-    with Memory.open(tmp_path / "calls") as memory:
-        remembering = memory.remembering(model, "execution")
-        said = await asyncio.gather(*(remembering.complete(prompt()) for _ in range(5)))
+    with CallCache.open(tmp_path / "calls") as cache:
+        cached = CachedModel(model, cache, "execution")
+        said = await asyncio.gather(*(cached.complete(prompt()) for _ in range(5)))
     assert ([each.text for each in said], len(model.prompts)) == (["A"] * 5, 1)
 
 
 async def test_failed_calls_are_not_kept(tmp_path: Path) -> None:
     """Whoever waits for one that fails makes the call."""
     model = ScriptedModel([DOWN, "A"])
-    with Memory.open(tmp_path / "calls") as memory:
-        remembering = memory.remembering(model, "execution")
-        both = await asyncio.gather(*(remembering.complete(prompt()) for _ in range(2)), return_exceptions=True)
+    with CallCache.open(tmp_path / "calls") as cache:
+        cached = CachedModel(model, cache, "execution")
+        both = await asyncio.gather(*(cached.complete(prompt()) for _ in range(2)), return_exceptions=True)
         assert both[0] is DOWN
         assert isinstance(both[1], Completion)
     assert len(model.prompts) == 2
@@ -67,25 +67,25 @@ async def test_sums_count_each_paid_call_once(tmp_path: Path) -> None:
     """By role and model; calls without usage are counted as such, and not as zero."""
     unknown = Completion("B", "stop")
     known = Completion("A", "stop", usage=Usage(10, 2))
-    with Memory.open(tmp_path / "calls") as memory:
-        remembering = memory.remembering(ScriptedModel([known, unknown]), "execution")
+    with CallCache.open(tmp_path / "calls") as cache:
+        cached = CachedModel(ScriptedModel([known, unknown]), cache, "execution")
         for text in ("Who?", "Where?", "Who?"):
-            await remembering.complete(prompt(text))
-        await memory.remembering(ScriptedModel([known], "big"), "answer").complete(prompt())
-    with Memory.open(tmp_path / "calls") as memory:
-        assert memory.spent == [Spent("answer", "big", 1, 0, 10, 2), Spent("execution", "scripted", 2, 1, 10, 2)]
+            await cached.complete(prompt(text))
+        await CachedModel(ScriptedModel([known], "big"), cache, "answer").complete(prompt())
+    with CallCache.open(tmp_path / "calls") as cache:
+        assert cache.spent == [Spent("answer", "big", 1, 0, 10, 2), Spent("execution", "scripted", 2, 1, 10, 2)]
 
 
 async def test_a_torn_line_is_dropped_and_a_strange_one_is_named(tmp_path: Path) -> None:
     """A kill leaves half a line at the end; a whole line that cannot be read is somebody's doing."""
     path = tmp_path / "calls"
     model = ScriptedModel("AB")
-    with Memory.open(path) as memory:
-        await memory.remembering(model, "execution").complete(prompt())
-        await memory.remembering(model, "execution").complete(prompt("Where?"))
+    with CallCache.open(path) as cache:
+        await CachedModel(model, cache, "execution").complete(prompt())
+        await CachedModel(model, cache, "execution").complete(prompt("Where?"))
     path.write_bytes(path.read_bytes()[:-10])
-    with Memory.open(path) as memory:
-        assert memory.spent[0].calls == 1
+    with CallCache.open(path) as cache:
+        assert cache.spent[0].calls == 1
     path.write_bytes(path.read_bytes() + b'{"key": 7}\n')
-    with pytest.raises(BadConfig, match="calls:2: "), Memory.open(path):
+    with pytest.raises(BadConfig, match="calls:2: "), CallCache.open(path):
         pass

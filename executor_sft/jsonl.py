@@ -1,4 +1,4 @@
-"""A file of JSON lines that grows while a step runs, and that a kill at any time leaves usable."""
+"""Files of JSON lines: one that grows while a step runs and that a kill at any time leaves usable, and reading any."""
 
 import fcntl
 import os
@@ -11,20 +11,22 @@ import msgspec
 
 from router.errors import BadConfig, StoreFailed
 
+_Line = TypeVar("_Line")
 
-class LineFile:
-    """Lines are whole or not there: what a kill or a full disk has torn is cut off. One process at a time."""
+
+class JsonlFile:
+    """Lines that are whole or not there: what a kill or a full disk has torn is cut off. One process at a time."""
 
     def __init__(self, path: Path) -> None:
         """Open, or make. Raises `BadConfig` where another process has it open."""
-        self.path = path
-        self._file = path.open("a+b", buffering=0)
+        self.path, self._file = path, path.open("a+b", buffering=0)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
             raise BadConfig(f"{path}: another command is at work there; wait for it, or end it.") from None
-        self._end = self._whole()
+        with path.open("rb") as file:
+            self._end = sum(len(line) for line in file if line.endswith(b"\n"))
         self._file.truncate(self._end)
 
     def lines(self) -> Iterator[bytes]:
@@ -52,31 +54,19 @@ class LineFile:
         with self._file:
             os.fsync(self._file.fileno())
 
-    def _whole(self) -> int:
-        """Where the last whole line ends, in bytes."""
-        with self.path.open("rb") as file:
-            return sum(len(line) for line in file if line.endswith(b"\n"))
 
-
-_Line = TypeVar("_Line")
-
-
-def decoded_lines(path: Path, name: str, kind: type[_Line], maker: str) -> Iterator[_Line]:
-    """The lines of the file `path`, or of `name` in the folder `path`.
-
-    Raises `BadConfig` naming a line that is not of this kind, and `maker`, the command that writes such a file.
+def read_jsonl(path: Path, kind: type[_Line], advice: str, name: str = "") -> Iterator[tuple[int, _Line]]:
+    """The lines of a file, or of the file `name` in the folder `path`, with their numbers from 1; empty ones are left
+    out. Raises `BadConfig` naming file and line of one that is not of this kind, with `advice`.
     """
-    file = path / name if path.is_dir() else path
-    decoder = msgspec.json.Decoder(kind)
+    file, decoder = path / name if path.is_dir() else path, msgspec.json.Decoder(kind)
     try:
         with file.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 try:
-                    yield decoder.decode(line)
+                    if line := line.removeprefix(b"\xef\xbb\xbf").strip():
+                        yield number, decoder.decode(line)
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    raise BadConfig(
-                        f"{file}, line {number}: {error}. It was cut off, or another release wrote it; remove the "
-                        f"line, or run `{maker}` again into another folder."
-                    ) from None
+                    raise BadConfig(f"{file}:{number}: {error}; {advice}.") from None
     except OSError as error:
-        raise BadConfig(f"{file}: cannot be read ({error.strerror}); name the folder of `{maker}`.") from None
+        raise BadConfig(f"{file}: cannot be read ({error.strerror}); {advice}.") from None

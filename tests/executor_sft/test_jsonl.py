@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_sft.lines import LineFile
+from executor_sft.jsonl import JsonlFile
 from router.errors import BadConfig, StoreFailed
 
 
@@ -26,7 +26,7 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
     """What a kill has torn is gone, and the next line stands where it began."""
     path = tmp_path / "lines"
     path.write_bytes(b'{"a":1}\n{"b":')
-    file = LineFile(path)
+    file = JsonlFile(path)
     file.append(b'{"c":3}')
     assert list(file.lines()) == [b'{"a":1}', b'{"c":3}']
     file.close()
@@ -35,7 +35,7 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
 
 def test_a_full_disk(tmp_path: Path) -> None:
     """A line that does not fit leaves nothing behind, and the next one that fits is whole."""
-    file = LineFile(tmp_path / "lines")
+    file = JsonlFile(tmp_path / "lines")
     file.append(b"one")
     with room_for(8), pytest.raises(StoreFailed, match="make room"):
         file.append(b"a long line")
@@ -46,8 +46,8 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 def test_one_at_a_time(tmp_path: Path) -> None:
     """Two commands in one folder would pay for the same calls twice."""
-    file = LineFile(tmp_path / "lines")
+    file = JsonlFile(tmp_path / "lines")
     with pytest.raises(BadConfig, match="another command is at work"):
-        LineFile(tmp_path / "lines")
+        JsonlFile(tmp_path / "lines")
     file.close()
-    LineFile(tmp_path / "lines").close()
+    JsonlFile(tmp_path / "lines").close()

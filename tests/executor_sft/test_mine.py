@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import update
 
 from executor_sft.mine import Counts, Selection, Share, estimate, select
-from executor_sft.rollouts import Question
+from executor_sft.questions import Question
 from router.access import Tenant
 from router.errors import StoreFailed
 from router.models.model import Completion, Usage
@@ -192,14 +192,14 @@ async def test_what_it_would_take(database: Database) -> None:
     _, logged, _ = await select(SQLArchive(database), WANTED, set(), judge=True)
     price = Price(prompt=1.0, completion=10.0)
     prices = {"delegation": price, "teacher": price, "student": None, "answer": price}
-    assert estimate(logged, prices) == [
-        Share("delegation", 2000, 200, 0.004),
-        Share("teacher", 1400, 140, 0.0028),
-        Share("student", 1000, 100, None),
-        Share("answer", 400, 20, 0.0006),
-    ]
-    assert estimate(logged, prices, evaluated=3.0)[-1] == Share("evaluation", 6600, 630, None)
-    assert estimate(logged, dict.fromkeys(prices, price), evaluated=3.0)[-1] == Share("evaluation", 6600, 630, 0.0129)
+    assert estimate(logged, prices) == {
+        "delegation": Share(2000, 200, 0.004),
+        "teacher": Share(1400, 140, 0.0028),
+        "student": Share(1000, 100, None),
+        "answer": Share(400, 20, 0.0006),
+    }
+    assert estimate(logged, prices, evaluated=3.0)["evaluation"] == Share(6600, 630, None)
+    assert estimate(logged, dict.fromkeys(prices, price), evaluated=3.0)["evaluation"] == Share(6600, 630, 0.0129)
 
 
 async def test_reports_of_other_runs_would_have_to_be_paid_for(database: Database) -> None:
@@ -211,5 +211,5 @@ async def test_reports_of_other_runs_would_have_to_be_paid_for(database: Databas
     await put(database, asked("a", "A?", result=Trajectory("a", "answered", (own, used), (2,)), calls=[]))
     _, calls, shared = await select(SQLArchive(database), WANTED, set(), judge=True)
     assert (calls, shared) == ([], [Usage(300, 30)])
-    student = estimate(calls, dict.fromkeys(("delegation", "teacher", "student", "answer")), shared)[2]
+    student = estimate(calls, dict.fromkeys(("delegation", "teacher", "student", "answer")), shared)["student"]
     assert (student.prompt_tokens, student.completion_tokens) == (300, 30)

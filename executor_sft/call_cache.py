@@ -1,0 +1,127 @@
+"""Completed model calls, kept in a file by their request, so that nothing is paid for twice."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from executor_sft.jsonl import JsonlFile
+from router.errors import BadConfig
+from router.models.model import Completion, Delta, Model, Prompt, Usage
+from router.trace.call import Call, RoleName
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """A line of the file."""
+
+    key: str
+    role: RoleName
+    model: str
+    completion: Completion
+
+
+class Spent(msgspec.Struct):
+    """Paid calls of a role's model, with their tokens."""
+
+    role: RoleName
+    model: str
+    calls: int = 0
+    calls_without_usage: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class CallCache:
+    """Completed calls by their request; failed ones are not kept."""
+
+    def __init__(self, file: JsonlFile) -> None:
+        """Raises `BadConfig` for a line that it did not write."""
+        self._file = file
+        self._entries: dict[str, _Entry] = {}
+        self._hits: set[str] = set()
+        self._keys: dict[str, str] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        for number, line in enumerate(file.lines(), 1):
+            try:
+                entry = msgspec.json.decode(line, type=_Entry)
+            except msgspec.DecodeError as error:
+                raise BadConfig(f"{file.path}:{number}: {error}; remove this line, or begin in a new folder.") from None
+            self._entries[entry.key] = entry
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path) -> Iterator["CallCache"]:
+        """Open the cache of a file, which is made where it is not there. Raises `BadConfig`."""
+        with closing(JsonlFile(path)) as file:
+            yield cls(file)
+
+    async def complete(self, model: Model, role: RoleName, prompt: Prompt, key: str) -> Completion:
+        """The completion that was kept under `key`, or else the model's; asked for twice at the same time, it is asked
+        once. Raises what the model raises, and `StoreFailed`.
+        """
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        async with lock:
+            if (entry := self._entries.get(key)) is None:
+                entry = _Entry(key, role, model.name, await model.complete(prompt))
+                self._file.append(msgspec.json.encode(entry))
+                self._entries[key] = entry
+            else:
+                self._hits.add(prompt.request_id)
+        self._keys[prompt.request_id] = key
+        return entry.completion
+
+    def hits(self, calls: Iterable[Call]) -> int:
+        """Number of a ledger's calls that cost nothing, as they had been made before."""
+        return sum(call.request_id in self._hits for call in calls)
+
+    def key(self, call: Call) -> str | None:
+        """The key of a ledger's call, which all calls share that are paid for once. None for one that was not asked
+        here, or had no answer.
+        """
+        return self._keys.get(call.request_id)
+
+    @property
+    def spent(self) -> list[Spent]:
+        """By role and model, each call once."""
+        groups: dict[tuple[RoleName, str], Spent] = {}
+        for entry in self._entries.values():
+            group = groups.setdefault((entry.role, entry.model), Spent(entry.role, entry.model))
+            usage = entry.completion.usage
+            group.calls += 1
+            group.calls_without_usage += usage is None
+            group.prompt_tokens += usage.prompt_tokens if usage else 0
+            group.completion_tokens += usage.completion_tokens if usage else 0
+        return [group for _, group in sorted(groups.items())]
+
+
+class CachedModel:
+    """A model whose completed calls are kept. `variant`: request options that are sent beside the prompt, as JSON."""
+
+    def __init__(self, model: Model, cache: CallCache, role: RoleName, variant: object = None) -> None:
+        self._model, self._cache, self._role = model, cache, role
+        self.name, self.endpoint = model.name, model.endpoint
+        self._variant = msgspec.json.encode((model.name, variant), order="deterministic")
+
+    async def complete(self, prompt: Prompt) -> Completion:
+        """The first completion of this prompt. Raises what the model raises, and `StoreFailed`."""
+        request = msgspec.json.encode(msgspec.structs.replace(prompt, request_id=""))
+        key = hashlib.sha256(self._variant + b"\n" + request).hexdigest()
+        return await self._cache.complete(self._model, self._role, prompt, key)
+
+    @asynccontextmanager
+    async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
+        """The whole completion in one piece."""
+        whole = await self.complete(prompt)
+
+        async def pieces() -> AsyncIterator[Delta]:
+            yield Delta(whole.text, whole.reasoning, whole.finish_reason, whole.usage, whole.overran)
+
+        yield pieces()
+
+    async def count(self, prompt: Prompt, text: str) -> Usage | None:
+        """The model's own count."""
+        return await self._model.count(prompt, text)

@@ -1,0 +1,69 @@
+"""Lessons of the models that learn several roles, each an endless mixture of conversations.
+
+The student, which is the untuned mini executor, learns as an executor to search once, and as a single agent for as long
+as it takes. A student that never saw a second search learns its examples by heart; this one has to learn a habit, as a
+pretrained model has (docs/LOG.md). A generalist, which is a rung of the study's ladder, learns every role, and to
+answer alone, so that one model can be put anywhere.
+"""
+
+import random
+from collections.abc import Iterator
+
+from executor_sft.miniworld.dialogues import NOT_FOUND, Dialogue, DialogueWriter, RolePrompts, Turn
+from router.protocol.tags import element
+
+_STUDENT = {"executor": 0.40, "agent": 0.45}
+"""Shares of conversations; the rest are whole questions to a single agent."""
+_GENERALIST = {"backbone": 0.35, "executor": 0.45}
+"""The same; a single agent's are long: 39 % of the tokens."""
+_PASSED_OVER = 0.6
+_UP_TO_FIRST_RESULT = 4
+
+
+def single_search(dialogue: Dialogue) -> Dialogue:
+    """An executor's conversation with its first search only; where that does not suffice, the report says that nothing
+    was found, and quotes the sentence that leads on."""
+    if not _searches_again(dialogue):
+        return dialogue
+    leading = dialogue[-1].text.split("<evidence>")[1].split("\n")[0]
+    report = f"{element('answer', NOT_FOUND)}{element('evidence', leading)}"
+    return [*dialogue[:_UP_TO_FIRST_RESULT], Turn("report", report)]
+
+
+def single_agent(dialogue: Dialogue, system: RolePrompts) -> Dialogue:
+    """An executor's conversation as a single agent has it: answered, without evidence."""
+    answer = dialogue[-1].text.split("<evidence>")[0]
+    return [Turn("system", system.agent), *dialogue[1:-1], Turn("answer", answer)]
+
+
+def student_lessons(writer: DialogueWriter, system: RolePrompts, rng: random.Random) -> Iterator[Dialogue]:
+    """Conversations of an executor and of a single agent, mixed, endlessly."""
+    executing = writer.executor(two_searches=True)
+    while True:
+        draw = rng.random()
+        if draw < _STUDENT["executor"]:
+            yield single_search(next(executing))
+        elif draw < _STUDENT["executor"] + _STUDENT["agent"]:
+            dialogue = next(executing)
+            if not _searches_again(dialogue) and rng.random() < _PASSED_OVER:
+                dialogue = next(executing)
+            yield single_agent(dialogue, system)
+        else:
+            yield writer.alone(passages=rng.choice((1, 1, 2)))
+
+
+def generalist_lessons(writer: DialogueWriter, rng: random.Random, passages: int) -> Iterator[Dialogue]:
+    """Conversations of all roles, mixed, endlessly; each search finds so many `passages`."""
+    backbone, executing = writer.backbone(), writer.executor(two_searches=True, passages=passages)
+    while True:
+        draw = rng.random()
+        if draw < _GENERALIST["backbone"]:
+            yield next(backbone)
+        elif draw < _GENERALIST["backbone"] + _GENERALIST["executor"]:
+            yield next(executing)
+        else:
+            yield writer.alone(passages)
+
+
+def _searches_again(dialogue: Dialogue) -> bool:
+    return sum(turn.kind == "search" for turn in dialogue) > 1

@@ -1,0 +1,158 @@
+import itertools
+import re
+from collections import Counter
+
+import pytest
+
+from executor_sft.miniworld.passages import Library
+from executor_sft.miniworld.questions import Question, SubQuery
+from executor_sft.miniworld.relations import RELATIONS, Relation
+from executor_sft.miniworld.world import Entity, World
+
+Meanings = dict[str, tuple[Entity, Relation]]
+
+
+@pytest.fixture(scope="module")
+def meanings(world: World) -> Meanings:
+    """What each possible sub-query asks for, by its text."""
+    return {
+        wording.format(x=name): (entity, relation)
+        for relation in RELATIONS
+        for entity in world.entities
+        if entity.kind == relation.subject
+        for name in (entity.mention, entity.alias)
+        if name
+        for wording in relation.ask
+    }
+
+
+def told(value: str | Entity) -> str:
+    return value if isinstance(value, str) else value.mention
+
+
+def gold(meanings: Meanings, sub_query: SubQuery) -> str:
+    """The answer of a sub-query by the world's facts."""
+    entity, relation = meanings[sub_query.text]
+    return told(entity.values[relation.name])
+
+
+def test_the_types_are_mixed(questions: list[Question]) -> None:
+    """45 % two hops, 25 % three, 30 % comparisons, each within 5 points."""
+    types: Counter[str] = Counter(question.type for question in questions)
+    shares = {"2-hop": 0.45, "3-hop": 0.25, "comparison": 0.30}
+
+    assert set(types) == set(shares)
+    assert all(abs(types[kind] / len(questions) - share) < 0.05 for kind, share in shares.items())
+
+
+def test_ids_are_unique_and_name_the_world(questions: list[Question]) -> None:
+    assert len({question.id for question in questions}) == len(questions)
+    assert all(re.fullmatch(r"mini-test-11-\d{5}", question.id) for question in questions)
+
+
+def test_hardly_any_question_comes_twice(questions: list[Question]) -> None:
+    """More than 19 of 20 texts are asked once."""
+    assert len({question.text for question in questions}) > 0.95 * len(questions)
+
+
+def test_the_decomposition_has_the_shape_of_the_type(questions: list[Question]) -> None:
+    """A chain is one sub-query a round, a comparison one round of two."""
+    shapes = {"2-hop": [1, 1], "3-hop": [1, 1, 1], "comparison": [2]}
+
+    for question in questions:
+        assert [len(block) for block in question.rounds] == shapes[question.type]
+
+
+def test_evidence_stands_word_for_word_in_the_gold_passages(questions: list[Question], library: Library) -> None:
+    """One sentence for each search, from the passage that this search must find; the last one holds the answer."""
+    for sub_query in (sub_query for question in questions for sub_query in question.sub_queries):
+        report = sub_query.report
+        passages = [library.by_id[identity] for identity in sub_query.gold_passages]
+        assert len(sub_query.searches) == len(passages) == len(report.evidence)
+        assert all(point in passage.text for point, passage in zip(report.evidence, passages, strict=True))
+        assert report.answer in report.evidence[-1]
+
+
+def test_reports_answer_by_the_worlds_facts(questions: list[Question], meanings: Meanings) -> None:
+    """Whatever the wording, and also where the sub-query uses another name."""
+    for sub_query in (sub_query for question in questions for sub_query in question.sub_queries):
+        assert sub_query.report.answer == gold(meanings, sub_query)
+        assert sub_query.relation == meanings[sub_query.text][1].name
+
+
+def test_a_chain_follows_the_facts(questions: list[Question], meanings: Meanings) -> None:
+    """Each hop asks about the entity that the one before found; the last one's answer is the question's."""
+    for question in questions:
+        if question.type != "comparison":
+            hops = [meanings[sub_query.text] for sub_query in question.sub_queries]
+            for (entity, relation), (found, _) in itertools.pairwise(hops):
+                assert entity.values[relation.name] is found
+            assert question.answer == question.sub_queries[-1].report.answer
+            assert question.earlier is None
+
+
+def test_a_chain_gives_no_hop_away(questions: list[Question], meanings: Meanings) -> None:
+    """Its text names the first entity and neither those in between nor the answer."""
+    for question in questions:
+        if question.type != "comparison":
+            entity, _ = meanings[question.sub_queries[0].text]
+            assert any(name and name in question.text for name in (entity.mention, entity.alias))
+            for sub_query in question.sub_queries:
+                assert not re.search(rf"\b{re.escape(sub_query.report.answer)}\b", question.text)
+
+
+def test_comparisons_are_right(questions: list[Question], meanings: Meanings) -> None:
+    """Both are asked the same thing, their years differ, and the answer is the one that the wording asks for, under
+    the name that the question uses."""
+    for question in questions:
+        if question.type == "comparison":
+            one, other = question.sub_queries
+            assert meanings[one.text][1] is meanings[other.text][1]
+            names = [name_in(question.text, meanings[sub_query.text][0]) for sub_query in (one, other)]
+            years = [int(gold(meanings, sub_query)) for sub_query in (one, other)]
+            assert years[0] != years[1]
+            earlier = re.search(r"\b(earlier|first)\b", question.text) is not None
+            assert question.earlier is earlier
+            assert question.answer == names[years.index(min(years) if earlier else max(years))]
+
+
+def name_in(text: str, entity: Entity) -> str:
+    """The name by which `text` speaks of `entity`."""
+    (name,) = (name for name in (entity.mention, entity.alias) if name and re.search(rf"\b{re.escape(name)}\b", text))
+    return name
+
+
+def test_a_second_name_is_used_in_the_first_hop_only(questions: list[Question], meanings: Meanings) -> None:
+    """Later hops speak of an entity as the report before named it."""
+    for question in questions:
+        for block in question.rounds[1:]:
+            for sub_query in block:
+                assert sub_query.kind != "alias"
+                assert meanings[sub_query.text][0].mention in sub_query.text
+
+
+def test_a_second_search_is_told_in_the_question(questions: list[Question]) -> None:
+    for question in questions:
+        needed = any(sub_query.kind != "plain" for sub_query in question.sub_queries)
+        assert question.needs_second_search is needed
+
+
+def test_hardly_any_second_search_can_be_avoided(
+    questions: list[Question], library: Library, meanings: Meanings
+) -> None:
+    """Of the facts told by a detour, fewer than 1 in 10 stand on a third page as well: a marriage on the spouse's, a
+    country on the page of the country whose capital it is."""
+    asked = [sub_query for question in questions for sub_query in question.sub_queries]
+    detours = [sub_query for sub_query in asked if sub_query.kind in ("redirect", "shared")]
+    sentences = [sentence for passage in library.passages for sentence in passage.text.split(". ")]
+    elsewhere = [
+        sub_query.relation
+        for sub_query in detours
+        if any(
+            meanings[sub_query.text][0].mention in sentence and sub_query.report.answer in sentence
+            for sentence in sentences
+        )
+    ]
+
+    assert len(elsewhere) < 0.1 * len(detours)
+    assert set(elsewhere) <= {"spouse", "country"}
