@@ -1,7 +1,7 @@
-"""A question of a benchmark, whatever data set it is from."""
+"""Questions of a benchmark, whatever data set they are from."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -18,8 +18,15 @@ class SubQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The passage that answers it; empty where the data set does not say."""
 
     def filled(self, answers: Sequence[str]) -> str:
-        """The question, with the answers to earlier steps filled in, whoever gave them."""
-        return _EARLIER.sub(lambda mark: _answer(mark, answers), self.question)
+        """Return the question with the answers to earlier steps filled in; a number without a step stays, as in
+        "reached #1".
+        """
+
+        def answer(mark: re.Match[str]) -> str:
+            number = int(mark[1])
+            return answers[number - 1] if 0 < number <= len(answers) else mark[0]
+
+        return _EARLIER.sub(answer, self.question)
 
 
 class BenchmarkQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -35,21 +42,10 @@ class BenchmarkQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
     """The ids of the passages that it takes to answer; none where the data set does not say."""
     decomposition: tuple[SubQuestion, ...] = ()
     type: str = ""
-    """What the data set calls its kind, such as `bridge` or `comparison`."""
+    """The data set's name of its kind, such as `bridge` or `comparison`."""
 
     @property
     def sub_questions(self) -> tuple[str, ...]:
         """The steps of the decomposition, the answers to earlier ones filled in: what a faultless delegator asks."""
-        return tuple(self._filled())
-
-    def _filled(self) -> Iterator[str]:
-        answers: list[str] = []
-        for step in self.decomposition:
-            yield step.filled(answers)
-            answers.append(step.answer)
-
-
-def _answer(mark: re.Match[str], answers: Sequence[str]) -> str:
-    """What a `#1` stands for; a number that no earlier step has is part of the text, as in "reached #1"."""
-    number = int(mark[1])
-    return answers[number - 1] if 0 < number <= len(answers) else mark[0]
+        answers = [step.answer for step in self.decomposition]
+        return tuple(step.filled(answers[:number]) for number, step in enumerate(self.decomposition))

@@ -1,57 +1,32 @@
-"""Files of questions, read one row at a time."""
+"""Files of questions, in the forms in which data sets are handed out: a JSON array, JSON lines, or a table (CSV, TSV),
+`.gz` of these as well. Original files may hold more than is read of them; the plain form, which is ours, may not.
+"""
 
+import codecs
+import csv
+import hashlib
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from io import BufferedIOBase
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from benchmarks.datasets.containers import Row, read_rows
-from benchmarks.datasets.formats import (
-    BamboogleRow,
-    FlashRAGRow,
-    MiniRow,
-    MusiqueRow,
-    Origin,
-    PaperRow,
-    ParagraphsRow,
-    PlainRow,
-    PopQARow,
-    QuestionRow,
-    Said,
-)
-from benchmarks.datasets.question import BenchmarkQuestion
+from benchmarks.datasets.question import BenchmarkQuestion, SubQuestion
+from executor_sft.miniworld.questions import SubQuery
 from router.errors import BadCorpus
 from router.protocol.evidence import Passage
+from serving.documents.document import open_content
 
-FORMATS: dict[str, type[QuestionRow]] = {
-    "2wikimultihopqa": ParagraphsRow,
-    "hotpotqa": ParagraphsRow,
-    "musique": MusiqueRow,
-    "popqa": PopQARow,
-    "bamboogle": BamboogleRow,
-    "flashrag": FlashRAGRow,
-    "paper": PaperRow,
-    "miniworld": MiniRow,
-    "plain": PlainRow,
-}
-_TOLD_BY = {
-    "question_decomposition": "musique",
-    "evidences": "2wikimultihopqa",
-    "_id": "hotpotqa",
-    "possible_answers": "popqa",
-    "Question": "bamboogle",
-    "golden_answers": "flashrag",
-    "positive_doc_ids": "paper",
-    "rounds": "miniworld",
-}
-_NAMED_BY_FOLDER = ("flashrag", "plain")
+_FETCH = "it was cut off or damaged, so fetch it again"
 _SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "test": "test"}
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """A row that was read."""
 
     where: str
@@ -64,46 +39,240 @@ class Entry:
 def read_entries(
     path: Path, form: str | None = None, *, dataset: str | None = None, split: str | None = None
 ) -> Iterator[Entry]:
-    """The rows of a file, or of `questions.jsonl` in a folder; `form`: one of `FORMATS`, None for what it looks like.
+    """Read the rows of a file, or of `questions.jsonl` in a folder, one at a time. `form`: one of `FORMATS`, None for
+    what a row looks like. `dataset`, `split`: for rows that do not say them, instead of what form, file and folder say.
 
-    `dataset` and `split`: for rows that do not say them; None for what the form, the file and its folder are called.
     Raises `BadCorpus` with file and line at the first row that cannot be used, and where there is none.
     """
     file = path / "questions.jsonl" if path.is_dir() else path
+    named = {_SPLITS[name] for name in re.findall(r"(?<![a-z])(train|dev|valid|test)", file.name.lower())}
+    split = split or (named.pop() if len(named) == 1 else "test")
     number = 0
-    for number, (where, row) in enumerate(read_rows(file), 1):
-        form = form or _form(row)
-        origin = Origin(number, dataset or _dataset(form, file), split or _split(file))
+    for number, (where, row) in enumerate(_rows(file), 1):
+        form = form or next((form for field, form in _FORM_BY_FIELD.items() if field in row), "plain")
         try:
-            question, passages = _said(row, form, origin)
+            plain, passages = FORMATS[form](row)
         except msgspec.DecodeError as error:
             raise BadCorpus(f"{where}: {error}; this was read as {form}, --format names another form.") from None
-        yield Entry(where, _checked(question, where), passages)
+        name = dataset or (file.absolute().parent.name if form in ("flashrag", "plain") else form)
+        question = BenchmarkQuestion(
+            f"{plain.dataset or name}-{number}" if plain.id is None else str(plain.id),
+            plain.question.strip(),
+            tuple(dict.fromkeys(filter(None, map(str.strip, (*plain.answers, plain.answer))))),
+            plain.dataset or name,
+            plain.split or split,
+            plain.supporting_doc_ids,
+            plain.decomposition,
+            plain.type,
+        )
+        if not question.answers:
+            raise BadCorpus(f"{where}: no answer, so that nothing can be scored; remove it, or take another split.")
+        if not question.question:
+            raise BadCorpus(f"{where}: no question; fill it in or remove the row.")
+        yield Entry(where, question, passages)
     if not number:
         raise BadCorpus(f"{file}: holds no question; write one JSON object a line.")
 
 
-def _form(row: Row) -> str:
-    return next((form for field, form in _TOLD_BY.items() if field in row), "plain")
+class _Row(msgspec.Struct, frozen=True):
+    """The common fields of all forms; an answer may stand alone, and what a file does not say may be left out."""
+
+    question: str
+    id: str | int | None = None
+    answers: tuple[str, ...] = ()
+    answer: str = ""
+    dataset: str = ""
+    split: str = ""
+    supporting_doc_ids: tuple[str, ...] = ()
+    decomposition: tuple[SubQuestion, ...] = ()
+    type: str = ""
 
 
-def _said(row: Row, form: str, origin: Origin) -> Said:
-    return msgspec.convert(row, FORMATS[form]).said(origin)
+class _PlainRow(_Row, frozen=True, forbid_unknown_fields=True):
+    """The plain form, with what some published files of it say besides."""
+
+    level: str = ""
+    hops: int = 0
+    supporting_titles: tuple[str, ...] = ()
 
 
-def _dataset(form: str, file: Path) -> str:
-    return file.absolute().parent.name if form in _NAMED_BY_FOLDER else form
+class _Paragraphs(msgspec.Struct, frozen=True):
+    id: str = msgspec.field(name="_id")
+    supporting_facts: tuple[tuple[str, int], ...] = ()
+    context: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
-def _split(file: Path) -> str:
-    named = {_SPLITS[name] for name in re.findall(r"(?<![a-z])(train|dev|valid|test)", file.name.lower())}
-    return named.pop() if len(named) == 1 else "test"
+class _MusiqueParagraph(msgspec.Struct, frozen=True):
+    idx: int
+    title: str
+    paragraph_text: str
+    is_supporting: bool = False
 
 
-def _checked(question: BenchmarkQuestion, where: str) -> BenchmarkQuestion:
-    answers = tuple(dict.fromkeys(filter(None, map(str.strip, question.answers))))
-    if not answers:
-        raise BadCorpus(f"{where}: no answer, so that nothing can be scored; remove the row, or take another split.")
-    if not question.question.strip():
-        raise BadCorpus(f"{where}: no question; fill it in or remove the row.")
-    return msgspec.structs.replace(question, answers=answers, question=question.question.strip())
+class _MusiqueStep(msgspec.Struct, frozen=True):
+    question: str
+    answer: str
+    support: int | None = msgspec.field(default=None, name="paragraph_support_idx")
+
+
+class _Musique(msgspec.Struct, frozen=True):
+    answer: str = ""
+    answer_aliases: tuple[str, ...] = ()
+    answerable: bool = True
+    paragraphs: tuple[_MusiqueParagraph, ...] = ()
+    question_decomposition: tuple[_MusiqueStep, ...] = ()
+
+
+class _MiniWorld(msgspec.Struct, frozen=True):
+    text: str
+    rounds: tuple[tuple[SubQuery, ...], ...]
+
+
+_Read = tuple[_Row, tuple[Passage, ...]]
+
+
+def _flat(row: Mapping[str, Any], kind: type[_Row] = _Row, **renamed: str) -> _Read:
+    """A row without paragraphs; `renamed`: fields of the plain form by the form's own names of them."""
+    return msgspec.convert({renamed.get(name, name): value for name, value in row.items()}, kind), ()
+
+
+def _hotpotqa(row: Mapping[str, Any]) -> _Read:
+    """HotpotQA (Yang et al., 2018), and 2WikiMultihopQA (Ho et al., 2020) without the aliases of its version 1.1; a
+    paragraph is its sentences.
+    """
+    said = msgspec.convert(row, _Paragraphs)
+    gold = {title for title, _ in said.supporting_facts}
+    passages = tuple(_paragraph(title, " ".join(map(str.strip, text))) for title, text in said.context)
+    supporting = dict.fromkeys(passage.id for passage in passages if passage.title in gold)
+    return msgspec.structs.replace(_flat(row)[0], id=said.id, supporting_doc_ids=(*supporting,)), passages
+
+
+def _musique(row: Mapping[str, Any]) -> _Read:
+    """MuSiQue (Trivedi et al., 2022). Of MuSiQue-Full, rows that have no answer say so."""
+    said = msgspec.convert(row, _Musique)
+    passages = {each.idx: _paragraph(each.title, each.paragraph_text) for each in said.paragraphs}
+    ids: dict[int | None, str] = {number: passage.id for number, passage in passages.items()}
+    plain = msgspec.structs.replace(
+        _flat(row)[0],
+        answers=(said.answer, *said.answer_aliases) if said.answerable else (),
+        answer="",
+        supporting_doc_ids=(*dict.fromkeys(ids[each.idx] for each in said.paragraphs if each.is_supporting),),
+        decomposition=tuple(
+            SubQuestion(step.question, step.answer, ids.get(step.support, "")) for step in said.question_decomposition
+        ),
+    )
+    return plain, (*passages.values(),)
+
+
+def _popqa(row: Mapping[str, Any]) -> _Read:
+    """PopQA (Mallen et al., 2023): a table whose answers stand in one cell, as JSON."""
+    return _flat({**row, "answers": msgspec.json.decode(msgspec.convert(row.get("possible_answers"), str))})
+
+
+def _mini_world(row: Mapping[str, Any]) -> _Read:
+    """A question of the mini world as it is exported; each round asks about what the last step before it found, and of
+    a sub-query's passages the last one answers it.
+    """
+    said = msgspec.convert(row, _MiniWorld)
+    steps: list[SubQuestion] = []
+    for block in said.rounds:
+        number, found = len(steps), steps[-1].answer if steps else ""
+        for each in block:
+            text = each.text.replace(found, f"#{number}") if found else each.text
+            steps.append(SubQuestion(text, each.report.answer, each.gold_passages[-1]))
+    gold = dict.fromkeys(passage for block in said.rounds for each in block for passage in each.gold_passages)
+    plain, _ = _flat(row, text="question")
+    return msgspec.structs.replace(plain, supporting_doc_ids=(*gold,), decomposition=(*steps,)), ()
+
+
+def _paragraph(title: str, text: str) -> Passage:
+    """A passage; paragraphs have no identifiers, so that equal ones are told by their text."""
+    name = hashlib.sha1(f"{title}\n{text}".encode(), usedforsecurity=False).hexdigest()[:16]
+    return Passage(name, title, text, document=name)
+
+
+FORMATS: dict[str, Callable[[Mapping[str, Any]], _Read]] = {
+    "2wikimultihopqa": _hotpotqa,
+    "hotpotqa": _hotpotqa,
+    "musique": _musique,
+    "popqa": _popqa,
+    "bamboogle": partial(_flat, Question="question", Answer="answer"),  # Press et al., 2023; it has no identifiers
+    "flashrag": partial(_flat, golden_answers="answers"),
+    "paper": partial(_flat, positive_doc_ids="supporting_doc_ids"),  # the splits that were released with TBSS
+    "miniworld": _mini_world,
+    "plain": partial(_flat, kind=_PlainRow),
+}
+_FORM_BY_FIELD = {
+    "question_decomposition": "musique",
+    "evidences": "2wikimultihopqa",
+    "_id": "hotpotqa",
+    "possible_answers": "popqa",
+    "Question": "bamboogle",
+    "golden_answers": "flashrag",
+    "positive_doc_ids": "paper",
+    "rounds": "miniworld",
+}
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each row and where it stands, one in memory at a time. Raises `BadCorpus`."""
+    try:
+        with open_content(path) as file:
+            if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+                file.seek(0)
+            begin = file.tell()
+            first = file.read(4096).lstrip()[:1]
+            file.seek(begin)
+            if first:
+                yield from {b"[": _array, b"{": _lines}.get(first, _table)(path, file)
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadCorpus(f"{path}: cannot be read ({error}); name a file with questions.") from error
+
+
+def _array(path: Path, file: BufferedIOBase) -> Iterator[tuple[str, dict[str, Any]]]:
+    import ijson
+
+    number = 0
+    try:
+        for row in ijson.items(file, "item", use_float=True):
+            number += 1
+            yield f"{path}, item {number}", _object(row, f"{path}, item {number}")
+    except ijson.JSONError as error:
+        said = error.args[0] if error.args else ""
+        reason = (said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)).partition("\n")[0]
+        raise BadCorpus(f"{path}: after item {number}: {reason}; {_FETCH}.") from None
+
+
+def _lines(path: Path, file: BufferedIOBase) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in _decoded(path, file):
+        if line.strip():
+            try:
+                yield f"{path}:{number}", _object(msgspec.json.decode(line), f"{path}:{number}")
+            except msgspec.DecodeError as error:
+                raise BadCorpus(f"{path}:{number}: {error}; {_FETCH}, or write one JSON object a line.") from None
+
+
+def _table(path: Path, file: BufferedIOBase) -> Iterator[tuple[str, dict[str, Any]]]:
+    lines = (line for _, line in _decoded(path, file))
+    header = next(lines)
+    rows = csv.DictReader(chain([header], lines), delimiter="\t" if "\t" in header else ",", strict=True)
+    try:
+        for row in rows:
+            yield f"{path}:{rows.line_num}", row
+    except csv.Error as error:
+        raise BadCorpus(f"{path}:{rows.reader.line_num}: {error}; {_FETCH}.") from None
+
+
+def _decoded(path: Path, file: BufferedIOBase) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(file, 1):
+        try:
+            yield number, line.decode()
+        except UnicodeDecodeError as error:
+            where = f"{path}:{number}"
+            raise BadCorpus(f"{where}: not UTF-8 at byte {error.start + 1}; save the file as UTF-8.") from None
+
+
+def _object(row: Any, where: str) -> dict[str, Any]:
+    if isinstance(row, dict):
+        return row
+    raise BadCorpus(f"{where}: not an object; each question is one.")

@@ -1,20 +1,24 @@
-"""Data sets in the forms in which they are handed out."""
+"""Data sets in the forms in which they are handed out, and `rolegate bench datasets` over them."""
 
 import gzip
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from benchmarks.__main__ import main
 from benchmarks.datasets.question import BenchmarkQuestion, SubQuestion
 from benchmarks.datasets.reader import read_entries
+from benchmarks.datasets.selection import sample, take_census
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
 from router.errors import BadCorpus
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
+SPLITS = SHARED / "paper_splits"
 HOTPOT = {
     "_id": "5a8b",
     "question": "Were Ana and Bo of one town? ",
@@ -44,6 +48,16 @@ POPQA = (
     "id\tsubj\tprop\tobj\ts_pop\tquestion\tpossible_answers\n"
     '42\tAna\toccupation\tpainter\t7\tWhat is Ana\'s occupation?\t"[""painter"", ""artist""]"\n'
 )
+FLASHRAG = '{"id": "dev_0", "question": "Who?", "golden_answers": ["Ana", "A."], "metadata": {"x": 1}}'
+BAMBOOGLE = BenchmarkQuestion("bamboogle-1", "Who, in 1900, was Ana?", ("a painter",), "bamboogle", "test")
+
+
+def written(path: Path, content: str | bytes | list[Any]) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    if isinstance(content, list):
+        content = "".join(json.dumps(row) + "\n" for row in content)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
 
 
 def only(path: Path, **options: str) -> BenchmarkQuestion:
@@ -53,41 +67,27 @@ def only(path: Path, **options: str) -> BenchmarkQuestion:
 
 def test_hotpotqa(tmp_path: Path) -> None:
     """A paragraph is its sentences; both gold ones are known by what they say; other fields are left alone."""
-    path = tmp_path / "hotpot_dev_distractor_v1.json"
-    path.write_text("\ufeff" + json.dumps([HOTPOT, HOTPOT | {"_id": "5a8c"}]), "utf-8")
-
+    path = written(tmp_path / "dev_v1.json", "\ufeff" + json.dumps([HOTPOT, HOTPOT | {"_id": "5a8c"}]))
     first, second = read_entries(path)
-
     ana, _, bo = first.passages
     assert (ana.title, ana.text, bo.text) == ("Ana", "Ana is from Ulm. She is a painter.", "Bo is from Ulm.")
     assert first.question == BenchmarkQuestion(
         "5a8b", "Were Ana and Bo of one town?", ("yes",), "hotpotqa", "dev", (ana.id, bo.id), type="comparison"
     )
     assert (second.where, second.question.id, second.passages) == (f"{path}, item 2", "5a8c", first.passages)
-
-
-def test_2wikimultihopqa(tmp_path: Path) -> None:
-    """HotpotQA's form with evidences; a packed file is read like any other."""
-    path = tmp_path / "train.json.gz"
-    path.write_bytes(gzip.compress(json.dumps([HOTPOT | {"evidences": [["Ana", "town", "Ulm"]]}]).encode()))
-    question = only(path)
-    assert (question.dataset, question.split, len(question.supporting)) == ("2wikimultihopqa", "train", 2)
+    packed = gzip.compress(json.dumps([HOTPOT | {"evidences": [["Ana", "town", "Ulm"]]}]).encode())
+    wiki = only(written(tmp_path / "train.json.gz", packed))
+    assert (wiki.dataset, wiki.split, len(wiki.supporting)) == ("2wikimultihopqa", "train", 2)
 
 
 def test_musique(tmp_path: Path) -> None:
     """Aliases are answers, each once; each step knows its passage; earlier answers are filled into later steps."""
-    path = tmp_path / "musique_ans_v1.0_dev.jsonl"
-    path.write_text(json.dumps(MUSIQUE) + "\n\n", "utf-8")
-
-    (entry,) = read_entries(path)
-
+    (entry,) = read_entries(written(tmp_path / "musique_ans_v1.0_dev.jsonl", json.dumps(MUSIQUE) + "\n\n"))
     question, (ulm, ana, _) = entry.question, entry.passages
     assert (question.answers, question.dataset, question.split) == (("Otto", "King Otto"), "musique", "dev")
     assert question.supporting == (ulm.id, ana.id)
-    assert question.decomposition == (
-        SubQuestion("Ana >> town", "Ulm", ana.id),
-        SubQuestion("Who founded #1 ?", "Otto", ulm.id),
-    )
+    first, second = SubQuestion("Ana >> town", "Ulm", ana.id), SubQuestion("Who founded #1 ?", "Otto", ulm.id)
+    assert question.decomposition == (first, second)
     assert question.sub_questions == ("Ana >> town", "Who founded Ulm ?")
 
 
@@ -98,45 +98,36 @@ def test_a_number_that_is_no_step_stays() -> None:
     assert question.sub_questions == ("Which song of Ana reached #1?", r"Did A \1 fall to #7 or #0?")
 
 
-def test_popqa(tmp_path: Path) -> None:
-    """Every possible answer counts."""
-    path = tmp_path / "popQA.tsv"
-    path.write_text(POPQA, "utf-8")
-    assert only(path) == BenchmarkQuestion("42", "What is Ana's occupation?", ("painter", "artist"), "popqa", "test")
-
-
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "options", "expected"),
     [
-        ("Bamboogle Prerelease - Sheet1.csv", 'Question,Answer\r\n"Who, in 1900, was Ana?",a painter\r\n'),
-        ("bamboogle.json", '[{"Question": "Who, in 1900, was Ana?", "Answer": "a painter"}]'),
+        (
+            "popQA.tsv",
+            POPQA,
+            {},
+            BenchmarkQuestion("42", "What is Ana's occupation?", ("painter", "artist"), "popqa", "test"),
+        ),
+        ("b.csv", 'Question,Answer\n"Who, in 1900, was Ana?",a painter\n', {}, BAMBOOGLE),
+        ("b.json", '[{"Question": "Who, in 1900, was Ana?", "Answer": "a painter"}]', {}, BAMBOOGLE),
+        ("nq/dev.jsonl", FLASHRAG, {}, BenchmarkQuestion("dev_0", "Who?", ("Ana", "A."), "nq", "dev")),
+        (
+            "nq/dev.jsonl",
+            FLASHRAG,
+            {"dataset": "natural", "split": "test"},
+            BenchmarkQuestion("dev_0", "Who?", ("Ana", "A."), "natural", "test"),
+        ),
     ],
 )
-def test_bamboogle(tmp_path: Path, name: str, content: str) -> None:
-    """As a table or as JSON; its questions get numbers."""
-    (tmp_path / name).write_bytes(content.encode())
-    assert only(tmp_path / name) == BenchmarkQuestion(
-        "bamboogle-1", "Who, in 1900, was Ana?", ("a painter",), "bamboogle", "test"
-    )
-
-
-def test_flashrag(tmp_path: Path) -> None:
-    """Its rows do not say where they are from; the folder and the file do, or the caller."""
-    path = tmp_path / "nq" / "dev.jsonl"
-    path.parent.mkdir()
-    path.write_text(
-        '{"id": "dev_0", "question": "Who?", "golden_answers": ["Ana", "A."], "metadata": {"x": 1}}', "utf-8"
-    )
-    assert only(path) == BenchmarkQuestion("dev_0", "Who?", ("Ana", "A."), "nq", "dev")
-    assert only(path, dataset="natural", split="test") == BenchmarkQuestion(
-        "dev_0", "Who?", ("Ana", "A."), "natural", "test"
-    )
+def test_flat_forms(
+    tmp_path: Path, name: str, content: str, options: dict[str, str], expected: BenchmarkQuestion
+) -> None:
+    """Rows that do not say where they are from: the folder and the file do, or the caller."""
+    assert only(written(tmp_path / name, content), **options) == expected
 
 
 def test_the_mini_world(tmp_path: Path) -> None:
     """Its gold sub-queries are a decomposition."""
-    asked = export(World(3, "train"), tmp_path, 4)
-    for question, entry in zip(asked, read_entries(tmp_path), strict=True):
+    for question, entry in zip(export(World(3, "train"), tmp_path, 4), read_entries(tmp_path), strict=True):
         read = entry.question
         assert (read.id, read.question, read.answers) == (question.id, question.text, (question.answer,))
         assert (read.dataset, read.type) == ("miniworld", question.type)
@@ -148,10 +139,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     """The plain form loses nothing."""
     step = SubQuestion("Which town?", "Ulm", "p2")
     whole = BenchmarkQuestion("1", "Who?", ("Ana", "A."), "nq", "dev", ("p1", "p2"), (step,), "bridge")
-    (tmp_path / "questions.jsonl").write_bytes(
-        msgspec.json.Encoder().encode_lines([whole, BenchmarkQuestion("2", "Who?", ("Bo",), "nq", "dev")])
-    )
-    first, second = read_entries(tmp_path)
+    lines = msgspec.json.Encoder().encode_lines([whole, BenchmarkQuestion("2", "Who?", ("Bo",), "nq", "dev")])
+    first, second = read_entries(written(tmp_path / "questions.jsonl", lines).parent)
     assert (first.question, second.question.answers) == (whole, ("Bo",))
 
 
@@ -161,7 +150,6 @@ GOOD = '{"id": "1", "question": "Who?", "answers": ["Ana"]}\n'
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
-        ("q.jsonl", GOOD + '{"id": "2", "question": "Who?"}\n', "q.jsonl:2: no answer"),
         ("q.jsonl", GOOD + '{"id": "2", "question": "Who?", "answers": [" "]}\n', "q.jsonl:2: no answer"),
         ("q.jsonl", GOOD + '{"id": "2", "question": " ", "answers": ["Bo"]}\n', "q.jsonl:2: no question"),
         ("q.jsonl", GOOD + '{"id": "2", "qeustion": "Who?", "answers": ["Bo"]}\n', "q.jsonl:2: .*qeustion"),
@@ -174,7 +162,6 @@ GOOD = '{"id": "1", "question": "Who?", "answers": ["Ana"]}\n'
         ("q.jsonl.gz", gzip.compress(GOOD.encode(), mtime=0)[:-12], "q.jsonl.gz: cannot be read"),
         ("q.json", json.dumps([HOTPOT, HOTPOT])[:-9], "q.json: after item 1: .*premature EOF"),
         ("q.json", json.dumps([HOTPOT]).replace("Cy", "C\xff").encode("latin-1"), "q.json: after item 0: .*UTF8"),
-        ("q.json", json.dumps([HOTPOT, HOTPOT | {"answer": ""}]), "q.json, item 2: no answer"),
         ("q.json", json.dumps([HOTPOT, HOTPOT | {"question": 1}]), "q.json, item 2: Expected `str`, got `int`"),
         ("q.json", json.dumps([HOTPOT, 1]), "q.json, item 2: not an object"),
         ("q.jsonl", json.dumps(MUSIQUE | {"answerable": False}), "q.jsonl:1: no answer"),
@@ -182,56 +169,23 @@ GOOD = '{"id": "1", "question": "Who?", "answers": ["Ana"]}\n'
         ("q.tsv", POPQA.partition("\t7")[0] + "\n", "q.tsv:2: Expected `str`, got `null`"),
         ("q.tsv", POPQA.replace('""]', '""'), "q.tsv:2: .*truncated"),
         ("q.csv", "Question,Answer\nWho?,Ana,Bo\n", "q.csv:2: Expected `str`"),
-        ("q.csv", "Question,Answer\nWho?,\n", "q.csv:2: no answer"),
     ],
 )
 def test_bad_rows_are_named(tmp_path: Path, name: str, content: str | bytes, why: str) -> None:
     """With the file and the line, or the number of the item."""
-    path = tmp_path / name
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(BadCorpus, match=why):
-        list(read_entries(path))
-
-
-def test_a_form_may_be_named(tmp_path: Path) -> None:
-    """A row of another form is then refused, and the form is said."""
-    path = tmp_path / "q.jsonl"
-    path.write_text(GOOD, "utf-8")
-    with pytest.raises(BadCorpus, match=r"q.jsonl:1: .*this was read as paper"):
-        list(read_entries(path, "paper"))
-    with pytest.raises(BadCorpus, match=r"nothing.jsonl: cannot be read"):
-        list(read_entries(tmp_path / "nothing.jsonl"))
+        list(read_entries(written(tmp_path / name, content)))
 
 
 def test_rows_are_read_as_they_are_asked_for(tmp_path: Path) -> None:
-    """The first ones are there long before the damage further on is met."""
-    path = tmp_path / "q.json"
+    """The first ones are there long before the damage further on is met; the form that was tried is said."""
     many: list[Any] = [HOTPOT] * 500
-    path.write_text(json.dumps(many)[:-2], "utf-8")
-    entries = read_entries(path)
+    entries = read_entries(written(tmp_path / "q.json", json.dumps(many)[:-2]))
     assert [next(entries).where for _ in range(3)][-1].endswith("item 3")
     with pytest.raises(BadCorpus, match="after item 499"):
         list(entries)
-
-
-@pytest.mark.parametrize(
-    ("file", "rows"),
-    [
-        ("bamboogle_125", {"bamboogle": 125}),
-        ("hotpotqa_dev500", {"hotpotqa": 500}),
-        ("hotpotqa_train100", {"hotpotqa": 100}),
-        ("musique_train299", {"musique": 299}),
-        ("paper_splits/train_mixed3000.jsonl", {"musique": 1000, "hotpotqa": 1000, "2wiki": 1000}),
-    ],
-)
-def test_public_data(file: str, rows: dict[str, int]) -> None:
-    """Every row is read."""
-    if not SHARED.exists():
-        pytest.skip(f"no {SHARED}")
-    counts: dict[str, int] = {}
-    for entry in read_entries(SHARED / file):
-        counts[entry.question.dataset] = counts.get(entry.question.dataset, 0) + 1
-    assert counts == rows
+    with pytest.raises(BadCorpus, match=r"q.jsonl:1: .*this was read as hotpotqa"):
+        list(read_entries(written(tmp_path / "q.jsonl", GOOD), "hotpotqa"))
 
 
 @pytest.mark.parametrize(
@@ -239,14 +193,148 @@ def test_public_data(file: str, rows: dict[str, int]) -> None:
     [
         ("contest_train.jsonl", "train"),
         ("constrained.jsonl", "test"),
-        ("musique_ans_dev.jsonl", "dev"),
         ("validation.jsonl", "dev"),
-        ("Test.jsonl", "test"),
         ("train_dev.jsonl", "test"),
         ("train-train.jsonl", "train"),
     ],
 )
 def test_a_split_is_told_by_the_start_of_a_word(tmp_path: Path, name: str, split: str) -> None:
     """Of the file's name; where it says several, or none, the questions are for testing."""
-    (tmp_path / name).write_text('{"id": "1", "question": "Who?", "golden_answers": ["Ana"]}', "utf-8")
-    assert only(tmp_path / name).split == split
+    assert only(written(tmp_path / name, FLASHRAG)).split == split
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no {SHARED}")
+@pytest.mark.parametrize(
+    ("file", "rows"),
+    [
+        ("bamboogle_125", {"bamboogle": 125}),
+        ("hotpotqa_dev500", {"hotpotqa": 500}),
+        ("musique_train299", {"musique": 299}),
+        ("paper_splits/train_mixed3000.jsonl", {"musique": 1000, "hotpotqa": 1000, "2wiki": 1000}),
+    ],
+)
+def test_public_data(file: str, rows: dict[str, int]) -> None:
+    """Every row is read."""
+    assert Counter(entry.question.dataset for entry in read_entries(SHARED / file)) == rows
+
+
+def question(name: str, text: str, *answers: str, dataset: str = "popqa") -> BenchmarkQuestion:
+    return BenchmarkQuestion(name, text, answers, dataset, "test")
+
+
+def numbered(dataset: str, count: int) -> list[dict[str, Any]]:
+    return [
+        {"id": f"{dataset}-{n}", "question": f"{dataset} {n}?", "answers": ["x"], "dataset": dataset, "split": "dev"}
+        for n in range(count)
+    ]
+
+
+def ids(path: Path) -> list[str]:
+    return [entry.question.id for entry in read_entries(path)]
+
+
+def test_repeated_and_conflicting() -> None:
+    """Two with an answer in common do not conflict; an identifier counts within its data set."""
+    census = take_census(
+        [
+            question("1", "Who wrote Pilot?", "Ana", "A. Lim"),
+            question("2", "who wrote  Pilot", "a lim!"),
+            question("3", "Who made Touch?", "Bo"),
+            question("4", "Who made The Touch?", "Cy"),
+            question("5", "Who made Ronin?", "Di", dataset="nq"),
+            question("1", "Who made Ronin?", "Di", "Ed"),
+            question("6", "Who made Ronin?", "Ed"),
+            question("1", "Who?", "Ana", dataset="nq"),
+            question("6", "Whose?", "Ana"),
+        ]
+    )
+    assert [(one.dataset, one.id, one.times) for one in census.repeated_ids] == [("popqa", "1", 2), ("popqa", "6", 2)]
+    repeated = [(one.ids, one.conflicting) for one in census.repeated_questions]
+    assert repeated == [(("1", "2"), False), (("5", "1", "6"), True)]
+
+
+def test_a_sample_is_the_same_again() -> None:
+    """The seed decides it; another data set beside does not change it; a small one is taken whole."""
+    popqa = [question(str(n), f"{n}?", "x") for n in range(50)]
+    others = [question(str(n), f"other {n}?", "x", dataset="nq") for n in range(5)]
+    drawn = sample(popqa, 10, 1)
+    assert drawn == sorted(set(drawn)) == sample(popqa, 10, 1) != sample(popqa, 10, 2)
+    assert sample(others + popqa, 10, 1) == [*range(5), *(position + 5 for position in drawn)]
+
+
+def test_sample_then_exclude(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Up to N of each data set, then without what the reference run answered without a search; counted by data set."""
+    path = written(tmp_path / "q.jsonl", numbered("a", 30) + numbered("b", 4))
+    out, again, figures = tmp_path / "questions.jsonl", tmp_path / "again.jsonl", tmp_path / "figures.json"
+    argv = ["datasets", str(path), "--sample", "10", "--seed", "7"]
+    assert main([*argv, "--out", str(out)]) == 0
+    drawn = ids(out)
+    assert Counter(name[0] for name in drawn) == {"a": 10, "b": 4}
+    run = [{"question_id": name, "outcome": "answered", "more": 1} for name in drawn]
+    run[0]["outcome"] = run[13]["outcome"] = "no_search"
+    run.append(run[1] | {"outcome": "no_search"})  # a second rollout, which does not count
+    argv += ["--exclude", str(written(tmp_path / "run.jsonl", run))]
+    assert main([*argv, "--out", str(again), "--json", str(figures)]) == 0
+    assert ids(again) == drawn[1:13]
+    counts = json.loads(figures.read_bytes())["counts"]
+    assert [(one["dataset"], one["read"], one["sampled"], one["excluded"], one["kept"]) for one in counts] == [
+        ("a", 30, 10, 1, 9),
+        ("b", 4, 4, 1, 3),
+    ]
+    assert "34" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("listed", "why"),
+    [
+        ("1\n3\n", "1 of what it leaves out is not among the 3 questions (3, …)"),
+        ("1\nx\n", "exclude.txt:2: not a position"),
+        ('{"outcome": "no_search", "id": "b-1"}\n', "not among the 3 questions (b-1, …)"),
+        ('{"outcome": "no_search"}\n', "exclude.txt:1: does not say which question"),
+        ('{"outcome": "no_search", "id": "a-1"}\n{"outc', "exclude.txt, line 2: "),
+        ('{"run_id": "r", "request": "A 1", "outcome": "no_search"}', ""),
+    ],
+)
+def test_exclusions(tmp_path: Path, capsys: pytest.CaptureFixture[str], listed: str, why: str) -> None:
+    """One of another list is refused, and nothing is written; exported runs know a question by its text."""
+    path, out = written(tmp_path / "q.jsonl", numbered("a", 3)), tmp_path / "out.jsonl"
+    exclude = written(tmp_path / "exclude.txt", listed)
+    assert main(["datasets", str(path), "--exclude", str(exclude), "--out", str(out)]) == bool(why)
+    assert why in capsys.readouterr().err
+    assert not out.exists() if why else ids(out) == ["a-0", "a-2"]
+
+
+def test_a_corpus_is_pooled_and_checked(tmp_path: Path) -> None:
+    """Each paragraph once; what questions name is there, and what is missing is counted."""
+    original = written(tmp_path / "hotpot_dev.json", json.dumps([HOTPOT, HOTPOT | {"_id": "2", "question": "Whose?"}]))
+    plain, figures = tmp_path / "plain", tmp_path / "figures.json"
+    plain.mkdir()
+    argv = ["datasets", str(original), "--out", str(plain / "questions.jsonl")]
+    assert main([*argv, "--corpus", str(plain / "corpus.jsonl")]) == 0
+    assert main(["datasets", str(plain), "--json", str(figures)]) == 0
+    read = json.loads(figures.read_bytes())
+    assert (read["passages"], read["missing"]) == ({str(plain): 3}, {str(plain): 0})
+    written(plain / "corpus.jsonl", [{"id": "other", "text": "Bo."}])
+    main(["datasets", str(plain), "--json", str(figures)])
+    assert list(json.loads(figures.read_bytes())["missing"].values()) == [2]
+
+
+@pytest.mark.skipif(not SPLITS.is_dir(), reason=f"no {SPLITS}")
+def test_the_papers_exclusion(tmp_path: Path) -> None:
+    """4,125 questions become the 3,869 that were released, as in TBSS, Table 8, with known defects."""
+    out, figures = tmp_path / "clean.jsonl", tmp_path / "figures.json"
+    exclude = SPLITS / "test_all_clean_3869_excluded_source_indices.txt"
+    argv = ["datasets", str(SPLITS / "test_all.jsonl"), "--exclude", str(exclude)]
+    assert main([*argv, "--out", str(out), "--json", str(figures)]) == 0
+    assert ids(out) == ids(SPLITS / "test_all_clean_3869.jsonl")
+    read = json.loads(figures.read_bytes())
+    assert {one["dataset"]: (one["read"], one["excluded"], one["kept"]) for one in read["counts"]} == {
+        "2wikimultihopqa": (1000, 9, 991),
+        "bamboogle": (125, 16, 109),
+        "hotpotqa": (1000, 37, 963),
+        "musique": (1000, 12, 988),
+        "popqa": (1000, 182, 818),
+    }
+    assert Counter(one["dataset"] for one in read["census"]["repeated_ids"]) == {"musique": 113}
+    (conflict,) = (one for one in read["census"]["repeated_questions"] if one["conflicting"])
+    assert (conflict["question"], len(conflict["answers"])) == ("Who was the screenwriter for Pilot?", 4)
