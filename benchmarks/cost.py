@@ -1,12 +1,12 @@
-"""Tokens and money by role over logged traffic, and what it would have cost with other models.
+"""Tokens and money by role over logged traffic, and the cost that it would have had with other models.
 
 `--instead execution=MODEL` gives the same tokens another price. `--distilled MODEL` does so for the executor, and takes
-into account that a distilled one needs fewer: what that assumes is printed with the figure.
+into account that a distilled one needs fewer: the assumptions are printed with the figure.
 """
 
 import argparse
 import asyncio
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import get_args
 
@@ -15,43 +15,52 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.study.repricing import PUBLISHED_RATIO, CostRow, Costs, as_booked, saved_share, token_share, what_if
-from benchmarks.study.traffic import Traffic, of_store, of_traces
+from benchmarks.study.spending import dollars, tokens, with_other_models
 from router.errors import BadConfig
-from router.trace.call import Price, RoleName
+from router.ledger.usage import UsageQuery
+from router.store.database import Database
+from router.store.usage import SQLUsages
+from router.trace.call import Price, RoleName, RoleTotal
 from serving.config.prices import listed_price
 from serving.logs import errors_only
 
+PUBLISHED_RATIO = 4758 / 7577
+"""Executor tokens of the distilled model over those of the frontier model that it replaces (TBSS Fig. 3)."""
+
+
+class Costs(msgspec.Struct, frozen=True):
+    """The cost by role and model."""
+
+    rows: list[RoleTotal]
+    dollars: float | None
+    """None where the price or the usage of any call is unknown, which is not zero."""
+
 
 class WhatIf(msgspec.Struct, frozen=True):
-    """Other models in some roles."""
+    """The same traffic with other models in some roles."""
 
     instead: dict[RoleName, str]
     token_ratio: float
     costs: Costs
-    dollars: float | None
     saved_share: float | None
     assumptions: tuple[str, ...]
 
 
 class CostReport(msgspec.Struct, frozen=True):
-    """Everything."""
+    """Everything that the command prints."""
 
     runs: int
     booked: Costs
-    dollars: float | None
     execution_token_share: float
-    what_if: tuple[WhatIf, ...]
+    what_if: list[WhatIf]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the costs."""
+    """Print the costs. Raises `BadConfig` and `StoreFailed`."""
     parser = argparse.ArgumentParser(
         prog="rolegate bench cost", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--store", metavar="URL", help="a gateway's store, such as sqlite:///rolegate.db")
-    source.add_argument("--traces", type=Path, metavar="FILE", help="what `rolegate runs export` wrote, as JSON lines")
+    parser.add_argument("--store", required=True, metavar="URL", help="a gateway's, such as sqlite:///rolegate.db")
     parser.add_argument(
         "--prices",
         type=Path,
@@ -72,8 +81,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args(arguments)
     errors_only()
-    traffic = asyncio.run(of_store(given.store)) if given.store else of_traces(given.traces)
-    report = _report(traffic, given)
+    report = asyncio.run(_report(given))
     if given.json:
         print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
     else:
@@ -81,42 +89,51 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _report(traffic: Traffic, given: argparse.Namespace) -> CostReport:
-    """Raises `BadConfig` for a model without a price."""
+async def _report(given: argparse.Namespace) -> CostReport:
     prices = _prices(given.prices) if given.prices else {}
-    booked, found = as_booked(traffic, prices), list[WhatIf]()
-    if instead := dict(map(_instead, given.instead)):
-        assumed = ("The other models read and write as many tokens, and answer as well.",)
-        found.append(_what_if(traffic, prices, instead, 1.0, assumed))
+    runs, totals = await _booked(given.store)
+    rows, what_if = with_other_models(totals, prices), list[WhatIf]()
+    booked = Costs(rows, dollars(rows))
+
+    def add(instead: dict[RoleName, str], ratio: float, *assumptions: str) -> None:
+        known = prices | {model: _price(model, prices) for model in instead.values()}
+        other = with_other_models(totals, known, instead, ratio)
+        costs = Costs(other, dollars(other))
+        saved = 1 - costs.dollars / booked.dollars if booked.dollars and costs.dollars is not None else None
+        what_if.append(WhatIf(instead, ratio, costs, saved, assumptions))
+
+    if given.instead:
+        instead = dict(map(_instead, given.instead))
+        add(instead, 1.0, "The other models read and write as many tokens, and answer as well.")
     if given.distilled:
-        if not given.distilled_tokens > 0:
-            raise BadConfig(f"--distilled-tokens {given.distilled_tokens}: must be more than 0.")
-        found.append(_distilled(traffic, prices, given.distilled, given.distilled_tokens))
-    return CostReport(traffic.runs, booked, booked.dollars, token_share(booked, ("execution",)), tuple(found))
+        ratio = given.distilled_tokens
+        if not ratio > 0:
+            raise BadConfig(f"--distilled-tokens {ratio}: must be more than 0.")
+        published = ", as published for SFT-Qwen3-1.7B beside DeepSeek-V4-Flash (TBSS Fig. 3)"
+        add(
+            {"execution": given.distilled},
+            ratio,
+            f"The distilled executor reads and writes {ratio:.3f} of the tokens of the one that worked"
+            + (f"{published}." if abs(ratio - PUBLISHED_RATIO) < 1e-9 else "."),
+            "Every token costs what its price says: machines that stand idle are not in it, nor is the training.",
+            "Delegation and answering spend what they spent; its reports are as good: `rolegate sft evaluate` tells.",
+            "All of the traffic goes to it, fallbacks and retries included.",
+        )
+    whole = tokens(rows)
+    return CostReport(runs, booked, tokens(rows, "execution") / whole if whole else 0.0, what_if)
 
 
-def _distilled(traffic: Traffic, prices: dict[str, Price], model: str, ratio: float) -> WhatIf:
-    published = abs(ratio - PUBLISHED_RATIO) < 1e-9
-    assumed = (
-        f"The distilled executor reads and writes {ratio:.3f} of the tokens of the one that worked"
-        + (", as published for SFT-Qwen3-1.7B beside DeepSeek-V4-Flash (TBSS Fig. 3)." if published else "."),
-        "Every token costs what its price says: machines that stand idle are not in it, nor is the training.",
-        "Delegation and answering spend what they spent; its reports are as good: `rolegate sft evaluate` tells.",
-        "All of the traffic goes to it, fallbacks and retries included.",
-    )
-    return _what_if(traffic, prices, {"execution": model}, ratio, assumed)
-
-
-def _what_if(
-    traffic: Traffic,
-    prices: dict[str, Price],
-    instead: dict[RoleName, str],
-    ratio: float,
-    assumptions: tuple[str, ...],
-) -> WhatIf:
-    known = prices | {model: _price(model, prices) for model in instead.values()}
-    costs = what_if(traffic, known, instead, ratio)
-    return WhatIf(instead, ratio, costs, costs.dollars, saved_share(as_booked(traffic, prices), costs), assumptions)
+async def _booked(url: str) -> tuple[int, list[RoleTotal]]:
+    """The runs of a store and their totals, sums of deleted runs included."""
+    file = url.removeprefix("sqlite:///")
+    if file != url and not Path(file).expanduser().exists():
+        raise BadConfig(f"--store {url}: there is no such file; name the store of a gateway.")
+    database = await Database.open(url)
+    try:
+        report = await SQLUsages(database).usage(UsageQuery())
+    finally:
+        await database.close()
+    return report.runs, msgspec.convert(report.rows, list[RoleTotal], from_attributes=True)
 
 
 def _prices(path: Path) -> dict[str, Price]:
@@ -128,7 +145,7 @@ def _prices(path: Path) -> dict[str, Price]:
         raise BadConfig(f"{path}: {error}; write a table for each model, with prompt and completion.") from None
 
 
-def _price(model: str, prices: dict[str, Price]) -> Price:
+def _price(model: str, prices: Mapping[str, Price]) -> Price:
     price = prices.get(model) or listed_price(model)
     if price is None:
         raise BadConfig(
@@ -163,33 +180,28 @@ def _table(costs: Costs, title: str, changed: Set[str] = frozenset()) -> Table:
     table.box, table.padding, table.show_edge = SIMPLE_HEAD, 0, False  # so that numbers are whole on 80 columns
     for column in ("role", "model"):
         table.add_column(column, overflow="fold")
-    names = ("calls", "un-\ncounted", "prompt\ntokens", "of them\ncached", "written", "wasted")
-    for column in (*names, "dollars"):
+    columns = {
+        "calls": "attempts",
+        "un-\ncounted": "attempts_without_usage",
+        "prompt\ntokens": "prompt_tokens",
+        "of them\ncached": "cached_tokens",
+        "written": "completion_tokens",
+        "wasted": "wasted_tokens",
+    }
+    for column in (*columns, "dollars"):
         table.add_column(column, justify="right", no_wrap=True)
-    rows = [_amounts(row) for row in costs.rows]
-    for row, amounts in zip(costs.rows, rows, strict=True):
-        other = " (instead)" if row.role in changed else ""
-        table.add_row(row.role, f"{row.model}{other}", *map(_count, amounts), _dollars(row.dollars))
+    counts = [[getattr(row, name) for name in columns.values()] for row in costs.rows]
+    for row, own in zip(costs.rows, counts, strict=True):
+        model = f"{row.model} (instead)" if row.role in changed else row.model
+        table.add_row(row.role, model, *map(_count, own), _dollars(dollars([row])))
     table.add_section()
-    columns = zip(*rows, strict=True) if rows else [()] * len(names)
-    sums = (None if None in column else sum(column) for column in columns)
-    table.add_row("all", "", *map(_count, sums), _dollars(costs.dollars))
+    sums = [None if None in column else sum(column) for column in zip(*counts, strict=True)]
+    table.add_row("all", "", *map(_count, sums or [0] * len(columns)), _dollars(costs.dollars))
     return table
 
 
-def _amounts(row: CostRow) -> tuple[float | None, ...]:
-    return (
-        row.attempts,
-        row.attempts_without_usage,
-        row.prompt_tokens,
-        row.cached_tokens,
-        row.completion_tokens,
-        row.wasted_tokens,
-    )
-
-
-def _count(amount: float | None) -> str:
-    return "–" if amount is None else f"{amount:,.0f}"
+def _count(amount: int | None) -> str:
+    return "–" if amount is None else f"{amount:,}"
 
 
 def _dollars(amount: float | None) -> str:

@@ -16,7 +16,7 @@ from benchmarks.study.plan import Pairs, Plan, StudyModel
 from executor_sft.miniworld.export import export, write_config
 from executor_sft.miniworld.world import World
 from router.errors import BadConfig
-from serving.config.config import EngineConfig
+from serving.config.config import Config, EngineConfig
 from serving.config.file import load_config, preset
 
 SIZES = ("small", "medium", "large")
@@ -29,10 +29,7 @@ _BYTES = 2
 
 def main(arguments: Sequence[str]) -> int:
     """Write worlds and plan, sweep, and report; the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="rolegate bench mini-study", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="where everything is kept")
+    parser = study_parser("mini-study", __doc__, worlds=[21, 22], questions=75)
     parser.add_argument(
         "--models",
         type=Path,
@@ -40,48 +37,76 @@ def main(arguments: Sequence[str]) -> int:
         metavar="DIR",
         help="holds small, medium and large (default: those that come with the project)",
     )
-    parser.add_argument("--worlds", type=int, nargs="+", default=[21, 22], metavar="SEED", help="(default: 21 22)")
-    parser.add_argument("--questions", type=int, default=75, metavar="N", help="of each world (default: 75)")
-    parser.add_argument("--rollouts", type=int, default=4, metavar="K", help="of each question (default: 4)")
     given = parser.parse_args(arguments)
     work = given.work.resolve()
-    plan = write_plan(work, given.models.resolve(), given.worlds, given.questions, given.rollouts)
-    if status := sweep.main(["--config", str(plan), "--out", str(work / "results"), "--yes"]):
+    return study(write_study(work, given.models.resolve(), given.worlds, given.questions, given.rollouts))
+
+
+def study_parser(name: str, description: str | None, worlds: list[int], questions: int) -> argparse.ArgumentParser:
+    """Make the parser of a command that sweeps over mini worlds, with their seeds and the questions of each."""
+    parser = argparse.ArgumentParser(
+        prog=f"rolegate bench {name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    seeds = " ".join(map(str, worlds))
+    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="where everything is kept")
+    parser.add_argument("--worlds", type=int, nargs="+", default=worlds, metavar="SEED", help=f"(default: {seeds})")
+    parser.add_argument(
+        "--questions", type=int, default=questions, metavar="N", help=f"of each world (default: {questions})"
+    )
+    parser.add_argument("--rollouts", type=int, default=4, metavar="K", help="of each question (default: 4)")
+    return parser
+
+
+def study(plan: Path) -> int:
+    """Sweep, without asking what may be spent, and report, both beside the plan; the exit status."""
+    results = plan.parent / "results"
+    if status := sweep.main(["--config", str(plan), "--out", str(results), "--yes"]):
         return status
-    return report.main([str(work / "results"), "--out", str(work / "report")])
+    return report.main([str(results), "--out", str(plan.parent / "report")])
 
 
-def write_plan(work: Path, models: Path, worlds: Sequence[int], questions: int, rollouts: int) -> Path:
-    """Write the worlds, their config and the sweep into `work`; the sweep's file. All worlds share one index: no name
-    is in two of them. Raises `BadConfig` where `models` lacks one of `SIZES`.
+def write_worlds(config: Config, work: Path, worlds: Sequence[int], questions: int) -> tuple[Config, tuple[str, ...]]:
+    """Write the worlds into `work`; the config over them, and their files of questions, relative to `work`. All worlds
+    share one index: no name is in two of them.
     """
-    parameters = {size: _parameters(models / size) for size in SIZES}
     folders = [work / f"world-{seed}" for seed in worlds]
     corpora = [folder / f"{folder.name}.jsonl" for folder in folders]  # an index knows files by their names
     for seed, folder, corpus in zip(worlds, folders, corpora, strict=True):
         export(World(seed, "test"), folder, questions, folder.name)
         (folder / "corpus.jsonl").replace(corpus)
-    config = load_config(preset("mini"))
-    backbone = config.engines["backbone"]
-    engines = {size: EngineConfig(path=str(models / size), arguments=backbone.arguments) for size in SIZES}
     retrieval = msgspec.structs.replace(config.retrieval, documents=tuple(map(str, corpora)), index=str(work / "index"))
-    largest = SIZES[-1]
+    config = msgspec.structs.replace(
+        config,
+        retrieval=retrieval,
+        search=msgspec.structs.replace(config.search, scope=None),
+        server=msgspec.structs.replace(config.server, store=f"sqlite:///{work}/runs.db"),
+        versions=msgspec.structs.replace(config.versions, start=None),
+    )
+    return config, tuple(f"{folder.name}/questions.jsonl" for folder in folders)
+
+
+def write_study(work: Path, models: Path, worlds: Sequence[int], questions: int, rollouts: int) -> Path:
+    """Write the worlds, their config and the sweep into `work`; the sweep's file. Raises `BadConfig` where `models`
+    lacks one of `SIZES`.
+    """
+    parameters = {size: _parameters(models / size) for size in SIZES}
+    config, files = write_worlds(load_config(preset("mini")), work, worlds, questions)
+    backbone, largest = config.engines["backbone"], SIZES[-1]
+    engines = {size: EngineConfig(path=str(models / size), arguments=backbone.arguments) for size in SIZES}
     execution = msgspec.structs.replace(config.roles.execution, engine=largest, model=largest)
     config = msgspec.structs.replace(
         config,
         roles=msgspec.structs.replace(config.roles, execution=execution),
         engines={"backbone": backbone, **engines},
-        retrieval=retrieval,
-        search=msgspec.structs.replace(config.search, scope=None),
-        server=msgspec.structs.replace(config.server, store=f"sqlite:///{work}/runs.db"),
-        versions=msgspec.structs.replace(config.versions, start=None),
         distillation=msgspec.structs.replace(config.distillation, teacher=None),
     )
     write_config(config, work / "rolegate.toml")
     plan = Plan(
         title="Capacity in miniature",
         config="rolegate.toml",
-        questions=tuple(f"{folder.name}/questions.jsonl" for folder in folders),
+        questions=files,
         models={
             size: StudyModel(settings={"model": size, "engine": size}, parameters=parameters[size]) for size in SIZES
         },

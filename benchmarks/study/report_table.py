@@ -4,83 +4,82 @@ import csv
 import html
 import io
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
 
 from benchmarks.study.scores import Score
 
+Item = TypeVar("Item")
 
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """A difference of scores, shown with its sign."""
+
+class Gain(NamedTuple):
+    """A difference of scores in points of 100, shown with its sign."""
 
     points: float
-    """Of 100."""
 
 
 Cell = str | int | float | Score | Gain | None
 """A score is a share of 1 and is shown in points of 100, as the paper does; None is shown as a dash."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportTable:
+class ReportTable(msgspec.Struct, frozen=True):
     """Rows under columns."""
 
     key: str
     """The name of its CSV file."""
     title: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[Any, ...], ...]
+    """Each a `Cell` for each column."""
     note: str = ""
     digits: int = 2
     """Of floats below 10; from 10 on at most two, and from 100 on, and for 0, none."""
 
     def markdown(self) -> str:
         """With its title as a heading."""
-        lines = [f"### {self.title}", ""]
-        if self.note:
-            lines += [self.note, ""]
-        texts = [list(self.columns), *([self.text(cell) for cell in row] for row in self.rows)]
-        texts = [[text.replace("|", "\\|") for text in row] for row in texts]
-        aligned = ["---" if self._is_text(place) else "---:" for place in range(len(self.columns))]
-        return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in (texts[0], aligned, *texts[1:])), ""])
+        aligned = ["---" if left else "---:" for left in self._texts]
+        lines = [self.columns, *(tuple(map(self.text, row)) for row in self.rows)]
+        escaped = [[text.replace("|", "\\|") for text in line] for line in lines]
+        table = [f"| {' | '.join(line)} |" for line in (escaped[0], aligned, *escaped[1:])]
+        return "\n".join([f"### {self.title}", "", *([self.note, ""] if self.note else []), *table, ""])
 
     def csv(self) -> str:
         """Numbers as they are; a score takes two columns, the second one for its standard error."""
         scored = [any(isinstance(row[place], Score) for row in self.rows) for place in range(len(self.columns))]
         output = io.StringIO()
         writer = csv.writer(output, lineterminator="\n")
-        header = (
-            [name, f"{name} standard error"] if has else [name] for name, has in zip(self.columns, scored, strict=True)
-        )
-        writer.writerow([name for names in header for name in names])
+        names = zip(self.columns, scored, strict=True)
+        writer.writerow([name for column, two in names for name in (column, f"{column} standard error")[: 1 + two]])
         for row in self.rows:
-            cells = (_raw(cell, two=has) for cell, has in zip(row, scored, strict=True))
-            writer.writerow([value for values in cells for value in values])
+            cells = zip(row, scored, strict=True)
+            writer.writerow([value for cell, two in cells for value in (*_raw(cell), "")[: 1 + two]])
         return output.getvalue()
 
     def html(self) -> str:
         """A `<figure>`; everything is escaped."""
-        head = "".join(f"<th{self._align(place)}>{html.escape(name)}</th>" for place, name in enumerate(self.columns))
-        body = "".join(
-            "<tr>"
-            + "".join(f"<td{self._align(place)}>{html.escape(self.text(cell))}</td>" for place, cell in enumerate(row))
-            + "</tr>"
-            for row in self.rows
-        )
+        classes = ["" if left else ' class="number"' for left in self._texts]
+
+        def line(tag: str, texts: Iterable[str]) -> str:
+            cells = (f"<{tag}{of}>{html.escape(text)}</{tag}>" for text, of in zip(texts, classes, strict=True))
+            return f"<tr>{''.join(cells)}</tr>"
+
+        body = "".join(line("td", map(self.text, row)) for row in self.rows)
         note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
         caption = f"<figcaption>{html.escape(self.title)}</figcaption>"
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        table = f"<table><thead>{line('th', self.columns)}</thead><tbody>{body}</tbody></table>"
         return f'<figure id="{html.escape(self.key)}">{caption}{note}<div class="wide">{table}</div></figure>'
 
     def text(self, cell: Cell) -> str:
-        """As a reader sees it."""
+        """A cell as a reader sees it."""
         match cell:
             case None:
                 return "–"
-            case Score(mean=mean, error=error):
+            case Score(mean, error):
                 plain = f"{100 * mean:.2f}"
                 return plain if error is None else f"{plain} ± {100 * error:.2f}"
-            case Gain(points=points):
+            case Gain(points):
                 return f"{points:+.2f}".replace("-", "−")
             case float():
                 return "–" if math.isnan(cell) else self._number(cell).replace("-", "−")
@@ -97,18 +96,33 @@ class ReportTable:
             digits = 0
         return f"{round(value, digits) + 0.0:,.{digits}f}"  # there is a zero below zero, which + 0.0 is not
 
-    def _is_text(self, place: int) -> bool:
-        return all(isinstance(row[place], str) for row in self.rows)
+    @property
+    def _texts(self) -> list[bool]:
+        """By column: true where all of its cells are text."""
+        return [all(isinstance(row[place], str) for row in self.rows) for place in range(len(self.columns))]
 
-    def _align(self, place: int) -> str:
-        return "" if self._is_text(place) else ' class="number"'
+
+def build_table(
+    key: str,
+    title: str,
+    items: Iterable[Item],
+    columns: Mapping[str, Callable[[Item], Cell]],
+    *,
+    note: str = "",
+    digits: int = 2,
+) -> ReportTable:
+    """Make a row of each item, by columns that are declared as functions of it."""
+    rows = tuple(tuple(of(item) for of in columns.values()) for item in items)
+    return ReportTable(key, title, tuple(columns), rows, note, digits)
 
 
-def _raw(cell: Cell, *, two: bool) -> list[object]:
-    if isinstance(cell, Score):
-        error = "" if cell.error is None else round(100 * cell.error, 6)
-        return [round(100 * cell.mean, 6), error]
-    if isinstance(cell, Gain):
-        return [round(cell.points, 6)]
-    value: object = "" if cell is None else round(cell, 6) if isinstance(cell, float) else cell
-    return [value, ""] if two else [value]
+def _raw(cell: Cell) -> tuple[object, ...]:
+    match cell:
+        case Score(mean, error):
+            return round(100 * mean, 6), "" if error is None else round(100 * error, 6)
+        case Gain(points):
+            return (round(points, 6),)
+        case float():
+            return (round(cell, 6),)
+        case _:
+            return ("" if cell is None else cell,)

@@ -1,89 +1,139 @@
-"""The rows of a sweep: a file that grows, and that a kill at any time leaves usable."""
+"""The results of a finished or unfinished sweep, as its report reads them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
-from benchmarks.study.provenance import SHARED, Provenance
-from benchmarks.study.result_row import ResultRow, Scored, Sourced
-from executor_sft.jsonl import JsonlFile
+from benchmarks.datasets.question import BenchmarkQuestion
+from benchmarks.study.plan import Plan
+from benchmarks.study.provenance import Provenance
+from benchmarks.study.rows import RESULTS, Row, read_rows
+from benchmarks.study.spending import merged
 from router.errors import BadConfig
+from router.trace.call import RoleTotal
+from serving.files import write_atomically
 
-RESULTS = "results.jsonl"
-Row = TypeVar("Row", Scored, ResultRow, Sourced)
-Key = tuple[str, str, int]
-"""A cell, a question and a rollout."""
+PLAN = "plan.json"
 
 
-class Results:
-    """Rows that are done, and more of them."""
+class KeptPlan(msgspec.Struct, frozen=True):
+    """`plan.json`: the part of the plan that a report needs."""
 
-    def __init__(self, file: JsonlFile) -> None:
-        """Raises `BadConfig` for a line that is not a row."""
-        self._file = file
-        self._made_by: dict[str, Provenance] = {}
-        self.done: set[Key] = set()
-        self.booked: set[str] = set()
-        """Keys of all calls that rows have under `checking`."""
-        for row in read_rows(file.path, ResultRow):
-            self._note(row)
+    title: str
+    question_ids: tuple[str, ...]
+    rollouts: int
+    cells: tuple[str, ...]
+    parameters: dict[str, float | None]
+    """By model, in the order of the plan, which goes from the smallest to the largest."""
 
-    @classmethod
-    @contextmanager
-    def open(cls, folder: Path) -> Iterator["Results"]:
-        """Those of a folder; a line that was torn is cut off. Raises `BadConfig`."""
-        file = JsonlFile(folder / RESULTS)
-        try:
-            yield cls(file)
-        finally:
-            file.close()
 
-    def append(self, row: ResultRow) -> None:
-        """Keep a row. Raises `StoreFailed`."""
-        self._file.append(msgspec.json.encode(row))
-        self._note(row)
+def write_plan(folder: Path, plan: Plan, cells: Sequence[str], questions: Sequence[BenchmarkQuestion]) -> None:
+    """Write it into the folder of a sweep."""
+    parameters = {name: model.parameters for name, model in plan.models.items()}
+    kept = KeptPlan(plan.title, tuple(question.id for question in questions), plan.rollouts, tuple(cells), parameters)
+    write_atomically(folder / PLAN, msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n")
 
-    def check(self, cell: str, made_by: Provenance) -> None:
-        """Raise `BadConfig` where rows of this cell were made by something else, such as another release, or those of
-        another cell with something else that all share, such as another index.
+
+class CellRows(msgspec.Struct, frozen=True, dict=True):
+    """The rows of one cell."""
+
+    name: str
+    topology: str
+    backbone: str
+    executor: str
+    """In a homogeneous pair the backbone's model; empty where there is none."""
+    max_turns: int
+    rows: tuple[Row, ...]
+
+    @property
+    def pair(self) -> bool:
+        """True where a backbone delegates to an executor that goes by our protocol."""
+        return self.topology in ("factorized", "homogeneous")
+
+    @cached_property
+    def spent(self) -> list[RoleTotal]:
+        """The totals of all its rows, without judging and attributing."""
+        return merged(one for row in self.rows for one in row.spent)
+
+
+class RoleSweep(msgspec.Struct, frozen=True):
+    """A model that stays in its role, with the pairs in which the other role varies."""
+
+    fixed: str
+    max_turns: int
+    cells: tuple[CellRows, ...]
+    """At least two, of one limit of turns; each model of the other role once, in the order of the plan."""
+
+
+class Study(msgspec.Struct, frozen=True):
+    """All results."""
+
+    plan: KeptPlan
+    cells: tuple[CellRows, ...]
+    """Those with rows, in the order of the plan."""
+    made_by: Mapping[str, Provenance]
+    """By cell, as its first row has it."""
+
+    @property
+    def complete(self) -> bool:
+        """True where every cell has answered everything."""
+        wanted = len(self.plan.question_ids) * self.plan.rollouts
+        return len(self.cells) == len(self.plan.cells) and all(len(cell.rows) == wanted for cell in self.cells)
+
+    @property
+    def places(self) -> dict[str, int]:
+        """Each model's place in the sweep's file."""
+        return {name: number for number, name in enumerate(self.plan.parameters)}
+
+    def labelled(self, model: str, max_turns: int) -> str:
+        """A model's name, with its limit of turns where the plan has several."""
+        several = len({cell.max_turns for cell in self.cells}) > 1
+        return f"{model}, K={max_turns}" if several else model
+
+    def sweeps(self, *, backbones: bool) -> list[RoleSweep]:
+        """With each executor its backbones, or else with each backbone its executors. Two limits of turns are two
+        sweeps. Those of the most models come first, and of these the smallest executor, or else the largest backbone.
         """
-        for name, kept in self._made_by.items():
-            for field in Provenance.__struct_fields__ if name == cell else SHARED:
-                before, now = getattr(kept, field), getattr(made_by, field)
-                if before != now and field != "seed":
-                    raise BadConfig(
-                        f"{self._file.path}: rows of {name!r} were made with {field} {before!r}, and now it is "
-                        f"{now!r}; go on with what made them, or begin in a new folder."
-                    )
-
-    def rows(self) -> Iterator[Scored]:
-        """All of them, in the order in which they ended."""
-        return read_rows(self._file.path, Scored)
-
-    def _note(self, row: ResultRow) -> None:
-        self.done.add((row.cell, row.question_id, row.rollout))
-        self.booked.update(row.checked)
-        self._made_by.setdefault(row.cell, row.provenance)
+        places = self.places
+        groups: dict[tuple[str, int], dict[str, CellRows]] = {}
+        for cell in filter(lambda cell: cell.pair, self.cells):
+            fixed, varied = (cell.executor, cell.backbone) if backbones else (cell.backbone, cell.executor)
+            group = groups.setdefault((fixed, cell.max_turns), {})
+            if varied not in group or cell.topology == "factorized":
+                group[varied] = cell
+        ordered = sorted(groups, key=lambda key: (-len(groups[key]), places[key[0]] * (1 if backbones else -1)))
+        return [
+            RoleSweep(*key, tuple(groups[key][name] for name in sorted(groups[key], key=places.__getitem__)))
+            for key in ordered
+            if len(groups[key]) > 1
+        ]
 
 
-def read_rows(path: Path, kind: type[Row]) -> Iterator[Row]:
-    """The rows of a file, one in memory at a time, without a last line that is still being written, or was torn. Raises
-    `BadConfig`, naming file and line.
-    """
-    decoder = msgspec.json.Decoder(kind)
+def read_study(folder: Path) -> Study:
+    """Read the sweep in a folder. Raises `BadConfig`."""
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    return
-                try:
-                    yield decoder.decode(line)
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    raise BadConfig(
-                        f"{path}:{number}: {error}; remove this line, and the same sweep makes it again."
-                    ) from None
+        plan = msgspec.json.decode((folder / PLAN).read_bytes(), type=KeptPlan)
     except OSError as error:
-        raise BadConfig(f"{path}: cannot be read ({error.strerror}); name the folder of a sweep.") from None
+        raise BadConfig(f"{folder / PLAN}: cannot be read ({error.strerror}); name the folder of a sweep.") from None
+    except msgspec.DecodeError as error:
+        raise BadConfig(f"{folder / PLAN}: {error}; was it written by another release?") from None
+    asked, made_by = frozenset(plan.question_ids), dict[str, Provenance]()
+    rows: dict[str, list[Row]] = {name: [] for name in plan.cells}
+    for row in read_rows(folder / RESULTS):
+        shared = made_by.setdefault(row.cell, row.provenance)  # those of all rows would fill the memory
+        if row.cell in rows and row.rollout < plan.rollouts and row.question_id in asked:  # a plan may have been cut
+            rows[row.cell].append(msgspec.structs.replace(row, provenance=shared))
+    cells = tuple(_cell(name, found) for name, found in rows.items() if found)
+    if not cells:
+        raise BadConfig(f"{folder / RESULTS}: holds no row yet; finish the sweep first.")
+    return Study(plan, cells, made_by)
+
+
+def _cell(name: str, rows: list[Row]) -> CellRows:
+    """In an order that does not tell which was quicker."""
+    first = rows[0]
+    executor = first.executor or (first.backbone if first.topology == "homogeneous" else "")
+    ordered = sorted(rows, key=lambda row: (row.dataset, row.question_id, row.rollout))
+    return CellRows(name, first.topology, first.backbone, executor, first.max_turns, tuple(ordered))

@@ -2,86 +2,65 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, stdev
+from typing import NamedTuple
 
-from benchmarks.study.result_row import Scored
+from benchmarks.study.rows import Row
 from executor_sft.evaluate import Difference, paired_difference
 
-Of = Callable[[Scored], float]
-METRICS: Mapping[str, Of] = {
+METRICS: Mapping[str, Callable[[Row], float]] = {
     "EM": lambda row: row.exact_match,
     "F1": lambda row: row.f1,
-    "EM, folded": lambda row: row.folded_exact_match,
-    "F1, folded": lambda row: row.folded_f1,
     "Judge": lambda row: row.accepted is True,
 }
-"""EM and F1 as the official SQuAD and HotpotQA scripts compute them; folded: punctuation of all scripts and accents
-apart; the judge's with its unreadable replies in the denominator.
+"""Those that the paper gives: EM and F1 as the official SQuAD and HotpotQA scripts compute them; the judge's with its
+unreadable replies in the denominator.
 """
-HEADLINE = ("EM", "F1", "Judge")
-"""Those that the paper gives."""
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """A mean with its standard error."""
+class Score(NamedTuple):
+    """A mean with its standard error, shares of 1."""
 
     mean: float
     error: float | None
     """Clustered by question: rollouts of one question are no independent samples. None for a single question."""
-    questions: int
 
 
-def metrics_of(rows: Sequence[Scored]) -> dict[str, Of]:
-    """Those that the rows have: without a judge there is no such score."""
-    return {name: of for name, of in METRICS.items() if name != "Judge" or any(row.judged for row in rows)}
+def metrics_of(rows: Iterable[Row]) -> list[str]:
+    """Name those that the rows have: without a judge there is no such score."""
+    judged = any(row.judged for row in rows)
+    return [name for name in METRICS if judged or name != "Judge"]
 
 
-def headline(rows: Sequence[Scored]) -> list[str]:
-    """Those of `HEADLINE` that the rows have."""
-    found = metrics_of(rows)
-    return [name for name in HEADLINE if name in found]
-
-
-def by_question(rows: Iterable[Scored], of: Of) -> dict[str, float]:
-    """The mean over the rollouts of each question."""
-    values: dict[str, list[float]] = {}
-    for row in rows:
-        values.setdefault(row.question_id, []).append(float(of(row)))
-    return {question: fmean(found) for question, found in values.items()}
-
-
-def by_dataset(rows: Iterable[Scored]) -> dict[str, list[Scored]]:
-    """The rows of each data set, in the order of their first appearance."""
-    found: dict[str, list[Scored]] = {}
-    for row in rows:
-        found.setdefault(row.dataset, []).append(row)
-    return found
-
-
-def micro(rows: Iterable[Scored], of: Of) -> Score:
-    """Over all questions alike, as the paper's "average" is."""
-    means = list(by_question(rows, of).values())
-    if not means:
-        return Score(math.nan, None, 0)
+def micro(rows: Iterable[Row], metric: str) -> Score:
+    """Average over all questions alike, as the paper does."""
+    means = list(_by_question(rows, metric).values())
     error = stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None
-    return Score(fmean(means), error, len(means))
+    return Score(fmean(means), error)
 
 
-def macro(rows: Iterable[Scored], of: Of) -> Score:
-    """The mean of the data sets' means."""
-    scores = [micro(found, of) for found in by_dataset(rows).values()]
-    errors = [score.error for score in scores if score.error is not None]
-    error = math.hypot(*errors) / len(scores) if scores and len(errors) == len(scores) else None
-    questions = sum(score.questions for score in scores)
-    return Score(fmean(score.mean for score in scores) if scores else math.nan, error, questions)
-
-
-def compared(new: Iterable[Scored], old: Iterable[Scored], of: Of) -> Difference | None:
-    """The difference of two cells over the questions that both have answered; None where there are none."""
-    one, other = by_question(new, of), by_question(old, of)
+def compared(new: Iterable[Row], old: Iterable[Row], metric: str) -> Difference | None:
+    """Compare two cells over the questions that both have answered; None where there are none."""
+    one, other = _by_question(new, metric), _by_question(old, metric)
     both = [question for question in one if question in other]
     if not both:
         return None
     return paired_difference([one[question] for question in both], [other[question] for question in both])
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Choose the `(cost, score)` that no other beats at the same cost or less with a higher score, or at the same score
+    with less; in the order of their cost. Of equal ones, all.
+    """
+    front: list[int] = []
+    for index in sorted(range(len(points)), key=lambda index: (points[index][0], -points[index][1])):
+        if not front or points[index][1] > points[front[-1]][1] or points[index] == points[front[-1]]:
+            front.append(index)
+    return front
+
+
+def _by_question(rows: Iterable[Row], metric: str) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        values.setdefault(row.question_id, []).append(float(METRICS[metric](row)))
+    return {question: fmean(found) for question, found in values.items()}

@@ -6,11 +6,9 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.study.provenance import Provenance, RoleProvenance
-from benchmarks.study.result_row import Attribution, Loss, Scored
-from benchmarks.study.results import RESULTS
-from benchmarks.study.study_data import PLAN, KeptPlan
+from benchmarks.study.results import PLAN, KeptPlan
+from benchmarks.study.rows import RESULTS, Attribution, Row
 from router.trace.call import RoleTotal
-from router.trace.values import TopologyName
 
 MODELS = {"small": 1e9, "middle": 4e9, "large": 30e9}
 MADE_BY = Provenance(
@@ -30,23 +28,13 @@ MADE_BY = Provenance(
 
 def total(role: str = "execution", tokens: int = 100, **fields: object) -> RoleTotal:
     """What a role has spent on one answer."""
-    known: dict[str, object] = {
-        "role": role,
-        "model": "m",
-        "attempts": 1,
-        "attempts_without_usage": 0,
-        "attempts_without_cost": 0,
-        "prompt_tokens": tokens,
-        "completion_tokens": 0,
-        "cached_tokens": None,
-        "reasoning_tokens": None,
-        "wasted_tokens": 0,
-        "nano_usd": tokens * 1000,
-    }
+    known: dict[str, object] = dict.fromkeys(RoleTotal.__struct_fields__, 0)
+    known |= {"role": role, "model": "m", "attempts": 1, "prompt_tokens": tokens, "nano_usd": tokens * 1000}
+    known |= {"cached_tokens": None, "reasoning_tokens": None}
     return msgspec.convert(known | fields, RoleTotal)
 
 
-def row(question: str = "q1", **fields: object) -> Scored:
+def row(question: str = "q1", **fields: object) -> Row:
     """A rollout whose answer is right, but for `fields`."""
     known: dict[str, object] = {
         "cell": "large + small",
@@ -56,70 +44,58 @@ def row(question: str = "q1", **fields: object) -> Scored:
         "max_turns": 3,
         "dataset": "films",
         "question_id": question,
+        "question": "Where?",
+        "golds": ("Paris",),
         "rollout": 0,
         "answer": "Paris",
         "outcome": "answered",
         "exact_match": True,
         "f1": 1.0,
-        "folded_exact_match": True,
-        "folded_f1": 1.0,
         "judged": True,
         "accepted": True,
-        "rounds": 1,
         "searches": (1,),
-        "failed": 0,
         "spent": (total(),),
         "checking": (),
+        "checked": (),
         "latency_s": 1.0,
         "attribution": None,
+        "provenance": MADE_BY,
     }
-    return Scored(**(known | fields))  # type: ignore[arg-type]
+    return Row(**(known | fields))  # type: ignore[arg-type]
 
 
-def lost(by: Loss) -> Attribution:
-    """A wrong answer that this role lost."""
-    return Attribution(by, "Paris", "Paris")
-
-
-def grid(folder: Path, *, questions: int = 8) -> Path:
-    """The folder of a sweep in which larger backbones answer more, and larger executors a little more."""
+def grid(folder: Path) -> Path:
+    """The folder of a sweep over 8 questions, twice each, in which larger backbones answer more, and larger executors a
+    little more.
+    """
     pairs = [("large", executor) for executor in reversed(MODELS)]
     pairs += [("small", "large"), ("small", "small"), ("middle", "small")]
-    cells: list[tuple[TopologyName, str, str | None, str]] = [
-        ("factorized", backbone, executor, f"{backbone} + {executor}") for backbone, executor in pairs
-    ]
-    cells += [("single_agent", model, None, f"single_agent: {model}") for model in MODELS]
-    skill = {"small": 0, "middle": 2, "large": 4}
-    rows = [
-        _answered(cell, number, rollout, skill) for cell in cells for number in range(questions) for rollout in (0, 1)
-    ]
-    return written(folder, rows, questions, 2)
+    cells: list[tuple[str, str | None]] = [*pairs, *((model, None) for model in MODELS)]
+    return written(
+        folder, [_answered(*cell, number, twice) for cell in cells for number in range(8) for twice in (0, 1)]
+    )
 
 
-def written(folder: Path, rows: Sequence[Scored], questions: int, rollouts: int = 1) -> Path:
+def written(folder: Path, rows: Sequence[Row], questions: int = 8, rollouts: int = 2) -> Path:
     """The folder of a sweep with these rows."""
     folder.mkdir(exist_ok=True)
-    names = tuple(dict.fromkeys(one.cell for one in rows))
-    asked = {one.question_id for one in rows}
-    others = (f"not asked yet {number}" for number in range(questions - len(asked)))
-    plan = KeptPlan("Made up", (*sorted(asked), *others), rollouts, names, dict(MODELS))
+    asked = sorted({one.question_id for one in rows})
+    others = [f"not asked yet {number}" for number in range(questions - len(asked))]
+    plan = KeptPlan("Made up", (*asked, *others), rollouts, (*dict.fromkeys(one.cell for one in rows),), {**MODELS})
     (folder / PLAN).write_bytes(msgspec.json.encode(plan))
-    made = {"provenance": msgspec.to_builtins(MADE_BY)}
-    lines = (msgspec.json.encode(msgspec.to_builtins(one) | made) + b"\n" for one in rows)
-    (folder / RESULTS).write_bytes(b"".join(lines))
+    (folder / RESULTS).write_bytes(msgspec.json.Encoder().encode_lines(rows))
     return folder
 
 
-def _answered(
-    cell: tuple[TopologyName, str, str | None, str], number: int, rollout: int, skill: dict[str, int]
-) -> Scored:
-    topology, backbone, executor, name = cell
+def _answered(backbone: str, executor: str | None, number: int, rollout: int) -> Row:
+    skill = {"small": 0, "middle": 2, "large": 4}
     right = number + rollout < skill[backbone] + (skill[executor] // 2 if executor else 0) + 1
+    lost_by = "delegation" if number % 3 else "reading"
     spent = (total("delegation", 50), *((total("execution", 100 * (1 + skill[executor])),) if executor else ()))
     return row(
         f"q{number}",
-        cell=name,
-        topology=topology,
+        cell=f"{backbone} + {executor}" if executor else f"single_agent: {backbone}",
+        topology="factorized" if executor else "single_agent",
         backbone=backbone,
         executor=executor,
         dataset="films" if number % 2 else "books",
@@ -127,6 +103,6 @@ def _answered(
         exact_match=right,
         f1=float(right),
         accepted=right,
-        attribution=None if right or not executor else lost("delegation" if number % 3 else "reading"),
+        attribution=None if right or not executor else Attribution(lost_by, "Paris", "Paris"),  # type: ignore[arg-type]
         spent=spent,
     )

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.mini_study import MODELS, SIZES, write_plan
-from benchmarks.study.asked_questions import asked_questions
-from benchmarks.study.cell import prepared
-from benchmarks.study.plan import read_plan
-from executor_sft.minimodel.model import LADDER
+from benchmarks.mini_study import MODELS, SIZES, write_study
+from benchmarks.study.cells import cells_of
+from benchmarks.study.plan import questions_of, read_plan
+from executor_sft.minimodel.architecture import LADDER
 from router.errors import BadConfig
 from serving.config.file import load_config
 from serving.documents.source import find_sources
@@ -23,9 +22,9 @@ def test_the_plan_can_be_read(tmp_path: Path) -> None:
         (tmp_path / "models" / size).mkdir(parents=True)
         (tmp_path / "models" / size / "model.safetensors").write_bytes(bytes(2000 * number))
         (tmp_path / "models" / size / "config.json").write_text("{}")
-    plan = read_plan(write_plan(tmp_path, tmp_path / "models", [21, 22], 3, 4))
-    cells = prepared(plan)
-    assert [cell.cell.name for cell in cells] == [
+    plan = read_plan(write_study(tmp_path, tmp_path / "models", [21, 22], 3, 4))
+    cells = cells_of(plan)
+    assert [cell.name for cell in cells] == [
         "small + large",
         "medium + large",
         "large + large",
@@ -44,14 +43,14 @@ def test_the_plan_can_be_read(tmp_path: Path) -> None:
         json.loads(line)["id"] for source in documents.sources for line in Path(source.path).read_text().splitlines()
     ]
     assert len(set(ids)) == len(ids)
-    questions = asked_questions(plan.questions)
+    questions = questions_of(plan)
     assert len({question.id for question in questions}) == 6
     assert all(question.decomposition for question in questions)
 
 
 def test_the_models_that_come_with_it(tmp_path: Path) -> None:
     """Are of the sizes that are told of them, and read what the answerer reads."""
-    plan = read_plan(write_plan(tmp_path, MODELS, [21], 1, 1))
+    plan = read_plan(write_study(tmp_path, MODELS, [21], 1, 1))
     sizes = [round((model.parameters or 0.0) / 1e6, 2) for model in plan.models.values()]
     assert sizes == pytest.approx([0.25, 0.5, 1.8], rel=0.1)
     answerer = Path(load_config(tmp_path / "rolegate.toml").engines["backbone"].path)
@@ -63,5 +62,5 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     """Is named, before anything is asked."""
     missing = re.escape(str(tmp_path / "small" / "model.safetensors"))
     with pytest.raises(BadConfig, match=f"--models: {missing}: No such file"):
-        write_plan(tmp_path / "work", tmp_path, [21], 1, 1)
+        write_study(tmp_path / "work", tmp_path, [21], 1, 1)
     assert not (tmp_path / "work").exists()

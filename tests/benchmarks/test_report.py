@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.report import main, tables_of
-from benchmarks.study.further_tables import costs_table, further_tables
-from benchmarks.study.published import PUBLISHED
+from benchmarks.report import main
 from benchmarks.study.report_table import ReportTable
-from benchmarks.study.result_row import Scored
+from benchmarks.study.results import read_study
+from benchmarks.study.rows import Row
 from benchmarks.study.scores import Score
-from benchmarks.study.study_data import read_study
-from benchmarks.study.tables import paper_tables
+from benchmarks.study.tables import published_tables, tables_of
 from router.errors import BadConfig
 from tests.benchmarks.study_rows import grid, row, total, written
 
@@ -40,36 +38,31 @@ def test_the_papers_tables(folder: Path) -> None:
     assert [one["executor"] for one in rows(folder, "table-3")] == ["small", "middle", "large"]
     assert [one["model"] for one in rows(folder, "table-1")] == ["small", "large"]
     assert {one["pair"] for one in rows(folder, "table-4")} >= {"large + small", "small + small"}
-    assert [(one["backbone"], one["executor"]) for one in rows(folder, "table-5")][:2] == [
-        ("small", "small"),
-        ("small", "large"),
-    ]
+    first = [(one["backbone"], one["executor"]) for one in rows(folder, "table-5")][:2]
+    assert first == [("small", "small"), ("small", "large")]
     for name in ("figure-2.png", "figure-3.png", "all-tokens.png", "published-figure-2.png"):
         assert (folder / "report" / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_scores_are_in_points_with_their_errors(folder: Path) -> None:
-    """8 questions twice each, of which `large + large` answers 6 and a half; in the CSV, the error has its column."""
-    found = {(one["pair"], one["data set"]): one for one in rows(folder, "scores")}
-    score = found["large + large", "all, micro"]
+def test_scores_costs_and_losses(folder: Path) -> None:
+    """8 questions twice each, of which `large + large` answers 6 and a half, in points with a column for the error; 50
+    tokens of the backbone and 500 of the executor for each, at a millionth of a dollar.
+    """
+    score = {(one["pair"], one["data set"]): one for one in rows(folder, "scores")}["large + large", "all, micro"]
     assert float(score["EM"]) == pytest.approx(100 * 6.5 / 8)
     assert float(score["EM standard error"]) > 0
     assert score["questions"] == "8"
+    (cost,) = [one for one in rows(folder, "costs") if one["pair"] == "large + large"]
+    assert float(cost["dollars an answer"]) == pytest.approx(550e-6)
+    assert float(cost["dollars a right answer"]) == pytest.approx(550e-6 * 8 / 6.5, abs=1e-6)
+    assert (float(cost["executor tokens"]), float(cost["tokens"])) == (500, 550)
     lost = {one["pair"]: one for one in rows(folder, "losses")}
     assert float(lost["small + small"]["delegation, %"]) + float(lost["small + small"]["reading, %"]) == 100
     assert "single_agent: small" not in lost
 
 
-def test_money_and_tokens(folder: Path) -> None:
-    """For each question: 50 tokens of the backbone and 500 of the large executor, at a millionth of a dollar each."""
-    (cost,) = [one for one in rows(folder, "costs") if one["pair"] == "large + large"]
-    assert float(cost["dollars an answer"]) == pytest.approx(550e-6)
-    assert float(cost["executor tokens"]) == 500
-    assert cost["cached, %"] == "", "no endpoint said"
-
-
-def test_what_made_the_figures(folder: Path) -> None:
-    """The models, prompts and sampling of every pair, and once what all have alike."""
+def test_provenance(folder: Path) -> None:
+    """The models, prompts and sampling of every pair, and once the settings in which all are alike."""
     found = rows(folder, "provenance")
     assert {row["pair"] for row in found} == {row["pair"] for row in rows(folder, "scores")}
     assert {(row["prompt (SHA-256)"], row["temperature"]) for row in found} == {("5d41402abc4b", "0.3")}
@@ -83,7 +76,7 @@ def test_published_figures_stand_apart(folder: Path) -> None:
     """No table of ours has one of them, all of them are labelled, and the page says where they are from."""
     cells = [str(cell) for table in tables_of(read_study(folder / "results")) for row in table.rows for cell in row]
     assert not any(name in cell for cell in cells for name in ("Qwen", "DeepSeek", "GLM"))
-    assert all(table.title.startswith("Published (TBSS") for table in PUBLISHED)
+    assert all(table.title.startswith("Published (TBSS") for table in published_tables().values())
     page = (folder / "report" / "report.html").read_text("utf-8")
     assert page.index("Our figures") < page.index('id="costs"') < page.index("Published figures, for comparison")
     assert page.index('class="published"') < page.index('id="published-table-1"')
@@ -150,7 +143,7 @@ def test_an_unfinished_sweep_is_called_so(tmp_path: Path) -> None:
 
 def test_cells_are_text_and_nothing_else() -> None:
     """A model's name can neither close a table cell nor be a tag; what is unknown is a dash."""
-    table = ReportTable("t", "A & B", ("a|b", "score", "n"), (("<b>|", Score(0.5, 0.01, 3), None),), digits=1)
+    table = ReportTable("t", "A & B", ("a|b", "score", "n"), (("<b>|", Score(0.5, 0.01), None),), digits=1)
     assert "<b>|" not in table.html()
     assert "&lt;b&gt;|" in table.html()
     assert "| <b>\\| | 50.00 ± 1.00 | – |" in table.markdown()
@@ -165,7 +158,6 @@ def test_cells_are_text_and_nothing_else() -> None:
         (0.00012, "0.0001"),
         (-1.5, "−1.5000"),
         (9.99999, "10.00"),
-        (48.23061, "48.23"),
         (99.999, "100"),
         (1571.6, "1,572"),
         (math.nan, "–"),
@@ -176,7 +168,7 @@ def test_a_number_has_as_many_digits_as_say_something(value: float, shown: str) 
     assert ReportTable("t", "T", (), (), digits=4).text(value) == shown
 
 
-def pair(backbone: str, executor: str | None, turns: int = 3, topology: str = "factorized", **fields: object) -> Scored:
+def pair(backbone: str, executor: str | None, turns: int = 3, topology: str = "factorized", **fields: object) -> Row:
     """A row of a cell that is called as sweeps call it."""
     models = f"{backbone} + {executor}" if executor else backbone
     name = f"{models if topology == 'factorized' else f'{topology}: {models}'}, K={turns}"
@@ -184,8 +176,9 @@ def pair(backbone: str, executor: str | None, turns: int = 3, topology: str = "f
     return row(**known | fields)  # type: ignore[arg-type]
 
 
-def by_key(tables: list[ReportTable]) -> dict[str, ReportTable]:
-    return {table.key: table for table in tables}
+def tables(folder: Path, rows: list[Row], questions: int = 1) -> dict[str, ReportTable]:
+    """The tables of these rows, by key."""
+    return {table.key: table for table in tables_of(read_study(written(folder, rows, questions, 1)))}
 
 
 def test_a_data_set_that_a_pair_has_not_reached(tmp_path: Path) -> None:
@@ -193,40 +186,26 @@ def test_a_data_set_that_a_pair_has_not_reached(tmp_path: Path) -> None:
     models = [("small", "small"), ("large", "small"), ("large", "large"), ("small", "large")]
     films = [pair(*both, dataset="films", accepted=False) for both in models]
     books = [pair(*both, question="b", dataset="books") for both in models[::2]]
-    made = written(tmp_path / "results", [*films, *books], 2)
-    assert main([str(made), "--out", str(tmp_path / "report")]) == 0
-    tables = by_key(paper_tables(read_study(made)))
+    found = tables(tmp_path, [*films, *books], 2)
     for key in ("table-2", "table-2-2", "table-3", "table-3-2", "table-5"):
-        table = tables[key]
-        assert table.columns[-5:-3] == ("books judge", "films judge")
-        for cells in table.rows:
-            assert len(cells) == len(table.columns)
-            assert [table.text(cell) for cell in cells[-5:-3]] in (["–", "0.00"], ["100.00", "0.00"])
-    assert [tables["table-3"].text(cells[1]) for cells in tables["table-3"].rows] == ["–", "100.00"]
+        assert found[key].columns[-5:-3] == ("books judge", "films judge")
+        for cells in found[key].rows:
+            assert [found[key].text(cell) for cell in cells[-5:-3]] in (["–", "0.00"], ["100.00", "0.00"])
+    assert [found["table-3"].text(cells[1]) for cells in found["table-3"].rows] == ["–", "100.00"]
 
 
 def test_limits_of_turns_stand_apart(tmp_path: Path) -> None:
     """Each pair has its row for each, the searcher stands beside executors of its own limit, and labels say which."""
-    both = [
-        one
-        for turns in (3, 4)
-        for one in (
-            *(pair(backbone, executor, turns) for backbone in ("small", "large") for executor in ("small", "large")),
-            pair("large", "middle", turns, "searcher"),
-            pair("large", None, turns, "single_agent", exact_match=turns == 4),
-        )
-    ]
-    made = written(tmp_path / "results", both, 1)
-    assert main([str(made), "--out", str(tmp_path / "report")]) == 0
-    tables = by_key(paper_tables(read_study(made)))
-    first = tables["table-1"]
-    assert [(cells[0], first.text(cells[1])) for cells in first.rows] == [
-        ("large, K=3", "0.00"),
-        ("large, K=4", "100.00"),
-    ]
-    (third,) = (table for table in tables.values() if table.title.endswith("with large, K=4 as backbone"))
+    models = [(backbone, executor) for backbone in ("small", "large") for executor in ("small", "large")]
+    made = [pair(*both, turns) for turns in (3, 4) for both in models]
+    made += [pair("large", "middle", turns, "searcher") for turns in (3, 4)]
+    made += [pair("large", None, turns, "single_agent", exact_match=turns == 4) for turns in (3, 4)]
+    found = tables(tmp_path, made)
+    first = [(cells[0], found["table-1"].text(cells[1])) for cells in found["table-1"].rows]
+    assert first == [("large, K=3", "0.00"), ("large, K=4", "100.00")]
+    (third,) = (table for table in found.values() if table.title.endswith("with large, K=4 as backbone"))
     assert [cells[0] for cells in third.rows] == ["small", "large", "middle (as a searcher)"]
-    labels = [cells[:2] for cells in tables["table-5"].rows]
+    labels = [cells[:2] for cells in found["table-5"].rows]
     assert len(set(labels)) == len(labels) == 8
     assert ("small, K=3", "large") in labels
 
@@ -234,30 +213,20 @@ def test_limits_of_turns_stand_apart(tmp_path: Path) -> None:
 def test_a_homogeneous_pair_beside_a_factorized_one(tmp_path: Path) -> None:
     """Of the same model: neither hides the other."""
     models = ("small", "large")
-    rows_ = [pair(backbone, executor) for backbone in models for executor in models]
-    rows_ += [pair("large", None, topology=topology) for topology in ("homogeneous", "single_agent")]
-    tables = by_key(paper_tables(read_study(written(tmp_path, rows_, 1))))
-    assert [cells[0] for cells in tables["table-1"].rows] == ["large", "large (homogeneous)"]
-    assert [cells[0] for cells in tables["table-3"].rows] == ["small", "large"]
-    labels = [cells[:2] for cells in tables["table-5"].rows]
-    assert len(set(labels)) == len(labels) == 5
+    made = [pair(backbone, executor) for backbone in models for executor in models]
+    found = tables(tmp_path, made + [pair("large", None, topology=one) for one in ("homogeneous", "single_agent")])
+    assert [cells[0] for cells in found["table-1"].rows] == ["large", "large (homogeneous)"]
+    assert [cells[0] for cells in found["table-3"].rows] == ["small", "large"]
+    assert len({cells[:2] for cells in found["table-5"].rows}) == 5
 
 
-def test_cached_is_of_what_was_told(tmp_path: Path) -> None:
-    """Half of the backbone's 100 prompt tokens; the executor's endpoint does not say, so its 900 are left out."""
-    spent = (total("delegation", 100, cached_tokens=50), total("execution", 900))
-    study = read_study(written(tmp_path, [row(spent=spent), row("q2", spent=spent)], 2))
-    costs = costs_table(study)
-    assert costs.rows[0][costs.columns.index("cached, %")] == 50
-
-
-def test_a_role_with_two_models_has_two_rows(tmp_path: Path) -> None:
-    """Such as an executor with its fallback."""
-    spent = (total("execution", 900, model="own"), total("execution", 100, model="fallback"))
-    study = read_study(written(tmp_path, [row(spent=spent, checking=spent[:1])], 1))
-    tokens = by_key(further_tables(study))["tokens"]
-    assert [cells[1:3] for cells in tokens.rows] == [
+def test_tokens_by_role_and_model(tmp_path: Path) -> None:
+    """A role with two models, such as an executor with its fallback, has two rows; judging stands apart."""
+    spent = (total("execution", 900, model="own", cached_tokens=50), total("execution", 100, model="fallback"))
+    table = tables(tmp_path, [row(spent=spent, checking=spent[:1])])["tokens"]
+    assert [cells[1:3] for cells in table.rows] == [
         ("execution", "own"),
         ("execution", "fallback"),
         ("execution, to check", "own"),
     ]
+    assert [cells[table.columns.index("of them cached")] for cells in table.rows] == [50, None, 50]

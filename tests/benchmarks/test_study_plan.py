@@ -4,15 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.datasets.question import BenchmarkQuestion, SubQuestion
-from benchmarks.study.asked_questions import asked_questions
-from benchmarks.study.attributing import holds, lost_in_execution
-from benchmarks.study.cell import prepared
-from benchmarks.study.engine_groups import engine_groups
-from benchmarks.study.plan import read_plan
+from benchmarks.study.cells import cells_of, engine_groups
+from benchmarks.study.plan import questions_of, read_plan
 from router.errors import BadConfig, BadCorpus
-from router.protocol.evidence import Passage, Report
-from router.trace.values import Conversation, Execution, SearchRecord
 
 ROLE = 'model = "m"\nprompt = "prompt.txt"\nbase_url = "http://127.0.0.1:9/v1"\n'
 MODELS = """[models.big]
@@ -21,11 +15,11 @@ execution = { max_tokens = 7 }
 [models.small]
 """
 PAIRS = '[[pairs]]\nbackbone = ["big", "small"]\nexecutor = ["small"]\n'
-
 BIG = PAIRS.replace('["small"]', '["big"]')
+HEAD = 'config = "config.toml"\n'
 
 
-def write(folder: Path, pairs: str = PAIRS, models: str = MODELS, head: str = 'config = "config.toml"\n') -> Path:
+def write(folder: Path, pairs: str = PAIRS, models: str = MODELS, head: str = HEAD) -> Path:
     """A sweep, with its config."""
     (folder / "prompt.txt").write_text("You work.")
     tables = "".join(f"[roles.{name}]\n{ROLE}" for name in ("delegation", "execution", "answer"))
@@ -37,8 +31,8 @@ def write(folder: Path, pairs: str = PAIRS, models: str = MODELS, head: str = 'c
 def test_models_stand_in_their_roles(tmp_path: Path) -> None:
     """What a model does not say is the role's; a model of another name does not inherit where the role's is served."""
     more = '[[pairs]]\nbackbone = ["big"]\ntopology = "homogeneous"\n[[pairs]]\nbackbone = ["small"]\n'
-    cells = prepared(read_plan(write(tmp_path, PAIRS + more + 'executor = ["big"]\n')))
-    assert [cell.cell.name for cell in cells] == ["big + small", "small + small", "homogeneous: big", "small + big"]
+    cells = cells_of(read_plan(write(tmp_path, PAIRS + more + 'executor = ["big"]\n')))
+    assert [cell.name for cell in cells] == ["big + small", "small + small", "homogeneous: big", "small + big"]
     big, small = cells[0].roles["delegation"], cells[1].roles["delegation"]
     assert (big.model, big.base_url, big.temperature) == ("B", "http://127.0.0.1:8/v1", 0.5)
     assert (small.model, small.base_url) == ("m", "http://127.0.0.1:9/v1")
@@ -50,40 +44,43 @@ def test_models_stand_in_their_roles(tmp_path: Path) -> None:
 
 def test_limits_of_turns_are_cells(tmp_path: Path) -> None:
     """Every pair once for each; names tell those that are not the config's, whatever stands beside them."""
-    cells = prepared(read_plan(write(tmp_path, head='config = "config.toml"\nmax_turns = [3, 4]\n')))
-    assert [(cell.cell.name, cell.cell.max_turns, cell.cell.max_searches) for cell in cells] == [
+    cells = cells_of(read_plan(write(tmp_path, head=f"{HEAD}max_turns = [3, 4]\n")))
+    limits = [(cell.name, cell.config.search.max_turns, cell.config.search.max_searches) for cell in cells]
+    assert limits == [
         ("big + small", 3, 2),
         ("small + small", 3, 2),
         ("big + small, K=4", 4, 3),
         ("small + small, K=4", 4, 3),
     ]
-    assert [cell.config.search.max_turns for cell in cells] == [cell.cell.max_turns for cell in cells]
 
 
 @pytest.mark.parametrize(
     ("pairs", "models", "head", "why"),
     [
-        (PAIRS.replace("small", "tiny"), MODELS, 'config = "config.toml"\n', r"pairs\[0\].backbone: there is no model"),
-        ('[[pairs]]\nbackbone = ["big"]\n', MODELS, 'config = "config.toml"\n', "topology 'factorized' needs one"),
-        (f'{PAIRS}topology = "single_agent"\n', MODELS, 'config = "config.toml"\n', "has none of its own"),
-        (f'{PAIRS}topology = "alone"\n', MODELS, 'config = "config.toml"\n', r"pairs\[0\].topology: Invalid enum"),
-        (PAIRS, MODELS, 'config = "config.toml"\nrollout = 3\n', "unknown field `rollout`"),
-        (PAIRS, MODELS, 'config = "config.toml"\nrollouts = 0\n', "rollouts: 0 must be at least 1"),
-        (PAIRS, MODELS, 'config = "config.toml"\npilot = -1\n', "pilot: -1 must be at least 0"),
+        (PAIRS.replace("small", "tiny"), MODELS, HEAD, r"pairs\[0\].backbone: there is no model"),
+        ('[[pairs]]\nbackbone = ["big"]\n', MODELS, HEAD, "topology 'factorized' needs one"),
+        (f'{PAIRS}topology = "single_agent"\n', MODELS, HEAD, "has none of its own"),
+        (f'{PAIRS}topology = "alone"\n', MODELS, HEAD, r"pairs\[0\].topology: Invalid enum"),
+        ("", MODELS, f"{HEAD}pairs = []\n", "pairs: Expected `array` of length >= 1"),
+        (PAIRS, MODELS, f"{HEAD}rollout = 3\n", "unknown field `rollout`"),
+        (PAIRS, MODELS, f"{HEAD}rollouts = 0\n", "rollouts: Expected `int` >= 1"),
+        (PAIRS, MODELS, f"{HEAD}pilot = -1\n", "pilot: Expected `int` >= 0"),
+        (PAIRS, MODELS.replace("small", "' '"), HEAD, "Expected `str` matching regex .*in `..models`"),
         (PAIRS, MODELS, "", "config: give either config or preset"),
         (PAIRS, MODELS, "rollouts =\n", "not TOML"),
-        (BIG, MODELS.replace("max_tokens", "most"), 'config = "config.toml"\n', "models.big.execution: .*`most`"),
-        (BIG, MODELS.replace("7", "0"), 'config = "config.toml"\n', "max_tokens"),
+        (BIG, MODELS.replace("max_tokens", "most"), HEAD, "models.big.execution: .*`most`"),
+        (BIG, MODELS.replace("7", "0"), HEAD, "max_tokens"),
     ],
 )
 def test_what_is_no_sweep(tmp_path: Path, pairs: str, models: str, head: str, why: str) -> None:
     """Is refused before anything is started."""
     with pytest.raises(BadConfig, match=why):
-        prepared(read_plan(write(tmp_path, pairs, models, head)))
+        cells_of(read_plan(write(tmp_path, pairs, models, head)))
 
 
 def test_each_question_once(tmp_path: Path) -> None:
     """The first of those that are the same; others of the same id get a number; the limit is each data set's."""
+    plan = read_plan(write(tmp_path, head=f"{HEAD}limit = 2\n"))
     (tmp_path / "q.jsonl").write_text(
         '{"id": "1", "question": "Who?", "answer": "me", "dataset": "a"}\n'
         '{"id": "1", "question": "who", "answer": "me", "dataset": "a"}\n'
@@ -91,11 +88,11 @@ def test_each_question_once(tmp_path: Path) -> None:
         '{"id": "2", "question": "When?", "answer": "now", "dataset": "a"}\n'
         '{"id": "3", "question": "Who?", "answer": "you", "dataset": "b"}\n'
     )
-    found = asked_questions([str(tmp_path / "q.jsonl")], 2)
-    assert [(question.dataset, question.id) for question in found] == [("a", "1"), ("a", "1#2"), ("b", "3")]
+    chosen = [(question.dataset, question.id) for question in questions_of(plan)]
+    assert chosen == [("a", "1"), ("a", "1#2"), ("b", "3")]
     (tmp_path / "q.jsonl").write_text('{"id": "1", "question": "Who?"}\n')
     with pytest.raises(BadCorpus, match=r"q\.jsonl:1: no answer"):
-        asked_questions([str(tmp_path / "q.jsonl")])
+        questions_of(plan)
 
 
 def test_engines_that_run_together(tmp_path: Path) -> None:
@@ -106,45 +103,10 @@ def test_engines_that_run_together(tmp_path: Path) -> None:
     file = write(tmp_path, pairs, models)
     config = tmp_path / "config.toml"
     config.write_text(config.read_text() + engines)
-    cells = prepared(read_plan(file))
-    names = [[cell.cell.name for cell in group] for group in engine_groups(cells, 2)]
+    cells = cells_of(read_plan(file))
+    names = [[cell.name for cell in group] for group in engine_groups(cells, 2)]
     assert names == [["a + a", "b + a", "a + b"], ["c + a"]]
     assert [len(group) for group in engine_groups(cells, 1)] == [1, 1, 1, 1]
-
-
-def executed(text: str, answer: str) -> Execution:
-    passage = Passage("p", "A page", text)
-    return Execution("?", Report(answer, ("…",)), "reported", (SearchRecord("?", (passage,)),), Conversation(()))
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "lost_by"),
-    [
-        (("Heat is by Mann.", "Pacino"), ("nothing", "nowhere"), "reading"),
-        (("Heat is a film.", "Pacino"), ("Mann is from Chicago.", "nowhere"), "retrieval"),
-        (("Heat is a film.", "Michael Mann"), ("Mann is from Chicago.", "nowhere"), "reading"),
-        (("Heat is by Mann.", "Mann"), ("He is from somewhere.", "nowhere"), "retrieval"),
-        (("Heat is by Mann.", "Mann"), ("Mann is from Chicago.", "Chicago"), "reading"),
-    ],
-)
-def test_the_first_report_that_misses_tells(first: tuple[str, str], second: tuple[str, str], lost_by: str) -> None:
-    """Retrieval, where no passage that was shown holds the answer that it misses."""
-    steps = (SubQuestion("Who made Heat?", "Mann"), SubQuestion("Where is #1 from?", "Chicago"))
-    question = BenchmarkQuestion("1", "?", ("Chicago",), "films", "test", decomposition=steps)
-    assert lost_in_execution(question, [executed(*first), executed(*second)]) == lost_by
-
-
-def test_the_supporting_passage_counts_as_shown() -> None:
-    """Whatever words it has for the answer: the executor could have read it there."""
-    question = BenchmarkQuestion("1", "?", ("II",), "films", "test", decomposition=(SubQuestion("?", "II", "p"),))
-    assert lost_in_execution(question, [executed("the second", "I")]) == "reading"
-
-
-def test_words_in_a_row() -> None:
-    """Whole words only, once normalised."""
-    assert holds(["It is by Michael Mann, of course."], "the Michael Mann")
-    assert not holds(["It is by Michaela Mann."], "Michael Mann")
-    assert not holds(["anything"], "")
 
 
 def test_an_adapter_stands_beside_the_demos_model(tmp_path: Path) -> None:
@@ -152,7 +114,7 @@ def test_an_adapter_stands_beside_the_demos_model(tmp_path: Path) -> None:
     models = '[models.plain]\n[models.distilled]\nadapter = "shipped:models/executor-000001"\n'
     models += '[models.teacher]\nsettings = { model = "mini-teacher", engine = "teacher" }\n'
     pairs = '[[pairs]]\nbackbone = ["plain"]\nexecutor = ["plain", "distilled", "teacher"]\n'
-    cells = prepared(read_plan(write(tmp_path, pairs, models, 'preset = "mini"\n')))
+    cells = cells_of(read_plan(write(tmp_path, pairs, models, 'preset = "mini"\n')))
     assert [cell.version for cell in cells] == [None, "executor-000001", None]
     assert [sorted(cell.engines) for cell in cells] == [["backbone", "executor"]] * 2 + [["backbone", "teacher"]]
     assert all(cell.config.versions.start is None for cell in cells)

@@ -9,16 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.study.cell import prepared
+from benchmarks.study.cells import cells_of, weights_of
 from benchmarks.study.plan import read_plan
-from benchmarks.study.pricing import merged
-from benchmarks.study.provenance import Provenance
-from benchmarks.study.result_row import ResultRow
-from benchmarks.study.results import Results, read_rows
-from benchmarks.study.study_data import read_study
-from benchmarks.study.sweeping import begin_cell
-from benchmarks.study.weights import weights_of
-from benchmarks.sweep import begun
+from benchmarks.study.results import read_study
+from benchmarks.study.rows import Row, RowFile, read_rows
+from benchmarks.study.spending import merged
+from benchmarks.study.sweep import begin, begin_cell
 from executor_sft.step import read_manifest
 from router.errors import BadConfig
 from router.models.model import Prompt
@@ -112,19 +108,18 @@ async def started(*arguments: object) -> asyncio.subprocess.Process:
     )
 
 
-def rows(folder: Path) -> list[ResultRow]:
+def rows(folder: Path) -> list[Row]:
     """What was found, but for the time that it took, in an order of its own."""
-    found = read_rows(folder / "results.jsonl", ResultRow)
-    untimed = (msgspec.structs.replace(row, latency_s=None) for row in found)
+    untimed = (msgspec.structs.replace(row, latency_s=None) for row in read_rows(folder / "results.jsonl"))
     return sorted(untimed, key=lambda row: (row.cell, row.question_id, row.rollout))
 
 
-def unchecked(found: list[ResultRow]) -> list[ResultRow]:
+def unchecked(found: list[Row]) -> list[Row]:
     """The same but for who has paid for a verdict that several rows share: whoever was first."""
     return [msgspec.structs.replace(row, checking=(), checked=()) for row in found]
 
 
-def checking(found: list[ResultRow]) -> dict[str, RoleTotal]:
+def checking(found: list[Row]) -> dict[str, RoleTotal]:
     """What judging and attributing took in all, by role."""
     return {one.role: one for one in merged(one for row in found for one in row.checking)}
 
@@ -187,7 +182,7 @@ async def test_a_sweep_grows(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path
     assert before < {(row.cell, row.question_id, row.rollout) for row in found}
     assert len(found) == 3 * 8
     assert max(endpoint.answered.values()) == 4, "each of the two pairs asks the backbone once in each rollout"
-    assert read_study(tmp_path / "grown").whole
+    assert read_study(tmp_path / "grown").complete
 
     manifest = read_manifest(tmp_path / "grown")
     assert manifest.figures["rollouts"] == 3 * 8
@@ -198,7 +193,7 @@ async def test_a_sweep_grows(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path
     status, said = await ran(*command)
     assert (status, endpoint.answered.total()) == (0, calls), said
     cut = read_study(tmp_path / "grown")
-    assert cut.whole
+    assert cut.complete
     assert list(cut.plan.parameters) == ["student", "big", "teacher"], "in the order of the file, which is that of size"
     assert sum(len(cell.rows) for cell in cut.cells) == 2 * 3, "a report is about what the file says now"
     sweep.write_text("seed = 7\n" + whole, "utf-8")
@@ -230,7 +225,7 @@ async def test_killed(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path)
     assert dict(endpoint.answered) == calls
     assert unchecked(rows(tmp_path / "killed")) == unchecked(rows(tmp_path / "undisturbed"))
     assert checking(rows(tmp_path / "killed")) == checking(rows(tmp_path / "undisturbed"))
-    assert read_study(tmp_path / "killed").whole
+    assert read_study(tmp_path / "killed").complete
 
 
 async def test_failed_rollouts(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
@@ -257,7 +252,7 @@ async def test_another_index_for_another_cell(ran: Ran, sweep: Path, tmp_path: P
     status, said = await ran("sweep", "--config", sweep, "--out", tmp_path / "out")
     assert status == 1, said
     made_by = rows(tmp_path / "out")[0].provenance
-    with Results.open(tmp_path / "out") as results:
+    with RowFile.open(tmp_path / "out") as results:
         results.check("not begun yet", msgspec.structs.replace(made_by, max_turns=9, seed=5))
         shared: list[dict[str, object]] = [
             {"embedder": "other"},
@@ -267,7 +262,7 @@ async def test_another_index_for_another_cell(ran: Ran, sweep: Path, tmp_path: P
             {"versions": made_by.versions | {"python": "2.7"}},
         ]
         for change in shared:
-            other: Provenance = msgspec.structs.replace(made_by, **change)
+            other = msgspec.structs.replace(made_by, **change)
             with pytest.raises(BadConfig, match=f"were made with {next(iter(change))} "):
                 results.check("not begun yet", other)
 
@@ -296,22 +291,22 @@ executor = ["m"]
 """
     )
 
-    def begin(engine: Path) -> None:
+    def start(engine: Path) -> None:
         role = 'model = "m"\nprompt = "prompt.txt"\nengine = "own"\n'
         roles = "".join(f"[roles.{name}]\n{role}" for name in ("delegation", "execution", "answer"))
         (tmp_path / "config.toml").write_text(
             f'{roles}[engines.own]\npath = "{engine}"\n[retrieval]\naddress = "127.0.0.1:9"\n'
         )
         plan = read_plan(sweep)
-        (cell,) = prepared(plan)
-        _, settings = begun(tmp_path / "out", plan, [cell])
-        begin_cell(tmp_path / "out", cell.cell, settings[cell.cell.name])
+        (cell,) = cells_of(plan)
+        _, settings = begin(tmp_path / "out", plan, [cell])
+        begin_cell(tmp_path / "out", cell, settings)
 
-    begin(first)
-    begin(moved)
+    start(first)
+    start(moved)
     with pytest.raises(BadConfig, match=r"begun with settings\.weights\.delegation"):
-        begin(model(tmp_path / "c", b"others"))
+        start(model(tmp_path / "c", b"others"))
     model(first, b"trained anew")
     with pytest.raises(BadConfig, match=r"begun with settings\.weights\.delegation"):
-        begin(first)
+        start(first)
     assert weights_of("owner/name") == "owner/name"

@@ -1,0 +1,179 @@
+"""Tokens and money by role: at given prices, estimated from a pilot, and with other models."""
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from datetime import timedelta
+from statistics import fmean
+
+import msgspec
+from rich.table import Table
+
+from benchmarks.study.cells import Cell
+from benchmarks.study.rows import Row
+from executor_sft.memory import Memory
+from router.models.model import Usage
+from router.trace.call import Call, Price, RoleName, RoleTotal, sum_known, totals
+from serving.config.prices import price_of
+
+Prices = Mapping[RoleName, Price | None]
+_DIGITS = 16
+
+
+def prices_in(cell: Cell) -> Prices:
+    """Return the prices of all roles and the judge; None where nobody knows it. May block for seconds, by an import."""
+    return {name: price_of(role, cell.config.prices) for name, role in cell.roles_and_judge.items()}
+
+
+def spent(calls: Iterable[Call], prices: Prices) -> tuple[RoleTotal, ...]:
+    """Sum up calls by role and model, at these prices: the calls of a workbench carry none."""
+
+    def priced(call: Call) -> Call:
+        price = prices.get(call.role)
+        return msgspec.structs.replace(call, nano_usd=price.cost(call.usage) if price and call.usage else None)
+
+    return tuple(totals(map(priced, calls)))
+
+
+def first_calls(
+    calls: Iterable[Call], memories: Mapping[str, Memory], booked: Container[str], beside: Iterable[Call]
+) -> dict[str, Call]:
+    """Those of `calls` that were paid for, each once, by a key that is the same in every run of a sweep: not those
+    whose keys are `booked`, nor those that one of `beside` asked too. `memories`: by a name, as a call that two of them
+    keep was paid for twice.
+    """
+
+    def key(call: Call) -> str:
+        known = ((name, memory.key(call)) for name, memory in memories.items())
+        return next((f"{name} {found[:_DIGITS]}" for name, found in known if found), call.request_id)
+
+    others = set(map(key, beside))
+    return {name: call for call in calls if (name := key(call)) not in others and name not in booked}
+
+
+def merged(many: Iterable[RoleTotal]) -> list[RoleTotal]:
+    """Sum up by role and model, in the order of their first appearance."""
+    groups: dict[tuple[RoleName, str], list[RoleTotal]] = {}
+    for one in many:
+        groups.setdefault((one.role, one.model), []).append(one)
+    counts = RoleTotal.__struct_fields__[2:]
+    return [
+        msgspec.structs.replace(group[0], **{name: sum_known([getattr(one, name) for one in group]) for name in counts})
+        for group in groups.values()
+    ]
+
+
+def dollars(many: Sequence[RoleTotal]) -> float | None:
+    """Return their cost; None where that of any call is unknown."""
+    unknown = any(one.attempts_without_cost for one in many)
+    return None if unknown else sum(one.nano_usd or 0 for one in many) / 1e9
+
+
+def tokens(many: Iterable[RoleTotal], role: RoleName | None = None) -> int:
+    """Count what was read and written, in one role or in all."""
+    return sum(one.prompt_tokens + one.completion_tokens for one in many if role in (None, one.role))
+
+
+def with_other_models(
+    many: Iterable[RoleTotal],
+    prices: Mapping[str, Price],
+    instead: Mapping[RoleName, str] = {},
+    token_ratio: float = 1.0,
+) -> list[RoleTotal]:
+    """Price the totals anew. Models in `prices` cost what stands there, others what was booked. `instead`: other models
+    by role, each of which is in `prices`; they read and write `token_ratio` times the tokens.
+    """
+    return [
+        _priced(msgspec.structs.replace(one, model=instead[one.role]), prices[instead[one.role]], token_ratio)
+        if one.role in instead
+        else _priced(one, prices.get(one.model))
+        for one in many
+    ]
+
+
+def _priced(one: RoleTotal, price: Price | None, ratio: float = 1.0) -> RoleTotal:
+    if price is None:
+        return one
+    cached = None if one.cached_tokens is None else round(ratio * one.cached_tokens)
+    usage = Usage(round(ratio * one.prompt_tokens), round(ratio * one.completion_tokens), cached)
+    return msgspec.structs.replace(
+        one,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        attempts_without_cost=one.attempts_without_usage,
+        nano_usd=None if one.attempts_without_usage else price.cost(usage),
+    )
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """The cost of the work that is left; None is unknown."""
+
+    role: str
+    model: str
+    prompt_tokens: float | None
+    completion_tokens: float | None
+    dollars: float | None
+
+
+def estimates(done: Mapping[str, Sequence[Row]], left: Mapping[str, int]) -> list[Estimate]:
+    """Estimate by role and model, then in all. `done`, `left`: rows and rollouts to be done, by cell; each takes what
+    those of its cell took on average, and nobody knows what where there was none.
+    """
+    found: dict[tuple[str, str], list[Estimate]] = {}
+    for cell, count in left.items():
+        rows = done.get(cell, ())
+        spending = merged(one for row in rows for one in (*row.spent, *row.checking)) if count else []
+        for one in spending:
+            known, cost = one.attempts - one.attempts_without_usage, dollars([one])
+            scale = count / len(rows)
+            counted = scale * one.attempts / known if known else None
+            found.setdefault((one.role, one.model), []).append(
+                Estimate(
+                    one.role,
+                    one.model,
+                    counted and counted * one.prompt_tokens,
+                    counted and counted * one.completion_tokens,
+                    None if cost is None else scale * cost,
+                )
+            )
+    estimated = [_sum(role, model, many) for (role, model), many in found.items()]
+    if blind := sum(bool(count) and not done.get(cell) for cell, count in left.items()):
+        estimated.append(Estimate("all", f"of {blind:,} pairs without a pilot", None, None, None))
+    return [*estimated, _sum("all", "", estimated)]
+
+
+def _sum(role: str, model: str, many: Sequence[Estimate]) -> Estimate:
+    sums = [
+        None if None in amounts else sum(amount or 0 for amount in amounts)
+        for name in Estimate.__struct_fields__[2:]
+        for amounts in [[getattr(one, name) for one in many]]
+    ]
+    return Estimate(role, model, *sums)
+
+
+def estimate_table(found: Sequence[Estimate], left: int) -> Table:
+    """Show the estimates."""
+    table = Table("role", "model", title=f"{left:,} rollouts are left; they will cost about", title_justify="left")
+    for column in ("prompt tokens", "written", "dollars"):
+        table.add_column(column, justify="right")
+    for one in found:
+        amounts = ((one.prompt_tokens, 0), (one.completion_tokens, 0), (one.dollars, 4))
+        texts = ("unknown" if amount is None else f"{amount:,.{digits}f}" for amount, digits in amounts)
+        table.add_row(one.role, one.model, *texts)
+    return table
+
+
+def time_left(done: Mapping[str, Sequence[Row]], left: Mapping[str, int], concurrency: int) -> str:
+    """Say how long the rollouts that are left will take, `concurrency` at a time: at least, where many at a time take
+    no longer each than those that were measured; at most, where models do no more at a time than that.
+    """
+    least = most = 0.0
+    for cell, count in left.items():
+        measured_s = [row.latency_s for row in done.get(cell, ()) if row.latency_s is not None]
+        if count and not measured_s:
+            return "They will take an unknown time, besides starting engines, judging and attributing."
+        if count:
+            all_s, at_once = count * fmean(measured_s), min(concurrency, count)
+            least += all_s / at_once
+            most += all_s / min(at_once, len(measured_s))
+    ends = dict.fromkeys(str(timedelta(seconds=round(end))) for end in (least, most))
+    return f"They will take about {' to '.join(ends)}, besides starting engines, judging and attributing."
