@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.router.openai_server import MODEL, OpenAIServer, says, serving
+from router.testing.openai_server import MODEL, OpenAIServer, says, serving
 
 ROOT = Path(__file__).parent.parent
 CONFIG = """

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from tests.router.openai_server import OpenAIServer, serving
+from router.testing.openai_server import OpenAIServer, serving
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from router.search.retrieval import FixedRetriever
 from router.store.accounts import SQLAccounts
 from router.store.database import Database
 from router.store.versions import SQLVersionBook
+from router.testing.openai_server import MODEL, fails, says, serving
 from router.trace.identity import SCOPES
 from router.versions.book import Decision, ExecutorVersion
 from serving.composition import running_gateway
@@ -41,7 +42,6 @@ from serving.config.config import (
 from serving.retrieval.services import RetrievalServicer
 from tests.router.deployment import PASSAGE, report
 from tests.router.edge.wire import info_of
-from tests.router.openai_server import MODEL, fails, says, serving
 
 
 def ignored(_step: str) -> None:

@@ -26,13 +26,7 @@ from router.protocol.evidence import Passage
 from router.search.retrieval import FixedRetriever
 from router.store.accounts import SQLAccounts
 from router.store.database import Database
-from router.trace.call import Price
-from serving.composition import running_gateway
-from serving.config.config import Config, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig
-from serving.config.file import preset, read_config
-from serving.retrieval.services import RetrievalServicer
-from tests import reading_model
-from tests.router.openai_server import (
+from router.testing.openai_server import (
     DONE,
     MODEL,
     end_event,
@@ -43,6 +37,12 @@ from tests.router.openai_server import (
     streams,
     text_event,
 )
+from router.trace.call import Price
+from serving.composition import running_gateway
+from serving.config.config import Config, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig
+from serving.config.file import preset, read_config
+from serving.retrieval.services import RetrievalServicer
+from tests import reading_model
 
 BOUND = prompt_bound([Message("user", "hi")])
 HI = pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=[pb.ChatMessage(role="user", content="hi")])

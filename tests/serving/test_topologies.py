@@ -21,6 +21,7 @@ from executor_sft.runtime import open_runtime
 from router.edge.grpc.server import Server
 from router.errors import BadConfig
 from router.search.retrieval import FixedRetriever
+from router.testing.openai_server import MODEL, OpenAIServer, says, serving
 from serving.cli.ask import main as ask
 from serving.composition import running_gateway
 from serving.config.config import (
@@ -37,7 +38,6 @@ from serving.config.secrets import missing
 from serving.retrieval.services import RetrievalServicer
 from serving.topologies import role_configs
 from tests.router.deployment import PASSAGE, STOP, block, report
-from tests.router.openai_server import MODEL, OpenAIServer, says, serving
 from tests.scripted_gateway import running
 
 QUESTION = "Who made Heat?"

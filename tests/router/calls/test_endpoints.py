@@ -16,7 +16,7 @@ from router.errors import UpstreamUnavailable
 from router.ledger.ledger import Ledger
 from router.models.model import Message, Sampling
 from router.models.openai_client import OpenAIHTTP
-from tests.router.openai_server import (
+from router.testing.openai_server import (
     MODEL,
     Behaviour,
     OpenAIServer,
@@ -30,6 +30,8 @@ from tests.router.openai_server import (
     streams,
     text_event,
 )
+from tests.router.clock import Clock, with_clock
+from tests.router.deployment import HeldModel
 
 ASKED = (Message("system", "answer"), Message("user", "hi"))
 SOON = Timeouts(first_token_s=0.3, call_s=0.6)

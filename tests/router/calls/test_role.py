@@ -22,10 +22,10 @@ from router.ledger.journal import NoJournal
 from router.ledger.ledger import Ledger
 from router.models.model import Completion, Message, ScriptedModel, Usage
 from router.models.openai_client import OpenAIHTTP
+from router.testing.openai_server import MODEL, Behaviour, OpenAIServer, fails, hang, hang_on, says, streams, text_event
 from router.trace.call import OpenedCall, Price
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import HeldModel, role
-from tests.router.openai_server import MODEL, Behaviour, OpenAIServer, fails, hang, hang_on, says, streams, text_event
 
 ASKED = (Message("user", "hi"),)
 REFUSED = UpstreamRefused("wrong key", endpoint="e")

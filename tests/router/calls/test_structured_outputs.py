@@ -14,7 +14,7 @@ from router.models.openai_client import OpenAIHTTP
 from router.protocol.tags import Malformed
 from router.protocol.turns import ReportTurn, Search, parse_turn, turn_pattern
 from router.search.executor import STOP
-from tests.router.openai_server import DONE, MODEL, OpenAIServer, event, fails, says, streams
+from router.testing.openai_server import DONE, MODEL, OpenAIServer, event, fails, says, streams
 
 SEARCH = "<search>Who directed Heat?</search>"
 PATTERN = turn_pattern(searched=False, may_search=True)

@@ -30,10 +30,10 @@ from router.edge.http.server import HTTPServer
 from router.models.model import Prompt, ScriptedModel
 from router.models.openai_client import OpenAIHTTP
 from router.protocol.evidence import Passage
+from router.testing.openai_server import MODEL, OpenAIServer, replies, serving
+from router.testing.openai_server import streams as event_stream
 from tests.router.deployment import STOP, Deployment, Kept, block, report
 from tests.router.edge.wire import connected, info_of, served, whole_server
-from tests.router.openai_server import MODEL, OpenAIServer, replies, serving
-from tests.router.openai_server import streams as event_stream
 
 _MOST_GROWTH = 2.6
 """What twice the text may take; 2 where the time is linear, 4 where it is quadratic."""

@@ -30,13 +30,13 @@ from router.search.agents import SingleAgent
 from router.search.executor import ExecutorLimits
 from router.search.loop import Topology
 from router.search.retrieval import FixedRetriever
+from router.testing import openai_server
+from router.testing.openai_server import MODEL, Behaviour, fails, replies, says
 from router.trace.identity import SCOPES
 from router.trace.values import NOT_FOUND, Trajectory
-from tests.router import openai_server
 from tests.router.accounts import KeptAccounts
 from tests.router.deployment import STOP, Deployment, Kept, block, finds, report, role
 from tests.router.edge.wire import info_of, served
-from tests.router.openai_server import MODEL, Behaviour, fails, replies, says
 
 if TYPE_CHECKING:
     from rolegate.v1.answer_service_pb2_grpc import AnswerServiceAsyncStub

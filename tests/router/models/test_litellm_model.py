@@ -14,7 +14,7 @@ from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, Upstre
 from router.models.failures import Upstream
 from router.models.litellm_client import LiteLLMModel, close_clients
 from router.models.model import Completion, Delta, Message, Prompt, Sampling, Usage
-from tests.router.openai_server import (
+from router.testing.openai_server import (
     DONE,
     MODEL,
     USAGE,

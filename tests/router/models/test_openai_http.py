@@ -16,7 +16,7 @@ from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, Upstre
 from router.models.model import Completion, Delta, Message, Model, Prompt, Sampling, Usage
 from router.models.openai_client import OpenAIHTTP
 from router.models.session import Bodies
-from tests.router.openai_server import (
+from router.testing.openai_server import (
     DONE,
     MODEL,
     USAGE,

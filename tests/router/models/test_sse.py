@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.models.openai_wire import MAX_EVENT_BYTES, EventReader, EventTooLong
-from tests.router.openai_server import split
+from router.testing.openai_server import split
 
 BODY = (
     ': keep-alive\n\ndata: {"a":\r\ndata:1}\r\n\r\nid: 7\revent: x\rdata: é\r\r\n\n: x\r\ndata:\n\ndata: [DONE]\r\n\r\n'

@@ -25,10 +25,10 @@ from router.search.delegator import Delegator
 from router.search.executor import Executor, ExecutorLimits
 from router.search.loop import FactorizedSearch
 from router.search.retrieval import FixedRetriever
+from router.testing.openai_server import MODEL, OpenAIServer
 from router.trace.call import RoleName
 from router.trace.values import Trajectory
 from tests.router.deployment import lasting
-from tests.router.openai_server import MODEL, OpenAIServer
 
 FOLDER = Path(__file__).parent / "recorded"
 PROMPT_FOLDER = Path(__file__).parents[3] / "serving" / "prompts" / "full"

@@ -21,10 +21,10 @@ from router.search.delegator import Delegator
 from router.search.executor import Executor, ExecutorLimits
 from router.search.loop import FactorizedSearch
 from router.search.retrieval import FixedRetriever
+from router.testing.openai_server import MODEL, Behaviour, OpenAIServer, says
 from router.trace.call import RoleName
 from router.trace.values import Trajectory
 from tests.router.deployment import lasting
-from tests.router.openai_server import MODEL, Behaviour, OpenAIServer, says
 
 FOLDER = Path(__file__).parents[3] / "serving" / "prompts" / "full"
 NAMES: tuple[RoleName, ...] = ("delegation", "execution", "answer")

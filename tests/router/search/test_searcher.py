@@ -16,10 +16,10 @@ from router.protocol.evidence import NO_EVIDENCE, Passage, Report
 from router.search.agents import Searcher
 from router.search.executor import ExecutorLimits
 from router.search.retrieval import FixedRetriever
+from router.testing.openai_server import MODEL, OpenAIServer, says
 from router.trace.values import Event, Execution, SearchDone
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import STOP, Deployment, block, lasting, role
-from tests.router.openai_server import MODEL, OpenAIServer, says
 
 SUB_QUERY = "Who directed Heat?"
 HEAT = Passage("p1", "Heat", "It is long. Heat is a film by Michael <b>Mann</b>. It ends.", 0.9)

@@ -14,6 +14,8 @@ from aiohttp import web
 
 from router.edge.grpc.server import Server
 from router.search.retrieval import FixedRetriever
+from router.testing import openai_server
+from router.testing.openai_server import MODEL, USAGE, Behaviour, OpenAIServer, fails, hang, replies, says
 from serving.cli.main import main
 from serving.config.file import load_config
 from serving.live_check.estimate import Measured, estimate
@@ -21,8 +23,6 @@ from serving.live_check.protocol import TURNS
 from serving.retrieval.build import build_index
 from serving.retrieval.endpoint_embedder import EndpointEmbedder
 from serving.retrieval.services import RetrievalServicer
-from tests.router import openai_server
-from tests.router.openai_server import MODEL, USAGE, Behaviour, OpenAIServer, fails, hang, replies, says
 from tests.scripted_gateway import environment
 
 ROLE = '[roles.{name}]\nbase_url = "{url}"\nmodel = "{model}"\nprompt = "prompt.txt"\nmax_tokens = 256\n{extra}\n'

@@ -32,11 +32,11 @@ from router.edge.grpc.server import Server
 from router.errors import BadConfig
 from router.runs.live import meanwhile
 from router.search.retrieval import FixedRetriever
+from router.testing.openai_server import MODEL, OpenAIServer, hang, says, serving
 from serving.config.config import Config, EmbedderConfig, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig
 from serving.engines.workers import Order, WorkerProcess, running_workers
 from serving.retrieval.services import RetrievalServicer
 from tests.router.edge.wire import info_of
-from tests.router.openai_server import MODEL, OpenAIServer, hang, says, serving
 
 HI = [pb.ChatMessage(role="user", content="hi")]
 COMPLETE = pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI)
