@@ -29,12 +29,9 @@ _BENCHMARKS = {
     "retrieval-load": "searches a second for many callers, in batches and one by one, and whether they find the same",
     "chaos": "whether every question ends in time, answered or not, and is booked, while everything around it fails",
     "lag": "how late the event loop is while hostile texts come in at every door",
-    "fuzz": "a million inputs for every reader of what models, engines and clients write",
     "durability": "what it costs that an answer is on disk before it is acknowledged",
-    "budgets": "whether a quota holds against many requests at once, in one process and in four",
     "crashes": "what killing the gateway at random moments loses",
     "reconciliation": "whether the ledger agrees with real vLLM engines, with faults in between",
-    "usage": "how long sums over ten million calls take, and whether they are exact",
 }
 
 

@@ -15,9 +15,9 @@ import msgspec
 from aiohttp import web
 
 from benchmarks.canned_upstream import ChatRequest
-from benchmarks.hostile_texts import any_hostile, plain
 from router.edge.grpc.server import Server
 from router.protocol.evidence import Passage
+from router.testing.pathological import any_hostile, harmless
 from serving.retrieval.services import RetrievalServicer
 
 _NO_REPLY = 0.1
@@ -66,7 +66,7 @@ class Hostile:
 
     def _text(self, most: int) -> str:
         text = any_hostile(self._chance, most)
-        return text if self.hostile else plain(len(text))
+        return text if self.hostile else harmless(len(text))
 
     def _no_reply(self) -> web.Response:
         deep, inflates = b"[" * _DEEP, {"Content-Encoding": "gzip"}

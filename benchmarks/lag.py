@@ -41,8 +41,8 @@ from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 from benchmarks.canned_config import canned_config
 from benchmarks.child import child
 from benchmarks.gateway_child import EVERY_S
-from benchmarks.hostile_texts import any_hostile, plain
 from benchmarks.process_meter import ProcessMeter
+from router.testing.pathological import any_hostile, harmless
 from serving.files import write_atomically
 from serving.logs import errors_only
 
@@ -138,7 +138,7 @@ async def _measured(texts: int, at_once: int, seed: int) -> Figures:
 async def _called(call: Call, chance: random.Random, hostile: bool) -> str:
     def text(most: int) -> str:
         made = any_hostile(chance, most)
-        return made if hostile else plain(len(made))
+        return made if hostile else harmless(len(made))
 
     try:
         async with asyncio.timeout(_LONGEST_S):

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+from executor_sft.lines import decoded_lines
 
 from benchmarks.datasets.question import BenchmarkQuestion
-from executor_sft.lines import decoded_lines
 from router.errors import BadCorpus
 from router.protocol.scoring import normal_answer
 from router.protocol.sub_queries import normal_question

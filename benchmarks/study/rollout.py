@@ -5,15 +5,15 @@ from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from executor_sft.memory import Memory
+from executor_sft.workbench import Workbench
 
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.study.cells import Cell
 from benchmarks.study.provenance import Provenance
 from benchmarks.study.rows import Attribution, Loss, Row
 from benchmarks.study.spending import Prices, first_calls, spent
-from executor_sft.memory import Memory
 from executor_sft.rollouts import check, check_execution
-from executor_sft.workbench import Workbench
 from router.ledger.ledger import Ledger
 from router.protocol.evidence import Report
 from router.protocol.scoring import exact_match, normal_answer, token_f1

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+from executor_sft.lines import LineFile
 
 from benchmarks.study.provenance import SHARED, Provenance
-from executor_sft.lines import LineFile
 from router.errors import BadConfig
 from router.trace.call import RoleTotal
 

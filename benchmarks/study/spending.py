@@ -5,11 +5,11 @@ from datetime import timedelta
 from statistics import fmean
 
 import msgspec
+from executor_sft.memory import Memory
 from rich.table import Table
 
 from benchmarks.study.cells import Cell
 from benchmarks.study.rows import Row
-from executor_sft.memory import Memory
 from router.models.model import Usage
 from router.trace.call import Call, Price, RoleName, RoleTotal, sum_known, totals
 from serving.config.prices import price_of

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from executor_sft.memory import Memory
+from executor_sft.workbench import workbench
+
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.study.cells import Cell, engine_groups, weights_of
 from benchmarks.study.plan import Plan
@@ -14,9 +17,7 @@ from benchmarks.study.provenance import provenance
 from benchmarks.study.rollout import Asker
 from benchmarks.study.rows import RowFile
 from benchmarks.study.spending import prices_in
-from executor_sft.memory import Memory
 from executor_sft.step import Step
-from executor_sft.workbench import workbench
 from router.errors import BadConfig, OutOfTime, RolegateError, UpstreamError, UpstreamUnavailable
 from serving.config.config import RoleConfig
 from serving.engines.engine import Tell

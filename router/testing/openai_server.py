@@ -1,18 +1,28 @@
-"""A small real HTTP server that answers chat completions as a test scripts them."""
+"""A small real HTTP server in OpenAI's shape that answers as it is scripted: at once, at a pace, or wrongly.
+
+`plays(says("hello"))` answers each request with the next of some behaviours. `plays(writes(script))` asks a function
+what each request is answered with, and at which pace. Tokens are words; `GET /metrics` counts them, as vLLM does.
+"""
 
 import asyncio
 import hashlib
 import json
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
+from router.models.openai_wire import REQUEST_ID
+
 MODEL = "tiny"
-"""The one model that is served; any other name gets a 404, as vLLM gives it."""
+"""The one model that tests ask for; any other name gets a 404, as vLLM gives it."""
 
 USAGE = {
     "prompt_tokens": 11,
@@ -29,8 +39,13 @@ Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class OpenAIServer:
     """Plays its behaviours in order, one a request, and the last one for ever; records what it sees."""
 
-    def __init__(self, base_url: str) -> None:
+    def __init__(self, base_url: str = "", *, recording: bool = True) -> None:
+        """`recording`: keep what was asked, and serve `MODEL` only; without it any model is there."""
         self.base_url = base_url
+        self.recording = recording
+        self.tokens = Counter[str]()
+        """`prompt` and `generation` tokens of what was answered by `writes`."""
+        self.started_at = time.time()
         self.bodies: list[dict[str, Any]] = []
         """The JSON of every request."""
         self.headers: list[dict[str, str]] = []
@@ -64,6 +79,11 @@ class OpenAIServer:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer one request."""
+        if not self.recording:
+            try:
+                return await self._behaviours[0](request)
+            finally:
+                self.tokens.update(request.get("tokens", {}))
         self.bodies.append(await request.json())
         self.headers.append(dict(request.headers))
         self.request_ids.append(request.headers.get("X-Request-Id"))
@@ -97,20 +117,27 @@ class OpenAIServer:
         data = [{"index": at, "embedding": [byte - 127.5 for byte in one]} for at, one in enumerate(digests)]
         return web.json_response({"object": "list", "data": data})
 
+    async def metrics(self, _request: web.Request) -> web.Response:
+        """The tokens of all answers so far, and since when, as vLLM names them."""
+        samples: dict[str, float] = {"process_start_time_seconds": self.started_at}
+        samples |= {f"vllm:{kind}_tokens_total": self.tokens[kind] for kind in ("prompt", "generation")}
+        return web.Response(text="".join(f"{name} {value}\n" for name, value in samples.items()))
+
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[OpenAIServer]:
+async def serving(*, recording: bool = True) -> AsyncIterator[OpenAIServer]:
     """A server on a free port of the loopback."""
-    app = web.Application()
+    app = web.Application(client_max_size=64 << 20)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    server = OpenAIServer("")
+    server = OpenAIServer(recording=recording)
     app.router.add_post("/v1/chat/completions", server.answer)
     app.router.add_post("/v1/messages", server.answer)  # Anthropic's
     app.router.add_get("/v1/models", server.models)
     app.router.add_post("/tokenize", server.tokenize)
     app.router.add_post("/v1/embeddings", server.embeddings)
+    app.router.add_get("/metrics", server.metrics)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
     server.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
     try:
         yield server
@@ -144,6 +171,102 @@ def says(
         return web.json_response({**_chunk({"message": message, **end}), **({"usage": usage} if usage else {})})
 
     return play
+
+
+class ChatRequest(msgspec.Struct, frozen=True):
+    """A request for a completion, as far as a script reads it."""
+
+    model: str
+    messages: list[dict[str, Any]]
+    stream: bool = False
+    request_id: str = ""
+    """Of the header: the run's and the call's number."""
+
+    @property
+    def texts(self) -> list[str]:
+        """The contents of the messages."""
+        return [str(message["content"]) for message in self.messages]
+
+    @property
+    def run_id(self) -> str:
+        """The run that the call is of."""
+        return self.request_id.rpartition("-")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Text to write, in tokens."""
+
+    tokens: Sequence[str]
+    reasoning: Sequence[str] = ()
+    """Tokens before them."""
+    first_token_s: float = 0.0
+    token_s: Callable[[], float] | None = None
+    """Seconds from one token to the next, asked for at each; None writes all at once."""
+
+    @classmethod
+    def of(cls, text: str) -> "Reply":
+        """A text at once, a token a word."""
+        return cls([f" {word}" if at else word for at, word in enumerate(text.split(" "))])
+
+
+def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
+    """Write what `script` says to each request, streamed with the usage so far where that is asked for."""
+
+    async def play(request: web.Request) -> web.StreamResponse:
+        asked = msgspec.structs.replace(
+            msgspec.json.decode(await request.read(), type=ChatRequest), request_id=request.headers.get(REQUEST_ID, "")
+        )
+        reply = script(asked)
+        read = sum(len(text.split()) for text in asked.texts)
+        request["tokens"] = {"prompt": read, "generation": len(reply.reasoning) + len(reply.tokens)}
+        if not asked.stream:
+            choice = {"message": {"role": "assistant", "content": "".join(reply.tokens)}, "finish_reason": "stop"}
+            usage = _usage(read, request["tokens"]["generation"])
+            return web.Response(
+                body=msgspec.json.encode({"choices": [choice], "usage": usage}), content_type="application/json"
+            )
+        *deltas, end = _events(reply, read)
+        if reply.token_s is None:
+            return web.Response(body=b"".join((*deltas, end)), content_type="text/event-stream")
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        with suppress(ConnectionResetError):  # who asked has left
+            await response.prepare(request)
+            await _write(response, deltas, reply.first_token_s, reply.token_s)
+            await response.write(end)
+        return response
+
+    return play
+
+
+async def _write(
+    response: web.StreamResponse, deltas: Sequence[bytes], first_s: float, token_s: Callable[[], float]
+) -> None:
+    clock = asyncio.get_running_loop().time
+    due = clock() + first_s
+    for delta in deltas:
+        await asyncio.sleep(due - clock())
+        await response.write(delta)
+        due += token_s()
+
+
+def _events(reply: Reply, read: int) -> Iterator[bytes]:
+    """A token each, and then the end in one."""
+    wrote = 0
+    for name, tokens in (("reasoning", reply.reasoning), ("content", reply.tokens)):
+        for token in tokens:
+            wrote += 1
+            yield _data({"choices": [{"index": 0, "delta": {name: token}}], "usage": _usage(read, wrote)})
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": _usage(read, wrote)}
+    yield _data(end) + _data({"choices": [], "usage": _usage(read, wrote)}) + DONE
+
+
+def _data(chunk: object) -> bytes:
+    return b"data: %b\n\n" % msgspec.json.encode(chunk)
+
+
+def _usage(read: int, wrote: int) -> dict[str, int]:
+    return {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote}
 
 
 def streams(*pieces: bytes, then: Callable[[web.Request], Awaitable[None]] | None = None) -> Behaviour:

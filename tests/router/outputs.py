@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from benchmarks.floods import PIECES
+from router.testing.pathological import PIECES
 
 # fmt: off
 _FRAGMENTS = [

@@ -24,7 +24,6 @@ from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
-from benchmarks.hostile_texts import HOSTILE
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.models.model import Prompt, ScriptedModel
@@ -32,6 +31,7 @@ from router.models.openai_client import OpenAIHTTP
 from router.protocol.evidence import Passage
 from router.testing.openai_server import MODEL, OpenAIServer, replies, serving
 from router.testing.openai_server import streams as event_stream
+from router.testing.pathological import HOSTILE
 from tests.router.deployment import STOP, Deployment, Kept, block, report
 from tests.router.edge.wire import connected, info_of, served, whole_server
 

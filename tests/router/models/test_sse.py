@@ -1,16 +1,37 @@
 """Server-sent events, however they arrive."""
 
+import json
+from contextlib import suppress
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.models.openai_wire import MAX_EVENT_BYTES, EventReader, EventTooLong
+from router.models.openai_wire import MAX_EVENT_BYTES, EventReader, EventTooLong, read_reply
+from router.models.streaming import StreamedReply
 from router.testing.openai_server import split
 
 BODY = (
     ': keep-alive\n\ndata: {"a":\r\ndata:1}\r\n\r\nid: 7\revent: x\rdata: é\r\r\n\n: x\r\ndata:\n\ndata: [DONE]\r\n\r\n'
 ).encode()
 EVENTS = [b'{"a":\n1}', "é".encode(), b"[DONE]"]
+_KEYS = (
+    "choices",
+    "delta",
+    "message",
+    "content",
+    "index",
+    "finish_reason",
+    "usage",
+    "prompt_tokens",
+    "error",
+    "reasoning",
+)
+CHUNKS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text("a</search>", max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_KEYS), inner, max_size=5),
+)
 
 
 @given(st.lists(st.integers(1, 9)))
@@ -34,6 +55,16 @@ def test_line_ends(tokens: list[bytes], sizes: list[int]) -> None:
     body = b"".join(tokens)
     whole, split_up = EventReader(), EventReader()
     assert [event for piece in split(body, sizes) for event in split_up.feed(piece)] == whole.feed(body)
+
+
+@given(st.lists(CHUNKS, max_size=4))
+def test_any_chunk(chunks: list[object]) -> None:
+    """Whatever is in a chunk, it is read or refused as no chunk."""
+    reply = StreamedReply(("</search>",))
+    for chunk in chunks:
+        with suppress(msgspec.DecodeError):
+            reply.take(read_reply(json.dumps(chunk).encode()))
+    reply.end()
 
 
 def test_unfinished() -> None:

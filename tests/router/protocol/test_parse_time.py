@@ -1,18 +1,40 @@
 """Time is linear in the text, whatever is in it."""
 
+import time
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 
-from benchmarks.cpu_time import cpu_s
-from benchmarks.floods import READERS, floods
 from router.models.openai_wire import MAX_EVENT_BYTES, EventReader
+from router.protocol.decision import EarlyReader, parse_decision
+from router.protocol.turns import parse_turn
+from router.testing.pathological import repetitive
 
 pytestmark = pytest.mark.timing
 _MEGABYTE = 1_000_000
 _TIMES = 40
 """What ten times the text may take; 10 where the time is linear, and 100 where it is quadratic."""
+
+
+def _read_early(text: str) -> None:
+    reader = EarlyReader(8, lambda _certain: None)
+    for start in range(0, len(text), 100):
+        reader.feed(text[start : start + 100])
+
+
+READERS: dict[str, Callable[[str], object]] = {
+    "decision": lambda text: parse_decision(text, limit=8),
+    "turn": parse_turn,
+    "early": _read_early,
+}
+
+
+def cpu_s(work: Callable[[], object]) -> float:
+    """Seconds of CPU in this thread, which do not count what else the machine does."""
+    begun = time.thread_time()
+    work()
+    return time.thread_time() - begun
 
 
 def grows_linearly(whole: Callable[[], object], tenth: Callable[[], object]) -> bool:
@@ -25,7 +47,7 @@ def grows_linearly(whole: Callable[[], object], tenth: Callable[[], object]) -> 
 def test_a_megabyte_of_anything_that_repeats(reader: str) -> None:
     """It takes as much longer than a tenth of it as it is longer."""
     read = READERS[reader]
-    for text in floods(_MEGABYTE):
+    for text in repetitive(_MEGABYTE):
         assert grows_linearly(partial(read, text), partial(read, text[: _MEGABYTE // 10])), text[:40]
 
 

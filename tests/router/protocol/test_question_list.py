@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from router.protocol.sub_queries import read_questions
 from router.protocol.tags import one_line
+from tests.router.outputs import OUTPUTS
 
 AB = ["Who directed Heat?", "When was he born?"]
 
@@ -141,6 +142,11 @@ def test_a_very_long_text_is_no_question() -> None:
 
 
 @settings(deadline=None)
+@given(OUTPUTS, st.booleans())
+def test_any_text_gives_questions_that_are_not_empty(text: str, partial: bool) -> None:
+    assert all(read_questions(text, partial=partial))
+
+
 @given(st.text(min_size=1, max_size=60))
 @example('Who wrote "Hamlet", "Lear"?')
 @example("What is <search> in C:\\?")

@@ -8,8 +8,8 @@ import psycopg
 import pytest
 from sqlalchemy.engine import make_url
 
-from benchmarks.postgres import postgres_binaries, running_postgres
 from router.store.database import Database
+from tests.router.store.postgres import postgres_binaries, running_postgres
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from sqlalchemy import Connection, select
 
-from benchmarks.query_plan import explained
 from router.access import Tenant
 from router.errors import BadRequest, NotFound, StoreFailed
 from router.models.model import Message, Usage
@@ -20,6 +19,7 @@ from router.store.database import Database, Value, engine_of
 from router.store.schema import CALLS, FEEDBACK, RUNS, VERSION_TRIALS
 from router.trace.run import Feedback, Run
 from router.trace.values import Conversation, Reported
+from tests.router.store.query_plan import explained
 from tests.router.store.stored import ANSWER, EXECUTIONS, call, put, run
 
 

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 from sqlalchemy import Connection, event, func, select
 
-from benchmarks.query_plan import explained
 from router.errors import BadRequest, StoreFailed
 from router.ledger.usage import Bucket, Dimension, UsageQuery, UsageReport, UsageRow
 from router.models.model import Usage
@@ -20,6 +19,7 @@ from router.store.database import Database
 from router.store.schema import CALLS, RUNS, USAGE_HOURS
 from router.store.usage import SQLUsages, hourly_usage, usage_in
 from router.trace.call import SUMS, Call, totals
+from tests.router.store.query_plan import explained
 from tests.router.store.stored import call, call_row, put, run, run_row
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC).timestamp()

@@ -1,18 +1,32 @@
-"""Texts that cost most to normalize, match, split or show, of any length."""
+"""Texts that cost most to normalize, match, split or show, of any length: where a reader is slow, it is with these."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 
-from benchmarks.floods import PIECES
-
 # fmt: off
+PIECES = (
+    "<search>", "<search></search>", "<search>a?</search>", "</sea", "<", "< ", "<stop", "<stop>", "<think>",
+    "</think>", "<think></think>", "<query", "<query>", "<answer>", "<evidence>", "<evidence>a", "<search_results>",
+    "[", "{", "(", '["', "['", '"', "'", "“", "\\", '\\"', '",', '"\n', '": ', '"x": ', '{"a":', '["a?", ',
+    '{"query": "a?"}, ', "=", "Q", "Q ", "&", "&amp;", "`", "```", "x", "x ", " ", "\n", "\n ", ", ", ",\n", "- ",
+    "1. ", "? ", "?, ", "a?\n", "a\n", "- a\n",
+)
+"""Parts of the protocol and of JSON, to be repeated."""
 _UNITS = (
     "\u0301\u0323", "e\u0301\u0323", "\ufdfa", "ệ", "각", "ａ", "ﬁ", "\u0344", "👩‍👩‍👧‍👦", "\u202e", "\u200b",
     "\x00", "\x1b[2J", "\u2028", "\x85", "İ", "ß", "A", "Who is Ada? ", "1943", ".", ". ", '."', "a.b", "…) ", "&lt;",
     "</", "<|im_end|>", "Mr. ", "\n\n", "\t", "-a", "''", "’s ", "http://a.b/?", '{"a":', "[[", "\\u0000", "data: ",
 )
 # fmt: on
+_BEFORE = "", '<search>["', "<answer>a</answer><evidence>"
+
+
+def repetitive(chars: int) -> Iterator[str]:
+    """Outputs that repeat a piece up to so many characters, such as no model should write."""
+    for before in _BEFORE:
+        for piece in PIECES:
+            yield (before + piece * (chars // len(piece) + 1))[:chars]
 
 
 def _distinct(chars: int) -> str:
@@ -28,8 +42,7 @@ def _opens_and_closes(chars: int) -> str:
 
 
 def _numbers(chars: int) -> str:
-    words: list[str] = []
-    size = 0
+    words, size = list[str](), 0
     for number in count():
         if size >= chars:
             break
@@ -45,11 +58,8 @@ HOSTILE: dict[str, Callable[[int], str]] = {
     "brackets in brackets": _opens_and_closes,
 }
 """By name: the text of so many characters."""
-
-
-def plain(chars: int) -> str:
-    """A harmless text of so many characters."""
-    return _repeats("The film of that name was made by Michael Mann in Chicago. ")(chars)
+harmless = _repeats("The film of that name was made by Michael Mann in Chicago. ")
+"""A text of so many characters that costs nothing special."""
 
 
 def any_hostile(chance: random.Random, most: int) -> str:

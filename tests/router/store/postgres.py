@@ -54,4 +54,4 @@ def running_postgres(*, durable: bool = True) -> Iterator[str]:
 
 
 def _run(command: Sequence[str | Path], folder: Path, whose: Mapping[str, Any]) -> None:
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=folder, **whose)  # noqa: S603 - not a shell
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=folder, **whose)
