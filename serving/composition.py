@@ -50,11 +50,9 @@ from router.versions.trials import Trials
 from router.versions.versions import Versions
 from serving.config.config import Config, ServerConfig
 from serving.config.secrets import missing
-from serving.engines.beside import Beside
 from serving.engines.engine import Tell
 from serving.engines.loading import Loading
 from serving.reserved_port import reserved
-from serving.retrieval.opening import open_retriever
 from serving.retrieval.services import RetrievalServicer
 from serving.roles import all_roles, deployments, new_role
 from serving.startup import engines_and_retriever
@@ -73,13 +71,12 @@ async def running_gateway(
     *,
     key: Key | None = None,
     journal: Journal | None = None,
-    beside: Beside | None = None,
 ) -> AsyncIterator[str]:
     """A gateway that listens at `address` while the context is open, with its engines; where it listens, host:port.
 
     `http`: where its OpenAI-compatible door is to be; None keeps it shut. `key`: one that is good beside those that are
-    stored. `journal`: instead of the store's. `beside`: what other processes do for it, where it is one of several.
-    `tell` hears what is being done. Raises `BadConfig` or `BadIndex`, saying what to do. Closing drains.
+    stored. `journal`: instead of the store's. `tell` hears what is being done.
+    Raises `BadConfig` or `BadIndex`, saying what to do. Closing drains.
     """
     for problem in missing(config):
         raise BadConfig(problem)
@@ -87,13 +84,9 @@ async def running_gateway(
         database = await Database.open(config.server.store)
         stack.push_async_callback(database.close)
         access = Access(SQLAccounts(database), key)
-        await check_addresses(address, http, access, alone=beside is None)  # before anything slow begins
-        readiness = beside.readiness if beside else Readiness()
-        if beside:
-            engines = beside.engines
-            retriever = await stack.enter_async_context(open_retriever(config.retrieval, tell))
-        else:
-            engines, retriever = await engines_and_retriever(config, stack, tell, readiness)
+        await check_addresses(address, http, access)  # before anything slow begins
+        readiness = Readiness()
+        engines, retriever = await engines_and_retriever(config, stack, tell, readiness)
         session = await stack.enter_async_context(upstream_session(_UPSTREAM_CONNECTIONS))
         stack.push_async_callback(close_clients)
         upstreams = Upstreams()
@@ -152,7 +145,6 @@ async def running_gateway(
             access=access,
             tls=tls,
             readiness=readiness,
-            reuse_port=beside is not None,
             observer=observers,
         )
         app = openai_app(gateway, access, readiness, observer=observers)
@@ -161,7 +153,6 @@ async def running_gateway(
             config.server.grace_s,
             access=access,
             tls=tls,
-            reuse_port=beside is not None,
             hosts=config.server.http_hosts,
         )
         await watched.probe()
@@ -196,14 +187,13 @@ async def _journal(
         yield journal
 
 
-async def check_addresses(address: str, http: str | None, access: Access, *, alone: bool) -> None:
-    """See that nobody but this machine gets in without a key, and where it is to listen `alone`, that nobody else does.
+async def check_addresses(address: str, http: str | None, access: Access) -> None:
+    """See that nobody but this machine gets in without a key, and that nobody else listens there.
     Raises `BadConfig` and `StoreFailed`.
     """
     for setting, wanted in (("server.address", address), ("server.http", http)):
         if wanted:
             await check_listening(wanted, setting, access)
-        if wanted and alone:
             reserved(wanted, setting)[0].close()
 
 

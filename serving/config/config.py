@@ -247,19 +247,11 @@ class TelemetryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """What others may watch."""
 
     metrics: str | None = None
-    """host:port at which Prometheus may ask for `/metrics`, without a key; of several workers, each takes the next
-    port. Absent: nowhere."""
+    """host:port at which Prometheus may ask for `/metrics`, without a key. Absent: nowhere."""
     otlp: str | None = None
     """Where traces go, by OTLP over gRPC, such as http://127.0.0.1:4317. Absent: nowhere."""
     contents: bool = False
     """Whether traces hold questions, sub-queries, queries and answers; never those of tenants that keep no texts."""
-
-    def of_worker(self, index: int) -> "TelemetryConfig":
-        """That of one of several workers, from 1."""
-        if self.metrics is None:
-            return self
-        host, _, port = self.metrics.rpartition(":")
-        return msgspec.structs.replace(self, metrics=f"{host}:{int(port) and int(port) + index - 1}")
 
 
 class DistillationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

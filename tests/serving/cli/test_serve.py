@@ -14,7 +14,6 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from rolegate.v1.answer_service_pb2 import AnswerRequest
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
-from serving.cli.main import main
 from tests import scripted_gateway
 from tests.serving.cli.test_cli import config_file, service
 
@@ -37,12 +36,11 @@ def config_at(upstream: socket.socket, folder: Path, retrieval: str = "127.0.0.1
     return ["--config", str(file), "--address", "127.0.0.1:0"]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_second_signal_ends_at_once(workers: int, tmp_path: Path, upstream: socket.socket) -> None:
+def test_a_second_signal_ends_at_once(tmp_path: Path, upstream: socket.socket) -> None:
     """The first one lets what is running finish, for half a minute; health says so meanwhile."""
     with (
         scripted_gateway.running() as retrieval,
-        service("serve", *config_at(upstream, tmp_path, retrieval), "--workers", str(workers), cwd=tmp_path) as server,
+        service("serve", *config_at(upstream, tmp_path, retrieval), cwd=tmp_path) as server,
     ):
         with grpc.insecure_channel(server.ready()) as channel:
             stub: Any = HealthStub(channel)
@@ -61,25 +59,10 @@ def test_a_second_signal_ends_at_once(workers: int, tmp_path: Path, upstream: so
     assert "Traceback" not in log
 
 
-def test_several_start_as_one(tmp_path: Path, upstream: socket.socket) -> None:
-    """They are ready once, at one address, and what they have to say is said once."""
-    chosen = [*config_at(upstream, tmp_path), "--http", "127.0.0.1:0"]
-    with service("serve", *chosen, "--workers", "2", cwd=tmp_path) as server:
-        server.ready()
-        server.process.send_signal(signal.SIGINT)
-        log = server.rest()
-    assert server.process.returncode == 0
-    for said in (r"serve\.ready", "OpenAI-compatible door", r"serve\.stopped"):
-        assert len(re.findall(said, log)) == 1, log
-
-
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_restart_takes_its_ports_at_once(
-    workers: str, stop: signal.Signals, tmp_path: Path, upstream: socket.socket
-) -> None:
+def test_a_restart_takes_its_ports_at_once(stop: signal.Signals, tmp_path: Path, upstream: socket.socket) -> None:
     """Though connections of before have not ended on its side, whether their clients have gone or not."""
-    options = [*config_at(upstream, tmp_path)[:2], "--workers", workers]
+    options = config_at(upstream, tmp_path)[:2]
     with service("serve", *options, "--address", "127.0.0.1:0", "--http", "127.0.0.1:0", cwd=tmp_path) as server:
         address, door = server.ready(), re.findall(r"door is at http://(\S+)/v1", server.seen)[0]
         clients = [client_of(*at) for at in ((address, HTTP2), (door, HTTP)) for _ in range(2)]
@@ -104,10 +87,3 @@ def client_of(place: str, opening: bytes) -> socket.socket:
     client.sendall(opening)
     assert client.recv(1)
     return client
-
-
-@pytest.mark.parametrize("workers", ["0", "65", "many"])
-def test_a_number_of_workers_that_is_none(workers: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["serve", "--workers", workers])
-    assert "--workers" in capsys.readouterr().err

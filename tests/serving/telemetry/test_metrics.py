@@ -120,14 +120,6 @@ async def test_http_requests(tmp_path: Path) -> None:
     }
 
 
-def test_workers_have_ports_of_their_own() -> None:
-    """Each takes the next one, unless any will do."""
-    config = TelemetryConfig(metrics="127.0.0.1:9464")
-    assert [config.of_worker(index).metrics for index in (1, 2)] == ["127.0.0.1:9464", "127.0.0.1:9465"]
-    assert TelemetryConfig(metrics="127.0.0.1:0").of_worker(2).metrics == "127.0.0.1:0"
-    assert TelemetryConfig().of_worker(2).metrics is None
-
-
 def test_nothing_is_loaded_unless_configured() -> None:
     """A gateway that nobody watches loads neither library."""
     program = "import json, sys, router, serving.composition; print(json.dumps(list(sys.modules)))"
