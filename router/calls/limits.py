@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 from functools import lru_cache
 from unicodedata import decomposition, normalize
 
-from router.lru import LRU
+from cachetools import LRUCache
+
 from router.models.model import Message
 
 _SHARE = 0.2
@@ -87,13 +88,13 @@ class PromptCounts:
     """
 
     def __init__(self) -> None:
-        self._tokens: LRU[str, int] = LRU(8)
+        self._tokens: LRUCache[str, int] = LRUCache(8)
 
     def learn(self, messages: Sequence[Message], tokens: int) -> None:
         """Note that `messages` have so many tokens."""
         if messages and messages[0].role == "system":
             system = messages[0].content
-            self._tokens.put(system, min(tokens, self._tokens.get(system) or tokens))
+            self._tokens[system] = min(tokens, self._tokens.get(system, tokens))
 
     def bound(self, messages: Sequence[Message]) -> int:
         """The most tokens that `messages` can have."""

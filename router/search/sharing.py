@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
+from cachetools import TTLCache
 from msgspec.structs import replace
 
 from router.calls.role import Role
-from router.lru import LRU
 from router.protocol.evidence import NO_EVIDENCE
 from router.protocol.sub_queries import normal_question
 from router.search.context import RunContext
@@ -67,7 +68,6 @@ class _Shared:
 
     execution: Execution
     payers: tuple[_Payer, ...]
-    reported_at: float
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class SharedExecutor:
         """
         self._executor, self._index, self._reuse = executor, index, reuse
         self._flights: dict[_Key, _Flight] = {}
-        self._kept: LRU[_Key, _Shared] = LRU(reuse.most)
+        self._kept: TTLCache[_Key, _Shared] = TTLCache(reuse.most, reuse.keep_s, _now)
         self.hits = self.shared = self.misses = 0
         """Sub-queries that had a kept report, that got one from another run under way, and that were worked on."""
 
@@ -116,7 +116,7 @@ class SharedExecutor:
         if context.sharing == "nobody":
             return await self._executor.run(sub_query, index, context)
         key = self._key(sub_query, context)
-        if (kept := self._find(key)) and not any(kept.execution is one for one in context.wasted):
+        if (kept := self._kept.get(key)) and not any(kept.execution is one for one in context.wasted):
             self.hits += 1
             return _given(kept, sub_query, index, context)
         flight = self._flights.setdefault(key, _Flight())
@@ -147,7 +147,7 @@ class SharedExecutor:
             if execution.outcome not in _CUT:
                 ended = "failed"
             if execution.outcome == "reported" and not flight.foreign and _by_version(key.version, index, context):
-                ended, flight.shared = "reported", _Shared(execution, (*flight.payers, payer), _now())
+                ended, flight.shared = "reported", _Shared(execution, (*flight.payers, payer))
                 self._keep(key, flight.shared)
             return replace(execution, shared_from=_names(flight.payers, context)) if flight.payers else execution
         except Exception:
@@ -167,21 +167,11 @@ class SharedExecutor:
         tenant = None if everybody else context.ledger.tenant
         return _Key(tenant, normal_question(sub_query), self._executor.serving(context), self._index())
 
-    def _find(self, key: _Key) -> _Shared | None:
-        kept = self._kept.get(key)
-        if kept and self._stale(kept):
-            self._kept.remove(key)
-            return None
-        return kept
-
-    def _stale(self, kept: _Shared) -> bool:
-        return _now() - kept.reported_at > self._reuse.keep_s
-
     def _keep(self, key: _Key, shared: _Shared) -> None:
         """Unless it may rest on two indexes, of which one was swapped in meanwhile."""
-        self._kept.forget(self._stale)
         if key.index_id is not None and key.index_id == self._index():
-            self._kept.put(key, shared)
+            with suppress(ValueError):  # none are kept
+                self._kept[key] = shared
 
     def _drop(self, key: _Key, flight: _Flight) -> None:
         """Let the next one who asks begin anew."""

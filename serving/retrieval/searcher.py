@@ -4,11 +4,13 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
+from cachetools import LRUCache
+
 from router.errors import UpstreamRefused
-from router.lru import LRU
 from router.protocol.evidence import Passage
 from serving.retrieval.embedder import Embedder
 from serving.retrieval.index import Index
@@ -22,7 +24,7 @@ class _Searched:
     """An index, and what it was found to hold."""
 
     index: Index
-    cache: LRU[tuple[str, int], list[Passage]]
+    cache: LRUCache[tuple[str, int], list[Passage]]
     """By query and `top_k`; used on the event loop only."""
 
 
@@ -49,7 +51,7 @@ class IndexSearcher:
         kept until the index is swapped.
         """
         self._embedder, self._wait_s, self._most, self._cache = embedder, wait_s, most, cache
-        self._searched = _Searched(index, LRU(cache))
+        self._searched = _Searched(index, LRUCache(cache))
         self._waiting: SimpleQueue[_Waiting] = SimpleQueue()
         self._expected, self._ended = 0, 0.0
         """How many queries the callers of the last batch may ask next, and when that batch ended."""
@@ -70,7 +72,8 @@ class IndexSearcher:
             self._thread.submit(self._serve)
             fresh, searched = await asyncio.wrap_future(waiting.found)
             for query, passages in fresh.items():
-                searched.cache.put((query, top_k), passages)
+                with suppress(ValueError):  # none are kept
+                    searched.cache[query, top_k] = passages
             found |= fresh
         else:
             await asyncio.sleep(0)  # whoever asks again and again lets others in
@@ -78,7 +81,7 @@ class IndexSearcher:
 
     def swap(self, index: Index) -> None:
         """Search `index` from the next batch on; whatever is under way ends with the one before."""
-        self._searched = _Searched(index, LRU(self._cache))
+        self._searched = _Searched(index, LRUCache(self._cache))
 
     async def close(self) -> None:
         """Finish what was asked and end the thread. Index and embedder stay the caller's."""
