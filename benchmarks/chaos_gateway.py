@@ -24,7 +24,6 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that a request may take, and a call of a model."""
 
     timeout_s: float
-    connect_timeout_s: float = 1.0
     first_token_timeout_s: float
     call_timeout_s: float
 
@@ -70,7 +69,7 @@ def _through(config: Config, urls: list[str], patience: Patience) -> Config:
     def at(role: RoleConfig, urls: list[str]) -> RoleConfig:
         return msgspec.structs.replace(role, base_url=urls[0], replicas=tuple(urls[1:]), **waits)
 
-    execution = msgspec.structs.replace(roles.execution, hedge_percentile=99.0, fallbacks=("delegation",))
+    execution = msgspec.structs.replace(roles.execution, fallbacks=("delegation",))
     roles = msgspec.structs.replace(
         roles,
         delegation=at(roles.delegation, backbones),

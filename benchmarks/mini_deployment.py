@@ -15,7 +15,7 @@ from serving.config.file import load_config, preset
 from serving.engines.engine import Tell
 from serving.retrieval.opening import open_retriever
 from serving.retrieval.services import RetrievalServicer
-from serving.startup import slow_parts
+from serving.startup import start_engines
 
 
 class MiniDeployment(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ async def mini_deployment(
     async with AsyncExitStack() as stack:
         opened = partial(open_retriever, config.retrieval, tell, config.engines)
         also = [teaching] if teacher and teaching is not None else []
-        engines, retriever = await slow_parts(config, stack, tell, opened, also)
+        engines, retriever = await start_engines(config, stack, tell, opened, also)
         server = Server(None, RetrievalServicer(retriever))
         port = await server.start("127.0.0.1:0")
         stack.push_async_callback(server.drain, 0)

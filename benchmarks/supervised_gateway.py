@@ -8,18 +8,15 @@ until its standard input ends.
 import argparse
 import asyncio
 import sys
-from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from benchmarks.child import child
+from router.calls.health import Readiness
 from serving.composition import running_gateway
-from serving.config.config import RoleConfig, RolesConfig
 from serving.config.file import load_config
 from serving.logs import errors_only
-from serving.startup import slow_parts
+from serving.startup import RunningEngines, start_engines
 
 
 def _no_retriever(*, cpu_threads: int) -> AbstractAsyncContextManager[None]:
@@ -27,27 +24,20 @@ def _no_retriever(*, cpu_threads: int) -> AbstractAsyncContextManager[None]:
     return nullcontext()
 
 
-def _behind(proxies: Mapping[str, str], role: RoleConfig) -> RoleConfig:
-    """The role with its engine's proxy for an endpoint."""
-    return replace(role, engine=None, base_url=proxies[role.engine]) if role.engine else role
-
-
 async def _serve(given: argparse.Namespace) -> None:
-    config = load_config(given.config)
+    config, readiness = load_config(given.config), Readiness()
 
     def tell(step: str) -> None:
         print(step, file=sys.stderr)
 
     async with AsyncExitStack() as stack:
-        engines, _ = await slow_parts(config, stack, tell, _no_retriever)
+        engines, _ = await start_engines(config, stack, tell, _no_retriever, readiness=readiness)
         proxy = await stack.enter_async_context(
             child("benchmarks.chaos_proxy", *engines.values(), "--seed", str(given.seed))
         )
         *urls, orders = proxy.told
-        proxies = dict(zip(engines, urls, strict=True))
-        roles = RolesConfig(**{name: _behind(proxies, role) for name, role in config.roles.by_name.items()})
-        config = replace(config, roles=roles)
-        address = await stack.enter_async_context(running_gateway(config, "127.0.0.1:0", tell))
+        running = RunningEngines(dict(zip(engines, urls, strict=True)), readiness)
+        address = await stack.enter_async_context(running_gateway(config, "127.0.0.1:0", tell, engines=running))
         print(address, orders, *engines, flush=True)
         await asyncio.to_thread(sys.stdin.read)
 

@@ -33,7 +33,7 @@ from serving.engines.engine import Tell
 from serving.engines.loading import MOST_LOADED
 from serving.retrieval.opening import open_retriever
 from serving.roles import new_role
-from serving.startup import slow_parts
+from serving.startup import start_engines
 from serving.topologies import ROLE_OF, executor_limits, new_search, new_topology, role_configs
 
 
@@ -150,7 +150,7 @@ async def open_runtime(
     async with AsyncExitStack() as stack:
         opened_cache = stack.enter_context(CallCache.open(cache)) if cache else None
         opened = partial(open_retriever, config.retrieval, log, config.engines)
-        engines, retriever = await slow_parts(config, stack, log, opened, list(also.values()))
+        engines, retriever = await start_engines(config, stack, log, opened, list(also.values()))
         session = await stack.enter_async_context(upstream_session())
         stack.push_async_callback(close_clients)
         if adapters:

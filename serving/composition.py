@@ -1,12 +1,14 @@
 """The composition root: from a config to a running gateway, and everything closed again in reverse order."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import aiohttp
 import msgspec
 
 from router.access import Access, Key
@@ -28,11 +30,11 @@ from router.runs.admission import Admission, AdmissionLimits
 from router.runs.gateway import Gateway
 from router.runs.lifecycle import RunLifecycle
 from router.runs.live import LiveRuns, meanwhile
-from router.runs.observers import ObservedRetriever
+from router.runs.observers import ObservedRetriever, Observers
 from router.runs.queries import Runs
 from router.search.executor import Executes, Executor
-from router.search.loop import FactorizedSearch, Topology, settings_of
-from router.search.retrieval import Retriever, WatchedRetriever
+from router.search.loop import Topology, settings_of
+from router.search.retrieval import IndexRetriever, Retriever, WatchedRetriever
 from router.search.sharing import Reuse, SharedExecutor
 from router.store.accounts import SQLAccounts
 from router.store.archive import SQLArchive
@@ -43,225 +45,272 @@ from router.store.usage import SQLUsages
 from router.store.versions import SQLVersionBook
 from router.trace.call import RoleName
 from router.trace.values import TopologyName
-from router.versions.book import VersionBook
 from router.versions.gate import GateRule
 from router.versions.routing import Executors
 from router.versions.trials import Trials
 from router.versions.versions import Versions
-from serving.config.config import Config, ServerConfig
+from serving.config.config import Config
 from serving.config.secrets import missing
 from serving.engines.engine import Tell
 from serving.engines.loading import Loading
-from serving.reserved_port import reserved
+from serving.retrieval.opening import open_retriever
 from serving.retrieval.services import RetrievalServicer
 from serving.roles import all_roles, deployments, new_role
-from serving.startup import engines_and_retriever
+from serving.startup import RunningEngines, start_engines
 from serving.telemetry.observers import Watched, open_observers
 from serving.topologies import executor_limits, new_search, new_topology
 
 _UPSTREAM_CONNECTIONS = 1000
+_GATE_ERROR, _GATE_TRIALS = 0.05, 10_000
+"""In each stage of a trial, the probability of a wrong decision, and the most trials."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Upstream:
+    """All that a gateway calls."""
+
+    readiness: Readiness
+    retriever: WatchedRetriever
+    session: aiohttp.ClientSession
+    engines: Mapping[str, str]
+    """Base URLs by name."""
+    endpoints: Upstreams
+    new_role: Callable[..., Role]
+    roles: dict[RoleName, Role]
+    baselines: dict[TopologyName, Role]
+
+    @property
+    def deployments(self) -> dict[str, str | None]:
+        """Places where models are served, each with the base URL of its engine."""
+        return deployments(self.roles, self.baselines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """All that works on runs, and what it works with."""
+
+    gateway: Gateway
+    retriever: ObservedRetriever | WatchedRetriever
+    versions: Versions
+    executors: Executors
+    trials: Trials
+    queries: Runs
+    usage: UsageServicer
+    observers: Observers
 
 
 @asynccontextmanager
 async def running_gateway(
     config: Config,
     address: str,
-    tell: Tell,
+    log: Tell,
     http: str | None = None,
     *,
     key: Key | None = None,
     journal: Journal | None = None,
+    engines: RunningEngines | None = None,
 ) -> AsyncIterator[str]:
     """A gateway that listens at `address` while the context is open, with its engines; where it listens, host:port.
 
-    `http`: where its OpenAI-compatible door is to be; None keeps it shut. `key`: one that is good beside those that are
-    stored. `journal`: instead of the store's. `tell` hears what is being done.
-    Raises `BadConfig` or `BadIndex`, saying what to do. Closing drains.
+    `http`: where its OpenAI-compatible server is to be; None for none. `key`: one that is good beside those that are
+    stored. `journal`: instead of the store's. `engines`: those that run already. `log` gets what is being done. Raises
+    `BadConfig` or `BadIndex`, saying what to do. Closing drains.
     """
     for problem in missing(config):
         raise BadConfig(problem)
-    async with AsyncExitStack() as stack:
-        database = await Database.open(config.server.store)
-        stack.push_async_callback(database.close)
+    database = await Database.open(config.server.store)
+    try:
         access = Access(SQLAccounts(database), key)
-        await check_addresses(address, http, access)  # before anything slow begins
-        readiness = Readiness()
-        engines, retriever = await engines_and_retriever(config, stack, tell, readiness)
+        await _check_addresses(address, http, access)  # before anything slow begins
+        async with (
+            _open_upstream(config, log, engines) as upstream,
+            _open_runs(config, database, upstream, log, journal) as runs,
+            _listening(config, access, upstream, runs, address=address, http=http, log=log) as bound,
+        ):
+            yield bound
+    finally:
+        await database.close()
+
+
+async def _check_addresses(address: str, http: str | None, access: Access) -> None:
+    """See that nobody but this machine gets in without a key, and that nobody else listens there. Raises `BadConfig`
+    and `StoreFailed`.
+    """
+    for setting, wanted in (("server.address", address), ("server.http", http)):
+        if not wanted:
+            continue
+        await check_listening(wanted, setting, access)
+        host, _, port = wanted.rpartition(":")
+        try:
+            family, kind, _, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(place)
+        except (OSError, ValueError, OverflowError) as error:
+            raise BadConfig(
+                f"{setting}: cannot listen on {wanted}; is the port in use? Name another one, or port 0 for any "
+                f"({error})."
+            ) from None
+
+
+@asynccontextmanager
+async def _open_upstream(config: Config, log: Tell, running: RunningEngines | None) -> AsyncIterator[_Upstream]:
+    """Engines, roles and the retriever. Raises `BadConfig` or `BadIndex`."""
+    readiness = running.readiness if running else Readiness()
+    say = partial(readiness.say, "retrieval.embedder", ["retrieval"])
+    opened = partial(open_retriever, config.retrieval, log, config.engines, say=say)
+    async with AsyncExitStack() as stack:
+        engines: Mapping[str, str]
+        retriever: IndexRetriever
+        if running:
+            engines, retriever = running.urls, await stack.enter_async_context(opened())
+        else:
+            engines, retriever = await start_engines(config, stack, log, opened, readiness=readiness)
         session = await stack.enter_async_context(upstream_session(_UPSTREAM_CONNECTIONS))
         stack.push_async_callback(close_clients)
-        upstreams = Upstreams()
-        new = partial(new_role, session=session, engines=engines, upstreams=upstreams)
-        roles, own = await all_roles(config, new)
-        admission = Admission(AdmissionLimits(**msgspec.structs.asdict(config.admission)))
-        executor: Executes | None = None
-        observers = await stack.enter_async_context(
-            open_observers(
-                config.telemetry,
-                tell,
-                Watched(admission, upstreams, lambda: executor, deployments(roles, own)),
-                config.server.http_hosts,
-            )
-        )
+        endpoints = Upstreams()
+        new = partial(new_role, session=session, engines=engines, upstreams=endpoints)
+        roles, baselines = await all_roles(config, new)
         watched = WatchedRetriever(retriever, readiness)
-        retriever = ObservedRetriever(watched, observers) if observers else watched
-        live, archive, book = LiveRuns(), SQLArchive(database), SQLVersionBook(database)
-        loading = Loading(config, engines, session)
-        versions, named = await _versions(config, loading, book)
-        make = partial(_executor, config, roles["execution"], new, retriever)
-        executors = Executors(make, config.roles.execution.model, versions.traffic, loading.load, tell)
-        loading.in_use = lambda: executors.in_use
-        await _use_versions(executors, named, tell)
-        versions.on_change = executors.wake
-        books = await stack.enter_async_context(_journal(config.server, database, live, readiness, journal))
+        yield _Upstream(readiness, watched, session, engines, endpoints, new, roles, baselines)
+
+
+@asynccontextmanager
+async def _open_runs(
+    config: Config, database: Database, upstream: _Upstream, log: Tell, journal: Journal | None
+) -> AsyncIterator[_Runs]:
+    """The gateway proper, with its journal, its observers and the versions of its executor. Raises `BadConfig`."""
+    admission = Admission(AdmissionLimits(**msgspec.structs.asdict(config.admission)))
+    watched = Watched(admission, upstream.endpoints, upstream.deployments)
+    live, archive, book = LiveRuns(), SQLArchive(database), SQLVersionBook(database)
+    async with AsyncExitStack() as stack:
+        observers = await stack.enter_async_context(
+            open_observers(config.telemetry, log, watched, config.server.http_hosts)
+        )
+        retriever = ObservedRetriever(upstream.retriever, observers) if observers else upstream.retriever
+        versions, executors = await _open_versions(config, database, upstream, retriever, log)
+        if journal is None:
+            say = partial(upstream.readiness.say, "store", ["store"])
+            writing = SQLJournal.writing(database, on_cancel=live.cancel, keep_days=config.server.keep_days, say=say)
+            journal = await stack.enter_async_context(writing)
         lifecycle = RunLifecycle(
-            books,
+            journal,
             archive,
             live,
-            settings_of(roles),
+            settings_of(upstream.roles),
             config.server.timeout_s,
             admission=admission,
             observer=observers,
         )
-        search = partial(new_search, config.search, roles)
+        search = partial(new_search, config.search, upstream.roles)
         trials = Trials(executors, search, lifecycle=lifecycle, book=book, archive=archive, review=versions.review)
-        executor = _sharing(config, executors, lambda: retriever.index_id)
+        executor = watched.executor = _shared(config, executors, lambda: retriever.index_id)
+        baselines = {
+            name: new_topology(name, config, upstream.roles, role, retriever)
+            for name, role in upstream.baselines.items()
+        }
         gateway = Gateway(
-            topologies=_topologies(config, roles, own, retriever, search(executor)),
+            topologies={"factorized": Topology(search(executor), upstream.roles), **baselines},
             executor=executor,
-            roles=roles,
+            roles=upstream.roles,
             lifecycle=lifecycle,
             max_question_chars=config.server.max_question_chars,
             scope=Scope.parse(Path(config.search.scope).read_text("utf-8")) if config.search.scope else None,
             on_answered=trials.consider,
         )
-        reconciler = Reconciler(deployments(roles, own), VLLMCounts(session), SQLLedgerSums(database))
-        tls = TLS(**msgspec.structs.asdict(config.server.tls)) if config.server.tls else None
-        server = Server(
-            gateway,
-            RetrievalServicer(retriever, default_top_k=config.search.top_k, index_id=lambda: retriever.index_id),
-            RunServicer(Runs(archive, live, trials.judge)),
-            UsageServicer(SQLUsages(database), reconciler),
-            ExecutorVersionServicer(versions),
-            access=access,
-            tls=tls,
-            readiness=readiness,
-            observer=observers,
-        )
-        app = openai_app(gateway, access, readiness, observer=observers)
-        door = HTTPServer(
-            app,
-            config.server.grace_s,
-            access=access,
-            tls=tls,
-            hosts=config.server.http_hosts,
-        )
-        await watched.probe()
-        port = await server.start(address)
-        stack.push_async_callback(_drain, server, door, gateway, config.server.grace_s)
-        await stack.enter_async_context(
-            meanwhile(
-                executors.follow(),
-                trials.work(),
-                watched.follow(),
-                _reload(config, readiness, upstreams, executors),
-                *(watch_role(name, role, readiness, gateway.probe) for name, role in roles.items()),
-            )
-        )
-        if http:
-            scheme = "https" if tls else "http"
-            tell(f"the OpenAI-compatible door is at {scheme}://{await door.start(http, 'server.http')}/v1")
-        yield f"{address.rpartition(':')[0]}:{port}"
+        reconciler = Reconciler(upstream.deployments, VLLMCounts(upstream.session), SQLLedgerSums(database))
+        usage, queries = UsageServicer(SQLUsages(database), reconciler), Runs(archive, live, trials.judge)
+        yield _Runs(gateway, retriever, versions, executors, trials, queries, usage, observers)
 
 
-@asynccontextmanager
-async def _journal(
-    server: ServerConfig, database: Database, live: LiveRuns, readiness: Readiness, instead: Journal | None
-) -> AsyncIterator[Journal]:
-    if instead is not None:
-        yield instead
-        return
-    say = partial(readiness.say, "store", ["store"])
-    async with SQLJournal.writing(
-        database, on_cancel=live.cancel, on_health=say, keep_days=server.keep_days
-    ) as journal:
-        yield journal
-
-
-async def check_addresses(address: str, http: str | None, access: Access) -> None:
-    """See that nobody but this machine gets in without a key, and that nobody else listens there.
-    Raises `BadConfig` and `StoreFailed`.
-    """
-    for setting, wanted in (("server.address", address), ("server.http", http)):
-        if wanted:
-            await check_listening(wanted, setting, access)
-            reserved(wanted, setting)[0].close()
-
-
-async def _use_versions(executors: Executors, named: str, tell: Tell) -> None:
-    """Begin with what is on record; `named`: what the config would begin with."""
+async def _open_versions(
+    config: Config, database: Database, upstream: _Upstream, retriever: Retriever, log: Tell
+) -> tuple[Versions, Executors]:
+    """Versions, of which one is active, and the executors that work as those. Raises `BadConfig`."""
+    gate, model, book = config.versions.gate, config.roles.execution.model, SQLVersionBook(database)
+    loading = Loading(config, upstream.engines, upstream.session)
+    rule = GateRule(gate.margin, _GATE_ERROR, gate.max_tokens_ratio, _GATE_TRIALS) if gate.enabled else None
+    versions = Versions(book, loading.load, rule, gate.canary_share)
+    named, manifest = await loading.first() or (model, "")
+    await versions.ensure_base(named, manifest)
+    await versions.ensure_base(model)  # to be on record, too: there may be a wish to go back to it
+    new_executor = partial(_new_executor, config, upstream, retriever)
+    executors = Executors(new_executor, model, versions.traffic, loading.load, log)
+    loading.in_use = lambda: executors.in_use
     try:
         await executors.refresh()
     except UpstreamError as error:
-        tell(f"versions of the executor are not in use yet: {error}")
+        log(f"versions of the executor are not in use yet: {error}")
     if (active := executors.traffic.active) != named:
-        tell(f"executor version {active} is active; the config names {named}, which `versions promote` would make it")
+        log(f"executor version {active} is active; the config names {named}, which `versions promote` would make it")
+    versions.on_change = executors.wake
+    return versions, executors
 
 
-async def _drain(server: Server, door: HTTPServer, gateway: Gateway, grace_s: float) -> None:
-    try:
-        await asyncio.gather(server.drain(grace_s), door.drain())
-    finally:
-        await gateway.settled()
-
-
-async def _reload(config: Config, readiness: Readiness, upstreams: Upstreams, executors: Executors) -> None:
-    """Once an engine is there again: call it again, and let the executor's load its versions; for ever."""
-    down: set[str] = set()
-    async for _ in readiness.changes():
-        up, down = down - readiness.all.keys(), set(readiness.all)
-        for source in up & {f"engines.{name}" for name in config.engines}:
-            upstreams.endpoint(source).breaker = Breaker()
-            if source == f"engines.{config.roles.execution.engine}":
-                executors.reload()
-
-
-async def _versions(config: Config, loading: Loading, book: VersionBook) -> tuple[Versions, str]:
-    """Versions, of which one is active, and the one that the config names. Raises `BadConfig`."""
-    gate, model = config.versions.gate, config.roles.execution.model
-    rule = GateRule(gate.margin, gate.error, gate.most_tokens, gate.most_trials) if gate.enabled else None
-    versions = Versions(book, loading.load, rule, gate.canary_share)
-    name, manifest = await loading.first() or (model, "")
-    await versions.ensure_base(name, manifest)
-    await versions.ensure_base(model)  # to be on record, too: there may be a wish to go back to it
-    return versions, name
-
-
-def _executor(config: Config, role: Role, new: Callable[..., Role], retriever: Retriever, version: str) -> Executor:
+def _new_executor(config: Config, upstream: _Upstream, retriever: Retriever, version: str) -> Executor:
     """The executor of a version: what is configured, but for the model's name."""
-    execution = config.roles.execution
+    execution, role = config.roles.execution, upstream.roles["execution"]
     if version != execution.model:
-        made = new("execution", msgspec.structs.replace(execution, model=version), price=role.price)
+        made = upstream.new_role("execution", msgspec.structs.replace(execution, model=version), price=role.price)
         role = replace(made, fallbacks=role.fallbacks)
     return Executor(role, retriever, executor_limits(config.search))
 
 
-def _sharing(config: Config, executors: Executors, index: Callable[[], str | None]) -> Executes:
-    """The executors, shared by all who ask the same, unless that is switched off, or they may say something else each
-    time.
-    """
+def _shared(config: Config, executors: Executors, index: Callable[[], str | None]) -> Executes:
+    """The executors, shared by all who ask the same, unless that is switched off, or decoding is random."""
     execution, reuse = config.roles.execution, config.reuse
     if not reuse.enabled or (execution.temperature > 0 and execution.seed is None):
         return executors
-    return SharedExecutor(executors, index, Reuse(reuse.keep_s, reuse.most, reuse.across_tenants))
+    return SharedExecutor(executors, index, Reuse(reuse.keep_s, across_tenants=reuse.across_tenants))
 
 
-def _topologies(
-    config: Config,
-    roles: Mapping[RoleName, Role],
-    own: Mapping[TopologyName, Role],
-    retriever: Retriever,
-    search: FactorizedSearch,
-) -> dict[TopologyName, Topology]:
-    """Return every way to answer: the factorized search and the baselines."""
-    baselines = {name: new_topology(name, config, roles, role, retriever) for name, role in own.items()}
-    return {"factorized": Topology(search, roles), **baselines}
+@asynccontextmanager
+async def _listening(
+    config: Config, access: Access, upstream: _Upstream, runs: _Runs, *, address: str, http: str | None, log: Tell
+) -> AsyncIterator[str]:
+    """The servers, and what goes on beside them; where gRPC listens."""
+    gateway, retriever, readiness, observers = runs.gateway, runs.retriever, upstream.readiness, runs.observers
+    tls = TLS(**msgspec.structs.asdict(config.server.tls)) if config.server.tls else None
+    server = Server(
+        gateway,
+        RetrievalServicer(retriever, default_top_k=config.search.top_k, index_id=lambda: retriever.index_id),
+        RunServicer(runs.queries),
+        runs.usage,
+        ExecutorVersionServicer(runs.versions),
+        access=access,
+        tls=tls,
+        readiness=readiness,
+        observer=observers,
+    )
+    app = openai_app(gateway, access, readiness, observer=observers)
+    http_server = HTTPServer(app, config.server.grace_s, access=access, tls=tls, hosts=config.server.http_hosts)
+    await upstream.retriever.probe()
+    port = await server.start(address)
+    try:
+        async with meanwhile(
+            runs.executors.follow(),
+            runs.trials.work(),
+            upstream.retriever.follow(),
+            _recover(config, upstream, runs.executors),
+            *(watch_role(name, role, readiness, gateway.probe) for name, role in upstream.roles.items()),
+        ):
+            if http:
+                bound = await http_server.start(http, "server.http")
+                log(f"the OpenAI-compatible server is at {'https' if tls else 'http'}://{bound}/v1")
+            yield f"{address.rpartition(':')[0]}:{port}"
+    finally:
+        try:
+            await asyncio.gather(server.drain(config.server.grace_s), http_server.drain())
+        finally:
+            await gateway.settled()
+
+
+async def _recover(config: Config, upstream: _Upstream, executors: Executors) -> None:
+    """Once an engine is there again: call it again, and let the executor's load its versions; for ever."""
+    down: set[str] = set()
+    async for _ in upstream.readiness.changes():
+        up, down = down - upstream.readiness.all.keys(), set(upstream.readiness.all)
+        for source in up & {f"engines.{name}" for name in config.engines}:
+            upstream.endpoints.endpoint(source).breaker = Breaker()
+            if source == f"engines.{config.roles.execution.engine}":
+                executors.reload()

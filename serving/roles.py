@@ -76,7 +76,7 @@ def new_role(
         streams=base_url is not None,
         endpoint=first.endpoint,
         others=tuple(others),
-        timeouts=Timeouts(config.first_token_timeout_s, config.call_timeout_s),
+        patience=Timeouts(config.first_token_timeout_s, config.call_timeout_s),
         traffic=upstreams.role(name, config.max_in_flight),
         structured=config.structured and name == "execution",
     )
@@ -105,7 +105,6 @@ def _models(
             base_url,
             config.model,
             api_key=key,
-            connect_timeout_s=config.connect_timeout_s,
             thinking=config.thinking,
             extra_body=config.extra_body,
             bodies=bodies,

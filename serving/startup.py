@@ -1,59 +1,60 @@
-"""What takes long to start: engines and an index, side by side."""
+"""Start of all that takes long: engines and an index, side by side."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from router.calls.health import NEEDS, Need, Readiness
-from router.search.retrieval import IndexRetriever
 from serving.config.config import Config, RoleConfig
 from serving.engines.engine import Tell, cores, engine
-from serving.retrieval.opening import open_retriever
 
 Opened = TypeVar("Opened")
 
 
-async def engines_and_retriever(
-    config: Config, stack: AsyncExitStack, tell: Tell, readiness: Readiness
-) -> tuple[dict[str, str], IndexRetriever]:
-    """Start all that a gateway's config names but the gateway: engines' base URLs by name, and the retriever.
-    `readiness` hears of engines that die. Raises `BadConfig` or `BadIndex`.
-    """
-    say = partial(readiness.say, "retrieval.embedder", ["retrieval"])
-    opened = partial(open_retriever, config.retrieval, tell, config.engines, say=say)
-    return await slow_parts(config, stack, tell, opened, readiness=readiness)
+@dataclass(frozen=True, slots=True)
+class RunningEngines:
+    """Engines that somebody has started already, and watches."""
+
+    urls: Mapping[str, str]
+    """Base URLs by name."""
+    readiness: Readiness
+    """Those of them that are down."""
 
 
-async def slow_parts(
+async def start_engines(
     config: Config,
     stack: AsyncExitStack,
-    tell: Tell,
+    log: Tell,
     opened: Callable[..., AbstractAsyncContextManager[Opened]],
     also: Sequence[RoleConfig] = (),
     *,
     readiness: Readiness | None = None,
 ) -> tuple[dict[str, str], Opened]:
     """Start the engines of all roles, and of those in `also`, and open a retriever or an embedder side by side: base
-    URLs by engine name, and that. `readiness` hears of engines that die.
+    URLs by engine name, and that. `readiness` is told of engines that die.
 
     `opened` takes `cpu_threads`, as `engine` does. Raises `BadConfig` or `BadIndex`.
     """
     searcher = config.topologies.searcher
     roles = [*config.roles.by_name.values(), *([searcher] if searcher else []), *also]
-    served = {name: models for name in config.engines if (models := _served_names(roles, name))}
-    own = config.retrieval.embedder.engine is not None
-    threads = max(1, cores() // max(1, len(served) + own))
+    served: dict[str, dict[str, None]] = {}
+    for role in roles:
+        if role.engine in config.engines:
+            served.setdefault(role.engine, {})[role.model] = None
+    embeds = config.retrieval.embedder.engine is not None
+    threads = max(1, cores() // max(1, len(served) + embeds))
     readiness = readiness or Readiness()
     contexts = [
         engine(
             name,
             config.engines[name],
-            models,
-            tell,
+            list(models),
+            log,
             cpu_threads=threads,
-            say=partial(readiness.say, f"engines.{name}", _nothing_without(config, name)),
+            say=partial(readiness.say, f"engines.{name}", _needed_by(config, name)),
         )
         for name, models in served.items()
     ]
@@ -67,7 +68,7 @@ async def slow_parts(
     return dict(zip(served, [url.result() for url in urls], strict=True)), retriever.result()
 
 
-def _nothing_without(config: Config, engine: str) -> list[Need]:
+def _needed_by(config: Config, engine: str) -> list[Need]:
     """The roles that no other endpoint stands in for."""
     roles = config.roles.by_name
     return [
@@ -77,7 +78,3 @@ def _nothing_without(config: Config, engine: str) -> list[Need]:
             each.engine == engine and not each.replicas for each in (role, *(roles[other] for other in role.fallbacks))
         )
     ]
-
-
-def _served_names(roles: Sequence[RoleConfig], name: str) -> list[str]:
-    return list(dict.fromkeys(role.model for role in roles if role.engine == name))

@@ -14,7 +14,7 @@ from router.search.loop import FactorizedSearch, Topology
 from router.search.retrieval import Retriever
 from router.trace.call import RoleName
 from router.trace.values import TopologyName
-from serving.config.config import Config, MainAgentConfig, RoleConfig, SearchConfig
+from serving.config.config import AgentConfig, Config, RoleConfig, SearchConfig
 
 ROLE_OF: dict[TopologyName, RoleName] = {
     "single_agent": "delegation",
@@ -64,14 +64,8 @@ def new_topology(
 
 
 def executor_limits(search: SearchConfig) -> ExecutorLimits:
-    """How far a config lets an executor go."""
-    return ExecutorLimits(
-        search.max_turns,
-        search.max_searches,
-        search.top_k,
-        passage_chars=search.max_passage_chars,
-        report_chars=search.max_report_chars,
-    )
+    """Limits of an executor, by a config."""
+    return ExecutorLimits(search.max_turns, search.max_searches, search.top_k)
 
 
 def new_search(
@@ -89,11 +83,11 @@ def new_search(
     )
 
 
-def _main_agent(config: Config, own: MainAgentConfig, prompt: str) -> RoleConfig:
+def _main_agent(config: Config, own: AgentConfig, prompt: str) -> RoleConfig:
     roles = config.roles
     return msgspec.structs.replace(
         roles.delegation,
         prompt=own.prompt or str(_PROMPTS / prompt),
-        max_tokens=own.max_tokens or max(roles.delegation.max_tokens, roles.answer.max_tokens),
+        max_tokens=max(roles.delegation.max_tokens, roles.answer.max_tokens),
         fallbacks=(),
     )

@@ -54,7 +54,7 @@ def provenance(cell: Cell, index: str | None, temperature: float | None, seed: i
         roles["execution"] = msgspec.structs.replace(roles["execution"], model=cell.version)
     return Provenance(
         {name: _role(role, None if name == "judge" else temperature) for name, role in roles.items()},
-        config.retrieval.embedder.model or config.retrieval.embedder.kind,
+        config.retrieval.embedder.model or "minilm",
         _corpus(config),
         index,
         search.top_k,

@@ -163,7 +163,6 @@ def add_embedder(parser: argparse.ArgumentParser) -> None:
 def embedder_config(given: argparse.Namespace) -> EmbedderConfig:
     """What the options name."""
     return EmbedderConfig(
-        kind="endpoint" if given.embedder_url else "minilm",
         base_url=given.embedder_url,
         model=given.embedder_model,
         dimension=given.embedder_dimension,

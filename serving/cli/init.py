@@ -118,15 +118,15 @@ def _fill_embedder(document: dict[str, Any], answers: Mapping[str, str]) -> None
     if "engine" in table:
         document["engines"][table["engine"]]["path"] = model
     if model != table.get("model", "minilm"):
-        for key in [key for key in table if key not in ("kind", "engine", "api_key_env")]:
+        for key in [key for key in table if key not in ("engine", "api_key_env")]:
             del table[key]  # it was the other model's
     if model == "minilm":
-        table["kind"] = "minilm"
-        table.pop("api_key_env", None)
+        for key in list(table):
+            del table[key]
         return
     dimension = answers["embedder_dimension"]
     wanted = {"model": model, "base_url": url, "dimension": int(dimension) if dimension.isdecimal() else dimension}
-    table |= {"kind": "endpoint"} | {key: answer for key, answer in wanted.items() if answer}
+    table |= {key: answer for key, answer in wanted.items() if answer}
     if url and not url.startswith("https:"):
         table.pop("api_key_env", None)  # no key goes over the open wire
     elif answers["key_env"] and (url or "api_key_env" in table):
@@ -136,7 +136,7 @@ def _fill_embedder(document: dict[str, Any], answers: Mapping[str, str]) -> None
 def _next_steps(config: Config, out: Path) -> list[str]:
     roles = config.roles.by_name.values()
     hosted = any(role.engine is None and role.base_url is None for role in roles)
-    minilm = config.retrieval.embedder.kind == "minilm" and not config.engines
+    minilm = config.retrieval.embedder.in_process and not config.engines
     if config.engines:
         extras = "one-gpu" if hosted else "gpu"
     else:

@@ -15,7 +15,7 @@ def main(arguments: Sequence[str]) -> int:
     add_config(parser)
     for option, what in (
         ("--address", "listen here instead of at the config's server.address"),
-        ("--http", "open the OpenAI-compatible door here, not at server.http"),
+        ("--http", "serve OpenAI's protocol here, not at server.http"),
     ):
         parser.add_argument(option, type=host_port, metavar="HOST:PORT", help=what)
     given = parser.parse_args(arguments)

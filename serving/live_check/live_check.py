@@ -19,7 +19,7 @@ from serving.live_check.estimate import Measured, Use, estimate
 from serving.live_check.probes import RoleProbe, Served, served_models
 from serving.live_check.retrieval import retrieval_probe
 from serving.roles import new_role
-from serving.startup import slow_parts
+from serving.startup import start_engines
 
 
 class RoleFound(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class Found(msgspec.Struct, frozen=True):
 async def live_check(config: Config, tell: Tell, limit_s: float) -> Found:
     """Probe what `config` names; one question to a model may take `limit_s` seconds. Raises `BadConfig`."""
     async with AsyncExitStack() as stack:
-        engines, probe_retrieval = await slow_parts(config, stack, tell, partial(retrieval_probe, config, tell))
+        engines, probe_retrieval = await start_engines(config, stack, tell, partial(retrieval_probe, config, tell))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         stack.push_async_callback(close_clients)
 

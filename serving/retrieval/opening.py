@@ -29,7 +29,7 @@ async def open_embedder(
     say: Say = lambda _why: None,
 ) -> AsyncIterator[Embedder]:
     """The embedder that a config names, with its engine if it has one; `say` as for that. Raises `BadConfig`."""
-    if config.kind == "minilm":
+    if config.in_process:
         yield MiniLM()
         return
     async with AsyncExitStack() as stack:
@@ -46,7 +46,7 @@ async def open_embedder(
 
 def _endpoint(config: EmbedderConfig) -> EndpointEmbedder:
     if config.base_url is None or config.model is None or config.dimension is None:
-        raise BadConfig("retrieval.embedder: kind `endpoint` needs base_url (or engine), model and dimension.")
+        raise BadConfig("retrieval.embedder: an embedder elsewhere needs base_url (or engine), model and dimension.")
     for problem in key_problems("retrieval.embedder", config.api_key_env):
         raise BadConfig(problem)
     return EndpointEmbedder(
@@ -87,10 +87,7 @@ async def open_retriever(
 
     async with open_embedder(config.embedder, engines, tell, cpu_threads=cpu_threads, say=say) as embedder:
         index = await stoppable(partial(open_index, config, embedder, tell))
-        batching = config.batching
-        searcher = IndexSearcher(
-            index, embedder, wait_s=batching.wait_ms / 1000, most=batching.most, cache=batching.cache
-        )
+        searcher = IndexSearcher(index, embedder)
         following = asyncio.create_task(follow(config, searcher, index, embedder))
         try:
             yield searcher
@@ -102,6 +99,6 @@ async def open_retriever(
 
 def identity_of(config: EmbedderConfig) -> str:
     """The `identity` of the embedder that a config names."""
-    if config.kind == "minilm":
+    if config.in_process:
         return MiniLM.identity
     return endpoint_identity(config.model or "", config.passage_prefix)

@@ -1,4 +1,4 @@
-"""What Prometheus may ask: counters and histograms of what has ended, and gauges of what is."""
+"""Metrics for Prometheus: counters and histograms of what has ended, and gauges of what is."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +26,7 @@ class Metrics:
     """An `Observer` that counts, in a registry of its own."""
 
     def __init__(self, *now: Collector) -> None:
-        """`now`: tell of what is, whenever somebody asks."""
+        """`now`: collectors of what is, asked whenever somebody asks."""
         self.registry = registry = CollectorRegistry()
         ProcessCollector(namespace="rolegate", registry=registry)
         for collector in now:
@@ -65,7 +65,7 @@ class Metrics:
         self._request_s.labels(method).observe(duration_s)
 
     def run_began(self) -> None:
-        """Of no interest."""
+        """Do nothing."""
 
     def run_ended(self, run: Run, *, private: bool) -> None:
         """Count it and its calls."""
@@ -81,7 +81,7 @@ class Metrics:
         self._search_s.observe(duration_s)
 
     async def watch_event_loop(self) -> None:
-        """Look how late the event loop is, for ever."""
+        """Measure how late the event loop is, for ever."""
         clock = asyncio.get_running_loop().time
         while True:
             due = clock() + _LOOK_EVERY_S

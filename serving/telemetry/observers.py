@@ -1,7 +1,7 @@
-"""From the telemetry section of a config to those who watch."""
+"""Observers, from the telemetry section of a config."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -20,20 +20,20 @@ from serving.engines.engine import Tell
 _EXPORT_S = 5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Watched:
     """Parts of a gateway that are looked at from outside."""
 
     admission: Admission
     upstreams: Upstreams
-    executor: Callable[[], Executes | None]
     addresses: Mapping[str, str | None]
     """Base URLs by deployment."""
+    executor: Executes | None = None
 
 
 @asynccontextmanager
 async def open_observers(
-    config: TelemetryConfig, tell: Tell, watched: Watched, hosts: Iterable[str] = ()
+    config: TelemetryConfig, log: Tell, watched: Watched, hosts: Iterable[str] = ()
 ) -> AsyncIterator[Observers]:
     """Observers while the context is open; nothing is loaded for what is not configured. `hosts`: as for
     `HTTPServer`. Raises `BadConfig`.
@@ -41,23 +41,23 @@ async def open_observers(
     async with AsyncExitStack() as stack:
         each: list[Observer] = []
         if config.metrics is not None:
-            each.append(await stack.enter_async_context(_metrics(config.metrics, tell, watched, hosts)))
+            each.append(await stack.enter_async_context(_metrics(config.metrics, log, watched, hosts)))
         if config.otlp is not None:
             each.append(await stack.enter_async_context(_traces(config.otlp, config.contents, watched)))
         yield Observers(each)
 
 
 @asynccontextmanager
-async def _metrics(address: str, tell: Tell, watched: Watched, hosts: Iterable[str]) -> AsyncIterator[Observer]:
+async def _metrics(address: str, log: Tell, watched: Watched, hosts: Iterable[str]) -> AsyncIterator[Observer]:
     from prometheus_client.aiohttp import make_aiohttp_handler
 
     from serving.telemetry.metrics import Gauges, Metrics
 
-    metrics = Metrics(Gauges(watched.admission, watched.upstreams, watched.executor))
+    metrics = Metrics(Gauges(watched.admission, watched.upstreams, lambda: watched.executor))
     app = web.Application()
     app.router.add_get("/metrics", make_aiohttp_handler(metrics.registry))
     server = HTTPServer(app, 0.0, hosts=hosts)
-    tell(f"metrics are at http://{await server.start(address, 'telemetry.metrics')}/metrics")
+    log(f"metrics are at http://{await server.start(address, 'telemetry.metrics')}/metrics")
     try:
         async with meanwhile(metrics.watch_event_loop()):
             yield metrics

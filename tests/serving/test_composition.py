@@ -79,7 +79,7 @@ async def test_a_port_in_use_is_told_before_anything_slow(
     setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Engines take minutes to load."""
-    monkeypatch.setattr("serving.composition.engines_and_retriever", NotImplemented)
+    monkeypatch.setattr("serving.composition.start_engines", NotImplemented)
     (tmp_path / "prompt.txt").write_text("Answer.\n", "utf-8")
     async with serving() as server:
         role = RoleConfig(model=MODEL, prompt=f"{tmp_path}/prompt.txt", base_url=server.base_url)
@@ -196,7 +196,6 @@ async def test_the_model_that_the_config_names_is_on_record(tmp_path: Path) -> N
     [
         ({}, ReuseConfig(), 2),
         ({}, ReuseConfig(enabled=False), 6),
-        ({}, ReuseConfig(most=0), 6),
         ({"temperature": 0.7}, ReuseConfig(), 6),
         ({"temperature": 0.7, "seed": 1}, ReuseConfig(), 2),
     ],

@@ -26,7 +26,6 @@ from serving.cli.ask import main as ask
 from serving.composition import running_gateway
 from serving.config.config import (
     Config,
-    MainAgentConfig,
     RetrievalConfig,
     RoleConfig,
     RolesConfig,
@@ -180,10 +179,10 @@ def test_the_client_knows_no_other_topology() -> None:
 
 def test_the_main_agent_is_the_delegators_model(tmp_path: Path) -> None:
     """With its sampling and thinking; it may write as much as the longer of the roles that it stands for."""
-    config = config_of(tmp_path, "http://127.0.0.1:9/v1", no_retrieval=MainAgentConfig(max_tokens=5))
+    config = config_of(tmp_path, "http://127.0.0.1:9/v1")
     found, backbone = role_configs(config), config.roles.delegation
     alone = msgspec.structs.replace(backbone, prompt=f"{FULL}/agent.txt", max_tokens=30)
-    unaided = msgspec.structs.replace(backbone, prompt=f"{FULL}/no_retrieval.txt", max_tokens=5)
+    unaided = msgspec.structs.replace(backbone, prompt=f"{FULL}/no_retrieval.txt", max_tokens=30)
     executes = msgspec.structs.replace(backbone, prompt=config.roles.execution.prompt, max_tokens=20)
     assert (found["single_agent"], found["no_retrieval"], found["homogeneous"]) == (alone, unaided, executes)
 
@@ -236,7 +235,7 @@ def test_paths_in_the_tables(tmp_path: Path) -> None:
         (f"[topologies.searcher]\n{ROLE}", "topologies.searcher: needs engine or base_url"),
         (f'[topologies.searcher]\n{ROLE}engine = "e"\n', "topologies.searcher.engine: no table engines.e"),
         ('[topologies.single_agent]\nprompt = "x.txt"\n', "topologies.single_agent.prompt: there is no file"),
-        ("[topologies.no_retrieval]\nmax_tokens = 0\n", "topologies.no_retrieval.max_tokens: must be at least 1"),
+        ("[topologies.no_retrieval]\nmax_tokens = 0\n", "topologies.no_retrieval.max_tokens: unknown field"),
         ('[topologies.pair]\nprompt = "x.txt"\n', "topologies.pair: unknown field"),
         ('[topologies.single_agent]\nmodel = "m"\n', "topologies.single_agent.model: unknown field"),
     ],

@@ -26,7 +26,7 @@ from serving.retrieval.services import RetrievalServicer
 from tests.scripted_gateway import environment
 
 ROLE = '[roles.{name}]\nbase_url = "{url}"\nmodel = "{model}"\nprompt = "prompt.txt"\nmax_tokens = 256\n{extra}\n'
-EMBEDDER = '[retrieval]\nindex = "index"\n[retrieval.embedder]\nkind = "endpoint"\nbase_url = "{url}"\nmodel = "tiny"\n'
+EMBEDDER = '[retrieval]\nindex = "index"\n[retrieval.embedder]\nbase_url = "{url}"\nmodel = "tiny"\n'
 PRICE = "[prices.{name}]\nprompt = 1.0\ncompletion = 2.0\n"
 ROLES = ("delegation", "execution", "answer")
 

@@ -554,7 +554,7 @@ def test_a_config_that_does_not_fit_its_index_is_not_called_fine(
 ) -> None:
     """Word statistics, and the embedder: both are known without loading anything."""
     build_index([corpus], tmp_path / "index", MiniLM())
-    other = 'index = "index"\nlexical = true\n[retrieval.embedder]\nkind = "endpoint"\nmodel = "other"\ndimension = 8\n'
+    other = 'index = "index"\nlexical = true\n[retrieval.embedder]\nmodel = "other"\ndimension = 8\n'
     file = config_file(tmp_path, "http://127.0.0.1:9/v1", f'{other}base_url = "http://127.0.0.1:9/v1"')
 
     assert main(["check", "--config", str(file)]) == 1

@@ -95,7 +95,7 @@ def test_an_engine_is_given_its_role_s_model(tmp_path: Path) -> None:
     config = load_config(tmp_path / "rolegate.toml")
     assert {name: engine.path for name, engine in config.engines.items()} == {"executor": "Qwen/Qwen3-4B"}
     assert config.roles.execution.model == "Qwen/Qwen3-4B"
-    assert (config.retrieval.embedder.kind, config.retrieval.embedder.query_prefix) == ("minilm", "")
+    assert (config.retrieval.embedder.in_process, config.retrieval.embedder.query_prefix) == (True, "")
 
 
 @pytest.mark.parametrize(

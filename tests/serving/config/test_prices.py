@@ -14,15 +14,15 @@ from tests.scripted_gateway import environment
 
 ASK = """
 import json, msgspec
-from serving.config import RoleConfig
-from serving.prices import price_of
+from serving.config.config import RoleConfig
+from serving.config.prices import price_of
 models = ("openai/gpt-4.1-mini", "gpt-4.1-mini", "no-such-model")
 print(json.dumps([msgspec.to_builtins(price_of(RoleConfig(model=model, prompt="p"), {})) for model in models]))
 """
 OWN = """
 import asyncio, sys
-from serving.config_file import load_config, preset
-from serving.prices import prices_of
+from serving.config.file import load_config, preset
+from serving.config.prices import prices_of
 config = load_config(preset("mini"))
 print(asyncio.run(prices_of(config.roles.by_name, config.prices)), "litellm" in sys.modules)
 """

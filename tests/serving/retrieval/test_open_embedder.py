@@ -11,7 +11,7 @@ from serving.retrieval.build import build_index
 from serving.retrieval.embedder import MiniLM
 from serving.retrieval.opening import open_embedder
 
-ON_ENGINE = EmbedderConfig(kind="endpoint", engine="embedder", model="minilm", dimension=384)
+ON_ENGINE = EmbedderConfig(engine="embedder", model="minilm", dimension=384)
 
 
 @pytest.mark.engines
@@ -30,7 +30,7 @@ async def test_an_engine_of_ours_embeds(embedder: MiniLM, animals: Path, tmp_pat
 async def test_a_key_that_is_not_set_is_asked_for() -> None:
     """With the name of its variable."""
     config = EmbedderConfig(
-        kind="endpoint", base_url="http://127.0.0.1:9/v1", model="m", dimension=4, api_key_env="ROLEGATE_NO_SUCH_KEY"
+        base_url="http://127.0.0.1:9/v1", model="m", dimension=4, api_key_env="ROLEGATE_NO_SUCH_KEY"
     )
     with pytest.raises(BadConfig, match="the environment variable ROLEGATE_NO_SUCH_KEY is not set; export it"):
         async with open_embedder(config, {}, lambda _step: None):

@@ -79,26 +79,16 @@ def errors(spans: Sequence[ReadableSpan]) -> list[tuple[str, object]]:
     return sorted((span.name, (span.attributes or {})["error.type"]) for span in failed)
 
 
-def test_retries_belong_to_their_decision() -> None:
-    """What is tried again or corrected is one plan with several chats; a plan fails where its last chat does."""
-    spans = told(
-        run(
-            call(0, "delegation", "unavailable"),
-            call(1, "delegation", purpose="retry"),
-            call(2, "delegation", purpose="correction"),
-            call(3, "delegation", "refused"),
-        )
-    )
-    plans = [span for span in spans if span.name == "plan delegator"]
-    assert [(span.start_time, span.end_time) for span in plans] == [
-        (1_000_000_000_000, 1_003_000_000_000),
-        (1_003_000_000_000, 1_004_000_000_000),
+def test_every_attempt_has_a_span() -> None:
+    """A retry or a correction stands beside what it tries again, with the times of the ledger."""
+    spans = told(run(call(0, "delegation", "unavailable"), call(1, "delegation", "refused", purpose="retry")))
+    chats = [span for span in spans if span.name == "chat delegation-model"]
+    assert [(span.start_time, span.end_time) for span in chats] == [
+        (1_000_000_000_000, 1_001_000_000_000),
+        (1_001_000_000_000, 1_002_000_000_000),
     ]
-    assert errors(spans) == [
-        ("chat delegation-model", "refused"),
-        ("chat delegation-model", "unavailable"),
-        ("plan delegator", "refused"),
-    ]
+    assert [(span.attributes or {})["rolegate.purpose"] for span in chats] == ["first", "retry"]
+    assert errors(spans) == [("chat delegation-model", "refused"), ("chat delegation-model", "unavailable")]
 
 
 def test_a_failed_run() -> None:
@@ -136,9 +126,15 @@ def test_where_models_are() -> None:
     assert "gen_ai.usage.input_tokens" not in engine
 
 
-def test_other_runs_are_no_workflows() -> None:
-    """A completion is its chats, and an execution its agent."""
-    execution = replace(run(call(0, "execution")), kind="execute")
-    assert [span.name for span in told(execution)] == ["chat execution-model", "invoke_agent executor"]
-    completion = replace(run(call(0, "answer")), kind="complete", result=Conversation(()))
-    assert [span.name for span in told(completion)] == ["chat answer-model"]
+def test_a_run_without_a_request_has_a_trace_of_its_own() -> None:
+    """A shadow begins none beneath the run that its task worked on before."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    traces = Traces(provider, ADDRESSES, contents=True)
+    for kind in ("answer", "shadow"):
+        traces.run_began()
+        traces.run_ended(replace(run(), kind=kind), private=False)
+    traces.searched("nobody's", 1.0, 0.5, None)
+    one, other = exporter.get_finished_spans()
+    assert one.context and other.context
+    assert one.context.trace_id != other.context.trace_id

@@ -107,7 +107,7 @@ async def test_http_requests(tmp_path: Path) -> None:
     """The OpenAI-compatible door's requests are counted by path and status."""
     telemetry = TelemetryConfig(metrics="127.0.0.1:0")
     async with watched_gateway(tmp_path, telemetry, "127.0.0.1:0") as gateway, aiohttp.ClientSession() as session:
-        door, metrics = gateway.listens("door"), gateway.listens("metrics")
+        door, metrics = gateway.listens("OpenAI"), gateway.listens("metrics")
         for path in ("models", "models/gpt", "nowhere"):
             async with session.get(f"{door}/{path}"):
                 pass

@@ -64,7 +64,7 @@ async def traced(folder: Path, metadata: Sequence[tuple[str, str]] = (), *, cont
 
 
 async def test_the_tree(tmp_path: Path) -> None:
-    """An answer is a workflow of plans, agents and the answerer's chat; agents chat and retrieve, all within its trace
+    """An answer is a workflow of agents and the chats of the other roles; agents chat and retrieve, all within its trace
     and in its parent's time.
     """
     spans = await traced(tmp_path, [("traceparent", f"00-{TRACE}-{CALLER}-01")])
@@ -74,11 +74,10 @@ async def test_the_tree(tmp_path: Path) -> None:
         return (f"{path(by_id[span.parent_span_id])}/" if span.parent_span_id in by_id else "") + span.name
 
     root, agent = "invoke_workflow rolegate", "invoke_workflow rolegate/invoke_agent executor"
-    plan = f"{root}/plan delegator"
     assert sorted(map(path, spans)) == sorted(
         [
             root,
-            *[plan, f"{plan}/chat delegator"] * 3,
+            *[f"{root}/chat delegator"] * 3,
             *[agent, f"{agent}/chat executor", f"{agent}/chat executor", f"{agent}/retrieval rolegate"] * 2,
             f"{root}/chat answerer",
         ]
