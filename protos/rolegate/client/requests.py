@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from math import isfinite
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from rolegate.v1.answer_service_pb2 import AnswerRequest, StreamAnswerRequest
 from rolegate.v1.budget_pb2 import Budget
@@ -100,26 +100,14 @@ def answer_request(question: str, terms: Terms) -> AnswerRequest:
 
     Raises `ValueError` for a topology that there is not.
     """
-    request_id = terms.get("request_id") or str(uuid.uuid4())
-    return AnswerRequest(
-        question=question,
-        request_id=request_id,
-        budget=_budget(terms),
-        fresh=terms.get("fresh", False),
-        topology=_topology(terms),
-    )
+    request = AnswerRequest(question=question, **_terms(terms))
+    request.request_id = request.request_id or str(uuid.uuid4())
+    return request
 
 
 def stream_request(question: str, terms: Terms) -> StreamAnswerRequest:
     """A question whose progress is to be told. Raises `ValueError` for a topology that there is not."""
-    request_id = terms.get("request_id", "")
-    return StreamAnswerRequest(
-        question=question,
-        request_id=request_id,
-        budget=_budget(terms),
-        fresh=terms.get("fresh", False),
-        topology=_topology(terms),
-    )
+    return StreamAnswerRequest(question=question, **_terms(terms))
 
 
 def feedback_request(run_id: str, opinion: Opinion) -> SubmitFeedbackRequest:
@@ -176,6 +164,17 @@ def traffic_request(version: str, state: TriedState, share: float) -> SetExecuto
     )
 
 
+def _terms(terms: Terms) -> dict[str, Any]:
+    """The fields that both requests for an answer have."""
+    topology = terms.get("topology")
+    return {
+        "request_id": terms.get("request_id", ""),
+        "budget": _budget(terms),
+        "fresh": terms.get("fresh", False),
+        "topology": topology and f"TOPOLOGY_{topology.upper()}",
+    }
+
+
 def _budget(terms: Terms) -> Budget | None:
     tokens, cost = terms.get("max_total_tokens"), terms.get("max_cost_usd")
     if tokens is None and cost is None:
@@ -183,11 +182,6 @@ def _budget(terms: Terms) -> Budget | None:
     if cost is not None and not isfinite(cost):
         raise ValueError(f"max_cost_usd is {cost}; it must be a number of dollars.")
     return Budget(max_total_tokens=tokens, max_cost_nano_usd=None if cost is None else round(cost * 1e9))
-
-
-def _topology(terms: Terms) -> str | None:
-    topology = terms.get("topology")
-    return topology and f"TOPOLOGY_{topology.upper()}"
 
 
 def _kind(wanted: Filter) -> str | None:

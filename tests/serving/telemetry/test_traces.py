@@ -64,8 +64,8 @@ async def traced(folder: Path, metadata: Sequence[tuple[str, str]] = (), *, cont
 
 
 async def test_the_tree(tmp_path: Path) -> None:
-    """An answer is a workflow of agents and the chats of the other roles; agents chat and retrieve, all within its trace
-    and in its parent's time.
+    """An answer is a workflow of agents and the other roles' chats; agents chat and retrieve, all within its trace and
+    in its parent's time.
     """
     spans = await traced(tmp_path, [("traceparent", f"00-{TRACE}-{CALLER}-01")])
     by_id = {span.span_id: span for span in spans}

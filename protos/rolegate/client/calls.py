@@ -1,0 +1,161 @@
+"""Every call of a gateway, once: its request, and what of the response is wanted. The clients make methods of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack
+
+from rolegate.client.requests import (
+    ANSWER_S,
+    SHORT_S,
+    ExportFilter,
+    ListFilter,
+    Opinion,
+    Sums,
+    Terms,
+    TriedState,
+    answer_request,
+    export_request,
+    feedback_request,
+    list_request,
+    stream_request,
+    traffic_request,
+    usage_request,
+)
+from rolegate.v1.answer_service_pb2 import AnswerResponse, StreamAnswerResponse
+from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
+from rolegate.v1.executor_version_service_pb2 import (
+    ExecutorVersion,
+    ExecutorVersionDecision,
+    ListExecutorVersionDecisionsRequest,
+    ListExecutorVersionsRequest,
+    PromoteExecutorVersionRequest,
+    RegisterExecutorVersionRequest,
+    RollBackExecutorVersionRequest,
+)
+from rolegate.v1.executor_version_service_pb2_grpc import ExecutorVersionServiceStub
+from rolegate.v1.run_service_pb2 import (
+    CancelRunRequest,
+    ExportRunsResponse,
+    GetRunRequest,
+    GetRunResponse,
+    ListRunsResponse,
+    WatchRunRequest,
+)
+from rolegate.v1.run_service_pb2_grpc import RunServiceStub
+from rolegate.v1.usage_service_pb2 import GetUsageResponse, ReconcileUsageRequest, Reconciliation
+from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+class Stubs:
+    """The services of a gateway, over a channel."""
+
+    def __init__(self, channel: Any) -> None:
+        self.answers, self.runs = AnswerServiceStub(channel), RunServiceStub(channel)
+        self.usage, self.versions = UsageServiceStub(channel), ExecutorVersionServiceStub(channel)
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Result]):
+    """One call, with a single response or a stream of them."""
+
+    method: Callable[[Stubs], Any]
+    request: Any
+    result: Callable[[Any], Result] = lambda response: response
+    """Gets a response; returns what of it is wanted."""
+    timeout_s: float | None = SHORT_S
+    repeatable: bool = False
+    """Where the connection breaks, it is made once more: its request has a name, so that it spends nothing twice."""
+
+
+def ask(question: str, timeout_s: float = ANSWER_S, **terms: Unpack[Terms]) -> Call[AnswerResponse]:
+    """Answer a question, with what the answer rests on and what it cost. Where the connection breaks, it is asked once
+    more, under the same request_id, which spends nothing twice.
+    """
+    return Call(lambda to: to.answers.Answer, answer_request(question, terms), timeout_s=timeout_s, repeatable=True)
+
+
+def stream(question: str, timeout_s: float = ANSWER_S, **terms: Unpack[Terms]) -> Call[StreamAnswerResponse]:
+    """Answer a question and tell what happens on the way; the last event is `done`, with the whole answer."""
+    return Call(lambda to: to.answers.StreamAnswer, stream_request(question, terms), timeout_s=timeout_s)
+
+
+def run(run_id: str, *, trace: bool = False) -> Call[GetRunResponse]:
+    """A run, running or ended, with its output, its calls, the feedback on it and, if wanted, its trace."""
+    return Call(lambda to: to.runs.GetRun, GetRunRequest(run_id=run_id, include_trace=trace))
+
+
+def page(page_token: str, wanted: ListFilter) -> Call[ListRunsResponse]:
+    """A page of runs, newest first; the first one has no token."""
+    request = list_request(wanted)
+    request.page_token = page_token
+    return Call(lambda to: to.runs.ListRuns, request)
+
+
+def watch(run_id: str, after: int = 0, timeout_s: float | None = None) -> Call[StreamAnswerResponse]:
+    """What happens in an answer, as `stream` tells it, from the event after number `after` on."""
+    request = WatchRunRequest(run_id=run_id, after_event_number=after)
+    return Call(lambda to: to.runs.WatchRun, request, attrgetter("event"), timeout_s)
+
+
+def cancel(run_id: str) -> Call[None]:
+    """Stop a run; one that has ended stays as it is."""
+    return Call(lambda to: to.runs.CancelRun, CancelRunRequest(run_id=run_id), lambda _: None)
+
+
+def feedback(run_id: str, **opinion: Unpack[Opinion]) -> Call[str]:
+    """Say what became of an answer. The feedback's identifier."""
+    return Call(lambda to: to.runs.SubmitFeedback, feedback_request(run_id, opinion), attrgetter("feedback_id"))
+
+
+def export(timeout_s: float | None = None, **wanted: Unpack[ExportFilter]) -> Call[ExportRunsResponse]:
+    """All runs that have ended, oldest first, with their traces."""
+    return Call(lambda to: to.runs.ExportRuns, export_request(wanted), timeout_s=timeout_s)
+
+
+def usage(**sums: Unpack[Sums]) -> Call[GetUsageResponse]:
+    """Tokens and cost of all calls."""
+    return Call(lambda to: to.usage.GetUsage, usage_request(sums))
+
+
+def reconcile() -> Call[Sequence[Reconciliation]]:
+    """The ledger, compared with what the engines counted."""
+    return Call(lambda to: to.usage.ReconcileUsage, ReconcileUsageRequest(), attrgetter("reconciliations"))
+
+
+def versions() -> Call[Sequence[ExecutorVersion]]:
+    """Versions of the executor, newest first."""
+    return Call(lambda to: to.versions.ListExecutorVersions, ListExecutorVersionsRequest(), attrgetter("versions"))
+
+
+def register_version(version: str) -> Call[ExecutorVersion]:
+    """Check a published version, load it, and put it on record."""
+    request = RegisterExecutorVersionRequest(version=version)
+    return Call(lambda to: to.versions.RegisterExecutorVersion, request, attrgetter("version"), ANSWER_S)
+
+
+def set_version_traffic(version: str, state: TriedState, share: float = 0.0) -> Call[ExecutorVersion]:
+    """Let a version work beside the active one, or for a share of the runs, or do nothing."""
+    request = traffic_request(version, state, share)
+    return Call(lambda to: to.versions.SetExecutorVersionTraffic, request, attrgetter("version"), ANSWER_S)
+
+
+def promote_version(version: str) -> Call[ExecutorVersion]:
+    """Make a version the active one."""
+    request = PromoteExecutorVersionRequest(version=version)
+    return Call(lambda to: to.versions.PromoteExecutorVersion, request, attrgetter("version"), ANSWER_S)
+
+
+def roll_back_version(version: str) -> Call[ExecutorVersion]:
+    """Take a version out of service. The one that is active now."""
+    request = RollBackExecutorVersionRequest(version=version)
+    return Call(lambda to: to.versions.RollBackExecutorVersion, request, attrgetter("active"))
+
+
+def version_decisions(version: str = "", after: int = 0) -> Call[Sequence[ExecutorVersionDecision]]:
+    """What was decided on one version, or on all, after decision number `after`; oldest first, at most 1000."""
+    request = ListExecutorVersionDecisionsRequest(version=version, after_number=after)
+    return Call(lambda to: to.versions.ListExecutorVersionDecisions, request, attrgetter("decisions"))
