@@ -18,9 +18,8 @@ from serving.config.check import problems
 from serving.config.config import Config
 from serving.config.file import read_config
 from serving.config.secrets import missing
-from serving.live_check.cell import Cell
 from serving.live_check.estimate import TYPICAL
-from serving.live_check.live_check import Found, RoleFound, live_check
+from serving.live_check.live_check import Cell, Found, RoleFound, live_check
 from serving.logs import errors_only
 from serving.retrieval.manifest import read_manifest
 from serving.retrieval.opening import identity_of

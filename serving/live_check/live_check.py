@@ -1,25 +1,56 @@
-"""All probes of a config, side by side, with its engines started as `rolegate serve` starts them."""
+"""A few small questions to what a config names, asked as the gateway itself asks, with its engines started."""
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import aiohttp
 import msgspec
 
+from router.calls.role import Role
+from router.errors import JSON_ERRORS, BadConfig, BadIndex, UpstreamError, UpstreamUnavailable
+from router.ledger.ledger import Ledger
 from router.models.litellm_client import close_clients
+from router.models.model import Completion
+from router.models.session import read_body
+from router.protocol.tags import without_thinking
 from router.trace.call import Price, RoleName
 from serving.config.config import Config, RoleConfig
 from serving.config.prices import litellm_entry, price_of
 from serving.config.secrets import api_key
 from serving.engines.engine import Tell
-from serving.live_check.cell import Cell, Cells, failed
 from serving.live_check.estimate import Measured, Use, estimate
-from serving.live_check.probes import RoleProbe, Served, served_models
-from serving.live_check.retrieval import retrieval_probe
+from serving.live_check.turns import TURNS, Turn
+from serving.retrieval.adopt import SAME_EMBEDDER, agreement
+from serving.retrieval.embedder import Embedder
+from serving.retrieval.index import Index
+from serving.retrieval.manifest import read_manifest
+from serving.retrieval.opening import open_embedder, open_retriever
 from serving.roles import new_role
 from serving.startup import start_engines
+
+_REPEAT = Turn("", bool, ("e", "o"), "Repeat this line: one two three four five six seven eight nine ten")
+_SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+_FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "schema": _SCHEMA}}
+_QUOTED_CHARS = 80
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """Result of one probe: good, bad, or neither, where it is not known or not to be had here."""
+
+    good: bool | None
+    word: str = ""
+    advice: str = ""
+    """What it means and what to do; empty where all is well."""
+    needed: bool = False
+    """Questions fail, or go wrong, unless this is good."""
+
+
+Cells = dict[str, Cell]
+"""By what was looked at, such as `reachable`."""
 
 
 class RoleFound(msgspec.Struct, frozen=True):
@@ -47,64 +78,232 @@ class Found(msgspec.Struct, frozen=True):
 
     @property
     def works(self) -> bool:
-        """Whether nothing that is needed is bad."""
+        """True where nothing that is needed is bad."""
         return not any(cell.needed and not cell.good for cells in self.cells.values() for cell in cells.values())
 
 
-async def live_check(config: Config, tell: Tell, limit_s: float) -> Found:
+async def live_check(config: Config, log: Tell, limit_s: float) -> Found:
     """Probe what `config` names; one question to a model may take `limit_s` seconds. Raises `BadConfig`."""
     async with AsyncExitStack() as stack:
-        engines, probe_retrieval = await start_engines(config, stack, tell, partial(retrieval_probe, config, tell))
+        engines, probe_retrieval = await start_engines(config, stack, log, partial(_retrieval_probe, config, log))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         stack.push_async_callback(close_clients)
-
-        async def probe(name: RoleName) -> tuple[Cells, Measured, Served]:
-            role = config.roles.by_name[name]
-            url = engines[role.engine] if role.engine else role.base_url
-            served = await served_models(session, url, api_key(role.api_key_env)) if url else None
-            make = partial(new_role, name, session=session, engines=engines)
-            cells, measured = await RoleProbe(name, role, make, served, limit_s).run()
-            tell(f"{name}: {role.model} is probed")
-            return cells, measured, served
-
-        roles, retrieval = await asyncio.gather(asyncio.gather(*map(probe, config.roles.by_name)), probe_retrieval())
-        return Found(
-            await asyncio.to_thread(_judged, config, dict(zip(config.roles.by_name, roles, strict=True))), retrieval
-        )
+        probes = {
+            name: _RoleProbe(name, role, partial(new_role, name, session=session, engines=engines), limit_s)
+            for name, role in config.roles.by_name.items()
+        }
+        running = asyncio.gather(*(probe.run(session, log) for probe in probes.values()))
+        _, retrieval = await asyncio.gather(running, probe_retrieval())
+        uses = estimate(config, {name: probe.measured for name, probe in probes.items()})
+        judged = (asyncio.to_thread(probe.judged, config, *uses[name]) for name, probe in probes.items())
+        return Found(dict(zip(probes, await asyncio.gather(*judged), strict=True)), retrieval)
 
 
-def _judged(config: Config, probed: Mapping[RoleName, tuple[Cells, Measured, Served]]) -> dict[RoleName, RoleFound]:
-    """What budgets and prices make of the probes."""
-    uses = estimate(config, {name: measured for name, (_, measured, _) in probed.items()})
-    found: dict[RoleName, RoleFound] = {}
-    for name, (cells, _, served) in probed.items():
-        role, (typical, most) = config.roles.by_name[name], uses[name]
-        price = price_of(role, config.prices)
-        answers = "stops" in cells
-        judged = {"context": _context(role, served, typical, most), "price": _price(role, price)} if answers else {}
+class _RoleProbe:
+    def __init__(self, name: RoleName, config: RoleConfig, make: Callable[[RoleConfig], Role], limit_s: float) -> None:
+        """`make` builds the role from its section; one question may take `limit_s` seconds."""
+        self._name, self._config, self._make, self._limit_s = name, config, make, limit_s
+        self.measured, self._cells, self._context = Measured(len(make(config).system)), Cells(), config.context_tokens
+
+    async def run(self, session: aiohttp.ClientSession, log: Tell) -> None:
+        """Ask, and keep the cells; of a role that fails, the one that says why."""
+        first, *others = TURNS[self._name]
+        role = self._make(self._config)
+        served = await _served_models(session, role, api_key(self._config.api_key_env)) if role.streams else {}
+        self._context = self._context or served.get(self._config.model)
+        try:
+            said = await self._ask(first)
+        except UpstreamError as error:
+            self._cells = {"reachable": self._refusal(error, served)}
+        else:
+            turns = asyncio.gather(*map(self._ask, others), return_exceptions=True)
+            turned, stops, schema = await asyncio.gather(turns, self._stops(), self._schema())
+            no_usage = "its answers come without usage: their tokens are booked as unknown"
+            protocol = self._protocol([said, *turned])
+            self._cells = {
+                "reachable": Cell(True),
+                "protocol": protocol,
+                "stops": stops,
+                "usage": Cell(True, "counted") if said.usage else Cell(False, "none", no_usage),
+                "schema": schema,
+            }
+            if said.usage is not None:
+                chars = sum(len(message.content) for message in role.opening(first.text))
+                a_token = chars / max(1, said.usage.prompt_tokens)
+                self.measured = Measured(len(role.system), a_token, said.usage.completion_tokens)
+        log(f"{self._name}: {self._config.model} is probed")
+
+    async def _ask(self, turn: Turn, **changed: object) -> Completion:
+        role = self._make(msgspec.structs.replace(self._config, attempts=1, **changed))
+        try:
+            async with asyncio.timeout(self._limit_s):
+                messages = (*role.opening(turn.text), *turn.then)
+                return await role.ask(messages, turn.stop, Ledger(), pattern=turn.pattern)
+        except TimeoutError:
+            said = f"no answer within {self._limit_s:g} s; if it is still loading, allow more with --timeout"
+            raise UpstreamUnavailable(said, endpoint=role.model.endpoint) from None
+
+    def _protocol(self, results: list[Completion | BaseException]) -> Cell:
+        """Count the turns that are what was due; more than half have to be."""
+        slips = []
+        for turn, said in zip(TURNS[self._name], results, strict=True):
+            if isinstance(said, BaseException):
+                slips.append(f"a turn could not be asked: {said}")
+            elif not turn.follows(said):
+                cut = ", and was cut off; raise max_tokens" if said.finish_reason == "length" else ""
+                slips.append(f"{turn.due} was due, but it wrote {_quoted(said.text)}{cut}")
+        word = f"{len(results) - len(slips)} of {len(results)}"
+        if not slips:
+            return Cell(True, word)
+        advice = f"in {word} small turns it followed the protocol of its role: {slips[0]}"
+        if 2 * len(slips) < len(results):
+            return Cell(False, word, f"{advice}; each slip costs a correction, or what was to be found")
+        do = "it cannot do this work, so name another model, or another prompt"
+        return Cell(False, word, f"{advice}; {do}", needed=True)
+
+    async def _stops(self) -> Cell:
+        try:
+            said = await self._ask(_REPEAT)
+        except UpstreamError as error:
+            return Cell(None, "failed", f"stop strings: {error.args[0]}")
+        if said.overran:
+            advice = "stop strings are ignored: the gateway cuts what is written past them, but you pay for it"
+            return Cell(False, "ignored", f"{advice}; a server and a model that honour them are cheaper and quicker")
+        return Cell(None, "unknown") if said.finish_reason == "length" else Cell(True, "honoured")
+
+    async def _schema(self) -> Cell:
+        try:
+            turn = Turn("", bool, (), "Name any city, as JSON.")
+            said = await self._ask(turn, extra_body={**self._config.extra_body, "response_format": _FORMAT})
+            if said.finish_reason == "length":
+                return Cell(None, "unknown")
+            msgspec.json.decode(without_thinking(said.text), type=dict[str, str])["city"]
+        except (UpstreamError, KeyError, *JSON_ERRORS):
+            return Cell(False, "not followed", "follows no JSON schema; the roles do without")
+        return Cell(True, "followed")
+
+    def _refusal(self, error: UpstreamError, served: Mapping[str, object]) -> Cell:
+        """What the first failure means, and what to do."""
+        said, key = f"{error.args[0]} ({error.endpoint})", f"roles.{self._name}"
+        status = found[1] if (found := re.search(r"HTTP (\d{3})", said)) else ""
+        if status in ("401", "403"):
+            variable = self._config.api_key_env
+            do = f"export {variable}" if variable else f"name its variable in {key}.api_key_env"
+            return Cell(False, "wrong key", f"{said}; {do}", needed=True)
+        if status == "404" and served:
+            do = f"{self._config.model} is not there; there is: {', '.join([*served][:8])}"
+            return Cell(False, "no such model", do, needed=True)
+        if isinstance(error, UpstreamUnavailable):
+            return Cell(False, "no", f"{said}; see that it runs and can be reached from here", needed=True)
+        do = f"check the model's name, that base_url ends in /v1, and whether it needs {key}.system_role = false"
+        return Cell(False, "refused", f"{said}; {do}", needed=True)
+
+    def judged(self, config: Config, typical: Use, most: Use) -> RoleFound:
+        """What budgets and prices make of the probe."""
+        role, price, cells = self._config, price_of(self._config, config.prices), self._cells
+        if "stops" in cells:
+            cells["context"] = self._judged_context(typical, most)
+            advice = "" if price else f'nobody tells its price; put it into [prices."{role.model}"]'
+            cells["price"] = Cell(
+                bool(price) or None, f"${price.prompt:g} / ${price.completion:g}" if price else "unknown", advice
+            )
         dollars = (typical.cost(price), most.cost(price)) if price else None
-        found[name] = RoleFound(role.model, cells | judged, typical, most, price, dollars)
-    return found
+        return RoleFound(role.model, cells, typical, most, price, dollars)
+
+    def _judged_context(self, typical: Use, most: Use) -> Cell:
+        hosted = self._config.engine is None and self._config.base_url is None
+        tokens = self._context or (litellm_entry(self._config.model).get("max_input_tokens") if hosted else None)
+        if tokens is None:
+            return Cell(None, "unknown", f"nobody tells its context; calls take {typical.longest} to {most.longest}")
+        said = f"its context is {tokens} tokens, but a call takes"
+        if tokens < typical.longest:
+            do = "serve it with more, or lower max_tokens, search.top_k or retrieval.chunk_tokens"
+            return Cell(False, str(tokens), f"{said} {typical.longest}; {do}", needed=True)
+        if tokens < most.longest:
+            do = "one that does is refused, so lower max_tokens or the search's budgets"
+            return Cell(False, str(tokens), f"{said} {most.longest} where a question uses up all budgets; {do}")
+        return Cell(True, str(tokens))
 
 
-def _context(role: RoleConfig, served: Served, typical: Use, most: Use) -> Cell:
-    known = [role.context_tokens, (served or {}).get(role.model)]
-    if role.engine is None and role.base_url is None:
-        known.append(litellm_entry(role.model).get("max_input_tokens"))
-    tokens = min(filter(None, known), default=None)
-    if tokens is None:
-        return Cell(None, "unknown", f"nobody tells its context; calls take {typical.longest} to {most.longest} tokens")
-    said = f"its context is {tokens} tokens, but a call takes"
-    if tokens < typical.longest:
-        do = "serve it with more, or lower max_tokens, search.top_k or retrieval.chunk_tokens"
-        return failed(str(tokens), f"{said} {typical.longest}; {do}")
-    if tokens < most.longest:
-        do = "one that does is refused, so lower max_tokens or the search's budgets"
-        return Cell(False, str(tokens), f"{said} {most.longest} where a question uses up all budgets; {do}")
-    return Cell(True, str(tokens))
+class _Model(msgspec.Struct, frozen=True):
+    id: str
+    max_model_len: int | None = None
+    """vLLM's: what the model reads and writes at most, in tokens."""
 
 
-def _price(role: RoleConfig, price: Price | None) -> Cell:
-    if price is None:
-        return Cell(None, "unknown", f'nobody tells its price; put it into [prices."{role.model}"]')
-    return Cell(True, f"${price.prompt:g} / ${price.completion:g}")
+class _Models(msgspec.Struct, frozen=True):
+    data: tuple[_Model, ...]
+
+
+async def _served_models(session: aiohttp.ClientSession, role: Role, key: str | None) -> Mapping[str, int | None]:
+    """The context of each model, by name, in tokens, where the endpoint keeps a list and tells it."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    url, timeout = f"{role.model.endpoint.rstrip('/')}/models", aiohttp.ClientTimeout(total=10)
+    try:
+        async with session.get(url, headers=headers, timeout=timeout) as response:
+            models = msgspec.json.decode(await read_body(response), type=_Models)
+    except (aiohttp.ClientError, OSError, ValueError, *JSON_ERRORS):
+        return {}
+    return {model.id: model.max_model_len for model in models.data}
+
+
+def _quoted(text: str) -> str:
+    """The beginning, on one line and with what a terminal would obey made visible."""
+    short = text if len(text) <= _QUOTED_CHARS else f"{text[: _QUOTED_CHARS - 1]}…"
+    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in short)
+    return f"“{shown}”" if text.strip() else "nothing"
+
+
+@asynccontextmanager
+async def _retrieval_probe(
+    config: Config, log: Tell, *, cpu_threads: int
+) -> AsyncIterator[Callable[[], Awaitable[dict[str, Cells]]]]:
+    """Open what is searched with; the call that probes it. `cpu_threads`: as for `open_retriever`."""
+    retrieval = config.retrieval
+    if retrieval.address is None:
+        opened = open_embedder(retrieval.embedder, config.engines, log, cpu_threads=cpu_threads)
+        async with opened as embedder:
+            yield partial(asyncio.to_thread, _probe_index, Path(retrieval.index or ""), embedder, retrieval.documents)
+        return
+    async with open_retriever(retrieval, log) as retriever:
+
+        async def probe_server() -> dict[str, Cells]:
+            try:
+                await retriever.search(["Who directed the film Heat?"], 1)
+            except UpstreamError as error:
+                advice = f"{error}; start `rolegate retrieve serve` there, or correct retrieval.address"
+                return {"retrieval": {"reachable": Cell(False, "no", advice, needed=True)}}
+            return {"retrieval": {"reachable": Cell(True)}}
+
+        yield probe_server
+
+
+def _probe_index(folder: Path, embedder: Embedder, documents: tuple[str, ...]) -> dict[str, Cells]:
+    """The cells of the embedder and of the index, which is made of `documents` at the start. Blocks."""
+    try:
+        embedder.embed(["Who directed the film Heat?"], queries=True)
+        embeds = Cell(True, f"{embedder.dimension} numbers")
+    except (UpstreamError, BadConfig) as error:
+        embeds = Cell(False, "no", str(error), needed=True)
+    if documents and not folder.exists():
+        built = {"built": Cell(None, "not yet", "it is built when the gateway starts")}
+    else:
+        built = _probe_built(folder, embedder if embeds.good else None)
+    return {"embedder": {"reachable": embeds}, "index": built}
+
+
+def _probe_built(folder: Path, embedder: Embedder | None) -> Cells:
+    try:
+        cells = {"built": Cell(True, f"{read_manifest(folder).passages} passages")}
+        if embedder is None:
+            return cells
+        index = Index.open(folder, embedder)
+        same = agreement(index.passages, index.dense, embedder, [len(index.passages) // 2])
+    except BadIndex as error:
+        return {"built": Cell(False, "no", f"{error} Run `rolegate index build`.", needed=True)}
+    except RuntimeError:
+        return {**cells, "fits the embedder": Cell(None, "unknown")}
+    fits, advice = same >= SAME_EMBEDDER, ""  # not for NaN
+    if not fits:
+        advice = "the embedder gives other vectors than the index holds; name the one that built it, or build it anew"
+    return {**cells, "fits the embedder": Cell(fits, f"{same:.2f}", advice, needed=True)}

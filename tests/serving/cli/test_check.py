@@ -19,7 +19,7 @@ from router.testing.openai_server import MODEL, USAGE, Behaviour, OpenAIServer, 
 from serving.cli.main import main
 from serving.config.file import load_config
 from serving.live_check.estimate import Measured, estimate
-from serving.live_check.protocol import TURNS
+from serving.live_check.turns import TURNS
 from serving.retrieval.build import build_index
 from serving.retrieval.endpoint_embedder import EndpointEmbedder
 from serving.retrieval.services import RetrievalServicer
@@ -48,14 +48,12 @@ def _logging_as_before() -> Iterator[None]:
 def model(
     *,
     stops: bool = True,
-    inline: bool = False,
     usage: bool = True,
-    streamed_usage: bool = True,
     system: bool = True,
     schema: bool = True,
     writes: Callable[[str], str] = lambda due: due,
 ) -> Behaviour:
-    """A model that honours stop strings, thinks apart, counts, follows schemas and knows the system role; or not.
+    """A model that honours stop strings, counts, follows schemas and knows the system role; or not.
     `writes`: what, where a turn is due.
     """
 
@@ -67,9 +65,7 @@ def model(
         text = named if "response_format" in body else writes(due(body))
         for stop in body.get("stop", ()) if stops else ():
             text = text.partition(stop)[0]
-        text = f"<think>Hm.</think>{text}" if inline else text
-        counted = usage and (streamed_usage or not body.get("stream"))
-        return await says(f"{text} And so on." if not stops else text, usage=USAGE if counted else None)(request)
+        return await says(f"{text} And so on." if not stops else text, usage=USAGE if usage else None)(request)
 
     return play
 
@@ -161,17 +157,14 @@ async def test_a_good_endpoint_passes(server: OpenAIServer, tmp_path: Path, caps
     for role in ROLES:
         assert cells(said, role) == {
             "reachable": (True, ""),
-            "model": (True, ""),
-            "protocol": (True, "3 of 3" if role == "answer" else "4 of 4"),
+            "protocol": (True, "2 of 2" if role == "answer" else "3 of 3"),
             "stops": (True, "honoured"),
-            "thinking": (True, "none"),
             "usage": (True, "counted"),
-            "streamed usage": (True, "counted"),
             "schema": (True, "followed"),
             "context": (True, "100000"),
             "price": (True, "$1 / $2"),
         }
-    assert cells(said, "embedder") == {"reachable": (True, ""), "dimension": (True, "8")}
+    assert cells(said, "embedder") == {"reachable": (True, "8 numbers")}
     assert cells(said, "index") == {"built": (True, "1 passages"), "fits the embedder": (True, "1.00")}
     typical = said["found"]["roles"]["answer"]["typical"]
     dollars = (typical["prompt_tokens"] + 2 * typical["completion_tokens"]) / 1e6
@@ -189,19 +182,17 @@ async def test_what_is_probed_is_what_is_used(
     assert {body["messages"][0]["content"] for body in server.bodies} == {"Do it well."}
     assert {(body["temperature"], body["max_tokens"], body["effort"]) for body in server.bodies} == {(0.5, 256, "low")}
     assert any("<search_results>" in body["messages"][1]["content"] for body in server.bodies)
-    assert len(server.bodies) == sum(map(len, TURNS.values())) + 3 * len(ROLES)
+    assert len(server.bodies) == sum(map(len, TURNS.values())) + 2 * len(ROLES)
 
 
 @pytest.mark.parametrize(
     "case",
     [
         (model(stops=False), "stops", "ignored", "the gateway cuts what is written past them, but you pay for it"),
-        (model(inline=True), "thinking", "in the text", "--reasoning-parser"),
         (model(usage=False), "usage", "none", "booked as unknown"),
-        (model(streamed_usage=False), "streamed usage", "none", "booked as unknown"),
         (model(schema=False), "schema", "not followed", "follows no JSON schema"),
     ],
-    ids=["stops", "thinking", "usage", "streamed usage", "schema"],
+    ids=["stops", "usage", "schema"],
 )
 async def test_what_an_endpoint_lacks_is_told(
     case: tuple[Behaviour, str, str, str], server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -245,31 +236,14 @@ async def test_a_model_that_cannot_do_the_job(
 
     assert (status, said["works"]) == (1, False)
     for role in ROLES:
-        assert cells(said, role)["protocol"] == (False, "0 of 3" if role == "answer" else "0 of 4")
+        assert cells(said, role)["protocol"] == (False, "0 of 2" if role == "answer" else "0 of 3")
         assert said["found"]["roles"][role]["cells"]["protocol"]["needed"]
         assert quoted in advice(said, role, "protocol")
         assert max(map(len, advice(said, role, "protocol").split("“"))) < 250
     assert "<search> block was due" in advice(said, "execution", "protocol")
 
 
-@pytest.mark.parametrize("stops", [True, False])
-async def test_a_model_that_writes_on(
-    stops: bool, server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Also one that ignores stop strings and invents results passes as long as its turns can be read up to them."""
-    await built(tmp_path, server.base_url)
-    server.plays(
-        model(stops=stops, writes=lambda due: f"{due}{INVENTED.removeprefix('</search>')}<answer>Pacino</answer>")
-    )
-
-    status, said = await checked(written(tmp_path, server.base_url), capsys)
-
-    assert status == 0
-    assert all(cells(said, role)["protocol"][0] for role in ROLES)
-    assert cells(said, "execution")["stops"] == ((True, "honoured") if stops else (False, "ignored"))
-
-
-@pytest.mark.parametrize("case", [("<stop/>", 0, "3 of 4"), ("<evidence>", 1, "2 of 4")])
+@pytest.mark.parametrize("case", [("<stop/>", 0, "2 of 3"), ("<search>", 1, "1 of 3")])
 async def test_a_slip_is_a_warning(
     case: tuple[str, int, str], server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -296,7 +270,7 @@ async def test_what_was_written_is_shown_in_the_table(server: OpenAIServer, tmp_
     )
 
     assert status == 1
-    assert shown.count("✗ 0 of 4") == 2
+    assert shown.count("✗ 0 of 3") == 2
     assert "\\x1b]0;owned\\x07hello" in shown
     assert "\x1b" not in shown
 
@@ -324,12 +298,12 @@ async def test_an_index_that_is_built_at_the_start_is_not_missing(
             "wrong key",
             "name its variable in roles.answer.api_key_env",
         ),
-        (replies(b"<html>Welcome</html>", "text/html"), "reachable", "no OpenAI", "that base_url ends in /v1"),
+        (replies(b"<html>Welcome</html>", "text/html"), "reachable", "refused", "that base_url ends in /v1"),
         (fails(503, "Loading"), "reachable", "no", "HTTP 503: Loading"),
         (hang, "reachable", "no", "no answer within 0.5 s; if it is still loading, allow more with --timeout"),
-        (model(system=False), "model", "no system role", "set roles.answer.system_role = false"),
-        (fails(400, "No such parameter: top_p"), "model", "refused", "No such parameter: top_p"),
-        (says(" ", finish_reason="length"), "thinking", "cut off", "raise roles.answer.max_tokens"),
+        (model(system=False), "reachable", "refused", "whether it needs roles.answer.system_role = false"),
+        (fails(400, "No such parameter: top_p"), "reachable", "refused", "No such parameter: top_p"),
+        (says(" ", finish_reason="length"), "protocol", "0 of 2", "was cut off; raise max_tokens"),
     ],
     ids=["401", "HTML", "503", "slow", "system role", "refused", "cut off"],
 )
@@ -354,18 +328,8 @@ async def test_a_model_that_is_not_served_is_told_those_that_are(
     status, said = await checked(written(tmp_path, server.base_url, name="huge"), capsys)
 
     assert status == 1
-    assert cells(said, "delegation") == {"reachable": (True, ""), "model": (False, "unknown")}
-    assert advice(said, "delegation", "model") == "huge is not there; there is: tiny"
-
-
-async def test_an_address_without_v1_is_told(
-    server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, said = await checked(written(tmp_path, server.base_url.removesuffix("/v1")), capsys)
-
-    assert status == 1
-    assert cells(said, "delegation") == {"reachable": (False, "no OpenAI")}
-    assert not cells(said, "embedder")["reachable"][0]
+    assert cells(said, "delegation") == {"reachable": (False, "no such model")}
+    assert advice(said, "delegation", "reachable") == "huge is not there; there is: tiny"
 
 
 async def test_a_dead_port_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -446,12 +410,12 @@ async def test_an_index_of_another_embedder_is_a_failure(
     status, said = await checked(file, capsys)
     assert status == 1
     assert cells(said, "index")["fits the embedder"][0] is False
-    assert "name the embedder that built it" in advice(said, "index", "fits the embedder")
+    assert "name the one that built it" in advice(said, "index", "fits the embedder")
 
     file.write_text(file.read_text().replace('model = "tiny"\ndimension', 'model = "other"\ndimension'))
     status, said = await checked(file, capsys)
     assert status == 1
-    assert "built with the embedder tiny" in advice(said, "index", "fits the embedder")
+    assert "built with the embedder tiny" in advice(said, "index", "built")
 
 
 async def test_a_wrong_dimension_and_a_missing_index_are_failures(
@@ -462,8 +426,8 @@ async def test_a_wrong_dimension_and_a_missing_index_are_failures(
     status, said = await checked(written(tmp_path, server.base_url, retrieval=retrieval), capsys)
 
     assert status == 1
-    assert cells(said, "embedder") == {"reachable": (True, ""), "dimension": (False, "wrong")}
-    assert "dimension 8 where 9 is configured" in advice(said, "embedder", "dimension")
+    assert cells(said, "embedder") == {"reachable": (False, "no")}
+    assert "dimension 8 where 9 is configured" in advice(said, "embedder", "reachable")
     assert cells(said, "index") == {"built": (False, "no")}
 
 
@@ -478,7 +442,7 @@ async def test_a_table_and_a_line_for_each_doubt_are_printed(server: OpenAIServe
     assert shown.count("✗ ignored") == 3
     assert shown.count("stop strings are ignored") == 1
     assert 'delegation, execution, answer: nobody tells its price; put it into [prices."tiny"]' in shown
-    assert "embedder: reachable ✓ · dimension ✓ 8" in shown
+    assert "embedder: reachable ✓ 8 numbers" in shown
     assert "$" not in shown
     assert "Typical: two rounds" in shown
     assert "execution: tiny is probed" in shown
@@ -486,13 +450,15 @@ async def test_a_table_and_a_line_for_each_doubt_are_printed(server: OpenAIServe
 
 def test_every_problem_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Not the first one only, and nothing is called."""
-    file = written(tmp_path, "127.0.0.1:9", more="[search]\ntop_k = 0")
+    file = written(tmp_path, "127.0.0.1:9", more="[reuse]\nkeep_s = 1")
 
     assert main(["check", "--live", "--config", str(file)]) == 1
 
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{file}: search.top_k: must be at least 1."
-    assert [line.split(": ")[1] for line in lines[1:]] == [f"roles.{role}.base_url" for role in ROLES]
+    assert [line.split(": ")[1] for line in lines] == [
+        *(f"roles.{role}.base_url" for role in ROLES),
+        "retrieval.embedder.base_url",
+    ]
 
 
 def test_what_is_not_there_yet_is_told(
