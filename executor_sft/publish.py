@@ -21,7 +21,7 @@ from executor_sft.command import POSITIONAL
 from executor_sft.step import digest_of, read_manifest
 from executor_sft.train import MODEL
 from router.errors import BadConfig, BadVersion
-from serving.cli.connection import with_client
+from serving.cli.options import with_client
 from serving.config.config import Config
 from serving.config.file import load_config
 from serving.engines.versions import MANIFEST, VersionManifest, base_sha256, verified, write_version

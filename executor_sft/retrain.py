@@ -19,7 +19,7 @@ from executor_sft.questions import read_questions
 from executor_sft.recipe import load_recipe
 from executor_sft.step import read_manifest
 from router.errors import BadConfig
-from serving.cli.connection import ADDRESS
+from rolegate.client.requests import ADDRESS
 from serving.config.config import Config
 from serving.config.file import load_config
 from serving.dependencies import need

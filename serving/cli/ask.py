@@ -1,28 +1,51 @@
-"""`rolegate ask`: ask a question over gRPC and show how the answer came about.
-
-Without --address a gateway is started for the question and stopped after it.
-"""
+"""`rolegate ask` and `rolegate chat`: put questions over gRPC and show how their answers came about."""
 
 import argparse
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import get_args
+import sys
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rolegate.client import AsyncClient, GatewayError
 from rolegate.client.requests import Terms, TopologyName
+from rolegate.v1.answer_service_pb2 import AnswerResponse
 
 from router.access import new_key
 from router.trace.identity import SCOPES
-from serving.cli.answer_view import AnswerView
-from serving.cli.connection import add_certificates, connection
-from serving.cli.options import add_config, chosen_config, dollars, host_port, timeout, tokens
+from serving.cli.options import (
+    add_certificates,
+    add_config,
+    chosen_config,
+    connection,
+    dollars,
+    host_port,
+    new_parser,
+    timeout,
+    tokens,
+)
+from serving.cli.tables import AnswerView, summed, usage_table
 from serving.composition import running_gateway
 from serving.logs import errors_only
 from serving.terminal import complain
+
+_ASK = """`rolegate ask`: ask a question over gRPC and show how the answer came about.
+
+Without --address a gateway is started for the question and stopped after it.
+"""
+_CHAT = """`rolegate chat`: keep asking in a terminal, or line by line from a pipe.
+
+Each question stands alone: none is read together with the ones before it. Without --address a gateway is started for
+the chat. Ctrl-C cancels the running question; Ctrl-D or `exit` ends. Besides questions there are:
+
+  :good                 the last answer was right
+  :bad [RIGHT ANSWER]   the last answer was wrong
+  :usage                the tokens of this chat's answers
+"""
 
 
 def add_gateway(parser: argparse.ArgumentParser) -> None:
@@ -58,11 +81,9 @@ async def reached(given: argparse.Namespace, progress: Console) -> AsyncIterator
         yield await stack.enter_async_context(AsyncClient(address, api_key=sent))
 
 
-def main(arguments: Sequence[str]) -> int:
+def ask(arguments: Sequence[str]) -> int:
     """Ask one question."""
-    parser = argparse.ArgumentParser(
-        prog="rolegate ask", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser("ask", _ASK)
     parser.add_argument("question", metavar="QUESTION", help="in plain words")
     add_gateway(parser)
     parser.add_argument("--request-id", default="", metavar="NAME", help="asked again under it, the answer is the same")
@@ -103,3 +124,175 @@ async def _ask(given: argparse.Namespace) -> int:
             complain(f"rolegate: {error}")
             return 1
     return 0
+
+
+Opened = TypeVar("Opened")
+
+_WAKES_EVERY_S = 0.1
+
+
+def wait_for_any(futures: Sequence[Future[Any]]) -> None:
+    """Until one of them is done. An interrupt that comes just before a thread sleeps is noticed when it wakes, so this
+    wakes now and then.
+    """
+    while not wait(futures, _WAKES_EVERY_S, FIRST_COMPLETED).done:
+        pass
+
+
+@contextmanager
+def in_background(service: AbstractAsyncContextManager[Opened]) -> Iterator[Opened]:
+    """Keep `service` open while this is open; what it opens. Raises what it raises."""
+    opened: Future[Opened] = Future()
+    left: Future[None] = Future()
+
+    async def keep() -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def leave(_left: Future[None]) -> None:
+            with suppress(RuntimeError):  # the loop is closed where opening failed
+                loop.call_soon_threadsafe(task.cancel)
+
+        left.add_done_callback(leave)  # at once, where an interrupt came before this
+        async with service as value:
+            opened.set_result(value)
+            await asyncio.Event().wait()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()  # an interrupt while a thread starts would leave it unknown to the pool
+        try:
+            ended = pool.submit(asyncio.run, keep())
+            either: list[Future[Any]] = [opened, ended]
+            wait_for_any(either)
+            if ended.done():
+                ended.result()
+            yield opened.result()
+        finally:
+            left.set_result(None)
+        with suppress(asyncio.CancelledError):
+            ended.result()
+
+
+T = TypeVar("T")
+
+_HINT = "Each question stands alone. Besides: :good, :bad [RIGHT ANSWER], :usage, exit."
+
+
+def chat(arguments: Sequence[str]) -> int:
+    """Ask until there are no more questions."""
+    parser = new_parser("chat", _CHAT)
+    add_gateway(parser)
+    parser.add_argument("--stream", action="store_true", help="show rounds, sub-queries and searches as they happen")
+    given = parser.parse_args(arguments)
+    errors_only()
+    progress = Console(stderr=True)
+    with in_background(_connected(given, progress)) as (loop, client):
+        chat = Chat(loop, client, Console(), progress, timeout_s=given.timeout, stream=given.stream)
+        progress.print(_HINT, style="dim", markup=False, highlight=False)
+        for line in _lines():
+            chat.take(line)
+    return 0
+
+
+@asynccontextmanager
+async def _connected(
+    given: argparse.Namespace, progress: Console
+) -> AsyncIterator[tuple[asyncio.AbstractEventLoop, AsyncClient]]:
+    async with reached(given, progress) as client:
+        yield asyncio.get_running_loop(), client
+
+
+class Chat:
+    """Questions to one gateway, and what is said about its answers."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        client: AsyncClient,
+        out: Console,
+        progress: Console,
+        *,
+        timeout_s: float,
+        stream: bool,
+    ) -> None:
+        """`client` lives on `loop`, which runs in another thread."""
+        self._loop, self._client, self._out, self._progress = loop, client, out, progress
+        self._timeout_s, self._stream = timeout_s, stream
+        self._answers: list[AnswerResponse] = []
+        self._last: AnswerResponse | None = None
+        """None where the last question got no answer."""
+
+    def take(self, line: str) -> None:
+        """Ask, or do what a command says. Errors are shown, and Ctrl-C ends this line alone."""
+        try:
+            match line.split(maxsplit=1):
+                case []:
+                    pass
+                case [":good"]:
+                    self._rate(accepted=True)
+                case [":bad", *right]:
+                    self._rate(accepted=False, gold_answer="".join(right))
+                case [":usage"]:
+                    self._out.print(usage_table(summed(row for answer in self._answers for row in answer.usage)))
+                case [word, *_] if word.startswith(":"):
+                    self._say(f"{word} is no command here.\n{_HINT}")
+                case _:
+                    self._ask(line)
+        except GatewayError as error:
+            self._say(str(error), "red")
+        except KeyboardInterrupt:
+            self._say("cancelled", "yellow")
+
+    def _ask(self, question: str) -> None:
+        self._last = None
+        view = AnswerView(self._out, self._progress, stream=self._stream, as_json=False)
+        with self._progress.status("asking"):
+            answer = self._awaited(self._answered(question, view))
+        view.show(answer)
+        self._last = answer
+        self._answers.append(answer)
+
+    async def _answered(self, question: str, view: AnswerView) -> AnswerResponse:
+        async with self._client.stream(question, self._timeout_s) as events:
+            async for event in events:
+                view.tell(event)
+        return event.done
+
+    def _awaited(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for work on the loop, where an interrupt ends it properly, at whatever instruction it comes."""
+        running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            wait_for_any([running])
+            return running.result()
+        finally:
+            running.cancel()
+
+    def _rate(self, *, accepted: bool, gold_answer: str = "") -> None:
+        if self._last is None:
+            self._say("the last question has no answer to say this about", "yellow")
+            return
+        self._awaited(self._client.feedback(self._last.run_id, accepted=accepted, gold_answer=gold_answer))
+        self._say(f"noted about {self._last.run_id}")
+
+    def _say(self, text: str, style: str = "dim") -> None:
+        self._progress.print(text, style=style, markup=False, highlight=False)
+
+
+def _lines() -> Iterator[str]:
+    """What is typed, with line editing, or piped, until its end or `exit`."""
+    prompt = ""
+    if sys.stdin.isatty():
+        prompt = "rolegate> "
+        with suppress(ImportError):  # not every Python has it
+            import readline  # noqa: F401 - `input` uses it from now on
+    while True:
+        try:
+            line = input(prompt).strip()
+        except KeyboardInterrupt:
+            print()
+            continue
+        except EOFError:
+            return
+        if line == "exit":
+            return
+        yield line

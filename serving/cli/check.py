@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from router.errors import BadIndex
 from router.models.failures import without_userinfo
 from router.trace.call import RoleName
-from serving.cli.options import add_config, chosen_file, timeout
+from serving.cli.options import add_config, chosen_file, new_parser, timeout
 from serving.config.check import problems
 from serving.config.config import Config
 from serving.config.file import read_config
@@ -27,12 +27,12 @@ from serving.retrieval.opening import identity_of
 _MARKS = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[dim]–[/dim]"}
 
 
-def main(arguments: Sequence[str]) -> int:
+def check(arguments: Sequence[str]) -> int:
     """Check; status 1 where something that is needed is wrong, or is not there."""
-    parser = argparse.ArgumentParser(
-        prog="rolegate check",
-        description="Reads a config and tells everything that is wrong in it. With --live also asks its models, its "
-        "embedder and its index a few small questions, and estimates what answering one question takes.",
+    parser = new_parser(
+        "check",
+        """Reads a config and tells what is wrong in it. With --live also asks its models, its embedder and its index a
+few small questions, and estimates what answering one question takes.""",
     )
     add_config(parser)
     ways = parser.add_mutually_exclusive_group()

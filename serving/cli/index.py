@@ -1,8 +1,11 @@
-"""`rolegate index`: build the index that retrieval searches, or take over one that another program built."""
+"""`rolegate index` and `rolegate retrieve`: build the index that retrieval searches, or take over one that another
+program built, and search it on behalf of other processes.
+"""
 
 import argparse
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -11,15 +14,23 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from router.calls.health import Readiness
+from router.edge.grpc.server import Server
+from router.edge.http.server import HTTPServer
 from router.errors import BadConfig
-from serving.cli.options import add_config, chosen_config
+from router.runs.live import meanwhile
+from router.search.retrieval import WatchedRetriever
+from serving.cli.options import add_config, chosen_config, host_port, new_parser
 from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig
 from serving.engines.engine import cores
 from serving.retrieval.adopt import adopt_index
 from serving.retrieval.build import Built, build_index
 from serving.retrieval.embedder import Embedder
 from serving.retrieval.local_index import Check, stoppable
-from serving.retrieval.opening import open_embedder
+from serving.retrieval.manifest import read_manifest
+from serving.retrieval.opening import open_embedder, open_retriever
+from serving.retrieval.services import RetrievalServicer, retrieval_app
+from serving.signals import tell, until_stopped
 
 _BUILD = """Reads files and folders (text, Markdown, HTML, PDF, DOCX, JSON lines, Hugging Face datasets), cuts them into
 passages at sentence ends, and embeds them. Without PATH, everything is as the config says. Called again, it reads
@@ -28,9 +39,11 @@ itself. A file that cannot be read, or takes too much time or memory, is named a
 its folder. Rows are {"id", "title", "text"} or {"id", "contents"}."""
 
 
-def main(arguments: Sequence[str]) -> int:
+def index(arguments: Sequence[str]) -> int:
     """`rolegate index build` and `rolegate index adopt`."""
-    parser = argparse.ArgumentParser(prog="rolegate index", description=__doc__)
+    parser = new_parser(
+        "index", """Builds the index that retrieval searches, or takes over one that another program built."""
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     build = commands.add_parser("build", help="index documents, or what changed of them", description=_BUILD)
     build.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="a file or a folder")
@@ -170,3 +183,54 @@ def embedder_config(given: argparse.Namespace) -> EmbedderConfig:
         query_prefix=given.query_prefix,
         passage_prefix=given.passage_prefix,
     )
+
+
+_GRACE_S = 10.0
+
+
+def retrieve(arguments: Sequence[str]) -> int:
+    """`rolegate retrieve serve`."""
+    parser = new_parser("retrieve", "Searches an index on behalf of other processes.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser(
+        "serve",
+        help="gRPC RetrievalService, and HTTP POST /retrieve",
+        description="Serves one index over gRPC and, as search agents expect it, over HTTP: POST /retrieve takes "
+        '{"queries", "topk", "return_scores"} or {"query_list", "k"}.',
+    )
+    serve.add_argument("--index", type=Path, required=True, metavar="DIR", help="what `index build` wrote")
+    for option, default, what in (("--address", "127.0.0.1:50552", "gRPC"), ("--http", "127.0.0.1:50553", "HTTP")):
+        serve.add_argument(
+            option, type=host_port, default=default, metavar="HOST:PORT", help=f"{what} (default: %(default)s)"
+        )
+    serve.add_argument(
+        "--http-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name by which HTTP may be asked for, beside IP addresses, localhost and the host of --http",
+    )
+    serve.add_argument("--top-k", type=int, default=3, help="passages where a caller does not say (default: 3)")
+    add_embedder(serve)
+    given = parser.parse_args(arguments)
+    lexical = read_manifest(given.index).lexical
+    config = RetrievalConfig(index=str(given.index), lexical=lexical, embedder=embedder_config(given))
+    asyncio.run(until_stopped(_serving_index(config, given)))
+    return 0
+
+
+@asynccontextmanager
+async def _serving_index(config: RetrievalConfig, given: argparse.Namespace) -> AsyncIterator[str]:
+    async with AsyncExitStack() as stack:
+        readiness = Readiness()
+        retriever = WatchedRetriever(await stack.enter_async_context(open_retriever(config, tell)), readiness)
+        await stack.enter_async_context(meanwhile(retriever.follow()))
+        app = retrieval_app(retriever, default_top_k=given.top_k, readiness=readiness)
+        http = HTTPServer(app, _GRACE_S, hosts=given.http_host)
+        url = f"http://{await http.start(given.http, '--http')}/retrieve"
+        stack.push_async_callback(http.drain)
+        servicer = RetrievalServicer(retriever, default_top_k=given.top_k, index_id=lambda: retriever.index_id)
+        server = Server(None, servicer, readiness=readiness)
+        bound = await server.start(given.address)
+        stack.push_async_callback(server.drain, _GRACE_S)
+        yield f"{given.address.rpartition(':')[0]}:{bound}, {url}"

@@ -13,7 +13,7 @@ import tomlkit
 from rich.prompt import Prompt
 
 from router.errors import BadConfig
-from serving.cli.options import CONFIG
+from serving.cli.options import CONFIG, new_parser
 from serving.config.check import problems
 from serving.config.config import Config
 from serving.config.file import parse_config, preset
@@ -35,12 +35,12 @@ _QUESTIONS = {
 }
 
 
-def main(arguments: Sequence[str]) -> int:
+def init(arguments: Sequence[str]) -> int:
     """Ask, write, and tell what comes next."""
-    parser = argparse.ArgumentParser(
-        prog="rolegate init",
-        description="Writes a config, commented, from a shipped one. What no option names is asked for, always with a "
-        "default; without a terminal, or with --yes, the defaults are taken.",
+    parser = new_parser(
+        "init",
+        """Writes a config, commented, from a shipped one. What no option names is asked for, always with a default;
+without a terminal, or with --yes, the defaults are taken.""",
     )
     for name, explained in _QUESTIONS.items():
         nargs, choices = "+" if name == "documents" else None, _PRESETS if name == "preset" else None

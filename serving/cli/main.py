@@ -28,6 +28,8 @@ _COMMANDS = {
     "store": "see whether everything that is stored is whole",
     "retrieve": "run a retrieval server",
 }
+_MODULES = {"chat": "ask", "retrieve": "index", "keys": "accounts", "tenants": "accounts"}
+"""Of commands that share one; each has a function of the command's name, and is imported only when called."""
 _GROUP = "rolegate.commands"
 """Entry points of packages above this one; each is a `main(argv)`, loaded only when called."""
 _ABOVE = {
@@ -72,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if chosen.command in others:
             command = others[chosen.command].load()
         else:
-            command = importlib.import_module(f"serving.cli.{chosen.command}").main
+            module = importlib.import_module(f"serving.cli.{_MODULES.get(chosen.command, chosen.command)}")
+            command = getattr(module, chosen.command)
         with visible_output():
             return int(command([*rest, *given[1:]]))
     except (RolegateError, OSError, UnicodeError) as error:

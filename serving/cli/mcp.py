@@ -1,6 +1,5 @@
 """`rolegate mcp`: let agents ask a running gateway and search its documents, over the Model Context Protocol."""
 
-import argparse
 import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -18,8 +17,7 @@ from rolegate.v1.retrieval_service_pb2 import SearchRequest
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 
 from router.edge.rendering import answer_from_proto, event_line, place
-from serving.cli.connection import add_connection, connection
-from serving.cli.options import timeout
+from serving.cli.options import add_connection, connection, new_parser, timeout
 from serving.retrieval.services import MAX_TOP_K
 
 _SETTING = """\
@@ -31,14 +29,9 @@ The standard output carries the protocol, the standard error stream the log."""
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
 
-def main(arguments: Sequence[str]) -> int:
+def mcp(arguments: Sequence[str]) -> int:
     """Serve MCP on the standard streams until the standard input ends."""
-    parser = argparse.ArgumentParser(
-        prog="rolegate mcp",
-        description=__doc__,
-        epilog=_SETTING,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = new_parser("mcp", __doc__, _SETTING)
     add_connection(parser)
     parser.add_argument("--timeout", type=timeout, default=120.0, metavar="SECONDS", help="of a call (default: 120)")
     given = parser.parse_args(arguments)

@@ -8,16 +8,23 @@ from rich.console import Console
 from rolegate.client import Client
 
 from router.errors import BadRequest
-from serving.cli.answer_view import AnswerView
-from serving.cli.connection import add_connection, with_client
-from serving.cli.options import FORMATS, moment
-from serving.cli.tables import KINDS, STATUSES, calls_table, feedback_line, message_json, runs_table, usage_table
+from serving.cli.options import FORMATS, add_connection, moment, new_parser, with_client
+from serving.cli.tables import (
+    KINDS,
+    STATUSES,
+    AnswerView,
+    calls_table,
+    feedback_line,
+    message_json,
+    runs_table,
+    usage_table,
+)
 
 
-def main(arguments: Sequence[str]) -> int:
+def runs(arguments: Sequence[str]) -> int:
     """One of the subcommands."""
     if arguments[:1] == ["export"]:
-        from serving.cli.export import main as export  # it reads the store, with what that takes
+        from serving.cli.store import export  # it reads the store, with what that takes
 
         return export(arguments[1:])
     given = _parser().parse_args(arguments)
@@ -25,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="rolegate runs", description=__doc__)
+    parser = new_parser("runs", __doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     listing = commands.add_parser("list", help="the newest runs", description="Lists runs, the newest first.")
     listing.add_argument("--limit", type=int, default=50, metavar="N", help="how many (default: 50)")

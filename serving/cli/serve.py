@@ -1,17 +1,16 @@
 """`rolegate serve`: run the gateway until it is stopped; SIGTERM and SIGINT drain it."""
 
-import argparse
 import asyncio
 from collections.abc import Sequence
 
-from serving.cli.options import add_config, chosen_config, host_port
+from serving.cli.options import add_config, chosen_config, host_port, new_parser
 from serving.composition import running_gateway
 from serving.signals import tell, until_stopped
 
 
-def main(arguments: Sequence[str]) -> int:
+def serve(arguments: Sequence[str]) -> int:
     """Serve until told to stop."""
-    parser = argparse.ArgumentParser(prog="rolegate serve", description=__doc__)
+    parser = new_parser("serve", __doc__)
     add_config(parser)
     for option, what in (
         ("--address", "listen here instead of at the config's server.address"),

@@ -16,8 +16,7 @@ from rolegate.client import Client
 from rolegate.v1 import usage_service_pb2 as pb
 
 from router.errors import BadConfig
-from serving.cli.connection import add_connection, with_client
-from serving.cli.options import FORMATS, moment
+from serving.cli.options import FORMATS, add_connection, moment, new_parser, with_client
 from serving.cli.tables import TIMES, grouped_table, labels, message_json, uncounted
 
 Dimension = Literal["tenant", "role", "model", "executor_version"]
@@ -42,13 +41,11 @@ COLUMNS = ("time", *_DIMENSIONS, *_FIGURES)
 """Those of the CSV, always all of them, and the keys of the JSON. What is unknown or not split by is left empty."""
 
 
-def main(arguments: Sequence[str]) -> int:
+def usage(arguments: Sequence[str]) -> int:
     """`rolegate usage` or `rolegate usage reconcile`."""
     if arguments[:1] == ["reconcile"]:
         return _reconcile(arguments[1:])
-    parser = argparse.ArgumentParser(
-        prog="rolegate usage", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser("usage", __doc__)
     parser.add_argument("--by", type=_by, default=("role", "model"), help="of tenant,role,model,version (role,model)")
     parser.add_argument("--per", choices=list(TIMES), help="split time, in UTC")
     parser.add_argument("--since", type=moment, metavar="TIME", help=FORMATS)
@@ -104,10 +101,10 @@ def _record(row: pb.UsageRow) -> dict[str, str | int | None]:
 
 
 def _reconcile(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="rolegate usage reconcile",
-        description="Compares, for each deployment, what is on the books with what its engine has counted since it was "
-        "started. Status 1 where they differ by more than what cut and running calls can have spent.",
+    parser = new_parser(
+        "usage reconcile",
+        """Compares, for each deployment, what is on the books with what its engine has counted since it was started.
+Status 1 where they differ by more than what cut and running calls can have spent.""",
     )
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each deployment")
     add_connection(parser)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rolegate.client import Client
 from rolegate.v1.executor_version_service_pb2 import ExecutorVersion
 
-from serving.cli.connection import add_connection, with_client
+from serving.cli.options import add_connection, new_parser, with_client
 from serving.cli.tables import decisions_table, evidence_line, message_json, state_of, versions_table
 
 _ACTIONS: dict[str, tuple[str, str]] = {
@@ -36,16 +36,14 @@ _CALLS: dict[str, Callable[[Client, argparse.Namespace], ExecutorVersion]] = {
 }
 
 
-def main(arguments: Sequence[str]) -> int:
+def versions(arguments: Sequence[str]) -> int:
     """One of the subcommands."""
     given = _parser().parse_args(arguments)
     return with_client(given, lambda client: int(given.work(client, given) or 0))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="rolegate versions", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser("versions", __doc__)
     commands = parser.add_subparsers(dest="action", required=True, metavar="COMMAND")
     listing = commands.add_parser(
         "list", help="all of them", description="Lists versions, the newest first, with what they show on trial."

@@ -131,7 +131,7 @@ async def test_secrets_are_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         for _, key in keys:
             await SQLAccounts(database).add_key(key)
         async with running_gateway(config, "127.0.0.1:0", tell, "127.0.0.1:0") as address:
-            door = next(step for step in told if "door" in step).split("http://")[1].removesuffix("/v1")
+            door = next(step for step in told if "OpenAI" in step).split("http://")[1].removesuffix("/v1")
             asked = await failures(address, door, [keys[0][0], keys[1][0], unknown])
             async with AsyncClient(address, api_key=keys[0][0]) as client:
                 runs = [run async for run in client.runs()]

@@ -22,7 +22,7 @@ from router.edge.grpc.server import Server
 from router.errors import BadConfig
 from router.search.retrieval import FixedRetriever
 from router.testing.openai_server import MODEL, OpenAIServer, says, serving
-from serving.cli.ask import main as ask
+from serving.cli.ask import ask
 from serving.composition import running_gateway
 from serving.config.config import (
     Config,

@@ -8,8 +8,7 @@ from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2, usage_pb2
 
 from router.edge.rendering import event_line
-from serving.cli.answer_view import AnswerView
-from serving.cli.tables import summed
+from serving.cli.tables import AnswerView, summed
 
 HEAT = evidence_pb2.Citation(passage_id="p1", title="Heat", page=3, quote="Heat is a film by\nMichael Mann.")
 LONG = "Heat is one of the many films that were directed by the American director Michael Mann."

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from router.errors import BadConfig
-from serving.cli.chat import in_background
+from serving.cli.ask import in_background
 
 
 @asynccontextmanager

@@ -23,7 +23,7 @@ from router.store.database import Database
 from router.trace.export import ExportRow, export_row
 from router.trace.run import Feedback, Run
 from router.trace.values import Conversation
-from serving.cli import export as export_file
+from serving.cli import store as export_file
 from serving.cli.main import main
 from serving.files import replacing
 from tests.router.store.stored import ANSWER, EXECUTIONS, call, put, run
@@ -145,7 +145,7 @@ def test_what_a_killed_export_left_is_removed_by_the_next(folder: Path, suffix: 
 
 STOPPED_EXPORT = """
 import os, signal, sys
-from serving.cli import runs_export
+from serving.cli import store as runs_export
 from serving.cli.main import main
 runs_export.export_row = lambda *_told: os.kill(os.getpid(), signal.SIGTERM)
 sys.exit(main(["runs", "export", "--out", sys.argv[1]]))

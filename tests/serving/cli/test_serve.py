@@ -1,4 +1,4 @@
-"""`rolegate serve`, one process or several: how it begins, and how it ends."""
+"""`rolegate serve`: how it begins, and how it ends."""
 
 import re
 import signal
@@ -64,7 +64,7 @@ def test_a_restart_takes_its_ports_at_once(stop: signal.Signals, tmp_path: Path,
     """Though connections of before have not ended on its side, whether their clients have gone or not."""
     options = config_at(upstream, tmp_path)[:2]
     with service("serve", *options, "--address", "127.0.0.1:0", "--http", "127.0.0.1:0", cwd=tmp_path) as server:
-        address, door = server.ready(), re.findall(r"door is at http://(\S+)/v1", server.seen)[0]
+        address, door = server.ready(), re.findall(r"server is at http://(\S+)/v1", server.seen)[0]
         clients = [client_of(*at) for at in ((address, HTTP2), (door, HTTP)) for _ in range(2)]
         server.process.send_signal(stop)
         server.rest()
