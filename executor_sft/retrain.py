@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+from rolegate.client.requests import ADDRESS
 
 from executor_sft import dataset, evaluate, mine, publish, train
 from executor_sft.filter import Options as FilterOptions
@@ -19,7 +20,6 @@ from executor_sft.questions import read_questions
 from executor_sft.recipe import load_recipe
 from executor_sft.step import read_manifest
 from router.errors import BadConfig
-from rolegate.client.requests import ADDRESS
 from serving.config.config import Config
 from serving.config.file import load_config
 from serving.dependencies import need

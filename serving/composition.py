@@ -191,7 +191,9 @@ async def _open_runs(
         versions, executors = await _open_versions(config, database, upstream, retriever, log)
         if journal is None:
             say = partial(upstream.readiness.say, "store", ["store"])
-            writing = SQLJournal.writing(database, on_cancel=live.cancel, keep_days=config.server.keep_days, say=say)
+            writing = SQLJournal.writing(
+                database, on_cancel=live.cancel, keep_days=config.server.keep_days, on_health=say
+            )
             journal = await stack.enter_async_context(writing)
         lifecycle = RunLifecycle(
             journal,

@@ -76,7 +76,7 @@ def new_role(
         streams=base_url is not None,
         endpoint=first.endpoint,
         others=tuple(others),
-        patience=Timeouts(config.first_token_timeout_s, config.call_timeout_s),
+        timeouts=Timeouts(config.first_token_timeout_s, config.call_timeout_s),
         traffic=upstreams.role(name, config.max_in_flight),
         structured=config.structured and name == "execution",
     )

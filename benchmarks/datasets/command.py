@@ -13,7 +13,6 @@ from rich.table import Table
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.datasets.reader import FORMATS, read_entries
 from benchmarks.datasets.selection import Census, excluded, sample, take_census
-from executor_sft.rollout import check_counts
 from router.protocol.evidence import Passage
 from serving.documents.rows import read_rows
 from serving.files import replacing, write_atomically
@@ -54,7 +53,8 @@ class Overview(msgspec.Struct, frozen=True):
 def main(arguments: Sequence[str]) -> int:
     """Read, count, draw and write. Raises `RolegateError`."""
     given = _parser().parse_args(arguments)
-    check_counts(given, "sample")
+    if given.sample is not None and given.sample < 1:
+        raise BadConfig(f"--sample {given.sample}: must be at least 1.")
     with _corpus(given.corpus) as pool:
         read = {path: list(_questions(path, given, pool)) for path in given.paths}
     questions = [question for each in read.values() for question in each]

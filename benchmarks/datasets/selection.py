@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-from executor_sft.lines import decoded_lines
 
 from benchmarks.datasets.question import BenchmarkQuestion
+from executor_sft.jsonl import read_jsonl
 from router.errors import BadCorpus
 from router.protocol.scoring import normal_answer
 from router.protocol.sub_queries import normal_question
@@ -110,7 +110,7 @@ def excluded(path: Path, questions: Sequence[BenchmarkQuestion]) -> set[int]:
 def _without_search(path: Path) -> set[str]:
     """Identifiers, or normalised questions."""
     outcomes: dict[str, str] = {}
-    for number, row in enumerate(decoded_lines(path, "", _Ended, "rolegate bench sweep"), 1):
+    for number, row in read_jsonl(path, _Ended, "name rows of `rolegate bench sweep`"):
         text = row.request or row.question
         name = normal_question(text) if text else row.question_id or row.id
         if not name:

@@ -5,15 +5,15 @@ from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass
 
 import msgspec
-from executor_sft.memory import Memory
-from executor_sft.workbench import Workbench
 
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.study.cells import Cell
 from benchmarks.study.provenance import Provenance
 from benchmarks.study.rows import Attribution, Loss, Row
 from benchmarks.study.spending import Prices, first_calls, spent
-from executor_sft.rollouts import check, check_execution
+from executor_sft.call_cache import CallCache
+from executor_sft.rollouts import check_execution, check_failures
+from executor_sft.runtime import Runtime
 from router.ledger.ledger import Ledger
 from router.protocol.evidence import Report
 from router.protocol.scoring import exact_match, normal_answer, token_f1
@@ -31,14 +31,14 @@ class Asker:
     """Asks a cell any number of questions at once."""
 
     cell: Cell
-    bench: Workbench
+    bench: Runtime
     """With the cell's config, and a memory of its own: a cell's calls are not another's."""
     judge: Judge | None
     prices: Prices
     made_by: Provenance
     temperature: float | None
     attributes: bool
-    judgements: Memory
+    judgements: CallCache
     """The judge's, which all cells share."""
     booked: Container[str]
     """Keys of calls that rows have booked under `checking`."""
@@ -52,14 +52,14 @@ class Asker:
         context, begun = seeded.context(), time.monotonic()
         result = await seeded.topology(cell.topology, executor).loop.run(question.question, context)
         latency_s = time.monotonic() - begun
-        check(result, 0, context)
+        check_failures(result, 0, context)
         judging, tracing, attribution = seeded.context(), seeded.context(), None
         accepted = await self._accepted(question, result.answer, judging.ledger)
         matched, calls = exact_match(result.answer, question.answers), context.ledger.calls
         right = matched if accepted is None else accepted
         if self.attributes and not right and question.decomposition and executor and cell.topology in _TRACED:
             attribution = await self._attributed(question, seeded, executor, tracing)
-        memories = {"judge": self.judgements} | ({cell.name: seeded.memory} if seeded.memory else {})
+        memories = {"judge": self.judgements} | ({cell.name: seeded.cache} if seeded.cache else {})
         checks = first_calls((*judging.ledger.calls, *tracing.ledger.calls), memories, self.booked, calls)
         return Row(
             cell=cell.name,
@@ -82,12 +82,12 @@ class Asker:
             spent=spent(calls, self.prices),
             checking=spent(checks.values(), self.prices),
             checked=tuple(checks),
-            latency_s=None if seeded.memory and seeded.memory.recalled(calls) else round(latency_s, 4),
+            latency_s=None if seeded.cache and seeded.cache.hits(calls) else round(latency_s, 4),
             attribution=attribution,
             provenance=msgspec.structs.replace(self.made_by, seed=seed),
         )
 
-    def _executor(self, seeded: Workbench) -> Executor | None:
+    def _executor(self, seeded: Runtime) -> Executor | None:
         """The executor; None where there is none, whose engine then need not be there."""
         if (config := self.cell.roles.get("execution")) is None:
             return None
@@ -99,7 +99,7 @@ class Asker:
         return await self.judge.accepts(question.question, question.answers, answer, ledger)
 
     async def _attributed(
-        self, question: BenchmarkQuestion, seeded: Workbench, executor: Executor, context: RunContext
+        self, question: BenchmarkQuestion, seeded: Runtime, executor: Executor, context: RunContext
     ) -> Attribution:
         async def right(answer: str) -> bool:
             accepted = await self._accepted(question, answer, context.ledger)

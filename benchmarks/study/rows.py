@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-from executor_sft.lines import LineFile
 
 from benchmarks.study.provenance import SHARED, Provenance
+from executor_sft.jsonl import JsonlFile
 from router.errors import BadConfig
 from router.trace.call import RoleTotal
 
@@ -76,7 +76,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 class RowFile:
     """The rows that are done, and more of them."""
 
-    def __init__(self, file: LineFile) -> None:
+    def __init__(self, file: JsonlFile) -> None:
         """Raises `BadConfig` for a line that is not a row."""
         self._file = file
         self._made_by: dict[str, Provenance] = {}
@@ -91,7 +91,7 @@ class RowFile:
     @contextmanager
     def open(cls, folder: Path) -> Iterator["RowFile"]:
         """Open that of a folder; a line that was torn is cut off. Raises `BadConfig`."""
-        file = LineFile(folder / RESULTS)
+        file = JsonlFile(folder / RESULTS)
         try:
             yield cls(file)
         finally:

@@ -5,11 +5,11 @@ from datetime import timedelta
 from statistics import fmean
 
 import msgspec
-from executor_sft.memory import Memory
 from rich.table import Table
 
 from benchmarks.study.cells import Cell
 from benchmarks.study.rows import Row
+from executor_sft.call_cache import CallCache
 from router.models.model import Usage
 from router.trace.call import Call, Price, RoleName, RoleTotal, sum_known, totals
 from serving.config.prices import price_of
@@ -34,7 +34,7 @@ def spent(calls: Iterable[Call], prices: Prices) -> tuple[RoleTotal, ...]:
 
 
 def first_calls(
-    calls: Iterable[Call], memories: Mapping[str, Memory], booked: Container[str], beside: Iterable[Call]
+    calls: Iterable[Call], memories: Mapping[str, CallCache], booked: Container[str], beside: Iterable[Call]
 ) -> dict[str, Call]:
     """Those of `calls` that were paid for, each once, by a key that is the same in every run of a sweep: not those
     whose keys are `booked`, nor those that one of `beside` asked too. `memories`: by a name, as a call that two of them

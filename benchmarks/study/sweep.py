@@ -7,9 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from executor_sft.memory import Memory
-from executor_sft.workbench import workbench
-
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.study.cells import Cell, engine_groups, weights_of
 from benchmarks.study.plan import Plan
@@ -17,6 +14,8 @@ from benchmarks.study.provenance import provenance
 from benchmarks.study.rollout import Asker
 from benchmarks.study.rows import RowFile
 from benchmarks.study.spending import prices_in
+from executor_sft.call_cache import CallCache
+from executor_sft.runtime import open_runtime
 from executor_sft.step import Step
 from router.errors import BadConfig, OutOfTime, RolegateError, UpstreamError, UpstreamUnavailable
 from serving.config.config import RoleConfig
@@ -108,18 +107,18 @@ class Sweep:
             f"{cell.name}: roles.{name}": role for cell in cells for name, role in cell.roles.items()
         }
         adapters = {cell.version: cell.adapter for cell in cells if cell.version and cell.adapter}
-        async with workbench(first.config, self.log, adapters=adapters, beside=roles) as bench:
+        async with open_runtime(first.config, self.log, adapters=adapters, extra_roles=roles) as bench:
             await bench.retriever.search(["warm up"], 1)  # only then does a retriever elsewhere tell its index
-            with Memory.open(self.folder / JUDGEMENTS) as judgements:
-                judge = replace(bench, memory=judgements).judge
+            with CallCache.open(self.folder / JUDGEMENTS) as judgements:
+                judge = replace(bench, cache=judgements).judge
                 for cell in cells:
                     self.log(f"{cell.name}: {len(tasks[cell.name]):,} rollouts")
                     made_by = provenance(cell, bench.retriever.index_id, self.plan.temperature, self.plan.seed)
                     self.rows.check(cell.name, made_by)
-                    with Memory.open(begin_cell(self.folder, cell, self.settings) / CALLS) as memory:
+                    with CallCache.open(begin_cell(self.folder, cell, self.settings) / CALLS) as memory:
                         asker = Asker(
                             cell,
-                            replace(bench, config=cell.config, memory=memory),
+                            replace(bench, config=cell.config, cache=memory),
                             judge,
                             await asyncio.to_thread(prices_in, cell),
                             made_by,

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.mini_study import MODELS, SIZES, write_study
 from benchmarks.study.cells import cells_of
 from benchmarks.study.plan import questions_of, read_plan
-from executor_sft.minimodel.architecture import LADDER
+from executor_sft.minimodel.model import LADDER
 from router.errors import BadConfig
 from serving.config.file import load_config
 from serving.documents.source import find_sources

@@ -13,8 +13,8 @@ from benchmarks.study.plan import read_plan
 from benchmarks.study.provenance import provenance
 from benchmarks.study.rollout import Asker, attribute, holds, lost_in_execution
 from benchmarks.study.rows import Attribution
-from executor_sft.memory import Memory
-from executor_sft.workbench import workbench
+from executor_sft.call_cache import CallCache
+from executor_sft.runtime import open_runtime
 from router.errors import UpstreamUnavailable
 from router.models.model import Answer, Prompt, ScriptedModel
 from router.protocol.evidence import Passage, Report
@@ -112,13 +112,13 @@ def test_the_supporting_passage_counts_as_shown() -> None:
 async def test_who_does_not_execute_needs_no_executor(sweep: Path, tmp_path: Path) -> None:
     """Its engine may be of another group of cells, and not be there."""
     cell = next(cell for cell in cells_of(read_plan(sweep)) if cell.topology == "no_retrieval")
-    async with workbench(cell.config, lambda _step: None) as bench:
+    async with open_runtime(cell.config, lambda _step: None) as bench:
         roles = cell.config.roles
         elsewhere = msgspec.structs.replace(roles.execution, engine="elsewhere", base_url=None)
         roles = msgspec.structs.replace(roles, execution=elsewhere)
         cell = msgspec.structs.replace(cell, config=msgspec.structs.replace(cell.config, roles=roles))
         made_by = provenance(cell, None, None, 0)
-        with Memory.open(tmp_path / "judgements.jsonl") as judgements:
+        with CallCache.open(tmp_path / "judgements.jsonl") as judgements:
             asker = Asker(cell, replace(bench, config=cell.config), None, {}, made_by, None, True, judgements, ())
             row = await asker.ask(
                 msgspec.structs.replace(QUESTION, question="Where was the director of F1 born?"), 0, 0

@@ -55,7 +55,7 @@ def _called(make: Callable[P, Call[Result]]) -> "Callable[Concatenate[AsyncClien
     """A method that makes a call, and returns its result."""
 
     @wraps(make)
-    async def method(client: "AsyncClient", *args: P.args, **options: P.kwargs) -> Result:
+    async def method(client: "AsyncClient", /, *args: P.args, **options: P.kwargs) -> Result:
         return await client._call(make(*args, **options))
 
     return method
@@ -65,7 +65,7 @@ def _streamed(make: Callable[P, Call[Result]]) -> "Callable[Concatenate[AsyncCli
     """A method that makes a call, and returns the stream of its results."""
 
     @wraps(make)
-    def method(client: "AsyncClient", *args: P.args, **options: P.kwargs) -> AsyncStream[Result]:
+    def method(client: "AsyncClient", /, *args: P.args, **options: P.kwargs) -> AsyncStream[Result]:
         call, to = make(*args, **options), client._to
         begun = call.method(client._stubs)(call.request, timeout=call.timeout_s, metadata=to.metadata)
         return AsyncStream(begun, to.address, call.result)

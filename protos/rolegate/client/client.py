@@ -43,7 +43,7 @@ def _called(make: Callable[P, Call[Result]]) -> "Callable[Concatenate[Client, P]
     """A method that makes a call, and returns its result."""
 
     @wraps(make)
-    def method(client: "Client", *args: P.args, **options: P.kwargs) -> Result:
+    def method(client: "Client", /, *args: P.args, **options: P.kwargs) -> Result:
         return client._call(make(*args, **options))
 
     return method
@@ -53,7 +53,7 @@ def _streamed(make: Callable[P, Call[Result]]) -> "Callable[Concatenate[Client, 
     """A method that makes a call, and returns the stream of its results."""
 
     @wraps(make)
-    def method(client: "Client", *args: P.args, **options: P.kwargs) -> Stream[Result]:
+    def method(client: "Client", /, *args: P.args, **options: P.kwargs) -> Stream[Result]:
         call, to = make(*args, **options), client._to
         begun = call.method(client._stubs)(call.request, timeout=call.timeout_s, metadata=to.metadata)
         return Stream(begun, to.address, call.result)

@@ -30,8 +30,6 @@ from router.testing.openai_server import (
     streams,
     text_event,
 )
-from tests.router.clock import Clock, with_clock
-from tests.router.deployment import HeldModel
 
 ASKED = (Message("system", "answer"), Message("user", "hi"))
 SOON = Timeouts(first_token_s=0.3, call_s=0.6)
