@@ -13,6 +13,7 @@ from rich.table import Table
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.datasets.reader import FORMATS, read_entries
 from benchmarks.datasets.selection import Census, excluded, sample, take_census
+from router.errors import BadConfig
 from router.protocol.evidence import Passage
 from serving.documents.rows import read_rows
 from serving.files import replacing, write_atomically
