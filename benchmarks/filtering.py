@@ -31,7 +31,7 @@ from router.errors import RolegateError
 from router.models.model import ScriptedModel
 from router.trace.values import Execution
 from serving.config.file import load_config, preset
-from serving.engines.engine import Tell
+from serving.engines.engine import Log
 from serving.files import write_atomically
 from serving.logs import errors_only
 
@@ -178,7 +178,7 @@ async def _step(command: str, *arguments: object) -> None:
         raise RolegateError(f"{command} ended with status {status}.")
 
 
-def _teller() -> Tell:
+def _teller() -> Log:
     console = Console(stderr=True)
     return lambda step: console.print(step, style="dim")
 

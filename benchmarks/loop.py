@@ -33,7 +33,7 @@ from executor_sft.step import Step, read_manifest
 from router.errors import RolegateError
 from serving.config.config import Config
 from serving.config.file import load_config, preset
-from serving.engines.engine import Tell
+from serving.engines.engine import Log
 from serving.files import write_atomically
 from serving.logs import errors_only
 
@@ -186,5 +186,5 @@ def _distinct(questions: Sequence[Question]) -> list[Question]:
     return list({question.text: question for question in questions}.values())
 
 
-def _teller(console: Console) -> Tell:
+def _teller(console: Console) -> Log:
     return lambda step: console.print(step, style="dim")

@@ -12,7 +12,7 @@ from executor_sft.miniworld.world import World
 from router.edge.grpc.server import Server
 from serving.config.config import Config, DistillationConfig, ReuseConfig, RoleConfig, RolesConfig
 from serving.config.file import load_config, preset
-from serving.engines.engine import Tell
+from serving.engines.engine import Log
 from serving.retrieval.opening import open_retriever
 from serving.retrieval.services import RetrievalServicer
 from serving.startup import start_engines
@@ -67,7 +67,7 @@ class MiniDeployment(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def mini_deployment(
-    tell: Tell, config: Config | None = None, *, teacher: bool = False
+    tell: Log, config: Config | None = None, *, teacher: bool = False
 ) -> AsyncIterator[MiniDeployment]:
     """The preset `mini` without its gateway, or another `config` like it. `teacher`: with the teacher's engine."""
     config = config or load_config(preset("mini"))

@@ -29,7 +29,7 @@ from router.trace.call import RoleName
 from router.trace.values import TopologyName
 from serving.config.config import Config, RoleConfig
 from serving.config.secrets import missing
-from serving.engines.engine import Tell
+from serving.engines.engine import Log
 from serving.engines.loading import MOST_LOADED
 from serving.retrieval.opening import open_retriever
 from serving.roles import new_role
@@ -126,7 +126,7 @@ class Runtime:
 @asynccontextmanager
 async def open_runtime(
     config: Config,
-    log: Tell,
+    log: Log,
     *,
     cache: Path | None = None,
     adapters: Mapping[str, Path] = {},

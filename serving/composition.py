@@ -51,7 +51,7 @@ from router.versions.trials import Trials
 from router.versions.versions import Versions
 from serving.config.config import Config
 from serving.config.secrets import missing
-from serving.engines.engine import Tell
+from serving.engines.engine import Log
 from serving.engines.loading import Loading
 from serving.retrieval.opening import open_retriever
 from serving.retrieval.services import RetrievalServicer
@@ -103,7 +103,7 @@ class _Runs:
 async def running_gateway(
     config: Config,
     address: str,
-    log: Tell,
+    log: Log,
     http: str | None = None,
     *,
     key: Key | None = None,
@@ -154,11 +154,11 @@ async def _check_addresses(address: str, http: str | None, access: Access) -> No
 
 
 @asynccontextmanager
-async def _open_upstream(config: Config, log: Tell, running: RunningEngines | None) -> AsyncIterator[_Upstream]:
+async def _open_upstream(config: Config, log: Log, running: RunningEngines | None) -> AsyncIterator[_Upstream]:
     """Engines, roles and the retriever. Raises `BadConfig` or `BadIndex`."""
     readiness = running.readiness if running else Readiness()
     say = partial(readiness.say, "retrieval.embedder", ["retrieval"])
-    opened = partial(open_retriever, config.retrieval, log, config.engines, say=say)
+    opened = partial(open_retriever, config.retrieval, log, config.engines, on_change=say)
     async with AsyncExitStack() as stack:
         engines: Mapping[str, str]
         retriever: IndexRetriever
@@ -177,7 +177,7 @@ async def _open_upstream(config: Config, log: Tell, running: RunningEngines | No
 
 @asynccontextmanager
 async def _open_runs(
-    config: Config, database: Database, upstream: _Upstream, log: Tell, journal: Journal | None
+    config: Config, database: Database, upstream: _Upstream, log: Log, journal: Journal | None
 ) -> AsyncIterator[_Runs]:
     """The gateway proper, with its journal, its observers and the versions of its executor. Raises `BadConfig`."""
     admission = Admission(AdmissionLimits(**msgspec.structs.asdict(config.admission)))
@@ -226,7 +226,7 @@ async def _open_runs(
 
 
 async def _open_versions(
-    config: Config, database: Database, upstream: _Upstream, retriever: Retriever, log: Tell
+    config: Config, database: Database, upstream: _Upstream, retriever: Retriever, log: Log
 ) -> tuple[Versions, Executors]:
     """Versions, of which one is active, and the executors that work as those. Raises `BadConfig`."""
     gate, model, book = config.versions.gate, config.roles.execution.model, SQLVersionBook(database)
@@ -268,7 +268,7 @@ def _shared(config: Config, executors: Executors, index: Callable[[], str | None
 
 @asynccontextmanager
 async def _listening(
-    config: Config, access: Access, upstream: _Upstream, runs: _Runs, *, address: str, http: str | None, log: Tell
+    config: Config, access: Access, upstream: _Upstream, runs: _Runs, *, address: str, http: str | None, log: Log
 ) -> AsyncIterator[str]:
     """The servers, and what goes on beside them; where gRPC listens."""
     gateway, retriever, readiness, observers = runs.gateway, runs.retriever, upstream.readiness, runs.observers

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from router.calls.health import NEEDS, Need, Readiness
 from serving.config.config import Config, RoleConfig
-from serving.engines.engine import Tell, cores, engine
+from serving.engines.engine import Log, cores, engine
 
 Opened = TypeVar("Opened")
 
@@ -27,7 +27,7 @@ class RunningEngines:
 async def start_engines(
     config: Config,
     stack: AsyncExitStack,
-    log: Tell,
+    log: Log,
     opened: Callable[..., AbstractAsyncContextManager[Opened]],
     also: Sequence[RoleConfig] = (),
     *,
@@ -54,7 +54,7 @@ async def start_engines(
             list(models),
             log,
             cpu_threads=threads,
-            say=partial(readiness.say, f"engines.{name}", _needed_by(config, name)),
+            on_change=partial(readiness.say, f"engines.{name}", _needed_by(config, name)),
         )
         for name, models in served.items()
     ]

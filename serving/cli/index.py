@@ -131,9 +131,10 @@ def _built(config: RetrievalConfig, embedder: Embedder, console: Console, check:
 def _show(built: Built, out: Path, console: Console) -> None:
     for entry in built.skipped:
         console.print(f"[yellow]left out, the whole file:[/yellow] {escape(entry.error)}", highlight=False)
-    for link in built.links:
+    for link in built.found.links:
         console.print(f"[yellow]not followed:[/yellow] {escape(link)}", highlight=False)
-    passed_over = f", {built.passed_over} of other kinds passed over" if built.passed_over else ""
+    others = len(built.found.passed_over)
+    passed_over = f", {others} of other kinds passed over" if others else ""
     documents = (
         f"{built.documents} documents ({built.documents_read} read now, {len(built.skipped)} skipped{passed_over})"
     )
@@ -145,9 +146,9 @@ def _for_programs(built: Built) -> dict[str, object]:
     return {
         "documents": built.documents,
         "documents_read": built.documents_read,
-        "passed_over": built.passed_over,
+        "passed_over": len(built.found.passed_over),
         "skipped": [{"name": entry.source.name, "error": entry.error} for entry in built.skipped],
-        "links": built.links,
+        "links": built.found.links,
         "passages": built.manifest.passages,
         "passages_embedded": built.embedded,
         "generation": built.manifest.generation,

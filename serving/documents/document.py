@@ -1,29 +1,52 @@
-"""A document as it is read: a title, and blocks of text that know their heading and page; or the rows of a corpus."""
+"""A document as it is read: its kind and title, and blocks of text that know their heading and page; or rows."""
 
 import gzip
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from router.errors import BadDocument
 from router.protocol.evidence import Passage
-from router.trace.citation import sentences
+
+T = TypeVar("T")
+Kind = Literal["text", "HTML", "Markdown", "PDF", "DOCX", "rows"]
+
+_KINDS: dict[Kind, str] = {
+    "text": ".txt .text .rst",
+    "Markdown": ".md .markdown",
+    "HTML": ".html .htm .xhtml",
+    "PDF": ".pdf",
+    "DOCX": ".docx",
+    "rows": ".jsonl .json .parquet",
+}
+_KIND_OF = {suffix: kind for kind, suffixes in _KINDS.items() for suffix in suffixes.split()} | {"": "text"}
+READ = f"{' '.join(_KINDS.values())}, files without a suffix, text in .gz, and data sets saved by Hugging Face"
+"""All kinds, for people."""
+MAX_BYTES = 256 << 20
+"""The largest file that is read at once, unpacked."""
+MAX_MARKUP_BYTES = 32 << 20
+"""The same for markup, whose tree takes many times its size."""
+
+_ITEMS, _CHARS = 256, 1_000_000
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\u00ad\ufeff\ufffe\ud800-\udfff]")
+_SURROGATE = re.compile(r"\\udc([89a-f][0-9a-f])")
+_NO_TITLE = re.compile(
+    r"untitled|Word Document|Microsoft (Word|PowerPoint) - .*|.+\.(docx?|pptx?|odt|rtf|tex|dvi|indd|pdf)", re.I
+)
+"""Titles that programs write where nobody gave one."""
+_EVERYWHERE = frozenset("readme license licence copying copyright changelog changes news notice index".split())
+"""Names that tell nothing without their folder's."""
 
 
 class Title(msgspec.Struct, frozen=True, tag=True):
-    """That of a document."""
+    """The title of a document."""
 
     text: str
-
-    @property
-    def chars(self) -> int:
-        """Its length."""
-        return len(self.text)
 
 
 class Block(msgspec.Struct, frozen=True, tag=True):
@@ -36,45 +59,28 @@ class Block(msgspec.Struct, frozen=True, tag=True):
     page: int | None = None
     """Its page, from 1."""
 
-    @property
-    def chars(self) -> int:
-        """Its length."""
-        return len(self.text) + len(self.heading or "")
-
 
 class Row(msgspec.Struct, frozen=True, tag=True):
-    """A passage that was cut already."""
+    """A passage of a file of rows."""
 
     where: str
     """Its file and line."""
     passage: Passage
 
-    @property
-    def chars(self) -> int:
-        """Its length."""
-        return len(self.passage.text)
-
 
 Part = Title | Block | Row
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
-    """What a reader makes of a file."""
+class Document(NamedTuple):
+    """The content of a file that holds no rows."""
 
     title: str
     blocks: Iterable[Block]
     """In order; may be read as they are asked for, and only once."""
 
 
-T = TypeVar("T")
-
-_ITEMS = 256
-_CHARS = 1_000_000
-
-
 def batches(items: Iterable[T], length: Callable[[T], int]) -> Iterator[list[T]]:
-    """The items in lists short enough to be held in memory; `length` tells the characters of one."""
+    """The items in lists short enough to be held in memory; `length` gives the characters of one."""
     batch: list[T] = []
     chars = 0
     for item in items:
@@ -87,68 +93,51 @@ def batches(items: Iterable[T], length: Callable[[T], int]) -> Iterator[list[T]]
         yield batch
 
 
-_CHUNK_CHARS = 100_000
-_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\u00ad\ufeff\ufffe\ud800-\udfff]")
+def kind_of(path: Path) -> Kind | None:
+    """The kind of a file by its name; None for one that has no reader."""
+    if is_dataset(path):
+        return "rows"
+    packed = path.suffix.lower() == ".gz"
+    suffix = (path.with_suffix("") if packed else path).suffix.lower()
+    if suffix[1:].isdecimal():  # no kind but a version, as of LGPL-2.1, or a manual's section
+        return "text"
+    return None if packed and suffix in (".pdf", ".docx", ".parquet") else _KIND_OF.get(suffix)
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """A sentence, with the white space before it, or a heading."""
+def is_dataset(path: Path) -> bool:
+    """Tell whether `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote this folder."""
 
-    text: str
-    page: int | None
-    is_heading: bool = False
-    tokens: int = 0
+    def has(name: str) -> bool:
+        return os.path.isfile(path / name)  # noqa: PTH113  (pathlib's raises for a path that is too long)
 
-
-def units(blocks: Iterable[Block]) -> Iterator[Unit]:
-    """The units in order, not counted yet."""
-    heading: str | None = None
-    for block in blocks:
-        if block.heading != heading and (shown := " ".join(cleaned(block.heading or "").split())):
-            yield Unit(f"\n\n{shown}", block.page, is_heading=True)
-        heading = block.heading
-        yield from (Unit(text, block.page) for text in _sentences(cleaned(block.text)))
+    return has("dataset_dict.json") or (has("dataset_info.json") and has("state.json"))
 
 
-def _sentences(text: str) -> Iterator[str]:
-    """The sentences, each with the white space before it, of which a blank line is kept, or a new line, or a space."""
-    gap = "\n\n"
-    for chunk in _chunks(text):
-        at = 0
-        for sentence in sentences(chunk):
-            start = chunk.index(sentence, at)
-            space = gap or chunk[at:start]
-            yield ("\n\n" if space.count("\n") > 1 else "\n" if "\n" in space else " " if space else "") + sentence
-            gap, at = "", start + len(sentence)
-
-
-def _chunks(text: str) -> Iterator[str]:
-    """The text in parts that are worked on at once, cut at a blank line if there is one, else at a line or a word."""
-    start = 0
-    while len(text) - start > _CHUNK_CHARS:
-        ends = (text.rfind(space, start + 1, start + _CHUNK_CHARS) for space in ("\n\n", "\n", " "))
-        end = next((end for end in ends if end > 0), start + _CHUNK_CHARS)
-        yield text[start:end]
-        start = end
-    yield text[start:]
+def title_of(path: Path, *candidates: str | None) -> str:
+    """The first of the candidates that a person may have given, else the file's name without its suffix."""
+    titles = (" ".join(cleaned(candidate or "").split()) for candidate in candidates)
+    if title := next((title for title in titles if title and not _NO_TITLE.fullmatch(title)), None):
+        return title
+    unpacked = path.with_suffix("") if path.suffix.lower() == ".gz" else path
+    name = unpacked.stem if kind_of(unpacked) and not unpacked.suffix[1:].isdecimal() else unpacked.name
+    return escaped(f"{path.parent.name}/{name}" if path.parent.name and name.casefold() in _EVERYWHERE else name)
 
 
 def cleaned(text: str) -> str:
-    """Without control characters; new lines and new pages in one way."""
+    """The text without control characters, with new lines and new pages in one way."""
     return _CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n\n"))
 
 
-MAX_BYTES = 256 << 20
-"""The largest file that is read at once, unpacked."""
-MAX_MARKUP_BYTES = 32 << 20
-"""The same for markup, whose tree takes many times its size."""
+def escaped(text: str) -> str:
+    r"""A file's name, or a text with one, in which each byte that is not UTF-8 is shown as `\xe9`: it can be printed,
+    stored and sent.
+    """
+    return _SURROGATE.sub(r"\\x\1", text.encode("utf-8", "backslashreplace").decode())
 
 
 def read_content(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """The whole file; `.gz` is unpacked. Raises `BadDocument` where it is too large, and `OSError`."""
-    size = path.stat().st_size
-    if size <= max_bytes:
+    if path.stat().st_size <= max_bytes:
         with open_content(path) as file:
             content = file.read(max_bytes + 1)
         if len(content) <= max_bytes:
@@ -157,5 +146,5 @@ def read_content(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def open_content(path: Path) -> BufferedIOBase:
-    """The file, open; what is read of `.gz` is unpacked."""
+    """The file, open; `.gz` is unpacked as it is read."""
     return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")

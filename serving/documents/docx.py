@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from router.errors import BadDocument
-from serving.documents.document import MAX_BYTES, MAX_MARKUP_BYTES, Block, Document, read_content
-from serving.documents.title import title_of
+from serving.documents.document import MAX_BYTES, MAX_MARKUP_BYTES, Block, Document, read_content, title_of
 
 _WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _TWICE = ("{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback", f"{_WORD}moveFrom")
-"""What stands elsewhere too: text boxes for old programs, and where a moved text was."""
+"""Elements whose text stands elsewhere too: text boxes for old programs, and where a moved text was."""
 _BREAKS = {f"{_WORD}p": "\n", f"{_WORD}tab": "\t", f"{_WORD}br": "\n", f"{_WORD}cr": "\n", f"{_WORD}noBreakHyphen": "-"}
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from router.errors import BadDocument
-from serving.documents.document import MAX_MARKUP_BYTES, Block, Document, read_content
+from serving.documents.document import MAX_MARKUP_BYTES, Block, Document, read_content, title_of
 from serving.documents.text import decode
-from serving.documents.title import title_of
 
 _DROPPED = frozenset("script style nav template noscript title svg iframe".split())
 _INLINE = frozenset(

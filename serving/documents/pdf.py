@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from router.errors import BadDocument
-from serving.documents.document import Block, Document, read_content
-from serving.documents.title import title_of
+from serving.documents.document import Block, Document, read_content, title_of
 
 _PASSWORD = 4
 """PDFium's number for a missing password."""
 _HYPHEN = re.compile(r"[\ufffe\x02](?:\r?\n)?")
-"""What PDFium puts where a word was divided at the end of a line."""
+"""The mark that PDFium puts where a word was divided at the end of a line."""
 _SHORT_LINE = 0.6
 """A line with less than this share of the longest one's letters ends a paragraph, or is a heading."""
 
@@ -34,7 +33,11 @@ def _pages(pdf: Any, path: Path) -> Iterator[Block]:
     empty = True
     try:
         for number in range(len(pdf)):
-            text = _paragraphs(_HYPHEN.sub("", _text(pdf[number])))
+            page = pdf[number]
+            text_page = page.get_textpage()
+            text = _paragraphs(_HYPHEN.sub("", text_page.get_text_bounded()))
+            text_page.close()
+            page.close()
             empty = empty and not text.strip()
             yield Block(text, page=number + 1)
     finally:
@@ -43,14 +46,6 @@ def _pages(pdf: Any, path: Path) -> Iterator[Block]:
         raise BadDocument(
             f"{path}: holds no text, as scans do; put it through OCR (ocrmypdf does that), or leave it out."
         )
-
-
-def _text(page: Any) -> str:
-    text_page = page.get_textpage()
-    text: str = text_page.get_text_bounded()
-    text_page.close()
-    page.close()
-    return text
 
 
 def _paragraphs(text: str) -> str:

@@ -1,6 +1,6 @@
-"""Reading documents in another process, within limits: what unpacks to gigabytes, or takes for ever, is given up.
+"""Reading documents in another process, within limits: files that unpack to gigabytes, or take for ever, are given up.
 
-`python -m serving.documents.reader SOCKET SECONDS` is that process: it hears paths, and tells what `read_parts` gives.
+`python -m serving.documents.reader SOCKET SECONDS` is that process: it gets paths, and sends what `read_parts` gives.
 """
 
 import os
@@ -9,8 +9,8 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,32 +21,82 @@ from typing import Self
 import msgspec
 
 from router.errors import BadConfig, BadCorpus, BadDocument, RolegateError, TooMuch
-from serving.documents.document import Part, Row, batches
-from serving.documents.reading import guarded, read_parts
-from serving.documents.title import escaped
+from serving.documents.document import Block, Document, Kind, Part, Row, Title, batches, escaped, kind_of
+from serving.documents.docx import read_docx
+from serving.documents.markup import read_html, read_markdown
+from serving.documents.pdf import read_pdf
+from serving.documents.rows import read_rows
+from serving.documents.text import read_text
 
+_READERS: dict[Kind, Callable[[Path], Document]] = {
+    "text": read_text,
+    "HTML": read_html,
+    "Markdown": read_markdown,
+    "PDF": read_pdf,
+    "DOCX": read_docx,
+}
 _MEMORY_BYTES = 1 << 30
 """All that the process may take; not enforced by macOS."""
 _CHARS, _CHARS_OF_ROWS = 256 << 20, 16 << 20
 """Of a document, and of a file of rows."""
 _CHARS_A_BYTE = 100
 """Rows may have more, up to so many for each byte of their file; no text of any use is packed that well."""
-_KEPT = ("PATH", "HOME", "PYTHONHOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TMPDIR")
+_ENVIRONMENT = ("PATH", "HOME", "PYTHONHOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TMPDIR")
 """Variables that the process has from this one: no key is among them."""
 _ERRORS = {error.__name__: error for error in (BadConfig, BadCorpus, BadDocument, TooMuch)}
+
+
+def read_parts(path: Path) -> Iterator[Part]:
+    """The rows of a file that holds rows; else its title, and then its blocks. One of an unknown kind counts as text.
+
+    Raises `BadDocument` or `BadCorpus` where it cannot be read, and `BadConfig` where a package is missing.
+    """
+    with _errors_of(path):
+        if (kind := kind_of(path)) == "rows":
+            yield from (Row(escaped(where), row) for where, row in read_rows(path))
+            return
+        if path.is_dir():
+            next(path.iterdir())  # it was found only because it cannot be listed
+        document = _READERS[kind or "text"](path)
+        yield Title(document.title)
+        yield from document.blocks
+
+
+@contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Turn whatever reading `path` raises into an error of ours."""
+    try:
+        yield
+    except (RolegateError, MemoryError):
+        raise
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        extra = "datasets" if package in ("datasets", "pyarrow") else "documents"
+        raise BadConfig(
+            f"{path}: reading it needs the package {package}; install the extra rolegate[{extra}]."
+        ) from error
+    except OSError as error:
+        raise BadDocument(
+            f"{path}: cannot be read ({error.strerror or error}); make it readable, or leave it out."
+        ) from error
+    except Exception as error:  # parsers raise anything for a damaged file
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise BadDocument(
+            f"{path}: damaged, or not what its name says ({reason}); mend it, or leave it out."
+        ) from error
 
 
 class _Failed(msgspec.Struct, frozen=True):
     kind: str
     """A name in `_ERRORS`."""
-    said: str
+    message: str
 
 
 _decoder = msgspec.msgpack.Decoder(list[Part] | _Failed)
 
 
 class Reader:
-    """The other process, as this one sees it; the first file starts it, and so does the next one after its end."""
+    """The process that reads, started by the first file, and by the next one after its end."""
 
     def __init__(self, *, seconds: float = 60.0) -> None:
         """`seconds`: how long a document may take, and a batch of rows."""
@@ -68,18 +118,18 @@ class Reader:
             while batch := _decoder.decode(wire.recv_bytes()):
                 if isinstance(batch, _Failed):
                     usable = batch.kind != "TooMuch"  # the memory that it took may not have come back
-                    raise _ERRORS[batch.kind](batch.said)
+                    raise _ERRORS[batch.kind](batch.message)
                 yield from batch
             usable = True
         except (EOFError, OSError):
-            raise self._why_ended(path, process.wait()) from None
+            raise self._error(path, process.wait()) from None
         finally:
             if not usable:
                 self._end()
 
     def _started(self) -> tuple[subprocess.Popen[bytes], Connection]:
         ours, theirs = Pipe()
-        kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # each would take its share of memory
         with theirs:
             process = subprocess.Popen(  # noqa: S603
@@ -88,7 +138,7 @@ class Reader:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env={**kept, **threads, "PYTHONPATH": os.pathsep.join(sys.path)},
+                env={**environment, **threads, "PYTHONPATH": os.pathsep.join(sys.path)},
                 start_new_session=True,  # a terminal's interrupt is for this process, which ends the other
             )
         return process, ours
@@ -101,7 +151,8 @@ class Reader:
             process.kill()
             process.wait()
 
-    def _why_ended(self, path: Path, code: int) -> RolegateError:
+    def _error(self, path: Path, code: int) -> RolegateError:
+        """The error for a process that ended with `code` while it read."""
         if code >= 0:
             return BadConfig(f"{path}: the process that reads documents ended with status {code}; reinstall rolegate.")
         if code == -signal.SIGALRM:
@@ -114,19 +165,22 @@ class Reader:
 
 
 def _work(wire: Connection, seconds: float) -> None:
-    """Read what is asked for, until whoever asks is gone."""
+    """Read what is asked for, until the other side is gone."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for limit, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, _MEMORY_BYTES)):
+        with suppress(ValueError, OSError):  # a lower one is set already
+            resource.setrlimit(limit, (value, value))
+    Thread(target=_exit_with, args=[wire], daemon=True).start()
     while True:
+        path = Path(os.fsdecode(wire.recv_bytes()))
         try:
-            path = Path(os.fsdecode(wire.recv_bytes()))
-        except EOFError:
-            return
-        try:
-            for encoded in guarded(path, map(msgspec.msgpack.encode, _in_time(path, seconds))):
-                wire.send_bytes(encoded)
+            with _errors_of(path):
+                for batch in _in_time(path, seconds):
+                    wire.send_bytes(msgspec.msgpack.encode(batch))
             last: list[Part] | _Failed = []
         except MemoryError:
-            said = f"{path}: takes more than {_MEMORY_BYTES >> 20} MB of memory to read; split it, or leave it out."
-            last = _Failed("TooMuch", escaped(said))
+            message = f"{path}: takes more than {_MEMORY_BYTES >> 20} MB of memory to read; split it, or leave it out."
+            last = _Failed("TooMuch", escaped(message))
         except RolegateError as error:
             last = _Failed(type(error).__name__, escaped(str(error)))
         wire.send_bytes(msgspec.msgpack.encode(last))
@@ -134,7 +188,7 @@ def _work(wire: Connection, seconds: float) -> None:
 
 def _in_time(path: Path, seconds: float) -> Iterator[list[Part]]:
     """Read in batches. The system ends this process where that takes too long, whatever it is doing."""
-    parts = batches(read_parts(path), lambda part: part.chars)
+    parts = batches(read_parts(path), _chars)
     left, chars = seconds, 0
     while True:
         signal.setitimer(signal.ITIMER_REAL, left)
@@ -144,7 +198,7 @@ def _in_time(path: Path, seconds: float) -> Iterator[list[Part]]:
             left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
         if batch is None:
             return
-        most, chars = _CHARS, chars + sum(part.chars for part in batch)
+        most, chars = _CHARS, chars + sum(map(_chars, batch))
         if isinstance(batch[-1], Row):
             left = seconds
             most = chars if path.is_dir() else max(_CHARS_OF_ROWS, _CHARS_A_BYTE * path.stat().st_size)
@@ -153,7 +207,13 @@ def _in_time(path: Path, seconds: float) -> Iterator[list[Part]]:
         yield batch
 
 
-def _end_with(wire: Connection) -> None:
+def _chars(part: Part) -> int:
+    if isinstance(part, Row):
+        return len(part.passage.text)
+    return len(part.text) + len((isinstance(part, Block) and part.heading) or "")
+
+
+def _exit_with(wire: Connection) -> None:
     """End this process at once when the other side is gone, as after SIGKILL."""
     gone = select.poll()
     gone.register(wire.fileno(), 0)
@@ -161,14 +221,6 @@ def _end_with(wire: Connection) -> None:
     os._exit(1)
 
 
-def _main(wire: Connection, seconds: float) -> None:
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    for limit, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, _MEMORY_BYTES)):
-        with suppress(ValueError, OSError):  # a lower one is set already
-            resource.setrlimit(limit, (value, value))
-    Thread(target=_end_with, args=[wire], daemon=True).start()
-    _work(wire, seconds)
-
-
 if __name__ == "__main__":
-    _main(Connection(int(sys.argv[1])), float(sys.argv[2]))
+    with suppress(EOFError):
+        _work(Connection(int(sys.argv[1])), float(sys.argv[2]))

@@ -26,7 +26,6 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 _NEEDS = "a row needs an id and a text, and may have a title"
-_COLUMNS = tuple(field.name for field in msgspec.structs.fields(_Row))
 _decoder = msgspec.json.Decoder(_Row)
 
 
@@ -47,13 +46,10 @@ def read_rows(path: Path) -> Iterator[tuple[str, Passage]]:
 def _lines(path: Path) -> Iterator[tuple[str, _Row]]:
     try:
         with open_content(path) as file:
-            number = 0
-            while line := file.readline(_MAX_LINE_BYTES + 1):
-                number += 1
-                if number == 1:
-                    line = line.removeprefix(codecs.BOM_UTF8)
-                if line.strip():
-                    yield f"{path}:{number}", _decoded(line, f"{path}:{number}")
+            for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES + 1), b""), 1):
+                content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                if content.strip():
+                    yield f"{path}:{number}", _decoded(content, f"{path}:{number}")
     except OSError as error:
         raise BadCorpus(f"{path}: cannot be read ({error.strerror or error}); give a file of JSON lines.") from error
 
@@ -79,8 +75,8 @@ def _parquet(path: Path) -> Iterator[tuple[str, _Row]]:
 
     with ParquetFile(path) as file:
         columns = _columns(file.schema_arrow.names, path)
-        batches = (batch.to_pylist() for batch in file.iter_batches(_BATCH, columns=columns))
-        yield from _numbered((row for batch in batches for row in batch), str(path))
+        batches = file.iter_batches(_BATCH, columns=columns)
+        yield from _numbered((row for batch in batches for row in batch.to_pylist()), str(path))
 
 
 def _saved(path: Path) -> Iterator[tuple[str, _Row]]:
@@ -93,18 +89,14 @@ def _saved(path: Path) -> Iterator[tuple[str, _Row]]:
         if not Path(file).resolve().is_relative_to(path.resolve()):
             raise BadCorpus(f"{path}: has rows in {file}, outside of it; save the data set again.")
     for name, split in splits.items():
-        table = split.with_format(None).select_columns(_columns(split.column_names, path))
-        yield from _numbered((row for batch in table.iter(_BATCH) for row in _transposed(batch)), f"{path}/{name}")
+        rows = split.with_format(None).select_columns(_columns(split.column_names, path))
+        yield from _numbered(rows, f"{path}/{name}")
 
 
 def _columns(names: Sequence[str], path: Path) -> list[str]:
     if "id" not in names or not {"text", "contents"} & set(names):
         raise BadCorpus(f"{path}: its columns are {', '.join(names)}; it needs id and text, or id and contents.")
-    return [name for name in _COLUMNS if name in names]
-
-
-def _transposed(batch: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    return (dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True))
+    return [name for name in _Row.__struct_fields__ if name in names]
 
 
 def _numbered(rows: Iterable[Mapping[str, Any]], source: str) -> Iterator[tuple[str, _Row]]:
@@ -118,17 +110,12 @@ def _numbered(rows: Iterable[Mapping[str, Any]], source: str) -> Iterator[tuple[
 
 def _passage(row: _Row, where: str) -> Passage:
     title, text = row.title or "", row.text
-    if text is None and row.contents is not None:
-        title, text = _divided(row.contents)
+    if text is None and row.contents is not None:  # the first line is the title, where there is another one
+        title, _, text = row.contents.partition("\n")
+        title, text = (title.strip().strip('"'), text) if text.strip() else ("", row.contents)
     if text is None:
         raise BadCorpus(f"{where}: missing required field `text`; {_NEEDS}.")
     for name, value in (("id", str(row.id)), ("text", text)):
         if not value.strip():
             raise BadCorpus(f"{where}: {name} is empty; fill it in or remove the row.")
     return Passage(str(row.id), title, text)
-
-
-def _divided(contents: str) -> tuple[str, str]:
-    """Title and text; the first line is the title, perhaps in quotes, where there is another one."""
-    title, _, text = contents.partition("\n")
-    return (title.strip().strip('"'), text) if text.strip() else ("", contents)

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 
 from router.errors import BadDocument
+from serving.documents.document import READ, escaped, is_dataset, kind_of
 from serving.documents.text import is_binary
-from serving.documents.title import READ, escaped, is_dataset, kind_of
 
 _HEAD_BYTES = 1024
-_MOST_CHARS = 1000
-"""Of a path that is told."""
+_MAX_SHOWN_CHARS = 1000
+"""Of a path in a message."""
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -30,12 +30,12 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What there is in the places that were looked at."""
+    """The files in the places that were looked at."""
 
     sources: tuple[Source, ...]
     """By name; no two have the same."""
-    passed_over: int
-    """How many other files there are, of kinds that are not read."""
+    passed_over: tuple[str, ...]
+    """Paths of other files, of kinds that are not read."""
     links: tuple[str, ...]
     """Symbolic links, and paths that are too long, that were not followed, each with the reason."""
 
@@ -49,28 +49,25 @@ def find_sources(places: Sequence[Path]) -> Found:
     """
     named: dict[str, Source] = {}
     seen: set[tuple[int, int]] = set()
-    passed_over = 0
+    passed_over: list[str] = []
     links: list[str] = []
     for place in places:
         base = Path(os.path.normpath(place.absolute()))
         readable, but = False, ""
         for path in _files(base):
-            if why := _why_not_followed(path, base):
-                but = f"{escaped(str(path))[:_MOST_CHARS]}: {why}."
-                links.append(but)
-                continue
-            if (status := _status(path)) is None or not (path == base or _is_read(path)):
-                passed_over += 1
-                continue
-            readable = True
-            if (status.st_dev, status.st_ino) not in seen:
-                seen.add((status.st_dev, status.st_ino))
-                _add(named, _source(base, path, status))
+            if reason := _not_followed(path, base):
+                links.append(f"{escaped(str(path))[:_MAX_SHOWN_CHARS]}: {reason}.")
+                but = f" {links[-1]}"
+            elif (status := _status(path)) is None or not (path == base or _is_read(path)):
+                passed_over.append(escaped(str(path)))
+            else:
+                readable = True
+                if (status.st_dev, status.st_ino) not in seen:
+                    seen.add((status.st_dev, status.st_ino))
+                    _add(named, _source(base, path, status))
         if not readable:
-            raise BadDocument(
-                f"{escaped(str(place))}: nothing here that can be read; these kinds can: {READ}.{but and f' {but}'}"
-            )
-    return Found(tuple(named[name] for name in sorted(named)), passed_over, tuple(links))
+            raise BadDocument(f"{escaped(str(place))}: nothing here that can be read; these kinds can: {READ}.{but}")
+    return Found(tuple(named[name] for name in sorted(named)), tuple(passed_over), tuple(links))
 
 
 def _files(base: Path) -> Iterator[Path]:
@@ -94,19 +91,22 @@ def _files(base: Path) -> Iterator[Path]:
             folders.clear()
             yield Path(folder)
             continue
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        ends = [name for name in folders if _why_not_followed(Path(folder, name), base)]
-        folders[:] = [name for name in folders if name not in ends]
+        shown = sorted(name for name in folders if not name.startswith("."))
+        ends = [name for name in shown if _not_followed(Path(folder, name), base)]
+        folders[:] = [name for name in shown if name not in ends]
         yield from (Path(folder, name) for name in sorted([*ends, *names]) if not name.startswith("."))
     yield from map(Path, refused)
 
 
-def _why_not_followed(path: Path, base: Path) -> str | None:
-    """None for what is no link, and for one that stays below `base`; a saved data set counts with all that it holds. A
-    path that is too long for the system leads nowhere, either.
+def _not_followed(path: Path, base: Path) -> str | None:
+    """The reason why a path is not followed; None for what is no link, and for a link that stays below `base`. A saved
+    data set counts with all that it holds.
     """
-    if _is_too_long(path):
-        return "its path is longer than the system allows; move it up"
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return "its path is longer than the system allows; move it up"
     for link in [path, *path.rglob("*")] if is_dataset(path) else [path]:
         if link == base or not link.is_symlink():
             continue
@@ -121,14 +121,6 @@ def _why_not_followed(path: Path, base: Path) -> str | None:
     return None
 
 
-def _is_too_long(path: Path) -> bool:
-    try:
-        path.stat()
-    except OSError as error:
-        return error.errno == errno.ENAMETOOLONG
-    return False
-
-
 def _status(path: Path) -> os.stat_result | None:
     """None where there is nothing that could be read."""
     try:
@@ -139,15 +131,16 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _is_read(path: Path) -> bool:
+    """Tell whether a file is of a kind that is read; one that cannot be opened is, so that its reader says why not."""
     if path.is_dir():
-        return is_dataset(path) or not os.access(path, os.R_OK | os.X_OK)  # whoever reads it says why not
+        return is_dataset(path) or not os.access(path, os.R_OK | os.X_OK)
     if path.suffix:
         return kind_of(path) is not None
     try:
         with path.open("rb") as file:
             return not is_binary(file.read(_HEAD_BYTES))
     except OSError:
-        return True  # whoever reads it says why not
+        return True
 
 
 def _source(base: Path, path: Path, status: os.stat_result) -> Source:

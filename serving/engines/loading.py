@@ -70,12 +70,11 @@ class Loading:
         return msgspec.json.encode(manifest).decode()
 
     async def _load(self, version: str, folder: Path) -> None:
-        """Into all replicas. One that is away gets it later: it turns the version away once it is back."""
+        """Load it into all replicas. One that is away gets it later: it turns the version away once it is back."""
         loading = (adapters.load(version, folder) for adapters in self._replicas)
         failures = [end for end in await asyncio.gather(*loading, return_exceptions=True) if isinstance(end, Exception)]
-        away = [failure for failure in failures if isinstance(failure, UpstreamUnavailable)]
         for failure in failures:
-            if failure not in away or len(away) == len(self._replicas):
+            if not isinstance(failure, UpstreamUnavailable) or len(failures) == len(self._replicas):
                 raise failure
             _log.warning("version.not_everywhere", version=version, error=str(failure))
 
@@ -93,9 +92,8 @@ class Loading:
             self._loaded.pop(idle, None)
 
     def _folder(self, version: str) -> Path:
-        if self._versions.start is not None and Path(self._versions.start).name == version:
-            return Path(self._versions.start)
-        return Path(self._versions.folder) / version
+        start = Path(self._versions.start or "")
+        return start if start.name == version else Path(self._versions.folder) / version
 
     def _checked(self, folder: Path) -> VersionManifest:
         manifest = verified(folder)

@@ -24,7 +24,7 @@ class VersionManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     version: str
     """`executor-000001`, …; also the folder's name."""
     kind: Literal["adapter", "weights"]
-    """Whether it is loaded beside its base model, or in its place."""
+    """Loaded beside its base model, or in its place."""
     base_model: str
     """The name under which the base model is served, or was trained from."""
     base_sha256: str
@@ -32,11 +32,11 @@ class VersionManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     rank: int | None = None
     """Of an adapter."""
     recipe: dict[str, Any]
-    """Everything that the training was told."""
+    """All options of the training."""
     data: dict[str, Any]
-    """What it was trained on: the figures and digests of the data set and of what that was made of."""
+    """Figures and digests of the data set, and of its sources."""
     evaluation: dict[str, Any] | None = None
-    """How it did beside the executor before it; None where it was not evaluated."""
+    """Its results beside those of the executor before it; None where it was not evaluated."""
     git_revision: str
     """Of the code that trained it; empty where that is not known."""
     created_at: str

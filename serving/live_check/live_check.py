@@ -21,7 +21,7 @@ from router.trace.call import Price, RoleName
 from serving.config.config import Config, RoleConfig
 from serving.config.prices import litellm_entry, price_of
 from serving.config.secrets import api_key
-from serving.engines.engine import Tell
+from serving.engines.engine import Log
 from serving.live_check.estimate import Measured, Use, estimate
 from serving.live_check.turns import TURNS, Turn
 from serving.retrieval.adopt import SAME_EMBEDDER, agreement
@@ -82,7 +82,7 @@ class Found(msgspec.Struct, frozen=True):
         return not any(cell.needed and not cell.good for cells in self.cells.values() for cell in cells.values())
 
 
-async def live_check(config: Config, log: Tell, limit_s: float) -> Found:
+async def live_check(config: Config, log: Log, limit_s: float) -> Found:
     """Probe what `config` names; one question to a model may take `limit_s` seconds. Raises `BadConfig`."""
     async with AsyncExitStack() as stack:
         engines, probe_retrieval = await start_engines(config, stack, log, partial(_retrieval_probe, config, log))
@@ -105,7 +105,7 @@ class _RoleProbe:
         self._name, self._config, self._make, self._limit_s = name, config, make, limit_s
         self.measured, self._cells, self._context = Measured(len(make(config).system)), Cells(), config.context_tokens
 
-    async def run(self, session: aiohttp.ClientSession, log: Tell) -> None:
+    async def run(self, session: aiohttp.ClientSession, log: Log) -> None:
         """Ask, and keep the cells; of a role that fails, the one that says why."""
         first, *others = TURNS[self._name]
         role = self._make(self._config)
@@ -256,7 +256,7 @@ def _quoted(text: str) -> str:
 
 @asynccontextmanager
 async def _retrieval_probe(
-    config: Config, log: Tell, *, cpu_threads: int
+    config: Config, log: Log, *, cpu_threads: int
 ) -> AsyncIterator[Callable[[], Awaitable[dict[str, Cells]]]]:
     """Open what is searched with; the call that probes it. `cpu_threads`: as for `open_retriever`."""
     retrieval = config.retrieval

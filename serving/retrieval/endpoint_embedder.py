@@ -8,12 +8,12 @@ import aiohttp
 import msgspec
 import numpy as np
 
-from router.errors import JSON_ERRORS, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.errors import JSON_ERRORS, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
 from router.models.failures import Secrets, without_userinfo
 from router.models.session import read_body
 from serving.retrieval.embedder import Vectors
 
-_MOST_BYTES = 32 << 20
+_MAX_BYTES = 32 << 20
 """Of a reply: 64 vectors of 16,384 dimensions, written out."""
 _CHARS_A_TOKEN = 3
 """Fewer than tokenizers need for most languages, so that an estimate is rather too high."""
@@ -48,15 +48,14 @@ class EndpointEmbedder:
         batch: int = 64,
     ) -> None:
         """`base_url` ends in `/v1`; the prefixes are put before queries and passages, for models that want them."""
-        self._model, self._prefixes = model, {True: query_prefix, False: passage_prefix}
-        self.identity = endpoint_identity(model, passage_prefix)
-        self.dimension = dimension
-        self.max_tokens = max_tokens
+        self._model, self._prefixes, self._batch = model, {True: query_prefix, False: passage_prefix}, batch
+        self.identity, self.dimension, self.max_tokens = endpoint_identity(model, passage_prefix), dimension, max_tokens
         self._url = f"{base_url.rstrip('/')}/embeddings"
         self._endpoint, self._secrets = without_userinfo(self._url), Secrets(api_key, address=self._url)
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._batch = batch
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._session: aiohttp.ClientSession | None = None
         self._one_at_a_time = Lock()
@@ -69,9 +68,7 @@ class EndpointEmbedder:
         vectors = np.array(rows, dtype=np.float32).reshape(len(rows), self.dimension)
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         if not np.all(lengths > 0):  # also catches NaN
-            raise UpstreamGarbled(
-                "The embedding endpoint returned a vector without a direction", endpoint=self._endpoint
-            )
+            raise self._garbled("The embedding endpoint returned a vector without a direction")
         return np.ascontiguousarray(vectors / lengths, dtype=np.float32)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
@@ -88,50 +85,41 @@ class EndpointEmbedder:
     async def _embed_all(self, inputs: list[str]) -> list[list[float]]:
         rows: list[list[float]] = []
         for start in range(0, len(inputs), self._batch):
-            rows += await self._embed_batch(inputs[start : start + self._batch])
+            texts = inputs[start : start + self._batch]
+            body = await self._post(msgspec.json.encode({"model": self._model, "input": texts}))
+            try:
+                data = sorted(msgspec.json.decode(body, type=_Embeddings).data, key=lambda entry: entry.index)
+            except JSON_ERRORS as error:
+                raise self._garbled(f"Not a list of embeddings: {error}") from error
+            if [entry.index for entry in data] != list(range(len(texts))):
+                raise self._garbled(f"{len(texts)} texts were sent, {len(data)} embeddings came")
+            if wrong := {len(entry.embedding) for entry in data} - {self.dimension}:
+                raise self._garbled(
+                    f"Vectors of dimension {min(wrong)} where {self.dimension} is configured; correct the dimension"
+                )
+            rows += [entry.embedding for entry in data]
         return rows
-
-    async def _embed_batch(self, inputs: list[str]) -> list[list[float]]:
-        body = await self._post(msgspec.json.encode({"model": self._model, "input": inputs}))
-        try:
-            data = sorted(msgspec.json.decode(body, type=_Embeddings).data, key=lambda entry: entry.index)
-        except JSON_ERRORS as error:
-            raise UpstreamGarbled(f"Not a list of embeddings: {error}", endpoint=self._endpoint) from error
-        if [entry.index for entry in data] != list(range(len(inputs))):
-            raise UpstreamGarbled(
-                f"{len(inputs)} texts were sent, {len(data)} embeddings came", endpoint=self._endpoint
-            )
-        if wrong := {len(entry.embedding) for entry in data} - {self.dimension}:
-            raise UpstreamGarbled(
-                f"Vectors of dimension {min(wrong)} where {self.dimension} is configured; correct the dimension",
-                endpoint=self._endpoint,
-            )
-        return [entry.embedding for entry in data]
 
     async def _post(self, body: bytes) -> bytes:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=self._timeout, headers=self._headers)
         try:
-            headers = {"Content-Type": "application/json"}
-            async with self._session.post(self._url, data=body, headers=headers) as response:
-                content = await read_body(response, _MOST_BYTES)
+            async with self._session.post(self._url, data=body) as response:
+                content = await read_body(response, _MAX_BYTES)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise UpstreamUnavailable(
                 f"No embeddings: {without_userinfo(str(error)) or type(error).__name__}", endpoint=self._endpoint
             ) from error
         if response.status != 200:
-            said = self._secrets.hidden(content.decode(errors="replace"))[:300]
-            raise _refusal(response.status, said, self._endpoint)
+            kind = UpstreamUnavailable if response.status in (408, 429) or response.status >= 500 else UpstreamRefused
+            reason = self._secrets.hidden(content.decode(errors="replace"))[:300]
+            raise kind(f"No embeddings: HTTP {response.status}: {reason}", endpoint=self._endpoint)
         return content
+
+    def _garbled(self, reason: str) -> UpstreamGarbled:
+        return UpstreamGarbled(reason, endpoint=self._endpoint)
 
 
 def endpoint_identity(model: str, passage_prefix: str) -> str:
-    """The vectors of passages depend on both."""
+    """The identity of an embedder: the vectors of passages depend on both."""
     return f"{model} {passage_prefix!r}" if passage_prefix else model
-
-
-def _refusal(status: int, said: str, url: str) -> UpstreamError:
-    message = f"No embeddings: HTTP {status}: {said}"
-    if status in (408, 429) or status >= 500:
-        return UpstreamUnavailable(message, endpoint=url)
-    return UpstreamRefused(message, endpoint=url)

@@ -16,6 +16,8 @@ from serving.retrieval.passages import PassageStore
 
 DEPTH = 100
 """How much of each ranking counts: fixed, so that the order of the first hits is the same for every `top_k`."""
+_HITS_A_PASSAGE = 8
+"""Hits for one passage that is wanted, so that copies of one text do not crowd out others."""
 
 
 def fuse(rankings: Sequence[Sequence[Hit]], top_k: int, k: int = 60) -> list[Hit]:
@@ -28,20 +30,13 @@ def fuse(rankings: Sequence[Sequence[Hit]], top_k: int, k: int = 60) -> list[Hit
     return [Hit(row, score) for row, score in best[:top_k]]
 
 
-_LOOKED_AT = 8
-"""How many hits are looked at for one that is wanted, so that copies of one text do not crowd out others."""
-
-
 class Index:
     """An opened index. `search` blocks."""
 
     def __init__(
         self, manifest: Manifest, passages: PassageStore, dense: DenseIndex, lexical: LexicalIndex | None
     ) -> None:
-        self.manifest = manifest
-        self.passages = passages
-        self.dense = dense
-        self.lexical = lexical
+        self.manifest, self.passages, self.dense, self.lexical = manifest, passages, dense, lexical
 
     @classmethod
     def open(cls, folder: Path, embedder: Embedder, *, verify: bool = False) -> Self:
@@ -50,7 +45,12 @@ class Index:
         Raises `BadIndex`.
         """
         manifest = read_manifest(folder)
-        _check_embedder(folder, manifest, embedder)
+        built, given = (manifest.embedder, manifest.dimension), (embedder.identity, embedder.dimension)
+        if built != given:
+            raise BadIndex(
+                f"{folder}: built with the embedder {built[0]} (dimension {built[1]}), opened with {given[0]} "
+                f"(dimension {given[1]}); open it with the former, or build the index again."
+            )
         check_files(folder, manifest, contents=verify)
         files = folder / manifest.generation
         passages, dense = PassageStore(files), DenseIndex.open(files)
@@ -65,7 +65,7 @@ class Index:
         ranks where the index has word statistics.
         """
         if self.lexical is None:
-            ranked = self.dense.search(vectors, top_k * _LOOKED_AT)
+            ranked = self.dense.search(vectors, top_k * _HITS_A_PASSAGE)
         else:
             by_meaning, by_word = self.dense.search(vectors, DEPTH), self.lexical.search(queries, DEPTH)
             ranked = [fuse(rankings, 2 * DEPTH) for rankings in zip(by_meaning, by_word, strict=True)]
@@ -79,12 +79,3 @@ class Index:
             if len(found) == top_k:
                 break
         return list(found.values())
-
-
-def _check_embedder(folder: Path, manifest: Manifest, embedder: Embedder) -> None:
-    built, given = (manifest.embedder, manifest.dimension), (embedder.identity, embedder.dimension)
-    if built != given:
-        raise BadIndex(
-            f"{folder}: built with the embedder {built[0]} (dimension {built[1]}), opened with {given[0]} "
-            f"(dimension {given[1]}); open it with the former, or build the index again."
-        )

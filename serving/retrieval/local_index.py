@@ -2,7 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TypeVar
@@ -18,17 +20,19 @@ from serving.retrieval.manifest import Manifest, read_manifest
 from serving.retrieval.searcher import IndexSearcher
 
 T = TypeVar("T")
-
 Check = Callable[[], None]
 """Raises `Stopped` once the work is to end; to be called now and then."""
 
+_FOLLOW_INTERVAL_S, _LOG_INTERVAL_S = 1.0, 2.0
+_log = structlog.get_logger("retrieval")
+
 
 class Stopped(Exception):
-    """The work was told to end."""
+    """The work was asked to end."""
 
 
 async def stoppable(work: Callable[[Check], T]) -> T:
-    """What `work` returns or raises, run in a thread. Cancelled, it waits until `work` has ended."""
+    """The result of `work`, run in a thread. Cancelled, it waits until `work` has ended."""
     stopped = Event()
 
     def check() -> None:
@@ -44,49 +48,53 @@ async def stoppable(work: Callable[[Check], T]) -> T:
         raise
 
 
-_LOOKS_EVERY_S, _TELLS_EVERY_S = 1.0, 2.0
-_log = structlog.get_logger("retrieval")
-
-
-def open_index(config: RetrievalConfig, embedder: Embedder, tell: Callable[[str], None], check: Check) -> Index:
-    """The config's index, up to date, and its embedder warm. Blocks; `check` can end it while it builds.
+@asynccontextmanager
+async def open_searcher(
+    config: RetrievalConfig, embedder: Embedder, log: Callable[[str], None]
+) -> AsyncIterator[IndexSearcher]:
+    """Search the config's index, up to date, and go over to each new generation of it. `log` gets lines for people.
 
     Raises `BadConfig` or `BadIndex`.
     """
-    assert config.index is not None
+    index = await stoppable(partial(_open_up_to_date, config, embedder, log))
+    batching = config.batching
+    searcher = IndexSearcher(index, embedder, wait_s=batching.wait_ms / 1000, most=batching.most, cache=batching.cache)
+    following = asyncio.create_task(_follow(config, searcher, index, embedder))
+    try:
+        yield searcher
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await searcher.close()
+
+
+def _open_up_to_date(config: RetrievalConfig, embedder: Embedder, log: Callable[[str], None], check: Check) -> Index:
     if config.documents:
-        _refresh(Path(config.index), config, embedder, tell, check)
+        _update(config, embedder, log, check)
     index = _open(config, embedder)
     embedder.embed(["warm up"], queries=True)
-    tell(f"retrieval: {index.manifest.passages} passages, {index.manifest.embedder}")
+    log(f"retrieval: {index.manifest.passages} passages, {index.manifest.embedder}")
     return index
 
 
-async def follow(config: RetrievalConfig, searcher: IndexSearcher, index: Index, embedder: Embedder) -> None:
-    """Let `searcher` go over to each new generation of its index; one that cannot be opened is logged and passed over.
-
-    Runs until it is cancelled.
-    """
-    assert config.index is not None
+async def _follow(config: RetrievalConfig, searcher: IndexSearcher, index: Index, embedder: Embedder) -> None:
+    """Let `searcher` go over to each new generation of its index; one that cannot be opened is logged and left."""
     seen = index.manifest
     while True:
-        await asyncio.sleep(_LOOKS_EVERY_S)
-        found = await asyncio.to_thread(_manifest, Path(config.index))
+        await asyncio.sleep(_FOLLOW_INTERVAL_S)
+        found = await asyncio.to_thread(_manifest, config)
         if found is None or found == seen:
             continue
         try:
-            fresh = await asyncio.to_thread(_open, config, embedder)
+            searcher.swap(await asyncio.to_thread(_open, config, embedder))
+            _log.info("retrieval.swapped", generation=found.generation, passages=found.passages)
         except (RolegateError, OSError) as error:  # gone again, perhaps, while it was opened
             _log.error("retrieval.not_swapped", error=str(error))
-        else:
-            searcher.swap(fresh)
-            _log.info("retrieval.swapped", generation=found.generation, passages=found.passages)
         seen = found
 
 
 def _open(config: RetrievalConfig, embedder: Embedder) -> Index:
-    assert config.index is not None
-    index = Index.open(Path(config.index), embedder)
+    index = Index.open(Path(config.index or ""), embedder)
     if index.manifest.lexical != config.lexical:
         raise BadIndex(
             f"{config.index}: built {'with' if index.manifest.lexical else 'without'} word statistics, but "
@@ -95,45 +103,40 @@ def _open(config: RetrievalConfig, embedder: Embedder) -> Index:
     return index
 
 
-def _manifest(folder: Path) -> Manifest | None:
-    """The manifest of a finished index; None where there is none."""
-    try:
-        return read_manifest(folder)
-    except BadIndex:
-        return None
+def _manifest(config: RetrievalConfig) -> Manifest | None:
+    with suppress(BadIndex):
+        return read_manifest(Path(config.index or ""))
+    return None
 
 
-def _refresh(
-    folder: Path, config: RetrievalConfig, embedder: Embedder, tell: Callable[[str], None], check: Check
-) -> None:
+def _update(config: RetrievalConfig, embedder: Embedder, log: Callable[[str], None], check: Check) -> None:
     """Bring the index up to date. Where that fails and there is one, it is served as it is."""
-    told = time.monotonic()
+    logged_at = time.monotonic()
 
     def progress(stage: str, done: int, total: int) -> None:
-        nonlocal told
+        nonlocal logged_at
         check()
-        if time.monotonic() - told < _TELLS_EVERY_S:
-            return
-        told = time.monotonic()
-        tell(f"retrieval: {stage}, {done} of {total} {'documents' if stage == 'reading' else 'passages'}")
+        if time.monotonic() - logged_at >= _LOG_INTERVAL_S:
+            logged_at = time.monotonic()
+            log(f"retrieval: {stage}, {done} of {total} {'documents' if stage == 'reading' else 'passages'}")
 
-    there = _manifest(folder) is not None
+    exists = _manifest(config) is not None
     try:
         built = build_index(
             [Path(place) for place in config.documents],
-            folder,
+            Path(config.index or ""),
             embedder,
             lexical=config.lexical,
             chunk_tokens=config.chunk_tokens,
-            wait=not there,
+            wait=not exists,
             progress=progress,
         )
     except (RolegateError, OSError) as error:
-        if not there:
+        if not exists:
             raise
-        tell(f"retrieval: the index is served as it was, because it could not be brought up to date: {error}")
+        log(f"retrieval: the index is served as it was, because it could not be brought up to date: {error}")
     else:
         for entry in built.skipped:
-            tell(f"retrieval: skipped {entry.error}")
-        for link in built.links:
-            tell(f"retrieval: not followed: {link}")
+            log(f"retrieval: skipped {entry.error}")
+        for link in built.found.links:
+            log(f"retrieval: not followed: {link}")

@@ -1,15 +1,23 @@
-"""The manifest of an index folder: what the folder holds. It is written last, so a folder without one is unfinished."""
+"""The folder of an index: a manifest, written last, that names the generation of files that counts."""
 
+import fcntl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import msgspec
 
 from router.errors import BadIndex
 from serving.files import flush, sha256_of, write_atomically
+from serving.retrieval.embedder import Embedder
+from serving.retrieval.passages import PASSAGES, PassageStore
 
 MANIFEST = "manifest.json"
-FORMAT = 2
+BUILDING = ".building"
+"""The folder that becomes the next generation, inside the index folder."""
+_LOCK, _LOCK_INTERVAL_S = ".lock", 0.2
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -20,9 +28,9 @@ class FileEntry(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What an index folder holds."""
+    """The contents of an index folder."""
 
-    format: int
+    format: Literal[2]
     generation: str
     """The folder inside the index folder that holds the files."""
     embedder: str
@@ -31,7 +39,7 @@ class Manifest(msgspec.Struct, frozen=True):
     metric: Literal["inner_product", "l2"]
     passages: int
     chunk_tokens: int
-    """How documents were cut; 0 where an index of another program was adopted."""
+    """Tokens of a passage; 0 where an index of another program was adopted."""
     corpus_sha256: str
     """Of the passages."""
     lexical: bool
@@ -40,55 +48,18 @@ class Manifest(msgspec.Struct, frozen=True):
     """By path relative to the generation."""
 
 
-class _Format(msgspec.Struct, frozen=True):
-    format: int
-
-
-def describe_files(folder: Path) -> dict[str, FileEntry]:
-    """Every file below `folder`, flushed to disk and hashed."""
-    files: dict[str, FileEntry] = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            flush(path)
-            files[path.relative_to(folder).as_posix()] = FileEntry(path.stat().st_size, sha256_of(path))
-    return files
-
-
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, atomically."""
-    write_atomically(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
-
-
-def has_manifest(folder: Path) -> bool:
-    """Whether a manifest lies there, of whatever version."""
-    try:
-        msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_Format)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return False
-    return True
-
-
 def read_manifest(folder: Path) -> Manifest:
-    """Raises `BadIndex` where there is none, where it is damaged, and where a newer version wrote it."""
+    """The manifest of a finished index. Raises `BadIndex` where there is none, or not one of this format."""
     path = folder / MANIFEST
     try:
-        content = path.read_bytes()
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
     except OSError as error:
         raise BadIndex(
             f"{folder}: no index here, or one whose build did not finish ({MANIFEST}: {error.strerror}); "
             "build it, or name another folder."
         ) from error
-    try:
-        if (found := msgspec.json.decode(content, type=_Format).format) > FORMAT:
-            raise BadIndex(
-                f"{path}: format {found}, but this version of rolegate reads up to {FORMAT}; "
-                "upgrade rolegate or build the index again."
-            )
-        if found < FORMAT:
-            raise BadIndex(f"{path}: format {found}, of an older version of rolegate; build the index again.")
-        return msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadIndex(f"{path}: damaged ({error}); build the index again.") from error
+        raise BadIndex(f"{path}: damaged, or of another version ({error}); build the index again.") from error
 
 
 def check_files(folder: Path, manifest: Manifest, *, contents: bool) -> None:
@@ -103,3 +74,75 @@ def check_files(folder: Path, manifest: Manifest, *, contents: bool) -> None:
             )
         if contents and sha256_of(path) != entry.sha256:
             raise BadIndex(f"{path}: altered since it was built; restore it or build the index again.")
+
+
+def publish(
+    out: Path,
+    embedder: Embedder,
+    *,
+    chunk_tokens: int,
+    lexical: bool = False,
+    metric: Literal["inner_product", "l2"] = "inner_product",
+) -> Manifest:
+    """Make the finished folder `BUILDING` of the index `out` the generation that counts."""
+    folder = out / BUILDING
+    files: dict[str, FileEntry] = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        flush(path)
+        files[path.relative_to(folder).as_posix()] = FileEntry(path.stat().st_size, sha256_of(path))
+    manifest = Manifest(
+        format=2,
+        generation=f"{max((int(path.name) for path in generations(out)), default=0) + 1:06}",
+        embedder=embedder.identity,
+        dimension=embedder.dimension,
+        metric=metric,
+        passages=len(PassageStore(folder)),
+        chunk_tokens=chunk_tokens,
+        corpus_sha256=files[PASSAGES].sha256,
+        lexical=lexical,
+        files=files,
+    )
+    folder.rename(out / manifest.generation)
+    flush(out)
+    write_atomically(out / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
+    return manifest
+
+
+def generations(out: Path) -> list[Path]:
+    """The finished folders."""
+    return [path for path in out.iterdir() if path.name.isdecimal() and len(path.name) >= 6 and path.is_dir()]
+
+
+def check_place(out: Path) -> None:
+    """See that nothing but an index is in the folder `out`. Raises `BadIndex`."""
+    if not out.is_dir():
+        if out.exists():
+            raise BadIndex(f"{out}: is a file; name a folder for the index.")
+        return
+    own = {path.name for path in generations(out) if (path / PASSAGES).is_file()}
+    known = own | {MANIFEST} if own else own
+    foreign = [path.name for path in out.iterdir() if not path.name.startswith(".") and path.name not in known]
+    if foreign:
+        raise BadIndex(f"{out}: already exists and is no index ({foreign[0]}); name another folder.")
+
+
+@contextmanager
+def build_lock(folder: Path, *, wait: bool, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the lock while open; it is freed too when the process dies. Raises `BadIndex` where another build runs and
+    `wait` is false; else it calls `waiting` again and again, and raises what that raises.
+    """
+    with (folder / _LOCK).open("wb") as file:
+        while not _locked(file):
+            if not wait:
+                raise BadIndex(f"{folder}: another build is under way there; wait for it, or end it.")
+            waiting()
+            time.sleep(_LOCK_INTERVAL_S)
+        yield
+
+
+def _locked(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 
 from msgspec.structs import replace
 
@@ -12,10 +11,9 @@ from router.search.retrieval import IndexRetriever
 from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig
 from serving.config.secrets import api_key, key_problems
 from serving.engines.engine import engine
-from serving.engines.process import Say
+from serving.engines.process import OnChange
 from serving.retrieval.embedder import Embedder, MiniLM
 from serving.retrieval.endpoint_embedder import EndpointEmbedder, endpoint_identity
-from serving.retrieval.local_index import stoppable
 from serving.retrieval.remote import RemoteRetriever
 
 
@@ -23,19 +21,21 @@ from serving.retrieval.remote import RemoteRetriever
 async def open_embedder(
     config: EmbedderConfig,
     engines: Mapping[str, EngineConfig],
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
     *,
     cpu_threads: int = 1,
-    say: Say = lambda _why: None,
+    on_change: OnChange = lambda _reason: None,
 ) -> AsyncIterator[Embedder]:
-    """The embedder that a config names, with its engine if it has one; `say` as for that. Raises `BadConfig`."""
+    """The embedder that a config names, with its engine if it has one; `on_change` as for that. Raises `BadConfig`."""
     if config.in_process:
         yield MiniLM()
         return
     async with AsyncExitStack() as stack:
         if config.engine is not None:
             served = [config.model or ""]
-            started = engine(config.engine, engines[config.engine], served, tell, cpu_threads=cpu_threads, say=say)
+            started = engine(
+                config.engine, engines[config.engine], served, log, cpu_threads=cpu_threads, on_change=on_change
+            )
             config = replace(config, base_url=await stack.enter_async_context(started))
         embedder = _endpoint(config)
         try:
@@ -62,15 +62,15 @@ def _endpoint(config: EmbedderConfig) -> EndpointEmbedder:
 @asynccontextmanager
 async def open_retriever(
     config: RetrievalConfig,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
     engines: Mapping[str, EngineConfig] = {},
     *,
     cpu_threads: int = 1,
-    say: Say = lambda _why: None,
+    on_change: OnChange = lambda _reason: None,
 ) -> AsyncIterator[IndexRetriever]:
     """The retriever that a config names, ready to search, with its embedder's engine. Raises `BadConfig` or `BadIndex`.
 
-    `cpu_threads`, `say`: for that engine, as for `serving.engine.engine`.
+    `cpu_threads`, `on_change`: for that engine, as for `serving.engine.engine`.
     """
     if config.address is not None:
         remote = RemoteRetriever(config.address, timeout_s=config.timeout_s)
@@ -79,22 +79,13 @@ async def open_retriever(
         finally:
             await remote.close()
         return
-    # What an index in this process needs is not always installed.
-    from serving.retrieval.local_index import follow, open_index
+    from serving.retrieval.local_index import open_searcher  # its packages are not always installed
 
-    pass
-    from serving.retrieval.searcher import IndexSearcher
-
-    async with open_embedder(config.embedder, engines, tell, cpu_threads=cpu_threads, say=say) as embedder:
-        index = await stoppable(partial(open_index, config, embedder, tell))
-        searcher = IndexSearcher(index, embedder)
-        following = asyncio.create_task(follow(config, searcher, index, embedder))
-        try:
-            yield searcher
-        finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
-            await searcher.close()
+    async with (
+        open_embedder(config.embedder, engines, log, cpu_threads=cpu_threads, on_change=on_change) as embedder,
+        open_searcher(config, embedder, log) as searcher,
+    ):
+        yield searcher
 
 
 def identity_of(config: EmbedderConfig) -> str:

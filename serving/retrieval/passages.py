@@ -2,7 +2,6 @@
 
 import json
 import mmap
-import os
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,15 +10,18 @@ from typing import Self
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from router.errors import JSON_ERRORS, BadIndex, SameId
 from router.protocol.evidence import Passage
 from serving.documents.document import batches
 from serving.documents.source import Source
 
-PASSAGES = "passages.jsonl"
-OFFSETS = "offsets.npy"
+PASSAGES, OFFSETS, DOCUMENTS = "passages.jsonl", "offsets.npy", "documents.jsonl"
+
+
+def embedded_text(passage: Passage) -> str:
+    """The text by which a passage is found."""
+    return f"{passage.title}\n{passage.text}"
 
 
 class PassageStore:
@@ -43,23 +45,25 @@ class PassageStore:
     def __getitem__(self, row: int) -> Passage:
         if not 0 <= row < len(self):
             raise IndexError(row)
-        return _decoded(self._lines[self._offsets[row] : self._offsets[row + 1]], self._path)
+        try:
+            return msgspec.json.decode(self._lines[self._offsets[row] : self._offsets[row + 1]], type=Passage)
+        except JSON_ERRORS as error:
+            raise BadIndex(f"{self._path}: damaged ({error}); build the index again.") from error
 
 
 class PassageWriter:
-    """Writes both files, without holding the passages in memory; the offsets come last, when it is closed in peace."""
+    """Writes both files; of the passages it holds the ids only. The offsets come last, when it is closed in peace."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file = (folder / PASSAGES).open("w+b")
         self._encoder = msgspec.json.Encoder()
         self._offsets = array("q", [0])
-        self._ids = array("q")
-        self._sorted: list[NDArray[np.int64]] = []
-        """The hashes of all ids but the last batch's, in sorted parts, each more than twice as long as the next."""
+        self._rows: dict[str, int] = {}
+        """By id, in the order of the rows."""
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._rows)
 
     def __enter__(self) -> Self:
         return self
@@ -74,66 +78,28 @@ class PassageWriter:
 
         Raises `SameId` where one has the id of another, and what reading them raises.
         """
-        before, parts = len(self), list(self._sorted)
+        before = len(self)
         try:
             for batch in batches(placed, lambda one: len(one[1].text)):
-                for _, passage in batch:
-                    self._file.write(self._encoder.encode(passage) + b"\n")
-                    self._offsets.append(self._file.tell())
-                    self._ids.append(hash(passage.id))
-                self._check_ids(batch)
+                for where, passage in batch:
+                    if passage.id in self._rows:
+                        other = self._document(self._rows[passage.id])
+                        raise SameId(
+                            f"{where}: the id {passage.id!r} is given to {other} too; give each row an id of its own."
+                        )
+                    self._rows[passage.id] = len(self)
+                    self._offsets.append(self._offsets[-1] + self._file.write(self._encoder.encode(passage) + b"\n"))
         except BaseException:
-            del self._ids[before:], self._offsets[before + 1 :]
-            self._sorted = parts
+            while len(self) > before:
+                self._rows.popitem()
+            del self._offsets[before + 1 :]
             self._file.seek(self._offsets[-1])
             self._file.truncate()
             raise
 
-    def _check_ids(self, batch: Sequence[tuple[str, Passage]]) -> None:
-        """Raise `SameId` where one of the last passages has the id of another; 16 bytes a passage are kept for that."""
-        hashes = np.array(self._ids[-len(batch) :], dtype=np.int64)
-        fresh = np.unique(hashes)
-        if len(fresh) < len(batch) or any(_share(part, fresh) for part in self._sorted):
-            self._compare(batch, hashes)
-        while self._sorted and len(self._sorted[-1]) <= 2 * len(fresh):
-            fresh = np.sort(np.concatenate([self._sorted.pop(), fresh]), kind="stable")
-        self._sorted.append(fresh)
-
-    def _compare(self, batch: Sequence[tuple[str, Passage]], hashes: NDArray[np.int64]) -> None:
-        """Look at the ids themselves, as two may have one hash."""
-        earlier = np.array(self._ids[: -len(batch)], dtype=np.int64)
-        same_hash = map(self._written, np.flatnonzero(np.isin(earlier, hashes)).tolist())
-        given_to = {passage.id: passage.document for passage in same_hash}
-        for where, passage in batch:
-            if (other := given_to.setdefault(passage.id, where)) != where:
-                raise SameId(f"{where}: the id {passage.id!r} is given to {other} too; give each row an id of its own.")
-
-    def _written(self, row: int) -> Passage:
+    def _document(self, row: int) -> str:
         self._file.seek(self._offsets[row])
-        line = self._file.readline()
-        self._file.seek(0, os.SEEK_END)
-        return _decoded(line, self._folder / PASSAGES)
-
-
-def _decoded(line: bytes, path: Path) -> Passage:
-    try:
-        return msgspec.json.decode(line, type=Passage)
-    except JSON_ERRORS as error:
-        raise BadIndex(f"{path}: damaged ({error}); build the index again.") from error
-
-
-def _share(numbers: NDArray[np.int64], others: NDArray[np.int64]) -> bool:
-    """Tell whether two sorted lists, neither empty, have a number in common."""
-    found = numbers[np.searchsorted(numbers, others).clip(max=len(numbers) - 1)]
-    return bool((found == others).any())
-
-
-def embedded_text(passage: Passage) -> str:
-    """The text by which a passage is found."""
-    return f"{passage.title}\n{passage.text}"
-
-
-DOCUMENTS = "documents.jsonl"
+        return msgspec.json.decode(self._file.readline(), type=Passage).document
 
 
 class DocumentEntry(msgspec.Struct, frozen=True):
@@ -145,8 +111,6 @@ class DocumentEntry(msgspec.Struct, frozen=True):
     passages: int
     error: str = ""
     """Why it could not be read; then it has no passages."""
-    settled: bool = False
-    """Whether it cannot be read as long as no file changes."""
 
 
 def write_table(folder: Path, entries: Sequence[DocumentEntry]) -> None:
@@ -157,10 +121,5 @@ def write_table(folder: Path, entries: Sequence[DocumentEntry]) -> None:
 
 def read_table(folder: Path) -> list[DocumentEntry]:
     """The entries in the order of their passages. Raises `OSError`, `ValueError` and `msgspec.ValidationError`."""
-    lines = (folder / DOCUMENTS).read_bytes().split(b"\n")
-    return [msgspec.convert(json.loads(line), DocumentEntry) for line in lines if line]
-
-
-def same_sources(entries: Iterable[DocumentEntry], sources: Sequence[Source]) -> bool:
-    """Whether the very same files were read, by name, size and time of change."""
-    return [entry.source for entry in entries] == list(sources)
+    lines = (folder / DOCUMENTS).read_bytes().splitlines()
+    return [msgspec.convert(json.loads(line), DocumentEntry) for line in lines]

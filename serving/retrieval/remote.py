@@ -5,14 +5,26 @@ from collections.abc import Sequence
 
 import grpc
 import grpc.aio
+from grpc import StatusCode
 from rolegate.v1 import evidence_pb2
 from rolegate.v1.retrieval_service_pb2 import SearchRequest
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 
-from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.errors import UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
 from router.protocol.evidence import Passage
 
 MAX_RESPONSE_BYTES = 16 << 20
+_REFUSED = (
+    StatusCode.INVALID_ARGUMENT,
+    StatusCode.NOT_FOUND,
+    StatusCode.ALREADY_EXISTS,
+    StatusCode.PERMISSION_DENIED,
+    StatusCode.FAILED_PRECONDITION,
+    StatusCode.OUT_OF_RANGE,
+    StatusCode.UNIMPLEMENTED,
+    StatusCode.UNAUTHENTICATED,
+)
+"""Another attempt would end in the same way."""
 _RETRIES = {
     "methodConfig": [
         {
@@ -30,34 +42,13 @@ _RETRIES = {
 }
 """As gRPC takes them: not while half of the last searches fail."""
 
-ERRORS: dict[grpc.StatusCode, type[UpstreamError]] = {
-    grpc.StatusCode.CANCELLED: UpstreamUnavailable,
-    grpc.StatusCode.UNKNOWN: UpstreamUnavailable,
-    grpc.StatusCode.INVALID_ARGUMENT: UpstreamRefused,
-    grpc.StatusCode.DEADLINE_EXCEEDED: UpstreamUnavailable,
-    grpc.StatusCode.NOT_FOUND: UpstreamRefused,
-    grpc.StatusCode.ALREADY_EXISTS: UpstreamRefused,
-    grpc.StatusCode.PERMISSION_DENIED: UpstreamRefused,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: UpstreamUnavailable,
-    grpc.StatusCode.FAILED_PRECONDITION: UpstreamRefused,
-    grpc.StatusCode.ABORTED: UpstreamUnavailable,
-    grpc.StatusCode.OUT_OF_RANGE: UpstreamRefused,
-    grpc.StatusCode.UNIMPLEMENTED: UpstreamRefused,
-    grpc.StatusCode.INTERNAL: UpstreamUnavailable,
-    grpc.StatusCode.UNAVAILABLE: UpstreamUnavailable,
-    grpc.StatusCode.DATA_LOSS: UpstreamGarbled,
-    grpc.StatusCode.UNAUTHENTICATED: UpstreamRefused,
-}
-"""What each status of a failed call means to whoever searches."""
-
 
 class RemoteRetriever:
     """A `Retriever` by gRPC, over one plaintext channel. Make it where an event loop runs."""
 
     def __init__(self, address: str, *, timeout_s: float) -> None:
         """`address` is `host:port`; `timeout_s` is for one search, connecting included."""
-        self._address = address
-        self._timeout_s = timeout_s
+        self._address, self._timeout_s = address, timeout_s
         self._channel = grpc.aio.insecure_channel(
             address,
             options=[
@@ -75,12 +66,11 @@ class RemoteRetriever:
         """
         if not queries:
             return []
-        request = SearchRequest(queries=queries, top_k=top_k)
         try:
-            response = await self._stub.Search(request, timeout=self._timeout_s)
+            response = await self._stub.Search(SearchRequest(queries=queries, top_k=top_k), timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
-            message = f"{error.code().name}: {error.details()}"
-            raise ERRORS[error.code()](message, endpoint=self._address) from error
+            kind = UpstreamRefused if error.code() in _REFUSED else UpstreamUnavailable
+            raise kind(f"{error.code().name}: {error.details()}", endpoint=self._address) from error
         if len(response.results) != len(queries):
             raise UpstreamGarbled(
                 f"{len(queries)} queries were sent, results for {len(response.results)} came", endpoint=self._address

@@ -21,7 +21,7 @@ _Found = dict[str, list[Passage]]
 
 @dataclass(frozen=True, slots=True)
 class _Searched:
-    """An index, and what it was found to hold."""
+    """An index, and the passages of the last queries."""
 
     index: Index
     cache: LRUCache[tuple[str, int], list[Passage]]
@@ -39,7 +39,7 @@ class _Waiting:
 class IndexSearcher:
     """A `Retriever` over an `Index`: embeds and searches in one thread of its own, whose callers share batches.
 
-    Whatever is asked while a batch is under way forms the next one; who is cancelled before that is left out of it.
+    Whatever is asked while a batch is under way forms the next one, but for searches that are cancelled before that.
     A query finds the same in any company, up to what an embedder's endpoint may make of it.
     """
 
@@ -59,7 +59,7 @@ class IndexSearcher:
 
     @property
     def index_id(self) -> str:
-        """What identifies the index that is searched now."""
+        """The identity of the index that is searched now."""
         return self._searched.index.manifest.corpus_sha256
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
@@ -97,9 +97,9 @@ class IndexSearcher:
         batch: list[_Waiting] = []
         size, until = 0, self._ended + self._wait_s
         while size < self._most:
-            patience_s = until - time.monotonic() if 0 < size < self._expected else 0.0
+            wait_s = until - time.monotonic() if 0 < size < self._expected else 0.0
             try:
-                waiting = self._waiting.get(timeout=max(0.0, patience_s))
+                waiting = self._waiting.get(timeout=max(0.0, wait_s))
             except Empty:
                 break
             if waiting.found.set_running_or_notify_cancel():

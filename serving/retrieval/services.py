@@ -1,4 +1,4 @@
-"""`rolegate.v1.RetrievalService` over any retriever."""
+"""Retrieval as a service, over any retriever: `rolegate.v1.RetrievalService`, and HTTP `POST /retrieve`."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -15,11 +15,12 @@ from router.errors import JSON_ERRORS, BadRequest, UpstreamError
 from router.protocol.evidence import Passage
 from router.search.retrieval import Retriever
 
-MAX_QUERIES = 256
-MAX_QUERY_CHARS = 8192
-MAX_TOP_K = 100
+MAX_QUERIES, MAX_QUERY_CHARS, MAX_TOP_K = 256, 8192, 100
 MAX_PASSAGES = 2560
 """Of all queries of a search together."""
+MAX_BODY_BYTES = 1 << 20
+
+_log = structlog.get_logger()
 
 
 def check_queries(queries: Sequence[str]) -> None:
@@ -55,8 +56,7 @@ class RetrievalServicer(RetrievalServiceServicer):
         self, retriever: Retriever, *, default_top_k: int = 3, index_id: Callable[[], str | None] = lambda: None
     ) -> None:
         """`index_id`: as `IndexRetriever.index_id`."""
-        self._retriever, self._index_id = retriever, index_id
-        self._default_top_k = default_top_k
+        self._retriever, self._default_top_k, self._index_id = retriever, default_top_k, index_id
 
     async def Search(
         self, request: SearchRequest, context: grpc.aio.ServicerContext[SearchRequest, SearchResponse]
@@ -72,9 +72,7 @@ class RetrievalServicer(RetrievalServiceServicer):
 
 def response_to_proto(results: Sequence[Sequence[Passage]]) -> SearchResponse:
     """The passages of each query as a message."""
-    return SearchResponse(
-        results=[QueryPassages(passages=[passage_to_proto(passage) for passage in passages]) for passages in results]
-    )
+    return SearchResponse(results=[QueryPassages(passages=map(passage_to_proto, passages)) for passages in results])
 
 
 def passage_to_proto(passage: Passage) -> evidence_pb2.Passage:
@@ -89,27 +87,12 @@ def passage_to_proto(passage: Passage) -> evidence_pb2.Passage:
     )
 
 
-MAX_BODY_BYTES = 1 << 20
-
-_log = structlog.get_logger()
-
-
 class _Body(msgspec.Struct, frozen=True):
     queries: list[str] | None = None
     query_list: list[str] | None = None
     topk: int | None = None
     k: int | None = None
     return_scores: bool = False
-
-
-class _Document(msgspec.Struct, frozen=True):
-    id: str
-    contents: str
-
-
-class _ScoredDocument(msgspec.Struct, frozen=True):
-    document: _Document
-    score: float
 
 
 def retrieval_app(
@@ -127,8 +110,7 @@ def retrieval_app(
         check_queries(queries)
         top_k = chosen_top_k(body.topk or body.k or 0, default_top_k, len(queries))
         results = await retriever.search(queries, top_k)
-        shown = [[_shown(passage, body.return_scores) for passage in passages] for passages in results]
-        return _json(200, {"result": shown})
+        return _json(200, {"result": [[_document(each, body.return_scores) for each in found] for found in results]})
 
     async def health(_: web.Request) -> web.Response:
         down = readiness is not None and readiness.down(["retrieval"])
@@ -166,9 +148,9 @@ def _decoded(body: bytes) -> _Body:
         ) from error
 
 
-def _shown(passage: Passage, scored: bool) -> _Document | _ScoredDocument:
-    document = _Document(passage.id, f'"{passage.title}"\n{passage.text}')
-    return _ScoredDocument(document, passage.score) if scored else document
+def _document(passage: Passage, scored: bool) -> dict[str, object]:
+    document: dict[str, object] = {"id": passage.id, "contents": f'"{passage.title}"\n{passage.text}'}
+    return {"document": document, "score": passage.score} if scored else document
 
 
 def _json(status: int, content: object) -> web.Response:

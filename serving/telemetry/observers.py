@@ -15,7 +15,7 @@ from router.runs.live import meanwhile
 from router.runs.observers import Observer, Observers
 from router.search.executor import Executes
 from serving.config.config import TelemetryConfig
-from serving.engines.engine import Tell
+from serving.engines.engine import Log
 
 _EXPORT_S = 5
 
@@ -33,7 +33,7 @@ class Watched:
 
 @asynccontextmanager
 async def open_observers(
-    config: TelemetryConfig, log: Tell, watched: Watched, hosts: Iterable[str] = ()
+    config: TelemetryConfig, log: Log, watched: Watched, hosts: Iterable[str] = ()
 ) -> AsyncIterator[Observers]:
     """Observers while the context is open; nothing is loaded for what is not configured. `hosts`: as for
     `HTTPServer`. Raises `BadConfig`.
@@ -48,7 +48,7 @@ async def open_observers(
 
 
 @asynccontextmanager
-async def _metrics(address: str, log: Tell, watched: Watched, hosts: Iterable[str]) -> AsyncIterator[Observer]:
+async def _metrics(address: str, log: Log, watched: Watched, hosts: Iterable[str]) -> AsyncIterator[Observer]:
     from prometheus_client.aiohttp import make_aiohttp_handler
 
     from serving.telemetry.metrics import Gauges, Metrics

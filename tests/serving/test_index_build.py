@@ -18,7 +18,7 @@ import structlog
 from serving.cli.main import main
 from tests.conftest import Rolegate
 from tests.scripted_gateway import ROOT
-from tests.serving.documents.test_pdf import pdf
+from tests.serving.documents.conftest import pdf
 
 Build = Callable[[], dict[str, Any]]
 
@@ -88,7 +88,7 @@ def test_an_id_given_twice_leaves_out_its_file_only(docs: Path, build: Build) ->
     own = "give each row an id of its own."
     assert built["skipped"] == [
         {"name": "docs/b.jsonl", "error": f"{docs}/b.jsonl:2: the id 'ada' is given to docs/a.jsonl#ada too; {own}"},
-        {"name": "docs/c.jsonl", "error": f"{docs}/c.jsonl:3: the id 'eve' is given to {docs}/c.jsonl:1 too; {own}"},
+        {"name": "docs/c.jsonl", "error": f"{docs}/c.jsonl:3: the id 'eve' is given to docs/c.jsonl#eve too; {own}"},
     ]
 
 

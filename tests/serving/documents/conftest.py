@@ -1,20 +1,48 @@
 """The real tokenizer, and a short way from a file to its passages."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from router.protocol.evidence import Passage
 from serving.documents.cutter import Cutter, read_passages
-from serving.documents.reading import read_parts
+from serving.documents.document import Block, Title
+from serving.documents.reader import Reader, read_parts
 from serving.documents.source import find_sources
 from serving.retrieval.embedder import MiniLM
 
-MAX_TOKENS = 60
-ROW_TOKENS = 100
+MAX_TOKENS, ROW_TOKENS = 60, 100
+FILES = Path(__file__).parent / "files"
 
 ReadAll = Callable[[Path], list[Passage]]
+
+
+def read(path: Path) -> tuple[str, list[Block]]:
+    """Title and blocks of a document."""
+    title, *blocks = read_parts(path)
+    assert isinstance(title, Title)
+    return title.text, [block for block in blocks if isinstance(block, Block)]
+
+
+def pdf(path: Path, *pages: str, title: str = "") -> Path:
+    """Write a PDF with a line of text on each page."""
+    objects = [
+        "<< /Type /Catalog /Pages 2 0 R >>",
+        f"<< /Type /Pages /Count {len(pages)} /Kids [{' '.join(f'{5 + 2 * n} 0 R' for n in range(len(pages)))}] >>",
+        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+        f"<< /Title ({title}) >>",
+    ]
+    for number, text in enumerate(pages):
+        stream = f"BT /F1 12 Tf 50 700 Td ({text}) Tj ET" if text else ""
+        objects += [
+            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents {6 + 2 * number} 0 R "
+            "/Resources << /Font << /F1 3 0 R >> >> >>",
+            f"<< /Length {len(stream)} >> stream\n{stream}\nendstream",
+        ]
+    body = "".join(f"{number} 0 obj\n{text}\nendobj\n" for number, text in enumerate(objects, 1))
+    path.write_text(f"%PDF-1.4\n{body}trailer << /Root 1 0 R /Info 4 0 R >>\n%%EOF\n", "latin-1")
+    return path
 
 
 @pytest.fixture(scope="session")
@@ -31,11 +59,14 @@ def cutter(embedder: MiniLM) -> Cutter:
 def read_all(cutter: Cutter) -> ReadAll:
     """Everything in one file or folder, in order."""
 
-    def read(place: Path) -> list[Passage]:
-        return [
-            passage
-            for source in find_sources([place]).sources
-            for _, passage in read_passages(source, cutter, read_parts)
-        ]
+    def read_place(place: Path) -> list[Passage]:
+        sources = find_sources([place]).sources
+        return [passage for source in sources for _, passage in read_passages(source, cutter, read_parts)]
 
-    return read
+    return read_place
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    with Reader() as reader:
+        yield reader

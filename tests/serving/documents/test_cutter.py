@@ -27,9 +27,7 @@ def cut(*blocks: Block, title: str = "Title", cutter: Cutter = CUTTER) -> list[P
 def test_whole_sentences_are_packed_up_to_the_limit() -> None:
     """Title and mark take two of the 24 tokens, so that four sentences of five fit, and not five."""
     names = "abcdefgh"
-
     pieces = cut(Block(" ".join(map(sentence, names))))
-
     assert [piece.text for piece in pieces] == [
         " ".join(map(sentence, "abcd")),
         " ".join(map(sentence, "efgh")),
@@ -40,7 +38,6 @@ def test_whole_sentences_are_packed_up_to_the_limit() -> None:
 def test_a_passage_begins_with_the_end_of_the_one_before() -> None:
     """As many sentences as are no more than 15 % of the limit: here three tokens."""
     pieces = cut(Block(" ".join([sentence("a", 18), sentence("b", 3), sentence("c", 15)])))
-
     assert [piece.text for piece in pieces] == [
         f"{sentence('a', 18)} {sentence('b', 3)}",
         f"{sentence('b', 3)} {sentence('c', 15)}",
@@ -50,14 +47,12 @@ def test_a_passage_begins_with_the_end_of_the_one_before() -> None:
 def test_an_overlap_never_pushes_a_sentence_out() -> None:
     """It is left out where the next sentence needs the room."""
     pieces = cut(Block(" ".join([sentence("a", 18), sentence("b", 3), sentence("c", 22)])))
-
     assert [piece.text for piece in pieces][1:] == [sentence("c", 22)]
 
 
 def test_nothing_goes_across_a_page() -> None:
     """However short the pages are; an empty one has no passage."""
     pieces = cut(Block("One. Two.", page=1), Block(" ", page=2), Block("Three.", page=3))
-
     assert pieces == [Piece("Title", "One. Two.", 1), Piece("Title", "Three.", 3)]
 
 
@@ -67,7 +62,6 @@ def test_a_heading_begins_a_passage_and_is_in_its_title() -> None:
         Block(f"{sentence('a', 9)} {sentence('b', 2)}"),
         Block(" ".join(sentence(name, 8) for name in "cdef"), "Use"),
     )
-
     assert [(piece.title, len(piece.text.split())) for piece in pieces] == [
         ("Title", 11),
         ("Title › Use", 16),
@@ -80,7 +74,6 @@ def test_a_short_section_goes_on_past_the_next_heading() -> None:
     pieces = cut(
         *(Block(sentence(name, 4), heading) for name, heading in zip("abc", ("One", "Two", "Three"), strict=True))
     )
-
     assert pieces == [
         Piece("Title › One", f"{sentence('a', 4)}\n\nTwo\n\n{sentence('b', 4)}", None),
         Piece("Title › Three", sentence("c", 4), None),
@@ -103,7 +96,6 @@ def test_no_heading_is_lost() -> None:
 def test_a_long_sentence_is_cut_at_lines_and_then_at_words() -> None:
     """The lines of a listing stay whole as long as they fit into a passage of their own."""
     pieces = cut(Block("\n".join(["x " * 9 + "end", "y " * 9 + "end", "z " * 30 + "end"])))
-
     assert [piece.text.split()[0] for piece in pieces] == ["x", "z", "z"]
     assert all(len(piece.text.split()) <= 22 for piece in pieces)
     assert [len(line.split()) for line in pieces[0].text.split("\n")] == [10, 10, 2]
@@ -112,9 +104,7 @@ def test_a_long_sentence_is_cut_at_lines_and_then_at_words() -> None:
 def test_a_long_word_is_cut_at_letters(embedder: MiniLM) -> None:
     """Nothing of it is lost, though the tokenizer takes it for one unknown token."""
     word = "".join(random.Random(5).choices("abcdefghij0123456789", k=5000))
-
     pieces = cut(Block(word), cutter=Cutter(60, 60, embedder.count_tokens))
-
     assert "".join(piece.text for piece in pieces) == word
     assert max(len(piece.text) for piece in pieces) <= 60 * 16
 
@@ -122,7 +112,6 @@ def test_a_long_word_is_cut_at_letters(embedder: MiniLM) -> None:
 def test_white_space_between_sentences_is_kept_in_kind() -> None:
     """A blank line, a new line, a space, or none; control characters are dropped."""
     text = "One.\r\n\r\n\r\nTwo.   Three.\n  Four.\fFive\x00\x1b.\u3042。\u3044。"
-
     assert cut(Block(text))[0].text == "One.\n\nTwo. Three.\nFour.\n\nFive.\u3042。\u3044。"
 
 
@@ -134,7 +123,6 @@ def test_empty_documents_have_no_passages() -> None:
 def test_a_title_never_takes_the_room_of_the_text() -> None:
     """It is shortened to a quarter of the limit."""
     (piece,) = cut(Block("Text."), title="word " * 1000)
-
     assert len(piece.title.split()) <= 6
     assert piece.text == "Text."
 
@@ -160,9 +148,7 @@ def test_no_passage_is_longer_than_the_limit(embedder: MiniLM, limit: int) -> No
         Block(" ".join(chooser.choices(atoms, k=chooser.randrange(120))), chooser.choice(["A b", "C", "long " * 30]))
         for _ in range(40)
     ]
-
     pieces = list(Cutter(limit, limit, embedder.count_tokens).cut(Document("The title", blocks)))
-
     assert max(embedder.count_tokens([f"{piece.title}\n{piece.text}" for piece in pieces])) <= limit
     assert all(piece.text.strip() for piece in pieces)
 
@@ -170,10 +156,8 @@ def test_no_passage_is_longer_than_the_limit(embedder: MiniLM, limit: int) -> No
 def test_every_sentence_is_in_a_passage_in_order(embedder: MiniLM) -> None:
     """Nothing is lost and nothing but the overlap is there twice."""
     text = " ".join(f"Sentence number {number} is about the year {1000 + number}." for number in range(300))
-
     pieces = list(Cutter(60, 60, embedder.count_tokens).cut(Document("Numbers", [Block(text)])))
     found = [one for piece in pieces for one in sentences(piece.text)]
-
     assert list(dict.fromkeys(found)) == sentences(text)
     assert len(found) <= 1.3 * 300
 
@@ -187,7 +171,6 @@ def test_tokens_are_counted_in_batches() -> None:
         return words(texts)
 
     cut(*(Block(sentence(name)) for name in "abcdefgh" * 1000), cutter=Cutter(24, 24, count))
-
     assert sum(calls) < 8100
     assert len(calls) < 50
 
@@ -195,9 +178,7 @@ def test_tokens_are_counted_in_batches() -> None:
 def test_what_has_no_tokens_still_fills_passages(embedder: MiniLM) -> None:
     """Zero-width letters, of which tokenizers see nothing, make neither an endless passage nor an endless search."""
     cutter = Cutter(24, 254, embedder.count_tokens)
-
     pieces = cut(Block("\u200b\n\n" * 100), cutter=cutter)
-
     assert len(pieces) > 3
 
 

@@ -6,7 +6,6 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import datasets
@@ -17,11 +16,9 @@ from pyarrow import parquet
 
 from router.errors import BadCorpus, BadDocument, TooMuch
 from serving.documents.document import Row, Title
-from serving.documents.reader import Reader
-from serving.documents.reading import read_parts
-from tests.serving.documents.test_pdf import pdf
+from serving.documents.reader import Reader, read_parts
+from tests.serving.documents.conftest import FILES, pdf
 
-FILES = Path(__file__).parent / "files"
 READS = """
 import sys
 from pathlib import Path
@@ -32,17 +29,17 @@ with Reader() as reader:
 
 
 @pytest.fixture
-def reader() -> Iterator[Reader]:
-    with Reader() as reader:
-        yield reader
-
-
-@pytest.fixture
 def rows(tmp_path: Path) -> Path:
-    """A file of more rows than are told at once."""
+    """A file of more rows than are sent at once."""
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(f'{{"id": {number}, "text": "Row {number}."}}\n' for number in range(1000)))
     return path
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    (tmp_path / "b.txt").write_text("b")
+    return tmp_path / "b.txt"
 
 
 def test_it_gives_what_is_read_in_process(tmp_path: Path, rows: Path, reader: Reader) -> None:
@@ -52,21 +49,18 @@ def test_it_gives_what_is_read_in_process(tmp_path: Path, rows: Path, reader: Re
     datasets.Dataset.from_dict({"id": ["b"], "text": ["second"]}).save_to_disk(tmp_path / "saved")
     pdf(tmp_path / "long.pdf", *(f"Page {number}." for number in range(600)))
     written = [tmp_path / name for name in ("a.md", "rows.parquet", "saved", "long.pdf")]
-
     for path in (rows, *written, FILES / "lighthouse.pdf"):
         assert list(reader.read(path)) == list(read_parts(path)), path
 
 
-def test_what_is_raised_is_passed_on(tmp_path: Path, reader: Reader) -> None:
+def test_errors_are_passed_on(tmp_path: Path, text: Path, reader: Reader) -> None:
     """And the next file is read."""
     (tmp_path / "a.jsonl").write_text("{}")
-    (tmp_path / "b.txt").write_text("b")
-
     with pytest.raises(BadCorpus, match=r"a\.jsonl:1: .*missing required field"):
         list(reader.read(tmp_path / "a.jsonl"))
     with pytest.raises(BadDocument, match=r"c\.txt: cannot be read \(No such file"):
         list(reader.read(tmp_path / "c.txt"))
-    assert next(reader.read(tmp_path / "b.txt")) == Title("b")
+    assert next(reader.read(text)) == Title("b")
 
 
 def test_a_file_that_was_given_up_halfway_is_not_mixed_into_the_next(rows: Path, reader: Reader) -> None:
@@ -78,26 +72,21 @@ def test_a_file_that_was_given_up_halfway_is_not_mixed_into_the_next(rows: Path,
 
 
 @pytest.mark.parametrize("name", ["pipe.txt", "pipe.jsonl", "pipe.pdf"])
-def test_what_takes_too_long_is_given_up(tmp_path: Path, name: str) -> None:
+def test_a_file_that_takes_too_long_is_given_up(tmp_path: Path, text: Path, name: str, reader: Reader) -> None:
     """A pipe, whose reading would never end."""
     os.mkfifo(tmp_path / name)
-    (tmp_path / "b.txt").write_text("b")
-
-    with Reader(seconds=0.2) as reader, pytest.raises(BadDocument, match=r"takes more than 0\.2 s to read; split it"):
-        list(reader.read(tmp_path / name))
-    with Reader() as reader:
-        assert len(list(reader.read(tmp_path / "b.txt"))) == 2
+    with Reader(seconds=0.2) as hasty, pytest.raises(BadDocument, match=r"takes more than 0\.2 s to read; split it"):
+        list(hasty.read(tmp_path / name))
+    assert len(list(reader.read(text))) == 2
 
 
-def test_what_takes_too_much_memory_is_given_up(tmp_path: Path, reader: Reader) -> None:
+def test_a_file_that_takes_too_much_memory_is_given_up(tmp_path: Path, text: Path, reader: Reader) -> None:
     """Text that would take four bytes a character; the next file is read."""
     with (tmp_path / "wide.txt").open("wb") as file:
         file.writelines([b"\xf0\x9f\x90\x9d"] + [b"x" * (1 << 20)] * 255)
-    (tmp_path / "b.txt").write_text("b")
-
     with pytest.raises(TooMuch, match=r"wide\.txt: takes more than 1024 MB of memory to read"):
         list(reader.read(tmp_path / "wide.txt"))
-    assert len(list(reader.read(tmp_path / "b.txt"))) == 2
+    assert len(list(reader.read(text))) == 2
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl.gz"])
@@ -110,25 +99,23 @@ def test_rows_that_unpack_without_end_are_given_up(tmp_path: Path, reader: Reade
     else:
         parquet.write_table(pa.table({"id": range(count), "text": [text] * count}), path)
     assert path.stat().st_size < 2 << 20
-
     with pytest.raises(TooMuch, match=r"unpacks to more than \d+ million characters; split it"):
         for _ in reader.read(path):
             pass
 
 
-def test_it_is_told_no_secrets(rows: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_has_no_secrets(rows: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys are in the environment."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     parts = reader.read(rows)
     next(parts)
-
     (process,) = (each for each in psutil.Process().children() if "serving.documents.reader" in each.cmdline())
     assert "OPENAI_API_KEY" not in process.environ()
     parts.close()  # type: ignore[attr-defined]
     assert not process.is_running()
 
 
-def test_it_ends_when_who_waits_for_it_is_killed(tmp_path: Path) -> None:
+def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     """In the middle of a file."""
     os.mkfifo(tmp_path / "pipe.txt")
     with (

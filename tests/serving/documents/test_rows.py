@@ -87,52 +87,36 @@ def test_a_bad_row_is_refused_with_file_and_line(tmp_path: Path, row: bytes, sai
     assert ";" in message
 
 
-def test_a_file_that_is_one_list_is_refused(tmp_path: Path) -> None:
-    """Also where it is written over many lines; the message says how to turn it into lines."""
-    path = written(tmp_path, b'\n[\n  {"id": "a", "text": "first"}\n]\n', "rows.json")
-
-    with pytest.raises(BadCorpus, match=r"rows\.json:2: a list, not an object; write one JSON object a line"):
-        passages_of(path)
-
-
-def test_a_corpus_without_rows_is_refused(tmp_path: Path) -> None:
-    """An empty file is a mistake, not an empty corpus."""
-    with pytest.raises(BadCorpus, match="no rows"):
-        passages_of(written(tmp_path, b"\n"))
-
-
-def test_a_missing_corpus_is_refused(tmp_path: Path) -> None:
-    """A path that cannot be read is named."""
-    with pytest.raises(BadCorpus, match=r"absent\.jsonl: cannot be read \(No such file"):
-        passages_of(tmp_path / "absent.jsonl")
-
-
-def test_packed_lines_are_unpacked(tmp_path: Path) -> None:
-    """As they are read."""
-    assert passages_of(written(tmp_path, gzip.compress(GOOD), "corpus.jsonl.gz")) == ROWS[:1]
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            b'\n[\n  {"id": "a", "text": "first"}\n]\n',
+            r"rows\.json:2: a list, not an object; write one",
+        ),
+        (b"\n", "no rows"),
+        (None, r"rows\.json: cannot be read \(No such file"),
+    ],
+)
+def test_a_file_without_lines_of_rows_is_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
+    """One list over many lines, an empty file, and one that is not there."""
+    if content is not None:
+        written(tmp_path, content, "rows.json")
+    with pytest.raises(BadCorpus, match=said):
+        passages_of(tmp_path / "rows.json")
 
 
-def test_parquet_has_the_same_columns(tmp_path: Path) -> None:
-    """Others are left alone."""
+def test_every_container_has_the_same_columns(tmp_path: Path) -> None:
+    """Others are left alone; of a saved data set those rows that were selected, in whatever format, and all splits."""
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(GOOD))
     parquet.write_table(pa.table(COLUMNS), tmp_path / "rows.parquet")
-
-    assert passages_of(tmp_path / "rows.parquet") == ROWS
-
-
-def test_a_saved_data_set_has_the_same_columns(tmp_path: Path) -> None:
-    """With the rows that were selected, and whatever format it had in its program."""
     rows = datasets.Dataset.from_dict({**COLUMNS, "id": ["b", "a"], "text": ["second", "first"], "title": ["", "A"]})
     rows.select([1, 0]).with_format("numpy").save_to_disk(tmp_path / "saved")
-
-    assert passages_of(tmp_path / "saved") == ROWS
-
-
-def test_all_splits_of_a_saved_data_set_are_read(tmp_path: Path) -> None:
-    """One after the other."""
-    rows = datasets.Dataset.from_dict(COLUMNS)
-    datasets.DatasetDict(train=rows.select([0]), test=rows.select([1])).save_to_disk(tmp_path / "saved")
-
-    assert passages_of(tmp_path / "saved") == ROWS
+    splits = datasets.Dataset.from_dict(COLUMNS)
+    datasets.DatasetDict(train=splits.select([0]), test=splits.select([1])).save_to_disk(tmp_path / "splits")
+    assert passages_of(tmp_path / "rows.jsonl.gz") == ROWS[:1]
+    for name in ("rows.parquet", "saved", "splits"):
+        assert passages_of(tmp_path / name) == ROWS
 
 
 @pytest.mark.parametrize(
@@ -155,19 +139,17 @@ def test_a_saved_data_set_has_no_rows_elsewhere(tmp_path: Path, name: str, conte
         passages_of(tmp_path / "saved")
 
 
-def test_a_bad_row_of_a_table_is_refused_with_its_number(tmp_path: Path) -> None:
-    """Counted from 1, as lines are."""
-    parquet.write_table(pa.table({"id": ["a", "b"], "text": ["first", None]}), tmp_path / "rows.parquet")
-
-    with pytest.raises(BadCorpus, match=r"rows\.parquet:2: missing required field `text`"):
-        passages_of(tmp_path / "rows.parquet")
-
-
-def test_a_table_without_the_columns_is_refused(tmp_path: Path) -> None:
-    """The message says which there are, and which are needed."""
-    parquet.write_table(pa.table({"question": ["a"], "answer": ["b"]}), tmp_path / "rows.parquet")
-
-    with pytest.raises(BadCorpus, match="its columns are question, answer; it needs id and text"):
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"id": ["a", "b"], "text": ["first", None]}, ":2: missing required field `text`"),
+        ({"question": ["a"], "answer": ["b"]}, ": its columns are question, answer; it needs id and text"),
+    ],
+)
+def test_a_bad_table_is_refused(tmp_path: Path, columns: dict[str, list[str]], said: str) -> None:
+    """Its rows are counted from 1, as lines are."""
+    parquet.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    with pytest.raises(BadCorpus, match=f"rows.parquet{said}"):
         passages_of(tmp_path / "rows.parquet")
 
 

@@ -110,7 +110,7 @@ async def test_one_that_cannot_be_started_again(tmp_path: Path) -> None:
 
 
 async def test_one_whose_log_cannot_be_written(tmp_path: Path) -> None:
-    """Nor does that end the watch: it is tried until it can."""
+    """Nor does that end the watch: it is tried until it can. Once nobody keeps it running, it stays stopped."""
     async with watched(tmp_path) as server:
         log = tmp_path / "log"
         log.unlink()
@@ -122,12 +122,6 @@ async def test_one_whose_log_cannot_be_written(tmp_path: Path) -> None:
         while await server.next() is not None:
             pass
         assert await server.process.answers(5.0)
-
-
-async def test_what_is_stopped_stays_stopped(tmp_path: Path) -> None:
-    """Nothing is started again once nobody keeps it running."""
-    async with watched(tmp_path) as server:
-        pass
     assert server.heard.empty()
     assert not await server.process.answers(5.0)
 
@@ -146,7 +140,7 @@ def test_pauses_grow_until_all_was_well_for_a_while() -> None:
 async def test_it_dies_with_whoever_started_it(tmp_path: Path) -> None:
     """Also where that one is killed."""
     start = (
-        "import asyncio, sys; from pathlib import Path; from tests.serving.test_supervision import Watched\n"
+        "import asyncio, sys; from pathlib import Path; from tests.serving.engines.test_supervision import Watched\n"
         "async def main():\n"
         "    await Watched(Path(sys.argv[1])).process.start()\n"
         "    print('ready', flush=True)\n"

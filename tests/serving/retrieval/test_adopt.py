@@ -9,7 +9,7 @@ import pytest
 from router.errors import BadIndex
 from serving.retrieval.adopt import adopt_index
 from serving.retrieval.build import build_index
-from serving.retrieval.embedder import MiniLM
+from serving.retrieval.embedder import MiniLM, Vectors
 from serving.retrieval.index import Index
 from tests.serving.retrieval.conftest import ANIMALS
 
@@ -55,63 +55,48 @@ def test_it_is_searched_like_one_of_ours(faiss_file: Path, corpus: Path, tmp_pat
     assert 1 > mars.score > second.score > -1
 
 
+def flat(path: Path, vectors: Vectors) -> Path:
+    """A file of FAISS with these vectors."""
+    index = faiss.IndexFlatIP(vectors.shape[1])
+    index.add(vectors)
+    faiss.write_index(index, str(path))
+    return path
+
+
 @pytest.fixture
-def flat(tmp_path: Path, embedder: MiniLM) -> Path:
-    index = faiss.IndexFlatIP(384)
-    index.add(embedder.embed([f"{row['title']}\n{row['text']}" for row in ANIMALS], queries=False))
-    faiss.write_index(index, str(tmp_path / "flat.faiss"))
-    return tmp_path / "flat.faiss"
+def animals_file(tmp_path: Path, embedder: MiniLM) -> Path:
+    vectors = embedder.embed([f"{row['title']}\n{row['text']}" for row in ANIMALS], queries=False)
+    return flat(tmp_path / "flat.faiss", vectors)
 
 
-def test_what_does_not_belong_together_is_refused(flat: Path, tmp_path: Path, embedder: MiniLM) -> None:
-    """Another number of rows, another order of rows, no FAISS file: each is said, and nothing is left behind."""
-    out = tmp_path / "index"
-    cases = {
-        "5 vectors for 4 rows": flashrag(tmp_path / "fewer.jsonl", ANIMALS[:4]),
-        "gives other vectors for the passages": flashrag(tmp_path / "order.jsonl", ANIMALS[::-1]),
-    }
-    for said, corpus in cases.items():
-        with pytest.raises(BadIndex, match=said):
-            adopt_index(flat, corpus, out, embedder)
-        assert not out.exists()
-    with pytest.raises(BadIndex, match="FAISS cannot read it"):
-        adopt_index(cases["5 vectors for 4 rows"], cases["5 vectors for 4 rows"], out, embedder)
-
-
-def test_another_dimension_is_refused(corpus: Path, tmp_path: Path, embedder: MiniLM) -> None:
-    """With both dimensions."""
-    index = faiss.IndexFlatIP(8)
-    index.add(np.eye(5, 8, dtype=np.float32))
-    faiss.write_index(index, str(tmp_path / "small.faiss"))
-
-    with pytest.raises(BadIndex, match=r"dimension 8, but all-MiniLM.* gives 384"):
-        adopt_index(tmp_path / "small.faiss", corpus, tmp_path / "index", embedder)
-
-
-def test_an_adopted_index_is_not_built_over(flat: Path, corpus: Path, tmp_path: Path, embedder: MiniLM) -> None:
-    """Building would embed it all again, which nobody asked for."""
-    adopt_index(flat, corpus, tmp_path / "index", embedder)
-
-    with pytest.raises(BadIndex, match="was adopted here; build into another folder"):
-        build_index([corpus], tmp_path / "index", embedder)
-
-
-def test_vectors_that_are_no_numbers_are_refused(corpus: Path, tmp_path: Path, embedder: MiniLM) -> None:
-    """They are like no passage's."""
-    index = faiss.IndexFlatIP(384)
-    index.add(np.full((5, 384), np.nan, dtype=np.float32))
-    faiss.write_index(index, str(tmp_path / "nan.faiss"))
-
-    with pytest.raises(BadIndex, match="gives other vectors"):
-        adopt_index(tmp_path / "nan.faiss", corpus, tmp_path / "index", embedder)
-
-
-def test_a_folder_of_several_files_is_no_corpus(flat: Path, corpus: Path, tmp_path: Path, embedder: MiniLM) -> None:
-    """Nobody knows the order of its rows."""
+def test_files_that_do_not_belong_together_are_refused(
+    animals_file: Path, corpus: Path, tmp_path: Path, embedder: MiniLM
+) -> None:
+    """Another number or order of rows, no FAISS file, another dimension, vectors that are no numbers, and a folder of
+    several files: each is said, and nothing is left behind.
+    """
     folder = tmp_path / "corpora"
     folder.mkdir()
     for name in ("a", "b"):
         (folder / f"{name}.jsonl").write_bytes(corpus.read_bytes())
+    fewer, order = flashrag(tmp_path / "fewer.jsonl", ANIMALS[:4]), flashrag(tmp_path / "order.jsonl", ANIMALS[::-1])
+    small = flat(tmp_path / "small.faiss", np.eye(5, 8, dtype=np.float32))
+    broken = flat(tmp_path / "nan.faiss", np.full((5, 384), np.nan, dtype=np.float32))
+    for file, rows, said in (
+        (animals_file, fewer, "5 vectors for 4 rows"),
+        (animals_file, order, "gives other vectors for the passages"),
+        (animals_file, folder, "holds 2 files; name the one"),
+        (fewer, fewer, "FAISS cannot read it"),
+        (small, corpus, "dimension 8, but all-MiniLM.* gives 384"),
+        (broken, corpus, "gives other vectors"),
+    ):
+        with pytest.raises(BadIndex, match=said):
+            adopt_index(file, rows, tmp_path / "index", embedder)
+        assert not (tmp_path / "index").exists()
 
-    with pytest.raises(BadIndex, match="holds 2 files; name the one"):
-        adopt_index(flat, folder, tmp_path / "index", embedder)
+
+def test_an_adopted_index_is_not_built_over(animals_file: Path, corpus: Path, tmp_path: Path, embedder: MiniLM) -> None:
+    """Building would embed it all again, which nobody asked for."""
+    adopt_index(animals_file, corpus, tmp_path / "index", embedder)
+    with pytest.raises(BadIndex, match="was adopted here; build into another folder"):
+        build_index([corpus], tmp_path / "index", embedder)

@@ -1,3 +1,5 @@
+"""Building an index: again, after damage, after a kill, and beside another build."""
+
 import asyncio
 import fcntl
 import json
@@ -18,10 +20,9 @@ from hypothesis import strategies as st
 from router.errors import BadCorpus, BadDocument, BadIndex, SameId, UpstreamRefused
 from router.protocol.evidence import Passage
 from serving.retrieval.build import BATCH, Built, build_index
-from serving.retrieval.embedder import MiniLM, Vectors
+from serving.retrieval.embedder import Vectors
 from serving.retrieval.index import Index
 from serving.retrieval.local_index import Check, stoppable
-from serving.retrieval.manifest import read_manifest
 from serving.retrieval.passages import PassageStore, PassageWriter
 
 ROOT = Path(__file__).parents[3]
@@ -59,6 +60,20 @@ def documents(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """One row more than a batch holds."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"id": str(row), "text": f"row {row}"}) + "\n" for row in range(BATCH + 1)))
+    return path
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """The place of an index."""
+    return tmp_path / "index"
+
+
 def held(out: Path, embedder: Counting) -> list[str]:
     """The texts of an index, each with the vector that belongs to it."""
     index = Index.open(out, embedder, verify=True)
@@ -68,124 +83,81 @@ def held(out: Path, embedder: Counting) -> list[str]:
     return [index.passages[row].text for row in range(len(index.passages))]
 
 
-def flip(path: Path) -> None:
-    """Change 8 bytes near the end."""
-    content = bytearray(path.read_bytes())
-    content[-40:-32] = bytes(byte ^ 0xFF for byte in content[-40:-32])
-    path.write_bytes(content)
-
-
 def counts(built: Built) -> tuple[int, int, int, int]:
     return built.documents, built.documents_read, built.embedded, built.manifest.passages
 
 
-def test_only_what_changed_is_read_and_embedded(documents: Path, tmp_path: Path) -> None:
+def test_only_changes_are_read_and_embedded(documents: Path, out: Path) -> None:
     """A changed and a new file are read, a deleted one goes, and the rest is neither read nor embedded again."""
-    embedder, out = Counting(), tmp_path / "index"
+    embedder = Counting()
     assert counts(build_index([documents], out, embedder)) == (3, 3, 3, 3)
     assert counts(build_index([documents], out, embedder)) == (3, 0, 0, 3)
     (documents / "bee.txt").write_text("The bee makes honey, and it can sting.")
     (documents / "cow.txt").unlink()
     (documents / "dog.txt").write_text("The dog barks.")
     embedder.texts.clear()
-
     built = build_index([documents], out, embedder)
-
-    assert counts(built) == (3, 2, 2, 3)
-    assert [text.partition("\n")[2] for text in embedder.texts] == [
-        "The bee makes honey, and it can sting.",
-        "The dog barks.",
-    ]
-    assert held(out, embedder) == [
-        "The ant is an animal. It has legs.",
-        *[t.partition("\n")[2] for t in embedder.texts],
-    ]
-    assert built.manifest.generation == "000002"
+    assert (*counts(built), built.manifest.generation) == (3, 2, 2, 3, "000002")
+    read = ["The bee makes honey, and it can sting.", "The dog barks."]
+    assert [text.partition("\n")[2] for text in embedder.texts] == read
+    assert held(out, embedder) == ["The ant is an animal. It has legs.", *read]
+    os.utime(documents / "ant.txt", (1, 1))  # only touched: it is read, and every passage of it is known
+    assert counts(build_index([documents], out, embedder)) == (3, 1, 0, 3)
 
 
-def test_a_file_that_was_only_touched_is_not_embedded_again(documents: Path, tmp_path: Path) -> None:
-    """It is read, and every passage of it is known; so are those of a file that was renamed to the same title."""
-    embedder = Counting()
-    build_index([documents], tmp_path / "index", embedder)
-    os.utime(documents / "ant.txt", (1, 1))
-
-    assert counts(build_index([documents], tmp_path / "index", embedder)) == (3, 1, 0, 3)
-
-
-def test_only_the_generation_before_is_kept(documents: Path, tmp_path: Path) -> None:
+def test_only_the_generation_before_is_kept(documents: Path, out: Path) -> None:
     """Whoever is about to open it still can; older ones are gone."""
-    embedder, out = Counting(), tmp_path / "index"
     for number in range(4):
         (documents / "ant.txt").write_text(f"Ant number {number}.")
-        build_index([documents], out, embedder)
-
+        build_index([documents], out, Counting())
     assert sorted(path.name for path in out.iterdir()) == [".lock", "000003", "000004", "manifest.json"]
 
 
-def test_another_way_of_making_it_makes_all_of_it_again(documents: Path, tmp_path: Path) -> None:
+def test_another_way_of_making_it_makes_all_of_it_again(documents: Path, out: Path) -> None:
     """Another embedder, another length of passages: nothing of the old vectors is kept."""
-    out = tmp_path / "index"
     build_index([documents], out, Counting())
-
     assert counts(build_index([documents], out, Counting("another"))) == (3, 3, 3, 3)
     assert counts(build_index([documents], out, Counting("another"), chunk_tokens=5))[:2] == (3, 3)
     assert build_index([documents], out, Counting("another"), chunk_tokens=5, lexical=True).manifest.lexical
 
 
-def test_what_cannot_be_read_is_named_and_skipped(documents: Path, tmp_path: Path) -> None:
-    """The others are indexed; the next build tries again."""
-    embedder, out = Counting(), tmp_path / "index"
+def test_files_that_cannot_be_read_are_named_and_skipped(documents: Path, out: Path) -> None:
+    """The others are indexed; the next build tries again, and makes no generation where nothing has changed."""
+    embedder = Counting()
     (documents / "broken.pdf").write_bytes(b"%PDF-1.7 and no more")
     (documents / "rows.jsonl").write_text('{"id": "1", "text": "good"}\n{"id": "2"}\n')
-
     built = build_index([documents], out, embedder)
-
     assert [entry.source.name for entry in built.skipped] == ["documents/broken.pdf", "documents/rows.jsonl"]
-    assert "documents/rows.jsonl" in built.skipped[1].error or "rows.jsonl:2" in built.skipped[1].error
+    assert "rows.jsonl:2" in built.skipped[1].error
     assert built.documents == len(held(out, embedder)) == 3
+    assert build_index([documents], out, embedder) == built._replace(documents_read=0, embedded=0)
     (documents / "rows.jsonl").write_text('{"id": "1", "text": "good"}\n')
     assert build_index([documents], out, embedder).documents == 4
 
 
-def test_a_folder_without_anything_to_read_changes_nothing(documents: Path, tmp_path: Path) -> None:
-    """An unmounted folder must not empty an index; a first build leaves no folder behind."""
-    embedder, out = Counting(), tmp_path / "index"
-    empty = tmp_path / "empty"
+def test_nothing_to_read_changes_nothing(documents: Path, out: Path, tmp_path: Path) -> None:
+    """An unmounted folder must not empty an index; a first build that fails costs no embedding and leaves no folder."""
+    embedder, empty, corpus = Counting(), tmp_path / "empty", tmp_path / "corpus.jsonl"
     empty.mkdir()
+    corpus.write_text('{"id": "a", "text": "good"}\n{"id": "b", "text": ""}\n')
     with pytest.raises(BadDocument, match="empty"):
         build_index([empty], out, embedder)
-    assert not out.exists()
-
+    with pytest.raises(BadCorpus, match=r"corpus\.jsonl:2: text is empty"):
+        build_index([corpus], out, embedder)
+    assert (embedder.texts, out.exists()) == ([], False)
     build_index([documents], out, embedder)
-    shutil.rmtree(documents)
-    documents.mkdir()
     with pytest.raises(BadDocument):
-        build_index([documents], out, embedder)
+        build_index([empty], out, embedder)
     assert len(held(out, embedder)) == 3
 
 
-def test_a_bad_row_is_found_before_anything_is_embedded(tmp_path: Path) -> None:
-    """A mistake in the only file costs no embedding and leaves nothing behind."""
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text('{"id": "a", "text": "good"}\n{"id": "b", "text": ""}\n')
-    embedder = Counting()
-
-    with pytest.raises(BadCorpus, match=r"corpus\.jsonl:2: text is empty"):
-        build_index([corpus], tmp_path / "index", embedder)
-
-    assert (embedder.texts, [path.name for path in tmp_path.iterdir()]) == ([], ["corpus.jsonl"])
-
-
-def test_ids_are_unique_over_all_files(tmp_path: Path) -> None:
-    """Of two rows of one id, the file of the second is left out, and tried again only once something changes."""
-    embedder, out = Counting(), tmp_path / "index"
-    places = [tmp_path / f"{name}.jsonl" for name in "abc"]
+def test_ids_are_unique_over_all_files(tmp_path: Path, out: Path) -> None:
+    """Of two rows of one id, the file of the second is left out, as long as nothing changes."""
+    embedder, places = Counting(), [tmp_path / f"{name}.jsonl" for name in "abc"]
     for place in places:
         shared = "c" if place.stem == "c" else "same"
         place.write_text(f'{{"id": "{place.stem}0", "text": "0"}}\n\n{{"id": "{shared}", "text": "{place.stem}"}}\n')
-
     built = build_index(places, out, embedder)
-
     assert [entry.error for entry in built.skipped] == [
         f"{places[1]}:3: the id 'same' is given to a.jsonl#same too; give each row an id of its own."
     ]
@@ -210,51 +182,37 @@ def test_a_file_is_left_out_exactly_where_it_repeats_an_id(tmp_path: Path, files
             taken |= set(ids) if alone else set()
             kept += ids if alone else []
         writer.write([("f:1", Passage("last", "", "last"))])
-
     store = PassageStore(tmp_path / "written")
     assert [store[row].id for row in range(len(store))] == [*kept, "last"]
 
 
-def test_a_foreign_folder_is_left_alone(documents: Path, tmp_path: Path) -> None:
-    """What holds something else is no place for an index."""
-    with pytest.raises(BadIndex, match=r"already exists and is no index"):
-        build_index([documents], documents, Counting())
-    assert len(list(documents.iterdir())) == 3
-
-
-@pytest.mark.parametrize("name", ["manifest.json", "2021/letter.txt", "202112/letter.txt"])
-def test_a_folder_that_looks_like_an_index_is_left_alone(documents: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["manifest.json", "letter.txt", "2021/letter.txt", "202112/letter.txt"])
+def test_a_foreign_folder_is_left_alone(documents: Path, tmp_path: Path, name: str) -> None:
     """Neither another program's manifest nor folders of years are written over or removed."""
-    kept = tmp_path / "other" / name
-    kept.parent.mkdir(parents=True)
-    kept.write_text('{"name": "an app"}')
-
-    with pytest.raises(BadIndex, match=f"is no index .{name.partition('/')[0]}"):
+    other = tmp_path / "other" / name
+    other.parent.mkdir(parents=True)
+    other.write_text('{"name": "an app"}')
+    with pytest.raises(BadIndex, match=f"already exists and is no index .{name.partition('/')[0]}"):
         build_index([documents], tmp_path / "other", Counting())
-    assert kept.read_text() == '{"name": "an app"}'
-
-
-@pytest.mark.parametrize("name", ["dense.faiss", "passages.jsonl", "documents.jsonl", "../manifest.json"])
-@pytest.mark.parametrize("size", [0, 20])
-def test_a_damaged_index_can_be_built_again(documents: Path, tmp_path: Path, name: str, size: int) -> None:
-    """As the message of each damage says."""
-    embedder, out = Counting(), tmp_path / "index"
-    build_index([documents], out, embedder)
-    os.truncate(out / "000001" / name, size)
-
-    assert build_index([documents], out, embedder).embedded == 3
-    assert len(held(out, embedder)) == 3
+    assert other.read_text() == '{"name": "an app"}'
 
 
 @pytest.mark.parametrize("name", ["dense.faiss", "passages.jsonl", "offsets.npy", "documents.jsonl"])
-def test_flipped_bytes_are_built_again(documents: Path, tmp_path: Path, name: str) -> None:
-    """Also where no document has changed."""
-    embedder, out = Counting(), tmp_path / "index"
+@pytest.mark.parametrize("size", [0, 20, None])
+def test_a_damaged_index_can_be_built_again(documents: Path, out: Path, name: str, size: int | None) -> None:
+    """As the message of each damage says: cut files and flipped bytes, also where no document has changed."""
+    embedder, path = Counting(), out / "000001" / name
     build_index([documents], out, embedder)
-    flip(out / "000001" / name)
-
+    if size is not None:
+        os.truncate(path, size)
+    else:
+        content = bytearray(path.read_bytes())
+        content[-40:-32] = bytes(byte ^ 0xFF for byte in content[-40:-32])
+        path.write_bytes(content)
     assert build_index([documents], out, embedder).embedded == 3
     assert len(held(out, embedder)) == 3
+    (out / "manifest.json").write_bytes(b"")
+    assert build_index([documents], out, embedder).documents_read == 3
 
 
 class Stubborn(Counting):
@@ -266,78 +224,13 @@ class Stubborn(Counting):
         return super().embed(texts, queries=queries)
 
 
-def test_builds_that_always_fail_do_not_fill_the_disk(write_rows: Path, tmp_path: Path) -> None:
-    """The one that got furthest is kept, and one beside it at most."""
-    out = tmp_path / "index"
+def test_builds_that_always_fail_do_not_fill_the_disk(rows: Path, out: Path) -> None:
+    """Each goes on with what the ones before it embedded."""
     for _ in range(4):
         with pytest.raises(UpstreamRefused):
-            build_index([write_rows], out, Stubborn())
-
-    assert len([path for path in out.iterdir() if path.name.startswith(".building")]) <= 2
-    assert build_index([write_rows], out, Counting()).embedded == 1
-
-
-async def test_a_build_ends_when_whoever_waits_for_it_is_cancelled(documents: Path, tmp_path: Path) -> None:
-    """Also where it waits for another one."""
-    out, waiting = tmp_path / "index", asyncio.Event()
-    build_index([documents], out, Counting())
-    loop = asyncio.get_running_loop()
-
-    def work(check: Check) -> Built:
-        def progress(_stage: str, _done: int, _total: int) -> None:
-            loop.call_soon_threadsafe(waiting.set)
-            check()
-
-        return build_index([documents], out, Counting(), progress=progress)
-
-    with (out / ".lock").open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        task = asyncio.create_task(stoppable(work))
-        async with asyncio.timeout(30):
-            await waiting.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-
-def test_the_index_is_no_document_of_its_own(documents: Path) -> None:
-    """An index inside the folder that it is of does not read itself."""
-    embedder = Counting()
-    build_index([documents], documents / "index", embedder)
-
-    assert counts(build_index([documents], documents / "index", embedder)) == (3, 0, 0, 3)
-
-
-def test_one_build_at_a_time(documents: Path, tmp_path: Path) -> None:
-    """A second one is told so, or waits."""
-    out = tmp_path / "index"
-    build_index([documents], out, Counting())
-    with (out / ".lock").open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(BadIndex, match="another build is under way"):
-            build_index([documents], out, Counting(), wait=False)
-
-
-def test_progress_is_told(tmp_path: Path, write_rows: Path) -> None:
-    """What is done, how much of it, and of how much."""
-    told: list[tuple[str, int, int]] = []
-
-    build_index([write_rows], tmp_path / "index", Counting(), progress=lambda *step: told.append(step))
-
-    assert told == [
-        ("reading", 0, 1),
-        ("reading", 1, 1),
-        ("embedding", BATCH, BATCH + 1),
-        ("embedding", BATCH + 1, BATCH + 1),
-    ]
-
-
-@pytest.fixture
-def write_rows(tmp_path: Path) -> Path:
-    """One row more than a batch holds."""
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"id": str(row), "text": f"row {row}"}) + "\n" for row in range(BATCH + 1)))
-    return path
+            build_index([rows], out, Stubborn())
+    assert [path.stat().st_size for path in out.iterdir() if path.name != ".lock"] == [BATCH * (16 + 4 * 8)]
+    assert build_index([rows], out, Counting()).embedded == 1
 
 
 KILLED_BUILD = """
@@ -356,58 +249,69 @@ build_index([Path(sys.argv[1])], Path(sys.argv[2]), Killed())
 """
 
 
-def test_a_killed_build_is_not_served_and_goes_on_where_it_was(write_rows: Path, tmp_path: Path) -> None:
-    """After SIGKILL in the middle nothing can be opened; the next build embeds only what was not embedded yet."""
-    out = tmp_path / "index"
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED_BUILD, str(write_rows), str(out)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}"},
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_killed_build_is_not_served_and_goes_on_where_it_was(rows: Path, out: Path, damaged: bool) -> None:
+    """After SIGKILL in the middle nothing can be opened; the next build embeds only what was not embedded yet, or what
+    a power failure has left as zeros or a torn vector.
+    """
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}"}
+    killed = [sys.executable, "-c", KILLED_BUILD, str(rows), str(out)]
+    assert subprocess.run(killed, cwd=ROOT, env=environment, check=False).returncode == -signal.SIGKILL
     embedder = Counting()
-    (left_over,) = (path for path in out.iterdir() if path.name.startswith(".building"))
-    for folder in (out, left_over):
+    for folder in (out, out / ".building"):
         with pytest.raises(BadIndex, match="no index here, or one whose build did not finish"):
             Index.open(folder, embedder)
-
-    built = build_index([write_rows], out, embedder)
-
-    assert (built.embedded, built.manifest.passages) == (1, BATCH + 1)
+    (embedded,) = out.glob(".embedded-*")
+    record = embedded.stat().st_size // BATCH
+    if damaged:
+        with embedded.open("r+b") as file:
+            file.seek(100 * record)
+            file.write(bytes(record))
+            file.truncate(120 * record + 5)
+    assert build_index([rows], out, embedder).embedded == BATCH + 1 - (100 if damaged else BATCH)
     assert len(held(out, embedder)) == BATCH + 1
-    assert not left_over.exists()
+    assert sorted(path.name for path in out.iterdir()) == [".lock", "000001", "manifest.json"]
 
 
-@pytest.mark.parametrize("passages", ["whole", "flipped"])
-def test_half_written_vectors_are_not_taken_over(write_rows: Path, tmp_path: Path, passages: str) -> None:
-    """Of what a power failure left, zeros and a torn row are embedded again; all of it where texts are damaged."""
-    out, embedder = tmp_path / "index", Counting()
-    killed = [sys.executable, "-c", KILLED_BUILD, str(write_rows), str(out)]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}"}
-    subprocess.run(killed, cwd=ROOT, env=environment, check=False)
-    (left_over,) = (path for path in out.iterdir() if path.name.startswith(".building"))
-    with (left_over / "vectors.f32").open("r+b") as file:
-        file.seek(100 * 4 * 8)
-        file.write(bytes(4 * 8))
-        file.truncate(120 * 4 * 8 + 5)
-    if passages == "flipped":
-        with (left_over / "passages.jsonl").open("r+b") as file:
-            file.write(bytes(8))
+async def test_a_build_ends_when_its_caller_is_cancelled(documents: Path, out: Path) -> None:
+    """Also where it waits for another one, of which there is one at a time."""
+    waiting = asyncio.Event()
+    build_index([documents], out, Counting())
+    loop = asyncio.get_running_loop()
 
-    expected = BATCH + 1 - (100 if passages == "whole" else 0)
-    assert build_index([write_rows], out, embedder).embedded == expected
-    held(out, embedder)
+    def work(check: Check) -> Built:
+        def progress(_stage: str, _done: int, _total: int) -> None:
+            loop.call_soon_threadsafe(waiting.set)
+            check()
+
+        return build_index([documents], out, Counting(), progress=progress)
+
+    with (out / ".lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(BadIndex, match="another build is under way"):
+            build_index([documents], out, Counting(), wait=False)
+        task = asyncio.create_task(stoppable(work))
+        async with asyncio.timeout(30):
+            await waiting.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
 
 
-def test_real_documents_with_the_real_embedder(documents: Path, tmp_path: Path, embedder: MiniLM) -> None:
-    """What was taken over is found like what was embedded anew."""
-    build_index([documents], tmp_path / "index", embedder)
-    (documents / "mars.txt").write_text("Mars is the fourth planet from the Sun.")
-    assert build_index([documents], tmp_path / "index", embedder).embedded == 1
+def test_the_index_is_no_document_of_its_own(documents: Path) -> None:
+    """An index inside the folder that it is of does not read itself."""
+    embedder = Counting()
+    build_index([documents], documents / "index", embedder)
+    assert counts(build_index([documents], documents / "index", embedder)) == (3, 0, 0, 3)
 
-    index = Index.open(tmp_path / "index", embedder, verify=True)
-    queries = ["the red planet", "ant legs"]
-    found = index.search(embedder.embed(queries, queries=True), queries, 1)
-    assert [passages[0].document for passages in found] == ["documents/mars.txt", "documents/ant.txt"]
-    assert read_manifest(tmp_path / "index").passages == 4
+
+def test_progress_counts_documents_and_passages(rows: Path, out: Path) -> None:
+    """Done, and of how many."""
+    steps: list[tuple[str, int, int]] = []
+    build_index([rows], out, Counting(), progress=lambda *step: steps.append(step))
+    assert steps == [
+        ("reading", 0, 1),
+        ("reading", 1, 1),
+        ("embedding", BATCH, BATCH + 1),
+        ("embedding", BATCH + 1, BATCH + 1),
+    ]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from router.errors import UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
 from serving.retrieval.embedder import Vectors
 from serving.retrieval.endpoint_embedder import EndpointEmbedder
 
@@ -85,35 +85,21 @@ async def test_vectors_keep_the_order_of_the_texts_across_batches() -> None:
     assert np.allclose(found, np.array([[0.6, 0.8], [0, 1], [0, 1], [0.6, 0.8], [0, 1]]))
 
 
-@pytest.mark.parametrize("status", [408, 429, 500, 503])
-async def test_an_overloaded_or_broken_endpoint_is_worth_another_try(status: int) -> None:
-    """408, 429 and 5xx raise `UpstreamUnavailable`."""
-    async with serving(lambda _: web.Response(status=status, text="later")) as embedder:
-        with pytest.raises(UpstreamUnavailable, match=f"HTTP {status}: later"):
-            await embed(embedder, "text")
-
-
-@pytest.mark.parametrize("status", [400, 401, 404])
-async def test_a_refusal_is_not_worth_another_try(status: int) -> None:
-    """Other 4xx raise `UpstreamRefused` with the endpoint's own words."""
-    async with serving(lambda _: web.Response(status=status, text="no such model")) as embedder:
-        with pytest.raises(UpstreamRefused, match=f"HTTP {status}: no such model"):
-            await embed(embedder, "text")
-
-
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("status", "content", "kind", "said"),
     [
-        ("<html>", "Not a list of embeddings"),
-        ('{"data": []}', "1 texts were sent, 0 embeddings came"),
-        ('{"data": [{"index": 0, "embedding": [1.0, 2.0, 3.0]}]}', "dimension 3 where 2 is configured"),
-        ('{"data": [{"index": 0, "embedding": [0.0, 0.0]}]}', "without a direction"),
+        *((status, "later", UpstreamUnavailable, f"HTTP {status}: later") for status in (408, 429, 500, 503)),
+        *((status, "no such model", UpstreamRefused, f"HTTP {status}: no such model") for status in (400, 401, 404)),
+        (200, "<html>", UpstreamGarbled, "Not a list of embeddings"),
+        (200, '{"data": []}', UpstreamGarbled, "1 texts were sent, 0 embeddings came"),
+        (200, '{"data": [{"index": 0, "embedding": [1.0, 2.0, 3.0]}]}', UpstreamGarbled, "dimension 3 where 2 is"),
+        (200, '{"data": [{"index": 0, "embedding": [0.0, 0.0]}]}', UpstreamGarbled, "without a direction"),
     ],
 )
-async def test_what_is_not_embeddings_is_garbled(content: str, said: str) -> None:
-    """An answer outside the protocol, of the wrong number or of the wrong size raises `UpstreamGarbled`."""
-    async with serving(lambda _: web.Response(text=content)) as embedder:
-        with pytest.raises(UpstreamGarbled, match=said):
+async def test_failures(status: int, content: str, kind: type[UpstreamError], said: str) -> None:
+    """Overload and breakdown are worth another try; a refusal, with the endpoint's own words, and garbage are not."""
+    async with serving(lambda _: web.Response(status=status, text=content)) as embedder:
+        with pytest.raises(kind, match=said):
             await embed(embedder, "text")
 
 

@@ -92,7 +92,6 @@ async def started(*searches: asyncio.Task[list[list[str]]]) -> None:
 async def test_the_event_loop_is_free_while_a_search_runs(searcher: IndexSearcher, gated: GatedEmbedder) -> None:
     """Embedding and searching happen in the searcher's thread; the loop goes on meanwhile."""
     first = await busy(searcher, gated)
-
     assert not first.done()
     gated.gate.set()
     assert await first == [["mars"]]
@@ -106,7 +105,6 @@ async def test_callers_share_a_batch(searcher: IndexSearcher, gated: GatedEmbedd
     third = asyncio.create_task(found(searcher, ["Which pet hunts mice?", "largest creature ever"], 2))
     await started(second, third)
     gated.gate.set()
-
     assert await first == [["mars"]]
     assert await second == [["bee"]]
     assert [(passages[0], len(passages)) for passages in await third] == [("cat", 2), ("whale", 2)]
@@ -123,7 +121,6 @@ async def test_who_is_cancelled_is_left_out(searcher: IndexSearcher, gated: Gate
     with pytest.raises(asyncio.CancelledError):
         await second
     gated.gate.set()
-
     assert (await first, await third) == ([["mars"]], [["cat"]])
     assert gated.batches[1:] == [["Which pet hunts mice?"]]
 
@@ -135,7 +132,6 @@ async def test_a_refused_query_fails_its_caller_only(searcher: IndexSearcher, ga
     third = asyncio.create_task(found(searcher, ["Which pet hunts mice?"], 1))
     await started(second, third)
     gated.gate.set()
-
     assert (await first, await third) == ([["mars"]], [["cat"]])
     with pytest.raises(UpstreamRefused):
         await second
@@ -144,16 +140,9 @@ async def test_a_refused_query_fails_its_caller_only(searcher: IndexSearcher, ga
 async def test_a_broken_embedder_fails_the_batch(searcher: IndexSearcher, gated: GatedEmbedder) -> None:
     """Every caller of the batch gets the error, and the searcher lives on."""
     gated.gate.set()
-
     with pytest.raises(UpstreamUnavailable):
         await searcher.search(["break"], 1)
     assert await found(searcher, ["Who makes honey?"], 1) == [["bee"]]
-
-
-async def test_no_queries_find_nothing(searcher: IndexSearcher, gated: GatedEmbedder) -> None:
-    """An empty batch does not reach the embedder."""
-    assert await searcher.search([], 3) == []
-    assert gated.batches == []
 
 
 async def test_a_query_finds_the_same_in_any_company(crowd: Index, embedder: MiniLM) -> None:
@@ -180,8 +169,9 @@ async def test_each_caller_gets_as_many_as_it_wants(crowd: Index, gated: GatedEm
 
 
 async def test_what_was_asked_before_is_not_embedded_again(searcher: IndexSearcher, gated: GatedEmbedder) -> None:
-    """However it is spaced; until the index is swapped."""
+    """However it is spaced; until the index is swapped. No queries find nothing."""
     gated.gate.set()
+    assert await searcher.search([], 3) == []
     first = await searcher.search(["Who makes honey?", "Which pet hunts mice?"], 1)
     assert await searcher.search(["  Which pet\nhunts mice? ", "Who makes honey?"], 1) == first[::-1]
     assert len(gated.batches) == 1

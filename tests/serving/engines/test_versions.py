@@ -30,8 +30,7 @@ PUBLISH = """
 import sys
 from pathlib import Path
 import msgspec
-from serving.versions.folder import write_version
-from serving.versions.manifest import VersionManifest
+from serving.engines.versions import VersionManifest, write_version
 manifest = msgspec.json.decode(sys.argv[3], type=VersionManifest)
 write_version(Path(sys.argv[1]), Path(sys.argv[2]), manifest)
 """
@@ -92,9 +91,8 @@ def test_a_changed_version_is_refused(version: Path, change: Callable[[Path], ob
 
 def test_a_renamed_version_is_refused(version: Path) -> None:
     """Its name says which one it is."""
-    renamed = version.rename(version.with_name("executor-000007"))
     with pytest.raises(BadVersion, match="is of executor-000001"):
-        verified(renamed)
+        verified(version.rename(version.with_name("executor-000007")))
 
 
 @pytest.mark.parametrize("limit", [1_000, 10_000])
@@ -115,14 +113,14 @@ def test_a_full_disk_leaves_no_version(tmp_path: Path, content: Path, limit: int
         check=False,
         preexec_fn=no_room,
         cwd=Path(__file__).parents[3],
-        env={"PYTHONPATH": ".", "PYTHONDONTWRITEBYTECODE": "1"},
+        env={"PYTHONPATH": ".:protos", "PYTHONDONTWRITEBYTECODE": "1"},
     )
     assert "BadVersion" in ran.stderr and "no version was published" in ran.stderr
     assert list((tmp_path / "versions").iterdir()) == []
     assert verified(write_version(tmp_path / "versions", content, manifest)).version == "executor-000001"
 
 
-def test_what_a_kill_left_is_removed(version: Path, content: Path) -> None:
+def test_leftovers_of_a_kill_are_removed(version: Path, content: Path) -> None:
     """A half-written folder is no version, and the next write clears it away."""
     left = version.with_name(".executor-000002")
     shutil.copytree(version, left)

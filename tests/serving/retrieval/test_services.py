@@ -1,0 +1,298 @@
+"""Retrieval over HTTP and over gRPC, from both ends."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import grpc
+import grpc.aio
+import pytest
+from rolegate.v1.retrieval_service_pb2 import SearchRequest, SearchResponse
+from rolegate.v1.retrieval_service_pb2_grpc import (
+    RetrievalServiceServicer,
+    RetrievalServiceStub,
+    add_RetrievalServiceServicer_to_server,
+)
+
+from router.calls.health import Readiness
+from router.edge.http.server import HTTPServer
+from router.edge.status import StatusInterceptor
+from router.errors import BadRequest, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.protocol.evidence import Passage
+from router.search.retrieval import FixedRetriever, Retriever
+from serving.config.config import RetrievalConfig
+from serving.retrieval.embedder import MiniLM
+from serving.retrieval.index import Index
+from serving.retrieval.opening import open_retriever
+from serving.retrieval.remote import RemoteRetriever
+from serving.retrieval.searcher import IndexSearcher
+from serving.retrieval.services import MAX_BODY_BYTES, RetrievalServicer, check_queries, chosen_top_k, retrieval_app
+
+PASSAGES = [Passage(str(number), f"Title {number}", f"Text {number}", 0.5 - number / 10) for number in range(5)]
+DOCUMENTS = [{"id": str(number), "contents": f'"Title {number}"\nText {number}'} for number in range(5)]
+FIXED = {"known": PASSAGES}
+
+
+class FailingRetriever:
+    """Is not available so many times, and then finds nothing."""
+
+    def __init__(self, times: int) -> None:
+        self.left, self.asked = times, 0
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        self.asked += 1
+        self.left -= 1
+        if self.left >= 0:
+            raise UpstreamUnavailable("refused", endpoint="10.0.0.7:50051")
+        return [[] for _ in queries]
+
+
+class StuckRetriever:
+    """Never answers; notes when it was asked and when it was cancelled."""
+
+    def __init__(self) -> None:
+        self.asked, self.cancelled = asyncio.Event(), asyncio.Event()
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        self.asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled.set()
+        return []
+
+
+@asynccontextmanager
+async def http(retriever: Retriever, **options: Any) -> AsyncIterator[aiohttp.ClientSession]:
+    """A session with a running application."""
+    readiness: Readiness | None = options.pop("readiness", None)
+    server = HTTPServer(retrieval_app(retriever, readiness=readiness), 0.0, **options)
+    async with aiohttp.ClientSession(f"http://{await server.start('127.0.0.1:0', '--http')}") as session:
+        yield session
+    await server.drain()
+
+
+async def post(session: aiohttp.ClientSession, body: object) -> tuple[int, Any]:
+    data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
+    async with session.post("/retrieve", data=data) as response:
+        return response.status, await response.json()
+
+
+@asynccontextmanager
+async def served(retriever: Retriever | None, **options: Any) -> AsyncIterator[str]:
+    """The address of a real gRPC server; None has it answer nothing to anything."""
+    server = grpc.aio.server(interceptors=[StatusInterceptor()])
+    servicer = RetrievalServicer(retriever, **options) if retriever else ShortServicer()
+    add_RetrievalServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+class ShortServicer(RetrievalServiceServicer):
+    """Answers nothing to anything."""
+
+    async def Search(
+        self, request: SearchRequest, context: grpc.aio.ServicerContext[SearchRequest, SearchResponse]
+    ) -> SearchResponse:
+        return SearchResponse()
+
+
+@asynccontextmanager
+async def remote(retriever: Retriever | None, **options: Any) -> AsyncIterator[RemoteRetriever]:
+    """A client of such a server."""
+    async with served(retriever, **options) as address:
+        client = RemoteRetriever(address, timeout_s=30.0)
+        try:
+            yield client
+        finally:
+            await client.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "result"),
+    [
+        (
+            {"queries": ["known", "unknown"], "topk": 1, "return_scores": True},
+            [[{"document": DOCUMENTS[0], "score": 0.5}], []],
+        ),
+        ({"queries": ["known"]}, [DOCUMENTS[:3]]),
+        ({"query_list": ["known"], "k": 2}, [DOCUMENTS[:2]]),
+    ],
+)
+async def test_both_shapes_are_answered(body: object, result: object) -> None:
+    """Search-R1's, with and without scores, and FlashRAG's; without a number, there are three documents."""
+    async with http(FixedRetriever(FIXED)) as session:
+        assert await post(session, body) == (200, {"result": result})
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b"", 400, "The body cannot be used"),
+        (b"{not json", 400, "The body cannot be used"),
+        (b'{"queries": ["caf\xe9"]}', 400, "The body cannot be used"),
+        ({"queries": "known"}, 400, "Expected `array | null`, got `str` - at `$.queries`"),
+        ({"topk": 3}, 400, 'either as "queries" or as "query_list"'),
+        ({"queries": ["known"], "query_list": ["known"]}, 400, 'either as "queries" or as "query_list"'),
+        ({"queries": []}, 400, "0 were sent; send 1 to 256"),
+        ({"queries": ["known", ""]}, 400, "queries[1]: empty"),
+        ({"query_list": ["known"], "k": 101}, 400, "top_k: 101; send 1 to 100"),
+        (b" " * (MAX_BODY_BYTES + 1), 413, "larger than 1048576 bytes"),
+    ],
+)
+async def test_a_bad_body_is_answered_in_plain_words(body: object, status: int, said: str) -> None:
+    """The answer says where the mistake is, and the server goes on."""
+    async with http(FixedRetriever(FIXED)) as session:
+        code, answer = await post(session, body)
+        assert (code, said in answer["error"]) == (status, True)
+        assert (await post(session, {"queries": ["known"]}))[0] == 200
+
+
+async def test_a_dead_retriever_is_503_without_internals() -> None:
+    """The client learns that it may try again, and no address."""
+    async with http(FailingRetriever(1)) as session:
+        failed = {"error": "The search is not available at the moment; try again."}
+        assert await post(session, {"queries": ["known"]}) == (503, failed)
+
+
+async def test_foreign_names_are_refused() -> None:
+    """A web page of elsewhere can have its own name made to lead here, and read what is found then."""
+    async with http(FixedRetriever(FIXED), hosts=["search.example"]) as session:
+        for host, status, key in (("evil.example", 421, "error"), ("search.example:1", 200, "result")):
+            asked = session.post("/retrieve", json={"queries": ["known"]}, headers={"Host": host})
+            async with asked as response:
+                assert (response.status, list(await response.json())) == (status, [key])
+
+
+async def test_health() -> None:
+    """503 while nothing can be searched, without a word of why."""
+    readiness = Readiness()
+    async with http(FixedRetriever({}), readiness=readiness) as session:
+        for why, status, said in (("connection refused", 503, "unavailable"), (None, 200, "ok")):
+            readiness.say("retrieval", ["retrieval"], why)
+            async with session.get("/health") as response:
+                assert (response.status, await response.json()) == (status, {"status": said})
+
+
+async def test_passages_come_back_unchanged() -> None:
+    """Id, title, text and score survive the wire; every query has its list, an empty one too; 0 is the default."""
+    fixed = FixedRetriever(FIXED)
+    async with remote(fixed) as retriever:
+        assert await retriever.search(["known", "unknown"], 2) == [PASSAGES[:2], []]
+        assert await retriever.search([], 2) == []
+    assert fixed.queries == ["known", "unknown"]
+    async with served(fixed, default_top_k=4) as address, grpc.aio.insecure_channel(address) as channel:
+        response = await RetrievalServiceStub(channel).Search(SearchRequest(queries=["known"]))
+    assert len(response.results[0].passages) == 4
+
+
+async def test_a_real_index_answers(index: Index, embedder: MiniLM) -> None:
+    """Both services find by meaning; that over gRPC for many callers at once, and with the index's identity."""
+    searcher = IndexSearcher(index, embedder)
+    async with remote(searcher, index_id=lambda: searcher.index_id) as retriever, http(searcher) as session:
+        assert retriever.index_id is None
+        found = await asyncio.gather(*[retriever.search(["the red planet", "honey"], 1) for _ in range(8)])
+        assert retriever.index_id == index.manifest.corpus_sha256
+        _, body = await post(session, {"queries": ["the red planet"], "topk": 1})
+    await searcher.close()
+    assert [[passages[0].id for passages in results] for results in found] == [["mars", "bee"]] * 8
+    assert body["result"][0][0]["contents"].startswith('"Mars"\nMars is the fourth planet')
+
+
+@pytest.mark.parametrize(
+    ("retriever", "queries", "top_k", "kind", "said"),
+    [
+        (FixedRetriever({}), ["known", ""], 3, UpstreamRefused, r"INVALID_ARGUMENT: queries\[1\]: empty"),
+        (FixedRetriever({}), ["known"], 101, UpstreamRefused, "INVALID_ARGUMENT: top_k: 101"),
+        (None, ["known"], 3, UpstreamGarbled, "1 queries were sent, results for 0 came"),
+    ],
+)
+async def test_a_failed_search_says_whose_fault_it_is(
+    retriever: Retriever | None, queries: list[str], top_k: int, kind: type[UpstreamError], said: str
+) -> None:
+    """A bad request is refused with the server's words; fewer lists than queries are garbled."""
+    async with remote(retriever) as client:
+        with pytest.raises(kind, match=said):
+            await client.search(queries, top_k)
+
+
+async def test_an_address_without_the_service() -> None:
+    """Nobody listening is `UpstreamUnavailable`, with the address; another gRPC server would refuse another try too."""
+    server = grpc.aio.server()
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    client = RemoteRetriever(address, timeout_s=30.0)
+    with pytest.raises(UpstreamRefused, match="UNIMPLEMENTED"):
+        await client.search(["known"], 3)
+    await server.stop(None)
+    with pytest.raises(UpstreamUnavailable, match=address) as raised:
+        await client.search(["known"], 3)
+    assert raised.value.endpoint == address
+    await client.close()
+
+
+async def test_cancelling_stops_the_search_at_the_server() -> None:
+    """A search that is cancelled here ends there."""
+    stuck = StuckRetriever()
+    async with remote(stuck) as retriever:
+        search = asyncio.create_task(retriever.search(["known"], 3))
+        await stuck.asked.wait()
+        search.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await search
+        async with asyncio.timeout(30):
+            await stuck.cancelled.wait()
+
+
+async def test_a_slow_server_is_unavailable() -> None:
+    """A search that outlasts the config's `timeout_s` is given up."""
+    async with (
+        served(StuckRetriever()) as address,
+        open_retriever(RetrievalConfig(address=address, timeout_s=0.2), lambda _step: None) as retriever,
+    ):
+        with pytest.raises(UpstreamUnavailable, match="DEADLINE_EXCEEDED"):
+            await retriever.search(["known"], 3)
+
+
+async def test_a_server_that_is_not_available_is_asked_again() -> None:
+    """A moment's failure is not seen; one that goes on is, after three attempts."""
+    passing, lasting = FailingRetriever(2), FailingRetriever(99)
+    async with remote(passing) as retriever:
+        assert await retriever.search(["known"], 3) == [[]]
+    async with remote(lasting) as retriever:
+        with pytest.raises(UpstreamUnavailable, match="UNAVAILABLE"):
+            await retriever.search(["known"], 3)
+    assert (passing.asked, lasting.asked) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("queries", "top_k", "said"),
+    [
+        ([], 3, "0 were sent; send 1 to 256"),
+        (["x"] * 257, 3, "257 were sent"),
+        (["x", " \n"], 3, r"queries\[1\]: empty"),
+        (["x" * 8193], 3, r"queries\[0\]: 8193 characters"),
+        (["x"], -1, "top_k: -1; send 1 to 100, or 0 for the default of 3"),
+        (["x"], 101, "top_k: 101; send"),
+        (["x"] * 26, 100, "top_k: 100 passages for each of 26 queries; a search returns at most 2560"),
+    ],
+)
+def test_searches_beyond_the_limits_are_refused(queries: list[str], top_k: int, said: str) -> None:
+    """The message says which query, and how much is allowed."""
+    with pytest.raises(BadRequest, match=said):
+        check_queries(queries)
+        chosen_top_k(top_k, 3, len(queries))
+
+
+def test_the_largest_search_is_allowed() -> None:
+    """256 queries of 8192 characters, 100 passages each of 25; 0 takes the default."""
+    check_queries(["x" * 8192] * 256)
+    assert (chosen_top_k(100, 3, 25), chosen_top_k(0, 3, 1)) == (100, 3)
