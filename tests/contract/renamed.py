@@ -46,7 +46,9 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "rolegate_hedges": Dropped("Calls are not made a second time beside a slow one any more."),
     },
     "reasons": {},
-    "commands": {},
+    "commands": {
+        "serve --workers": Dropped("Several gateways share one PostgreSQL behind any balancer for gRPC."),
+    },
     "json": {},
     "sql": {
         "runs.trace_bytes": Dropped("Only server.keep_gb asked for it."),
