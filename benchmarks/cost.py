@@ -1,12 +1,14 @@
 """Tokens and money by role over logged traffic, and the cost that it would have had with other models.
 
-`--instead execution=MODEL` gives the same tokens another price. `--distilled MODEL` does so for the executor, and takes
-into account that a distilled one needs fewer: the assumptions are printed with the figure.
+`--instead execution=MODEL` gives the same tokens another price; `--instead execution=MODEL*0.628` takes into account
+that a distilled executor needs fewer (0.628 of a frontier model's, 4,758 of 7,577, in TBSS Fig. 3). The others spend
+what they spent, and the other models are taken to answer as well; machines that stand idle, and training, cost nothing
+here.
 """
 
 import argparse
 import asyncio
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -15,7 +17,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.study.spending import dollars, tokens, with_other_models
+from benchmarks.study.spending import Instead, dollars, tokens, with_other_models
 from router.errors import BadConfig
 from router.ledger.usage import UsageQuery
 from router.store.database import Database
@@ -24,8 +26,14 @@ from router.trace.call import Price, RoleName, RoleTotal
 from serving.config.prices import listed_price
 from serving.logs import errors_only
 
-PUBLISHED_RATIO = 4758 / 7577
-"""Executor tokens of the distilled model over those of the frontier model that it replaces (TBSS Fig. 3)."""
+_COUNTS = {
+    "calls": "attempts",
+    "un-\ncounted": "attempts_without_usage",
+    "prompt\ntokens": "prompt_tokens",
+    "of them\ncached": "cached_tokens",
+    "written": "completion_tokens",
+    "wasted": "wasted_tokens",
+}
 
 
 class Costs(msgspec.Struct, frozen=True):
@@ -34,16 +42,7 @@ class Costs(msgspec.Struct, frozen=True):
     rows: list[RoleTotal]
     dollars: float | None
     """None where the price or the usage of any call is unknown, which is not zero."""
-
-
-class WhatIf(msgspec.Struct, frozen=True):
-    """The same traffic with other models in some roles."""
-
-    instead: dict[RoleName, str]
-    token_ratio: float
-    costs: Costs
-    saved_share: float | None
-    assumptions: tuple[str, ...]
+    execution_token_share: float
 
 
 class CostReport(msgspec.Struct, frozen=True):
@@ -51,8 +50,8 @@ class CostReport(msgspec.Struct, frozen=True):
 
     runs: int
     booked: Costs
-    execution_token_share: float
-    what_if: list[WhatIf]
+    what_if: Costs | None
+    saved_share: float | None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -68,59 +67,39 @@ def main(arguments: Sequence[str]) -> int:
         help="TOML, for each model a table with prompt, completion and perhaps cached, in dollars for a million tokens",
     )
     parser.add_argument(
-        "--instead", action="append", default=[], metavar="ROLE=MODEL", help="what if; several are one change"
-    )
-    parser.add_argument("--distilled", metavar="MODEL", help="what if this distilled model were the executor")
-    parser.add_argument(
-        "--distilled-tokens",
-        type=float,
-        default=PUBLISHED_RATIO,
-        metavar="SHARE",
-        help=f"of the executor tokens, which it needs (default: {PUBLISHED_RATIO:.3f}, as published)",
+        "--instead",
+        action="append",
+        default=[],
+        metavar="ROLE=MODEL[*SHARE]",
+        help="what if this model stood in a role, for this share of the tokens; several are one change",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args(arguments)
     errors_only()
-    report = asyncio.run(_report(given))
+    prices = _prices(given.prices) if given.prices else {}
+    instead = dict(map(_instead, given.instead))
+    report = _report(*asyncio.run(_booked(given.store)), prices, instead)
     if given.json:
         print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
     else:
-        _show(report, Console())
+        _show(report, instead, Console())
     return 0
 
 
-async def _report(given: argparse.Namespace) -> CostReport:
-    prices = _prices(given.prices) if given.prices else {}
-    runs, totals = await _booked(given.store)
-    rows, what_if = with_other_models(totals, prices), list[WhatIf]()
-    booked = Costs(rows, dollars(rows))
+def _report(
+    runs: int, totals: Sequence[RoleTotal], prices: Mapping[str, Price], instead: Mapping[RoleName, Instead]
+) -> CostReport:
+    booked = _costs(with_other_models(totals, prices))
+    if not instead:
+        return CostReport(runs, booked, None, None)
+    known = {**prices, **{other.model: _price(other.model, prices) for other in instead.values()}}
+    what_if = _costs(with_other_models(totals, known, instead))
+    saved = 1 - what_if.dollars / booked.dollars if booked.dollars and what_if.dollars is not None else None
+    return CostReport(runs, booked, what_if, saved)
 
-    def add(instead: dict[RoleName, str], ratio: float, *assumptions: str) -> None:
-        known = prices | {model: _price(model, prices) for model in instead.values()}
-        other = with_other_models(totals, known, instead, ratio)
-        costs = Costs(other, dollars(other))
-        saved = 1 - costs.dollars / booked.dollars if booked.dollars and costs.dollars is not None else None
-        what_if.append(WhatIf(instead, ratio, costs, saved, assumptions))
 
-    if given.instead:
-        instead = dict(map(_instead, given.instead))
-        add(instead, 1.0, "The other models read and write as many tokens, and answer as well.")
-    if given.distilled:
-        ratio = given.distilled_tokens
-        if not ratio > 0:
-            raise BadConfig(f"--distilled-tokens {ratio}: must be more than 0.")
-        published = ", as published for SFT-Qwen3-1.7B beside DeepSeek-V4-Flash (TBSS Fig. 3)"
-        add(
-            {"execution": given.distilled},
-            ratio,
-            f"The distilled executor reads and writes {ratio:.3f} of the tokens of the one that worked"
-            + (f"{published}." if abs(ratio - PUBLISHED_RATIO) < 1e-9 else "."),
-            "Every token costs what its price says: machines that stand idle are not in it, nor is the training.",
-            "Delegation and answering spend what they spent; its reports are as good: `rolegate sft evaluate` tells.",
-            "All of the traffic goes to it, fallbacks and retries included.",
-        )
-    whole = tokens(rows)
-    return CostReport(runs, booked, tokens(rows, "execution") / whole if whole else 0.0, what_if)
+def _costs(rows: list[RoleTotal]) -> Costs:
+    return Costs(rows, dollars(rows), tokens(rows, "execution") / max(1, tokens(rows)))
 
 
 async def _booked(url: str) -> tuple[int, list[RoleTotal]]:
@@ -148,55 +127,50 @@ def _prices(path: Path) -> dict[str, Price]:
 def _price(model: str, prices: Mapping[str, Price]) -> Price:
     price = prices.get(model) or listed_price(model)
     if price is None:
-        raise BadConfig(
-            f"{model}: nobody knows its price; give it in a file with --prices, or install the extra litellm, which "
-            "brings a table of prices."
-        )
+        where = "give it in a file with --prices, or install the extra litellm, which brings a table of prices"
+        raise BadConfig(f"{model}: nobody knows its price; {where}.")
     return price
 
 
-def _instead(text: str) -> tuple[RoleName, str]:
-    role, _, model = text.partition("=")
-    known: dict[str, RoleName] = {name: name for name in get_args(RoleName)}
-    if role not in known or not model:
-        raise BadConfig(f"--instead {text}: write ROLE=MODEL, with a role of {', '.join(known)}.")
-    return known[role], model
+def _instead(text: str) -> tuple[RoleName, Instead]:
+    try:
+        role, _, rest = text.partition("=")
+        model, _, share = rest.partition("*")
+        known = next(name for name in get_args(RoleName) if name == role and model)
+        other = Instead(model, float(share or 1))
+    except (StopIteration, ValueError):
+        roles = ", ".join(get_args(RoleName))
+        raise BadConfig(f"--instead {text}: write ROLE=MODEL or ROLE=MODEL*SHARE, with a role of {roles}.") from None
+    if not 0 < other.token_share < float("inf"):
+        raise BadConfig(f"--instead {text}: the share of the tokens must be more than 0.")
+    return known, other
 
 
-def _show(report: CostReport, console: Console) -> None:
+def _show(report: CostReport, instead: Mapping[RoleName, Instead], console: Console) -> None:
     console.print(_table(report.booked, f"{report.runs:,} runs, as booked"))
-    console.print(f"execution has {report.execution_token_share:.1%} of the tokens", highlight=False)
-    for one in report.what_if:
-        changed = ", ".join(f"{role} = {model}" for role, model in one.instead.items())
-        console.print(_table(one.costs, f"the same runs, what if {changed}", changed=set(one.instead)))
-        saved = "unknown, as not every cost is" if one.saved_share is None else f"{one.saved_share:.1%}"
+    console.print(f"execution has {report.booked.execution_token_share:.1%} of the tokens", highlight=False)
+    if report.what_if:
+        changed = (
+            f"{role} = {other.model} with {other.token_share:.3g} of the tokens" for role, other in instead.items()
+        )
+        console.print(_table(report.what_if, f"the same runs, what if {', '.join(changed)}"))
+        saved = "unknown, as not every cost is" if report.saved_share is None else f"{report.saved_share:.1%}"
         console.print(f"saved: {saved}", highlight=False)
-        for assumption in one.assumptions:
-            console.print(f"  assumed: {assumption}", highlight=False)
 
 
-def _table(costs: Costs, title: str, changed: Set[str] = frozenset()) -> Table:
+def _table(costs: Costs, title: str) -> Table:
     table = Table(title=title, title_justify="left", caption="–: unknown, which is not zero")
     table.box, table.padding, table.show_edge = SIMPLE_HEAD, 0, False  # so that numbers are whole on 80 columns
     for column in ("role", "model"):
         table.add_column(column, overflow="fold")
-    columns = {
-        "calls": "attempts",
-        "un-\ncounted": "attempts_without_usage",
-        "prompt\ntokens": "prompt_tokens",
-        "of them\ncached": "cached_tokens",
-        "written": "completion_tokens",
-        "wasted": "wasted_tokens",
-    }
-    for column in (*columns, "dollars"):
+    for column in (*_COUNTS, "dollars"):
         table.add_column(column, justify="right", no_wrap=True)
-    counts = [[getattr(row, name) for name in columns.values()] for row in costs.rows]
+    counts = [[getattr(row, name) for name in _COUNTS.values()] for row in costs.rows]
     for row, own in zip(costs.rows, counts, strict=True):
-        model = f"{row.model} (instead)" if row.role in changed else row.model
-        table.add_row(row.role, model, *map(_count, own), _dollars(dollars([row])))
+        table.add_row(row.role, row.model, *map(_count, own), _dollars(dollars([row])))
     table.add_section()
     sums = [None if None in column else sum(column) for column in zip(*counts, strict=True)]
-    table.add_row("all", "", *map(_count, sums or [0] * len(columns)), _dollars(costs.dollars))
+    table.add_row("all", "", *map(_count, sums or [0] * len(_COUNTS)), _dollars(costs.dollars))
     return table
 
 

@@ -1,17 +1,18 @@
 """The paper's tables and figures (TBSS 4) from a sweep, with what answers cost and which role loses them.
 
-Written as Markdown, CSV, PNG and one HTML page that needs nothing else; the paper's own figures stand beside ours, in
-tables of their own.
+Written as Markdown, CSV, JSON, PNG and one HTML page that needs nothing else; the paper's own figures stand beside ours,
+in tables of their own.
 """
 
 import argparse
 import base64
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 
-from benchmarks.study.report_table import ReportTable
+import msgspec
+
 from benchmarks.study.results import Study, read_study
 from benchmarks.study.tables import published_tables, tables_of
 from serving.files import write_atomically
@@ -42,31 +43,24 @@ def main(arguments: Sequence[str]) -> int:
 
 def write_report(study: Study, folder: Path) -> None:
     """Write everything into `folder`."""
-    from benchmarks.study.pictures import Picture, pictures, published_pictures  # they need matplotlib
+    from benchmarks.study.pictures import pictures  # they need matplotlib
 
     title, lead, warning = study.plan.title or "A study of role-factorized search", _lead(study), _warning(study)
-    ours, published = tables_of(study), published_tables()
-    parts: list[tuple[list[Picture], Iterable[ReportTable]]] = [
-        (pictures(study, folder), ours),
-        (published_pictures(published, folder), published.values()),
-    ]
-    for table in (*ours, *published.values()):
+    ours, published, drawn = tables_of(study), published_tables(), pictures(study, folder)
+    for table in (*ours, *published):
         write_atomically(folder / f"{table.key}.csv", table.csv().encode())
-    images = [[f"![{caption}]({path.name})\n\n*{caption}*" for path, caption in drawn] for drawn, _ in parts]
-    mine, theirs = ([*images[at], *(table.markdown() for table in tables)] for at, (_, tables) in enumerate(parts))
-    head = [f"# {title}", lead, *([f"**{warning}**"] if warning else []), "## Our figures"]
-    text = "\n\n".join([*head, *mine, "## Published figures, for comparison", _PUBLISHED, *theirs])
-    write_atomically(folder / "report.md", text.encode())
-    mine_html, theirs_html = (
-        "\n".join([*(_inlined(*picture) for picture in drawn), *(table.html() for table in tables)])
-        for drawn, tables in parts
-    )
+    write_atomically(folder / "report.json", msgspec.json.format(msgspec.json.encode(ours), indent=2) + b"\n")
+    text = [f"# {title}", lead, *([f"**{warning}**"] if warning else []), "## Our figures"]
+    text += [f"![{caption}]({path.name})\n\n*{caption}*" for path, caption in drawn]
+    text += [*(table.markdown() for table in ours), "## Published figures, for comparison", _PUBLISHED]
+    text += [table.markdown() for table in published]
+    write_atomically(folder / "report.md", "\n\n".join(text).encode())
     page = Template(_PAGE.read_text("utf-8")).substitute(
         title=html.escape(title),
         lead=html.escape(lead),
         warning=f'<p class="warning">{html.escape(warning)}</p>' if warning else "",
-        ours=mine_html,
-        published=theirs_html,
+        ours="\n".join([*(_inlined(*picture) for picture in drawn), *(table.html() for table in ours)]),
+        published="\n".join(table.html() for table in published),
     )
     write_atomically(folder / "report.html", page.encode())
 

@@ -1,4 +1,4 @@
-"""The pictures of a report: Fig. 2 and Fig. 3 of the paper (TBSS 4.5), of our own rows or of published figures."""
+"""The pictures of a report: Fig. 2 and Fig. 3 of the paper (TBSS 4.5), of our own rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import nan
@@ -10,9 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from benchmarks.study.report_table import ReportTable
 from benchmarks.study.results import CellRows, RoleSweep, Study
-from benchmarks.study.scores import METRICS, metrics_of, micro, pareto_front
+from benchmarks.study.scores import metrics_of, micro, pareto_front
 from benchmarks.study.spending import tokens
 from benchmarks.study.tables import executor_tokens
 from serving.files import replacing
@@ -50,23 +49,6 @@ def pictures(study: Study, folder: Path) -> list[Picture]:
     return [*_sensitivity(study, folder), *_frontiers(study, folder)]
 
 
-def published_pictures(published: Mapping[str, ReportTable], folder: Path) -> list[Picture]:
-    """Draw the paper's Fig. 2, from its Tables 2 and 3; the points of its Fig. 3 are not all printed."""
-    delegation, execution = published["published-table-2"], published["published-table-3"]
-    untuned = tuple(str(row[0]) for row in delegation.rows)
-    path = folder / "published-figure-2.png"
-    lines = _published(execution, "DeepSeek-V4-Flash", untuned), _published(delegation, "Qwen3-1.7B", untuned)
-    _draw_sensitivity(path, *lines, untuned, {})
-    return [(path, "Published (TBSS Fig. 2, drawn from its Tables 2 and 3): capacity sensitivity of each role")]
-
-
-def _published(table: ReportTable, fixed: str, models: tuple[str, ...]) -> _Line:
-    rows = {row[0]: row[-3:] for row in table.rows}
-    return _Line(
-        fixed, models, {name: tuple((rows[model][at], nan) for model in models) for at, name in enumerate(METRICS)}
-    )
-
-
 def _sensitivity(study: Study, folder: Path) -> Iterator[Picture]:
     """The smallest executor stays while backbones grow, the largest backbone while executors do."""
     delegations, executions = study.sweeps(backbones=True), study.sweeps(backbones=False)
@@ -74,9 +56,13 @@ def _sensitivity(study: Study, folder: Path) -> Iterator[Picture]:
     if (first := next(both, None)) is None:
         return
     execution, delegation = first
-    lines = _line(study, execution, backbones=False), _line(study, delegation, backbones=True)
     path = folder / "figure-2.png"
-    _draw_sensitivity(path, *lines, list(study.plan.parameters), study.plan.parameters)
+    _draw_sensitivity(
+        path,
+        _line(study, execution, backbones=False),
+        _line(study, delegation, backbones=True),
+        study.plan.parameters,
+    )
     yield path, "Fig. 2: capacity sensitivity of each role, micro averages with 95 % intervals; ours"
 
 
@@ -110,13 +96,13 @@ def _points(cell: CellRows, metric: str) -> Points:
     return 100 * mean, nan if error is None else 100 * error
 
 
-def _draw_sensitivity(
-    path: Path, execution: _Line, delegation: _Line, order: Sequence[str], parameters: Mapping[str, float | None]
-) -> None:
-    """Fig. 2: how much a score moves when one role grows and the other stays. `order`: all models, smallest first."""
+def _draw_sensitivity(path: Path, execution: _Line, delegation: _Line, parameters: Mapping[str, float | None]) -> None:
+    """Fig. 2: how much a score moves when one role grows and the other stays. `parameters`: of all models, smallest
+    first.
+    """
     metrics = [name for name in execution.scores if name in delegation.scores]
-    shown = [name for name in order if name in (*execution.models, *delegation.models)]
-    known = {name: size for name in shown if (size := parameters.get(name))}
+    shown = [name for name in parameters if name in (*execution.models, *delegation.models)]
+    known = {name: size for name in shown if (size := parameters[name])}
     places = known if len(known) == len(shown) else {name: float(place) for place, name in enumerate(shown)}
     figure = _figure(4.2 * len(metrics), 3.8)
     for number, metric in enumerate(metrics, 1):

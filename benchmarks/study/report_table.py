@@ -4,14 +4,12 @@ import csv
 import html
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from benchmarks.study.scores import Score
-
-Item = TypeVar("Item")
 
 
 class Gain(NamedTuple):
@@ -36,6 +34,14 @@ class ReportTable(msgspec.Struct, frozen=True):
     note: str = ""
     digits: int = 2
     """Of floats below 10; from 10 on at most two, and from 100 on, and for 0, none."""
+
+    @classmethod
+    def of(
+        cls, key: str, title: str, rows: Sequence[Mapping[str, Cell]], *, note: str = "", digits: int = 2
+    ) -> "ReportTable":
+        """A table of rows by column; all have the same ones."""
+        columns = tuple(rows[0]) if rows else ()
+        return cls(key, title, columns, tuple(tuple(row[name] for name in columns) for row in rows), note, digits)
 
     def markdown(self) -> str:
         """With its title as a heading."""
@@ -100,20 +106,6 @@ class ReportTable(msgspec.Struct, frozen=True):
     def _texts(self) -> list[bool]:
         """By column: true where all of its cells are text."""
         return [all(isinstance(row[place], str) for row in self.rows) for place in range(len(self.columns))]
-
-
-def build_table(
-    key: str,
-    title: str,
-    items: Iterable[Item],
-    columns: Mapping[str, Callable[[Item], Cell]],
-    *,
-    note: str = "",
-    digits: int = 2,
-) -> ReportTable:
-    """Make a row of each item, by columns that are declared as functions of it."""
-    rows = tuple(tuple(of(item) for of in columns.values()) for item in items)
-    return ReportTable(key, title, tuple(columns), rows, note, digits)
 
 
 def _raw(cell: Cell) -> tuple[object, ...]:

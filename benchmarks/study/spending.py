@@ -3,6 +3,7 @@
 from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import timedelta
 from statistics import fmean
+from typing import NamedTuple
 
 import msgspec
 from rich.table import Table
@@ -72,30 +73,31 @@ def tokens(many: Iterable[RoleTotal], role: RoleName | None = None) -> int:
     return sum(one.prompt_tokens + one.completion_tokens for one in many if role in (None, one.role))
 
 
+class Instead(NamedTuple):
+    """Another model in a role, and the share of the tokens that it reads and writes."""
+
+    model: str
+    token_share: float
+
+
 def with_other_models(
-    many: Iterable[RoleTotal],
-    prices: Mapping[str, Price],
-    instead: Mapping[RoleName, str] = {},
-    token_ratio: float = 1.0,
+    many: Iterable[RoleTotal], prices: Mapping[str, Price], instead: Mapping[RoleName, Instead] = {}
 ) -> list[RoleTotal]:
-    """Price the totals anew. Models in `prices` cost what stands there, others what was booked. `instead`: other models
-    by role, each of which is in `prices`; they read and write `token_ratio` times the tokens.
+    """Price the totals anew: models in `prices` cost what stands there, others what was booked. `instead`: by role; all
+    of its models are in `prices`.
     """
-    return [
-        _priced(msgspec.structs.replace(one, model=instead[one.role]), prices[instead[one.role]], token_ratio)
-        if one.role in instead
-        else _priced(one, prices.get(one.model))
-        for one in many
-    ]
+    return [_priced(one, prices, instead.get(one.role, Instead(one.model, 1.0))) for one in many]
 
 
-def _priced(one: RoleTotal, price: Price | None, ratio: float = 1.0) -> RoleTotal:
-    if price is None:
+def _priced(one: RoleTotal, prices: Mapping[str, Price], other: Instead) -> RoleTotal:
+    if (price := prices.get(other.model)) is None:
         return one
-    cached = None if one.cached_tokens is None else round(ratio * one.cached_tokens)
-    usage = Usage(round(ratio * one.prompt_tokens), round(ratio * one.completion_tokens), cached)
+    share = other.token_share
+    cached = None if one.cached_tokens is None else round(share * one.cached_tokens)
+    usage = Usage(round(share * one.prompt_tokens), round(share * one.completion_tokens), cached)
     return msgspec.structs.replace(
         one,
+        model=other.model,
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,

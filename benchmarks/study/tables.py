@@ -3,47 +3,42 @@ differences are, and provenance; published figures stand in tables of their own.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator
 from itertools import combinations
-from operator import attrgetter
 from pathlib import Path
 from statistics import quantiles
 from typing import get_args
 
 import msgspec
 
-from benchmarks.study.report_table import Cell, Gain, ReportTable, build_table
+from benchmarks.study.report_table import Cell, Gain, ReportTable
 from benchmarks.study.results import CellRows, Study
-from benchmarks.study.rows import Loss
-from benchmarks.study.scores import Score, compared, metrics_of, micro
+from benchmarks.study.rows import Loss, Row
+from benchmarks.study.scores import compared, metrics_of, micro
 from benchmarks.study.spending import dollars, merged, tokens
-from executor_sft.evaluate import Difference
 from executor_sft.rollout import SearchCounts
-from router.trace.call import RoleTotal
 
 _SHOWN = 12
 """Characters of a hash: enough to tell two apart, and to find the whole one in `results.jsonl`."""
 _MICRO = "Micro averages over all questions, in points of 100, ± standard error clustered by question; ours."
-Columns = Mapping[str, Callable[[CellRows], Cell]]
-_PAIR: Columns = {"pair": attrgetter("name")}
+_Row = dict[str, Cell]
 
 
 class _Published(msgspec.Struct, frozen=True):
     tables: tuple[ReportTable, ...]
 
 
-def published_tables() -> dict[str, ReportTable]:
-    """Read the paper's own figures, by key."""
+def published_tables() -> tuple[ReportTable, ...]:
+    """Read the paper's own figures."""
     content = Path(__file__).with_name("published.toml").read_bytes()
-    return {table.key: table for table in msgspec.toml.decode(content, type=_Published).tables}
+    return msgspec.toml.decode(content, type=_Published).tables
 
 
 def tables_of(study: Study) -> list[ReportTable]:
     """Make all of our own, those that most readers look for first; those that have nothing to show are left out."""
     paper = (_table_1(study), *_table_2(study), *_table_3(study), _table_4(study), _table_5(study))
     further = (_tokens(study), _losses(study), _differences(study), _provenance(study))
-    return [table for table in (_scores(study), costs_table(study), *paper, *further) if table.rows]
+    return [table for table in (_scores(study), _costs(study), *paper, *further) if table.rows]
 
 
 def executor_tokens(cell: CellRows) -> float:
@@ -51,81 +46,57 @@ def executor_tokens(cell: CellRows) -> float:
     return tokens(cell.spent, "execution") / len(cell.rows)
 
 
-def _score(cell: CellRows, metric: str, dataset: str | None = None) -> Score | None:
-    rows = [row for row in cell.rows if dataset in (None, row.dataset)]
-    return micro(rows, metric) if rows else None
-
-
-def _score_columns(cells: Iterable[CellRows]) -> Columns:
-    """First a score for each data set, where there are several, by the judge, as the paper's are, or else by exact
-    match; then micro averages over all.
+def _score_columns(cell: CellRows, cells: Iterable[CellRows]) -> _Row:
+    """First a score for each data set of any of `cells`, where there are several, by the judge, as the paper's are, or
+    else by exact match; then micro averages over all.
     """
-    rows = [row for cell in cells for row in cell.rows]
+    rows = [row for one in cells for row in one.rows]
     names, datasets = metrics_of(rows), sorted({row.dataset for row in rows})
-    by = "Judge" if "Judge" in names else "EM"
-    each: Columns = {
-        f"{dataset} {by.replace('Judge', 'judge')}": partial(_score, metric=by, dataset=dataset)
-        for dataset in datasets
-        if len(datasets) > 1
-    }
-    return {**each, **{name: partial(_score, metric=name) for name in names}}
+    by, each = "Judge" if "Judge" in names else "EM", _Row()
+    for dataset in datasets if len(datasets) > 1 else ():
+        own = [row for row in cell.rows if row.dataset == dataset]
+        each[f"{dataset} {by.replace('Judge', 'judge')}"] = micro(own, by) if own else None
+    return each | {name: micro(cell.rows, name) for name in names}
 
 
 def _scores(study: Study) -> ReportTable:
-    names = metrics_of(row for cell in study.cells for row in cell.rows)
-    items: list[tuple[CellRows, str | None]] = []
+    names, rows = metrics_of(row for cell in study.cells for row in cell.rows), list[_Row]()
     for cell in study.cells:
-        datasets = list(dict.fromkeys(row.dataset for row in cell.rows))
-        items += [(cell, dataset) for dataset in (*datasets, *([None] if len(datasets) > 1 else []))]
-
-    def questions(item: tuple[CellRows, str | None]) -> int:
-        return len({row.question_id for row in item[0].rows if item[1] in (None, row.dataset)})
-
-    columns: dict[str, Callable[[tuple[CellRows, str | None]], Cell]] = {
-        "pair": lambda item: item[0].name,
-        "data set": lambda item: item[1] or "all, micro",
-        "questions": questions,
-    }
-    for name in names:
-        columns[name] = partial(lambda item, metric: _score(item[0], metric, item[1]), metric=name)
+        groups: dict[str, list[Row]] = {}
+        for row in cell.rows:
+            groups.setdefault(row.dataset, []).append(row)
+        for dataset, own in (groups | ({"all, micro": [*cell.rows]} if len(groups) > 1 else {})).items():
+            known: _Row = {"pair": cell.name, "data set": dataset, "questions": len({row.question_id for row in own})}
+            rows.append(known | {name: micro(own, name) for name in names})
     note = "Ours. EM and F1 as the official SQuAD and HotpotQA scripts compute them. Micro: over all questions alike."
-    return build_table("scores", "Scores by data set", items, columns, note=note)
+    return ReportTable.of("scores", "Scores by data set", rows, note=note)
 
 
-def costs_table(study: Study) -> ReportTable:
+def _costs(study: Study) -> ReportTable:
     """In money, tokens and time, for each question."""
-
-    def right(cell: CellRows) -> int:
-        return sum(row.right for row in cell.rows)
-
-    def money(cell: CellRows, of: int) -> float | None:
-        known = dollars(cell.spent)
-        return known / of if known is not None and of else None
-
-    def wasted(cell: CellRows) -> float | None:
-        whole = tokens(cell.spent)
-        return 100 * sum(one.wasted_tokens for one in cell.spent) / whole if whole else None
-
-    def latency_s(cell: CellRows, place: int) -> float | None:
-        known = [row.latency_s for row in cell.rows if row.latency_s is not None]
-        return quantiles(known, n=20, method="inclusive")[place] if len(known) > 1 else None
-
-    columns: Columns = {
-        **_PAIR,
-        "dollars an answer": lambda cell: money(cell, len(cell.rows)),
-        "dollars a right answer": lambda cell: money(cell, right(cell)),
-        "executor tokens": executor_tokens,
-        "tokens": lambda cell: tokens(cell.spent) / len(cell.rows),
-        "wasted, %": wasted,
-        "median latency, s": partial(latency_s, place=9),
-        "95th percentile, s": partial(latency_s, place=18),
-    }
+    rows = list[_Row]()
+    for cell in study.cells:
+        money, spent, right = dollars(cell.spent), tokens(cell.spent), sum(row.right for row in cell.rows)
+        known_s = [row.latency_s for row in cell.rows if row.latency_s is not None]
+        cuts = quantiles(known_s, n=20, method="inclusive") if len(known_s) > 1 else [None] * 19
+        rows.append(
+            {
+                "pair": cell.name,
+                "dollars an answer": None if money is None else money / len(cell.rows),
+                "dollars a right answer": money / right if money is not None and right else None,
+                "executor tokens": executor_tokens(cell),
+                "tokens": spent / len(cell.rows),
+                "wasted, %": 100 * sum(one.wasted_tokens for one in cell.spent) / spent if spent else None,
+                "median latency, s": cuts[9],
+                "95th percentile, s": cuts[18],
+            }
+        )
     note = (
         "Ours, for each question, without judging. Wasted: of all tokens, in calls that came to nothing. A dash is "
         "unknown: nothing is taken for zero. Latency with the sweep's concurrency; rollouts that found calls made "
         "already are left out of it."
     )
-    return build_table("costs", "What an answer costs", study.cells, columns, note=note, digits=4)
+    return ReportTable.of("costs", "What an answer costs", rows, note=note, digits=4)
 
 
 def _table_1(study: Study) -> ReportTable:
@@ -134,64 +105,58 @@ def _table_1(study: Study) -> ReportTable:
     places = study.places
     pairs = [cell for cell in study.cells if cell.pair and cell.backbone == cell.executor]
     pairs.sort(key=lambda cell: (places[cell.backbone], cell.max_turns))
-    items = [(alone[key], cell) for cell in pairs if (key := (cell.backbone, cell.max_turns)) in alone]
-
-    def side(both: tuple[CellRows, CellRows], at: int, metric: str) -> Cell:
-        return micro(both[at].rows, metric)
-
-    def gain(both: tuple[CellRows, CellRows], metric: str) -> Cell:
-        before, after = (micro(cell.rows, metric).mean for cell in both)
-        return Gain(100 * (after - before))
-
-    names = metrics_of(row for both in items for cell in both for row in cell.rows)
-    columns: dict[str, Callable[[tuple[CellRows, CellRows]], Cell]] = {
-        "model": lambda both: study.labelled(_executor(both[1]), both[1].max_turns),
-        **{f"single {name}": partial(side, at=0, metric=name) for name in names},
-        **{f"factorized {name}": partial(side, at=1, metric=name) for name in names},
-        **{f"gain {name}": partial(gain, metric=name) for name in names},
-    }
+    both = [(alone[key], cell) for cell in pairs if (key := (cell.backbone, cell.max_turns)) in alone]
+    names, rows = metrics_of(row for cells in both for cell in cells for row in cell.rows), list[_Row]()
+    for single, pair in both:
+        scores = {name: (micro(single.rows, name), micro(pair.rows, name)) for name in names}
+        rows.append(
+            {
+                "model": study.labelled(_executor(pair), pair.max_turns),
+                **{f"single {name}": before for name, (before, _) in scores.items()},
+                **{f"factorized {name}": after for name, (_, after) in scores.items()},
+                **{f"gain {name}": Gain(100 * (new.mean - old.mean)) for name, (old, new) in scores.items()},
+            }
+        )
     title = "Table 1: from a single agent to main and sub-agent of the same model"
-    return build_table("table-1", title, items, columns, note=_MICRO)
+    return ReportTable.of("table-1", title, rows, note=_MICRO)
 
 
 def _table_2(study: Study) -> Iterator[ReportTable]:
     for number, sweep in enumerate(study.sweeps(backbones=True), 1):
-        columns: Columns = {"backbone": attrgetter("backbone"), **_score_columns(sweep.cells)}
+        rows: list[_Row] = [{"backbone": cell.backbone, **_score_columns(cell, sweep.cells)} for cell in sweep.cells]
         title = f"Table 2: delegation capacity, with {study.labelled(sweep.fixed, sweep.max_turns)} as executor"
-        yield build_table(_key("table-2", number), title, sweep.cells, columns, note=_MICRO)
+        yield ReportTable.of(_key("table-2", number), title, rows, note=_MICRO)
 
 
 def _table_3(study: Study) -> Iterator[ReportTable]:
-    def executor(cell: CellRows) -> str:
-        return f"{cell.executor} (as a searcher)" if cell.topology == "searcher" else cell.executor
-
     searchers = [cell for cell in study.cells if cell.topology == "searcher"]
     for number, sweep in enumerate(study.sweeps(backbones=False), 1):
         place = sweep.fixed, sweep.max_turns
-        cells = [*sweep.cells, *(cell for cell in searchers if (cell.backbone, cell.max_turns) == place)]
-        columns: Columns = {"executor": executor, **_score_columns(cells)}
+        beside = [cell for cell in searchers if (cell.backbone, cell.max_turns) == place]
+        named = {cell.executor: cell for cell in sweep.cells}
+        named |= {f"{cell.executor} (as a searcher)": cell for cell in beside}
+        rows: list[_Row] = [{"executor": name, **_score_columns(cell, named.values())} for name, cell in named.items()]
         title = f"Table 3: execution capacity, with {study.labelled(*place)} as backbone"
-        yield build_table(_key("table-3", number), title, cells, columns, note=_MICRO)
+        yield ReportTable.of(_key("table-3", number), title, rows, note=_MICRO)
 
 
 def _table_4(study: Study) -> ReportTable:
-    Item = tuple[CellRows, SearchCounts]
-    items = [
-        (cell, SearchCounts.of(count for row in cell.rows for count in row.searches))
-        for cell in study.cells
-        if cell.executor
-    ]
-    columns: dict[str, Callable[[Item], Cell]] = {
-        "pair": lambda item: item[0].name,
-        "runs": lambda item: item[1].invocations,
-        "searches a run": lambda item: item[1].average,
-        "none": lambda item: item[1].none,
-        "one search": lambda item: item[1].one,
-        "one, %": lambda item: 100 * item[1].one / max(1, item[1].invocations),
-        "two or more": lambda item: item[1].more,
-        "two or more, %": lambda item: 100 * item[1].more / max(1, item[1].invocations),
-    }
-    return build_table("table-4", "Table 4: searches of each executor run", items, columns, note="Ours.", digits=3)
+    rows = list[_Row]()
+    for cell in filter(lambda cell: cell.executor, study.cells):
+        counts = SearchCounts.of(searches for row in cell.rows for searches in row.searches)
+        rows.append(
+            {
+                "pair": cell.name,
+                "runs": counts.invocations,
+                "searches a run": counts.average,
+                "none": counts.none,
+                "one search": counts.one,
+                "one, %": 100 * counts.one / max(1, counts.invocations),
+                "two or more": counts.more,
+                "two or more, %": 100 * counts.more / max(1, counts.invocations),
+            }
+        )
+    return ReportTable.of("table-4", "Table 4: searches of each executor run", rows, note="Ours.", digits=3)
 
 
 def _table_5(study: Study) -> ReportTable:
@@ -202,116 +167,99 @@ def _table_5(study: Study) -> ReportTable:
         under.setdefault((cell.executor, cell.max_turns), set()).add(cell.backbone)
     shown = [cell for cell in pairs if len(under[cell.executor, cell.max_turns]) > 1]
     shown.sort(key=lambda cell: (places[cell.backbone], cell.max_turns, places[cell.executor]))
-    if len({cell.executor for cell in shown}) < 2:
-        shown = []
-    columns: Columns = {
-        "backbone": lambda cell: study.labelled(cell.backbone, cell.max_turns),
-        "executor": _executor,
-        **_score_columns(shown),
-    }
-    return build_table("table-5", "Table 5: the same executors under several backbones", shown, columns, note=_MICRO)
+    several = len({cell.executor for cell in shown}) > 1
+    rows: list[_Row] = [
+        {
+            "backbone": study.labelled(cell.backbone, cell.max_turns),
+            "executor": _executor(cell),
+            **_score_columns(cell, shown),
+        }
+        for cell in (shown if several else ())
+    ]
+    return ReportTable.of("table-5", "Table 5: the same executors under several backbones", rows, note=_MICRO)
 
 
 def _tokens(study: Study) -> ReportTable:
-    Item = tuple[CellRows, str, RoleTotal]
-    items: list[Item] = []
+    rows = list[_Row]()
     for cell in study.cells:
         checking = merged(one for row in cell.rows for one in row.checking)
-        items += [(cell, one.role, one) for one in cell.spent]
-        items += [(cell, f"{one.role}, to check", one) for one in checking]
-
-    def mean(item: Item, name: str) -> float | None:
-        count = getattr(item[2], name)
-        return None if count is None else count / len(item[0].rows)
-
-    def money(item: Item) -> str | None:
-        known = dollars([item[2]])
-        return None if known is None else f"{known / len(item[0].rows):.7f}"
-
-    columns: dict[str, Callable[[Item], Cell]] = {
-        "pair": lambda item: item[0].name,
-        "role": lambda item: item[1],
-        "model": lambda item: item[2].model,
-        "calls": partial(mean, name="attempts"),
-        "prompt tokens": partial(mean, name="prompt_tokens"),
-        "of them cached": partial(mean, name="cached_tokens"),
-        "written": partial(mean, name="completion_tokens"),
-        "wasted": partial(mean, name="wasted_tokens"),
-        "dollars": money,
-    }
+        count = len(cell.rows)
+        for role, one in [
+            *((one.role, one) for one in cell.spent),
+            *((f"{one.role}, to check", one) for one in checking),
+        ]:
+            money = dollars([one])
+            rows.append(
+                {
+                    "pair": cell.name,
+                    "role": role,
+                    "model": one.model,
+                    "calls": one.attempts / count,
+                    "prompt tokens": one.prompt_tokens / count,
+                    "of them cached": None if one.cached_tokens is None else one.cached_tokens / count,
+                    "written": one.completion_tokens / count,
+                    "wasted": one.wasted_tokens / count,
+                    "dollars": None if money is None else f"{money / count:.7f}",
+                }
+            )
     note = "Ours, for each question. Judging and attributing stand apart, and in no other table."
-    return build_table("tokens", "Tokens and money by role", items, columns, note=note, digits=3)
+    return ReportTable.of("tokens", "Tokens and money by role", rows, note=note, digits=3)
 
 
 def _losses(study: Study) -> ReportTable:
-    Item = tuple[CellRows, Counter[Loss]]
-    counted = [
-        (cell, Counter(row.attribution.lost_by for row in cell.rows if not row.right and row.attribution))
-        for cell in study.cells
-    ]
-
-    def share(item: Item, role: Loss) -> float:
-        return 100 * item[1][role] / item[1].total()
-
-    columns: dict[str, Callable[[Item], Cell]] = {
-        "pair": lambda item: item[0].name,
-        "rollouts": lambda item: len(item[0].rows),
-        "wrong": lambda item: sum(not row.right for row in item[0].rows),
-        "traced": lambda item: item[1].total(),
-        **{f"{role}, %": partial(share, role=role) for role in get_args(Loss)},
-    }
+    rows = list[_Row]()
+    for cell in study.cells:
+        wrong = [row for row in cell.rows if not row.right]
+        lost = Counter(row.attribution.lost_by for row in wrong if row.attribution)
+        if traced := lost.total():
+            known: _Row = {"pair": cell.name, "rollouts": len(cell.rows), "wrong": len(wrong), "traced": traced}
+            rows.append(known | {f"{role}, %": 100 * lost[role] / traced for role in get_args(Loss)})
     note = (
         "Ours. A wrong answer is asked for again with gold sub-queries, and with gold reports: one that comes right "
         "then was lost by the role that was helped; by retrieval where no passage that was shown holds the first "
         "answer that the executor missed, or else by reading. Shares are of the wrong answers whose question has a "
         "gold decomposition."
     )
-    items = [item for item in counted if item[1]]
-    return build_table("losses", "Which role loses wrong answers", items, columns, note=note, digits=1)
+    return ReportTable.of("losses", "Which role loses wrong answers", rows, note=note, digits=1)
 
 
 def _differences(study: Study) -> ReportTable:
-    Item = tuple[CellRows, CellRows, str, Difference]
-    items: list[Item] = []
+    rows = list[_Row]()
     for old, new in combinations(study.cells, 2):
         for metric in ("EM", "Judge"):
             both = all(metric in metrics_of(cell.rows) for cell in (old, new))
             if both and (found := compared(new.rows, old.rows, metric)):
-                items.append((new, old, metric, found))
-    columns: dict[str, Callable[[Item], Cell]] = {
-        "pair": lambda item: item[0].name,
-        "beside": lambda item: item[1].name,
-        "score": lambda item: item[2],
-        "difference": lambda item: 100 * item[3].mean,
-        "from": lambda item: 100 * item[3].low,
-        "to (95 %)": lambda item: 100 * item[3].high,
-    }
+                points: _Row = {"difference": 100 * found.mean, "from": 100 * found.low, "to (95 %)": 100 * found.high}
+                rows.append({"pair": new.name, "beside": old.name, "score": metric, **points})
     note = "Ours, in points of 100; intervals from a bootstrap over questions, paired by question."
-    return build_table("differences", "How sure differences are", items, columns, note=note)
+    return ReportTable.of("differences", "How sure differences are", rows, note=note)
 
 
 def _provenance(study: Study) -> ReportTable:
     """A row for each role of each pair; fields in which all rows are alike stand above them."""
-    made_by = [(cell.name, study.made_by[cell.name]) for cell in study.cells]
-    items = [(name, made, role, one) for name, made in made_by for role, one in made.roles.items()]
+    made_by = {cell.name: study.made_by[cell.name] for cell in study.cells}
+    rows: list[_Row] = [
+        {
+            "pair": name,
+            "role": role,
+            "model": one.model,
+            "prompt (SHA-256)": one.prompt_sha256[:_SHOWN],
+            "temperature": f"{one.temperature:g}",
+            "top p": f"{one.top_p:g}",
+            "max tokens": one.max_tokens,
+            "turns": made.max_turns,
+            "searches": made.max_searches,
+        }
+        for name, made in made_by.items()
+        for role, one in made.roles.items()
+    ]
     alike = dict.fromkeys(
         f"Corpus {(made.corpus_sha256 or 'unknown')[:_SHOWN]}, index {(made.index or 'unknown')[:_SHOWN]}, embedder "
         f"{made.embedder}; at most {made.max_rounds} rounds of {made.max_sub_queries} sub-queries, top-{made.top_k}; "
         + ", ".join(f"{name} {version}" for name, version in made.versions.items())
-        for _, made in made_by
+        for made in made_by.values()
     )
-    columns: dict[str, Callable[..., Cell]] = {
-        "pair": lambda item: item[0],
-        "role": lambda item: item[2],
-        "model": lambda item: item[3].model,
-        "prompt (SHA-256)": lambda item: item[3].prompt_sha256[:_SHOWN],
-        "temperature": lambda item: f"{item[3].temperature:g}",
-        "top p": lambda item: f"{item[3].top_p:g}",
-        "max tokens": lambda item: item[3].max_tokens,
-        "turns": lambda item: item[1].max_turns,
-        "searches": lambda item: item[1].max_searches,
-    }
-    return build_table("provenance", "What made these figures", items, columns, note="; ".join(alike))
+    return ReportTable.of("provenance", "What made these figures", rows, note="; ".join(alike))
 
 
 def _key(name: str, number: int) -> str:

@@ -61,7 +61,7 @@ def test_as_booked(store: Store) -> None:
     store.put(*CALLS)
     report = store.report()
     assert (report["runs"], report["booked"]["dollars"]) == (1, pytest.approx(0.01))
-    assert report["execution_token_share"] == pytest.approx(4200 / 5850)
+    assert report["booked"]["execution_token_share"] == pytest.approx(4200 / 5850)
     rows = {row["role"]: row for row in report["booked"]["rows"]}
     assert (rows["execution"]["attempts"], rows["execution"]["wasted_tokens"]) == (2, 1000)
     assert (rows["delegation"]["cached_tokens"], rows["execution"]["cached_tokens"]) == (400, None)
@@ -72,16 +72,13 @@ def test_what_if(store: Store) -> None:
     prices that are given stand for those at which the others' calls were booked.
     """
     store.put(*CALLS)
-    given = ("--prices", str(store.prices), "--distilled", "tiny")
-    report = store.report(*given, "--distilled-tokens", "0.5", "--instead", "execution=tiny")
-    assert report["booked"]["dollars"] == pytest.approx(0.005 + 0.005 + 0.001)
-    swapped, distilled = report["what_if"]
-    assert swapped["costs"]["dollars"] == pytest.approx(0.005 + 0.0006 + 0.001)
-    assert distilled["costs"]["dollars"] == pytest.approx(0.005 + 0.0003 + 0.001)
+    given = ("--prices", str(store.prices), "--instead")
+    swapped, distilled = store.report(*given, "execution=tiny"), store.report(*given, "execution=tiny*0.5")
+    assert swapped["booked"]["dollars"] == pytest.approx(0.005 + 0.005 + 0.001)
+    assert swapped["what_if"]["dollars"] == pytest.approx(0.005 + 0.0006 + 0.001)
+    assert distilled["what_if"]["dollars"] == pytest.approx(0.005 + 0.0003 + 0.001)
     assert distilled["saved_share"] == pytest.approx(1 - 0.0063 / 0.011)
-    shown = store.shown(*given)
-    assert "0.628 of the tokens" in shown
-    assert "as published for SFT-Qwen3-1.7B" in shown
+    assert "execution = tiny with 0.628 of the tokens" in store.shown(*given, "execution=tiny*0.628")
 
 
 def test_the_table_is_whole(store: Store) -> None:
@@ -108,12 +105,11 @@ def test_one_unknown_makes_the_sum_unknown(store: Store) -> None:
     store.put(*CALLS, uncounted, call("r", 5, role="judge", model="own", nano_usd=None))
     assert "–: unknown, which is not zero" in store.shown()
     report = store.report("--prices", str(store.prices), "--instead", "execution=tiny", "--instead", "answer=tiny")
-    (swapped,) = report["what_if"]
-    for costs, known in ((report["booked"], 5_000_000), (swapped["costs"], 600_000)):
+    for costs, known in ((report["booked"], 5_000_000), (report["what_if"], 600_000)):
         rows = {row["role"]: (row["nano_usd"], row["attempts_without_cost"]) for row in costs["rows"]}
         assert rows == {"delegation": (5_000_000, 0), "execution": (known, 0), "answer": (None, 1), "judge": (None, 1)}
         assert costs["dollars"] is None
-    assert swapped["saved_share"] is None
+    assert report["saved_share"] is None
 
 
 @pytest.mark.parametrize(
@@ -121,8 +117,9 @@ def test_one_unknown_makes_the_sum_unknown(store: Store) -> None:
     [
         (["--instead", "execution"], "write ROLE=MODEL"),
         (["--instead", "cook=tiny"], "write ROLE=MODEL"),
-        (["--distilled", "nobody/knows-this"], "nobody/knows-this: nobody knows its price"),
-        (["--distilled", "tiny", "--distilled-tokens", "0"], "must be more than 0"),
+        (["--instead", "execution=nobody/knows-this"], "nobody/knows-this: nobody knows its price"),
+        (["--instead", "execution=tiny*0"], "must be more than 0"),
+        (["--instead", "execution=tiny*half"], r"write ROLE=MODEL or ROLE=MODEL\*SHARE"),
         (["--prices", "nowhere.toml"], "nowhere.toml: cannot be read"),
     ],
 )

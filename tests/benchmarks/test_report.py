@@ -33,14 +33,14 @@ def rows(folder: Path, name: str) -> list[dict[str, str]]:
 
 def test_the_papers_tables(folder: Path) -> None:
     """Each has the models that the paper's has: those of one role, beside a fixed one in the other."""
-    assert {path.suffix for path in (folder / "report").iterdir()} == {".csv", ".md", ".html", ".png"}
+    assert {path.suffix for path in (folder / "report").iterdir()} == {".csv", ".md", ".html", ".json", ".png"}
     assert [one["backbone"] for one in rows(folder, "table-2")] == ["small", "middle", "large"]
     assert [one["executor"] for one in rows(folder, "table-3")] == ["small", "middle", "large"]
     assert [one["model"] for one in rows(folder, "table-1")] == ["small", "large"]
     assert {one["pair"] for one in rows(folder, "table-4")} >= {"large + small", "small + small"}
     first = [(one["backbone"], one["executor"]) for one in rows(folder, "table-5")][:2]
     assert first == [("small", "small"), ("small", "large")]
-    for name in ("figure-2.png", "figure-3.png", "all-tokens.png", "published-figure-2.png"):
+    for name in ("figure-2.png", "figure-3.png", "all-tokens.png"):
         assert (folder / "report" / name).read_bytes().startswith(b"\x89PNG")
 
 
@@ -76,7 +76,7 @@ def test_published_figures_stand_apart(folder: Path) -> None:
     """No table of ours has one of them, all of them are labelled, and the page says where they are from."""
     cells = [str(cell) for table in tables_of(read_study(folder / "results")) for row in table.rows for cell in row]
     assert not any(name in cell for cell in cells for name in ("Qwen", "DeepSeek", "GLM"))
-    assert all(table.title.startswith("Published (TBSS") for table in published_tables().values())
+    assert all(table.title.startswith("Published (TBSS") for table in published_tables())
     page = (folder / "report" / "report.html").read_text("utf-8")
     assert page.index("Our figures") < page.index('id="costs"') < page.index("Published figures, for comparison")
     assert page.index('class="published"') < page.index('id="published-table-1"')
