@@ -1,7 +1,7 @@
 """The paper's tables and figures (TBSS 4) from a sweep, with what answers cost and which role loses them.
 
-Written as Markdown, CSV, JSON, PNG and one HTML page that needs nothing else; the paper's own figures stand beside ours,
-in tables of their own.
+Written as Markdown, CSV, JSON, PNG and one HTML page that needs nothing else; the paper's own figures stand beside
+ours, in tables of their own.
 """
 
 import argparse
