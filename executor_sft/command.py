@@ -93,6 +93,7 @@ def _add(parser: argparse.ArgumentParser, field: Field) -> None:
         how["metavar"] = _METAVARS.get(type(kind), "TEXT")
     if not (field.required or field.default in (None, False, ())):
         text += f" (default: {' '.join(field.default) if isinstance(field.default, tuple) else field.default})"
+    text = text.replace("%", "%%")
     parser.add_argument(field.name if positional else f"--{field.encode_name.replace('_', '-')}", help=text, **how)
 
 

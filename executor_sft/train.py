@@ -1,6 +1,6 @@
 """`rolegate sft train`: fine-tune an executor on a data set of `rolegate sft dataset`.
 
-Writes an adapter or whole weights (bf16) to DIR/model, and the loss to DIR/loss.jsonl and DIR/loss.png. Checkpoints are
+Writes an adapter or whole weights (bf16) to DIR/model, and the loss of each step to DIR/loss.jsonl. Checkpoints are
 kept meanwhile: the same command goes on where a killed one was, and ends with the same model.
 
 It computes on the GPU where there is one, and else on the CPU. For several GPUs, start it with accelerate:
@@ -14,6 +14,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import msgspec
@@ -27,15 +28,15 @@ from executor_sft.step import Step, digest_of, read_manifest
 from router.errors import BadConfig
 from serving.dependencies import need
 from serving.engines.versions import WEIGHTS, base_sha256
-from serving.files import flush, replacing, write_atomically
+from serving.files import flush, write_atomically
 
-MODEL, LOSS, CURVE = "model", "loss.jsonl", "loss.png"
-NEEDED = ("accelerate", "datasets", "matplotlib", "peft", "torch", "trl")
+MODEL, LOSS = "model", "loss.jsonl"
+NEEDED = ("accelerate", "datasets", "peft", "torch", "trl")
 """Modules that are loaded late, so that `--help` can do without."""
 _CHECKPOINTS, _STATE = "checkpoints", "trainer_state.json"
 _NO_LOSS = -100
 _SMOOTHED = 20
-"""Steps of the running mean."""
+"""Last steps, whose mean loss is told."""
 
 
 class Options(StepOptions, frozen=True, kw_only=True):
@@ -93,11 +94,10 @@ def _train(step: Step, options: Options, recipe: Recipe, devices: int) -> None:
         if "loss" in entry
     ]
     write_atomically(step.folder / LOSS, msgspec.json.Encoder().encode_lines(losses))
-    draw(losses, step.folder / CURVE)
     figures = {
         "kind": "adapter" if recipe.method == "lora" else "weights",
         "steps": losses[-1].step,
-        "loss": smoothed([loss.loss for loss in losses])[-1],
+        "loss": fmean(loss.loss for loss in losses[-_SMOOTHED:]),
         "trained_parameters": trainer.model.num_parameters(only_trainable=True),
         "device": str(trainer.args.device),
         "git_revision": _git_revision(),
@@ -105,7 +105,7 @@ def _train(step: Step, options: Options, recipe: Recipe, devices: int) -> None:
         "base_sha256": base_sha256(base),
     }
     files = [path.relative_to(step.folder).as_posix() for path in sorted((step.folder / MODEL).iterdir())]
-    step.finish(figures, [*files, LOSS, CURVE])
+    step.finish(figures, [*files, LOSS])
     shutil.rmtree(checkpoints)
 
 
@@ -268,29 +268,6 @@ def _halved(weights: dict[str, Any]) -> dict[str, Any]:
         name: halves.setdefault(tensor.data_ptr(), tensor.detach().to(torch.bfloat16))
         for name, tensor in weights.items()
     }
-
-
-def draw(steps: Sequence[StepLoss], path: Path) -> None:
-    """Write a PNG with the loss of each step and its running mean."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot(xlabel="step", ylabel="loss (nats a token)", yscale="log")
-    numbers = [step.step for step in steps]
-    axes.plot(numbers, [step.loss for step in steps], color="0.75", linewidth=0.8, label="each step")
-    axes.plot(numbers, smoothed([step.loss for step in steps]), label=f"mean of the last {_SMOOTHED}")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    with replacing(path) as unfinished:
-        figure.savefig(unfinished, format="png")
-
-
-def smoothed(losses: Sequence[float]) -> list[float]:
-    """For each step, the mean of the last few."""
-    windows = (losses[max(0, end - _SMOOTHED) : end] for end in range(1, len(losses) + 1))
-    return [sum(window) / len(window) for window in windows]
 
 
 def _git_revision() -> str:

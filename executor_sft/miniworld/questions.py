@@ -84,39 +84,24 @@ class Examiner:
     def sub_query(self, entity: Entity, relation: Relation, wording: str, by_alias: bool = False) -> SubQuery:
         """The gold sub-query for one fact; `by_alias` asks for the entity by its other name."""
         named = entity.alias if by_alias and entity.alias else entity.mention
-        text = wording.format(x=named)
-        key = (entity.mention, relation.name)
+        text, key = wording.format(x=named), (entity.mention, relation.name)
         fact = self._world.facts[key]
-        stated = self._library.states.get(key)
-        if named != entity.mention:
-            alias = self._library.aliases[named]
-            assert stated is not None, "an alias is used with plainly stated facts only"
-            return SubQuery(
-                text,
-                (text, wording.format(x=entity.mention)),
-                (alias.passage_id, stated.passage_id),
-                Report(fact.value, (alias.sentence, stated.sentence)),
-                "alias",
-                relation.name,
-            )
-        if fact.detour is None:
-            assert stated is not None, "a fact without a detour is stated on its own page"
-            return SubQuery(
-                text, (text,), (stated.passage_id,), Report(fact.value, (stated.sentence,)), "plain", relation.name
-            )
-        pointer = self._library.points[key]
-        if fact.detour == "shared":
-            stated = self._library.states[fact.via, relation.name]
-            second = wording.format(x=fact.via)
+        if named != entity.mention:  # an alias is used with plainly stated facts only
+            steps = [(text, self._library.aliases[named])]
+            steps.append((wording.format(x=entity.mention), self._library.states[key]))
+        elif fact.detour is None:
+            steps = [(text, self._library.states[key])]
+        elif fact.detour == "shared":
+            steps = [(text, self._library.points[key])]
+            steps.append((wording.format(x=fact.via), self._library.states[fact.via, relation.name]))
         else:
-            stated = self._library.states[key]
-            second = f"{fact.via} Chronicle"
+            steps = [(text, self._library.points[key]), (f"{fact.via} Chronicle", self._library.states[key])]
         return SubQuery(
             text,
-            (text, second),
-            (pointer.passage_id, stated.passage_id),
-            Report(fact.value, (pointer.sentence, stated.sentence)),
-            fact.detour,
+            tuple(search for search, _ in steps),
+            tuple(stated.passage_id for _, stated in steps),
+            Report(fact.value, tuple(stated.sentence for _, stated in steps)),
+            "alias" if named != entity.mention else fact.detour or "plain",
             relation.name,
         )
 
@@ -133,13 +118,10 @@ class Examiner:
             return None
         by_alias = self._use_alias(start, relations[0])
         wording = self._rng.choice(relations[-1].ask)
+        wordings = [*(relation.ask[0] for relation in relations[:-1]), wording]
         steps = [
-            (
-                self.sub_query(
-                    entity, relation, wording if number == hops - 1 else relation.ask[0], by_alias and number == 0
-                ),
-            )
-            for number, (entity, relation) in enumerate(zip(entities, relations, strict=True))
+            (self.sub_query(entity, relation, asked, by_alias and entity is start),)
+            for entity, relation, asked in zip(entities, relations, wordings, strict=True)
         ]
         subject = start.alias if by_alias and start.alias else start.mention
         for relation in relations[:-1]:
@@ -158,16 +140,18 @@ class Examiner:
         if years[0] == years[1]:
             return None
         wording, earlier = self._rng.choice(relation.compare)
-        asked: list[SubQuery] = []
-        named: list[str] = []
-        for entity in (one, other):
-            by_alias = self._use_alias(entity, relation)
-            asked.append(self.sub_query(entity, relation, relation.ask[0], by_alias))
-            named.append(entity.alias if by_alias and entity.alias else entity.mention)
-        first_is_earlier = int(years[0]) < int(years[1])
-        answer = named[0] if first_is_earlier == earlier else named[1]
+        aliased = [self._use_alias(entity, relation) for entity in (one, other)]
+        asked = tuple(
+            self.sub_query(entity, relation, relation.ask[0], by_alias)
+            for entity, by_alias in zip((one, other), aliased, strict=True)
+        )
+        named = tuple(
+            entity.alias if by_alias and entity.alias else entity.mention
+            for entity, by_alias in zip((one, other), aliased, strict=True)
+        )
+        answer = named[0] if (int(years[0]) < int(years[1])) == earlier else named[1]
         text = wording.format(a=named[0], b=named[1])
-        return Question(self._next_id(), text, "comparison", answer, (tuple(asked),), earlier, tuple(named))
+        return Question(self._next_id(), text, "comparison", answer, (asked,), earlier, named)
 
     def _use_alias(self, entity: Entity, relation: Relation) -> bool:
         plain = self._world.facts[entity.mention, relation.name].detour is None

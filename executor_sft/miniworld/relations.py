@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 Kind = Literal["person", "city", "country", "book", "film", "company"]
 Value = Literal["person", "city", "country", "company", "year"]
 
@@ -28,9 +30,25 @@ class Relation:
     """For years: a question about `{a}` and `{b}`, and whether it asks for the earlier one."""
 
 
+def _relation(parts: str, *, ask: str, tell: str, anonymous: str, shared: str = "", noun: str = "") -> Relation:
+    """A relation of subject, name and value, whose wordings are written with ` | ` between them."""
+    subject, name, value = parts.split()
+    asked, told = tuple(ask.split(" | ")), tuple(tell.split(" | "))
+    kinds = msgspec.convert((subject, value), tuple[Kind, Value])
+    return Relation(name, *kinds, f"the {noun or name} of {{x}}", asked, told, anonymous, shared)
+
+
+def _parent(name: str) -> Relation:
+    return _relation(
+        f"person {name} person",
+        ask=f"Who is the {name} of {{x}}? | Who was the {name} of {{x}}? | What is the name of the {name} of {{x}}?",
+        tell=f"The {name} of {{x}} was {{y}}. | {{x}} had {{y}} as {name}. | {{y}} was the {name} of {{x}}.",
+        anonymous=f"The {name} of the person told of here was {{y}}.",
+        shared=f"{{x}} had the same {name} as {{z}}.",
+    )
+
+
 def _year(name: str, subject: Kind, noun: str, verb: str, *, asked: str) -> Relation:
-    chronicle = f"The {subject} told of here"
-    kind = subject
     return Relation(
         name,
         subject,
@@ -43,142 +61,87 @@ def _year(name: str, subject: Kind, noun: str, verb: str, *, asked: str) -> Rela
             f"The year in which {{x}} was {verb} is {{y}}.",
             f"The {noun} of {{x}} came in {{y}}.",
         ),
-        f"{chronicle} was {verb} in {{y}}.",
+        f"The {subject} told of here was {verb} in {{y}}.",
         f"{{x}} was {verb} in the same year as {{z}}.",
         (
             (f"{asked} was {verb} earlier, {{a}} or {{b}}?", True),
             (f"{asked} was {verb} first, {{a}} or {{b}}?", True),
             (f"{asked} was {verb} later, {{a}} or {{b}}?", False),
-            (f"Of {{a}} and {{b}}, which {kind} was {verb} earlier?", True),
-            (f"Of {{a}} and {{b}}, which {kind} was {verb} later?", False),
+            (f"Of {{a}} and {{b}}, which {subject} was {verb} earlier?", True),
+            (f"Of {{a}} and {{b}}, which {subject} was {verb} later?", False),
         ),
     )
 
 
 RELATIONS: tuple[Relation, ...] = (
     _year("birth_year", "person", "birth", "born", asked="Who"),
-    Relation(
-        "birthplace",
-        "person",
-        "city",
-        "the birthplace of {x}",
-        ("Where was {x} born?", "In which city was {x} born?", "What is the birthplace of {x}?"),
-        (
-            "{x} was born in the city of {y}.",
-            "{x} came from {y}.",
-            "The birthplace of {x} is {y}.",
-            "{y} is the city where {x} was born.",
-        ),
-        "The person told of here came from {y}.",
-        "{x} was born in the same city as {z}.",
+    _relation(
+        "person birthplace city",
+        ask="Where was {x} born? | In which city was {x} born? | What is the birthplace of {x}?",
+        tell="{x} was born in the city of {y}. | {x} came from {y}. | The birthplace of {x} is {y}. | "
+        "{y} is the city where {x} was born.",
+        anonymous="The person told of here came from {y}.",
+        shared="{x} was born in the same city as {z}.",
     ),
-    Relation(
-        "father",
-        "person",
-        "person",
-        "the father of {x}",
-        ("Who is the father of {x}?", "Who was the father of {x}?", "What is the name of the father of {x}?"),
-        ("The father of {x} was {y}.", "{x} had {y} as father.", "{y} was the father of {x}."),
-        "The father of the person told of here was {y}.",
-        "{x} had the same father as {z}.",
+    *(_parent(name) for name in ("father", "mother")),
+    _relation(
+        "person spouse person",
+        ask="Who is the spouse of {x}? | Whom did {x} marry? | Who was married to {x}?",
+        tell="{x} married {y}. | The spouse of {x} was {y}. | {x} was married to {y}.",
+        anonymous="The person told of here was married to {y}.",
     ),
-    Relation(
-        "mother",
-        "person",
-        "person",
-        "the mother of {x}",
-        ("Who is the mother of {x}?", "Who was the mother of {x}?", "What is the name of the mother of {x}?"),
-        ("The mother of {x} was {y}.", "{x} had {y} as mother.", "{y} was the mother of {x}."),
-        "The mother of the person told of here was {y}.",
-        "{x} had the same mother as {z}.",
-    ),
-    Relation(
-        "spouse",
-        "person",
-        "person",
-        "the spouse of {x}",
-        ("Who is the spouse of {x}?", "Whom did {x} marry?", "Who was married to {x}?"),
-        ("{x} married {y}.", "The spouse of {x} was {y}.", "{x} was married to {y}."),
-        "The person told of here was married to {y}.",
-        "",
-    ),
-    Relation(
-        "country",
-        "city",
-        "country",
-        "the country of {x}",
-        ("In which country is {x}?", "Which country is {x} located in?", "In what country does {x} lie?"),
-        ("{x} is a city in {y}.", "{x} lies in {y}.", "The city of {x} belongs to {y}."),
-        "The city told of here lies in {y}.",
-        "{x} lies in the same country as {z}.",
+    _relation(
+        "city country country",
+        ask="In which country is {x}? | Which country is {x} located in? | In what country does {x} lie?",
+        tell="{x} is a city in {y}. | {x} lies in {y}. | The city of {x} belongs to {y}.",
+        anonymous="The city told of here lies in {y}.",
+        shared="{x} lies in the same country as {z}.",
     ),
     _year("city_year", "city", "founding", "founded", asked="Which city"),
-    Relation(
-        "capital",
-        "country",
-        "city",
-        "the capital of {x}",
-        ("What is the capital of {x}?", "Which city is the capital of {x}?", "What is the name of the capital of {x}?"),
-        ("The capital of {x} is {y}.", "{x} has {y} as its capital.", "{y} is the capital of {x}."),
-        "The capital of the country told of here is {y}.",
-        "",
+    _relation(
+        "country capital city",
+        ask="What is the capital of {x}? | Which city is the capital of {x}? | What is the name of the capital of {x}?",
+        tell="The capital of {x} is {y}. | {x} has {y} as its capital. | {y} is the capital of {x}.",
+        anonymous="The capital of the country told of here is {y}.",
     ),
-    Relation(
-        "author",
-        "book",
-        "person",
-        "the author of {x}",
-        ("Who is the author of {x}?", "Who wrote {x}?", "Which author wrote {x}?"),
-        ("{x} is a book by {y}.", "{x} was written by {y}.", "{y} wrote the book {x}.", "The author of {x} is {y}."),
-        "The book told of here was written by {y}.",
-        "{x} is by the same author as {z}.",
+    _relation(
+        "book author person",
+        ask="Who is the author of {x}? | Who wrote {x}? | Which author wrote {x}?",
+        tell="{x} is a book by {y}. | {x} was written by {y}. | {y} wrote the book {x}. | The author of {x} is {y}.",
+        anonymous="The book told of here was written by {y}.",
+        shared="{x} is by the same author as {z}.",
     ),
-    Relation(
-        "publisher",
-        "book",
-        "company",
-        "the publisher of {x}",
-        ("Who is the publisher of {x}?", "Which company published {x}?", "What is the publisher of {x}?"),
-        ("{x} was published by {y}.", "The publisher of {x} is {y}.", "{y} brought out {x}."),
-        "The book told of here was published by {y}.",
-        "{x} came out at the same publisher as {z}.",
+    _relation(
+        "book publisher company",
+        ask="Who is the publisher of {x}? | Which company published {x}? | What is the publisher of {x}?",
+        tell="{x} was published by {y}. | The publisher of {x} is {y}. | {y} brought out {x}.",
+        anonymous="The book told of here was published by {y}.",
+        shared="{x} came out at the same publisher as {z}.",
     ),
     _year("book_year", "book", "first edition", "published", asked="Which book"),
-    Relation(
-        "director",
-        "film",
-        "person",
-        "the director of {x}",
-        ("Who is the director of {x}?", "Who directed {x}?", "Which director made {x}?"),
-        (
-            "{x} is a film by {y}.",
-            "{x} was directed by {y}.",
-            "{y} directed the film {x}.",
-            "{y} is the director of {x}.",
-        ),
-        "The film told of here was directed by {y}.",
-        "{x} is by the same director as {z}.",
+    _relation(
+        "film director person",
+        ask="Who is the director of {x}? | Who directed {x}? | Which director made {x}?",
+        tell="{x} is a film by {y}. | {x} was directed by {y}. | {y} directed the film {x}. | "
+        "{y} is the director of {x}.",
+        anonymous="The film told of here was directed by {y}.",
+        shared="{x} is by the same director as {z}.",
     ),
     _year("film_year", "film", "release", "released", asked="Which film"),
-    Relation(
-        "founder",
-        "company",
-        "person",
-        "the founder of {x}",
-        ("Who is the founder of {x}?", "Who founded {x}?", "Who started the company {x}?"),
-        ("{x} was founded by {y}.", "The founder of {x} is {y}.", "{y} started the company {x}."),
-        "The company told of here was started by {y}.",
-        "{x} has the same founder as {z}.",
+    _relation(
+        "company founder person",
+        ask="Who is the founder of {x}? | Who founded {x}? | Who started the company {x}?",
+        tell="{x} was founded by {y}. | The founder of {x} is {y}. | {y} started the company {x}.",
+        anonymous="The company told of here was started by {y}.",
+        shared="{x} has the same founder as {z}.",
     ),
-    Relation(
-        "headquarters",
-        "company",
-        "city",
-        "the seat of {x}",
-        ("Where is the seat of {x}?", "In which city is {x} based?", "Which city is the seat of {x}?"),
-        ("{x} is based in {y}.", "The seat of {x} is in {y}.", "{x} has its offices in {y}."),
-        "The company told of here is based in {y}.",
-        "{x} is based in the same city as {z}.",
+    _relation(
+        "company headquarters city",
+        ask="Where is the seat of {x}? | In which city is {x} based? | Which city is the seat of {x}?",
+        tell="{x} is based in {y}. | The seat of {x} is in {y}. | {x} has its offices in {y}.",
+        anonymous="The company told of here is based in {y}.",
+        shared="{x} is based in the same city as {z}.",
+        noun="seat",
     ),
     _year("company_year", "company", "founding", "set up", asked="Which company"),
 )

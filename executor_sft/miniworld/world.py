@@ -140,33 +140,19 @@ class World:
         return Entity("city", self.names.word(), values=values | {"city_year": self._year(900, 1600)})
 
     def _company(self) -> Entity:
-        return Entity(
-            "company",
-            self._new_name("company"),
-            values={
-                "founder": self._person(),
-                "headquarters": self._rng.choice(self.cities),
-                "company_year": self._year(1700, 1900),
-            },
-        )
+        company = Entity("company", self._new_name("company"), values={"founder": self._person()})
+        company.values |= {"headquarters": self._rng.choice(self.cities), "company_year": self._year(1700, 1900)}
+        return company
 
     def _book(self) -> Entity:
-        return Entity(
-            "book",
-            self._new_name("book"),
-            values={
-                "author": self._person(),
-                "publisher": self._rng.choice(self.companies),
-                "book_year": self._year(1700, 1900),
-            },
-        )
+        book = Entity("book", self._new_name("book"), values={"author": self._person()})
+        book.values |= {"publisher": self._rng.choice(self.companies), "book_year": self._year(1700, 1900)}
+        return book
 
     def _film(self) -> Entity:
-        return Entity(
-            "film",
-            self._new_name("film"),
-            values={"director": self._person(), "film_year": self._year(1900, 1990)},
-        )
+        film = Entity("film", self._new_name("film"), values={"director": self._person()})
+        film.values["film_year"] = self._year(1900, 1990)
+        return film
 
     def _people(self) -> list[Entity]:
         """Three generations; children take the surname of their father, and couples never share one."""
@@ -216,17 +202,15 @@ class World:
 
     def _new_name(self, kind: Kind) -> str:
         """A name such as things of this kind have."""
+        word = self.names.word()
         match kind:
             case "person":
-                return f"{self.names.word()} {self.names.word()}"
+                return f"{word} {self.names.word()}"
             case "book":
-                return f"The {self.names.word()} {self._rng.choice(BOOK_NOUNS)}"
-            case "film":
-                return f"{self.names.word()} {self._rng.choice(FILM_NOUNS)}"
-            case "company":
-                return f"{self.names.word()} {self._rng.choice(COMPANY_NOUNS)}"
-            case _:
-                return self.names.word()
+                return f"The {word} {self._rng.choice(BOOK_NOUNS)}"
+            case "film" | "company":
+                return f"{word} {self._rng.choice(FILM_NOUNS if kind == 'film' else COMPANY_NOUNS)}"
+        return word
 
     def _fact(self, entity: Entity, relation: Relation, told: dict[tuple[str, str], list[Entity]]) -> Fact:
         """State a value plainly or by a detour; `told` holds the subjects whose own pages state each value."""

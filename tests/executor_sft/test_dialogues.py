@@ -1,3 +1,5 @@
+"""Gold conversations: the gateway reads them as meant, and shows each role the same and nothing more."""
+
 import itertools
 import re
 from collections.abc import Iterator
@@ -10,13 +12,14 @@ from executor_sft.miniworld.questions import Question, SubQuery
 from executor_sft.miniworld.world import World
 from router.calls.role import Role
 from router.ledger.ledger import Ledger
-from router.models.model import Sampling, ScriptedModel
+from router.models.model import Message, Sampling, ScriptedModel
 from router.protocol import prompts
 from router.protocol.decision import Dispatch, Stop, parse_decision
 from router.protocol.evidence import NO_EVIDENCE, Passage, Report
 from router.protocol.tags import unescape
 from router.protocol.turns import ReportTurn, Search, parse_answer, parse_turn
 from router.search import answerer, delegator, executor
+from router.search.agents import SingleAgent
 from router.search.context import RunContext
 from router.search.executor import Executor, ExecutorLimits
 from router.search.retrieval import FixedRetriever
@@ -205,6 +208,30 @@ async def test_the_gateways_executor_says_the_very_words_of_the_gold_conversatio
             turn.text for turn in dialogue
         ]
         assert execution.report == sub_query.report
+
+
+async def test_a_single_agent_is_shown_what_it_was_trained_on(world: World, system: RolePrompts) -> None:
+    """Given its own turns and the same passages, the gateway leads the very conversation, word for word."""
+    writer = DialogueWriter(world, system)
+    for _ in range(10):
+        dialogue = writer.alone(passages=2)
+        shown = [turn.text for turn in dialogue[2:] if turn.kind == "user"]
+        queries = [
+            unescape(text.removeprefix("<search>").removesuffix("</search>")) for text in texts(dialogue, "search")
+        ]
+        found = [[Passage(f"p{number}", *one) for number, one in enumerate(passages_of(text))] for text in shown]
+        model = ScriptedModel(texts(dialogue, "search", "answer"))
+        role = Role("delegation", model, system.agent, Sampling(max_tokens=128))
+        limits = ExecutorLimits(max_turns=20, max_searches=10)
+        single = SingleAgent(role, FixedRetriever(dict(zip(queries, found, strict=True))), limits)
+        context = RunContext.lasting(60.0, lambda event: None, Ledger())
+        result = await single.run(unescape(dialogue[1].text), context)
+        assert result.delegation is not None
+        assert result.delegation.messages == tuple(
+            Message(turn.role, turn.text)  # type: ignore[arg-type]
+            for turn in dialogue
+        )
+        assert (result.answer, result.outcome) == (parse_answer(dialogue[-1].text), "answered")
 
 
 def ends_at(text: str, stop: tuple[str, ...]) -> bool:

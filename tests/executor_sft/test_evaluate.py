@@ -102,15 +102,15 @@ def test_what_cannot_be_evaluated(tmp_path: Path, options: list[str], why: str) 
 
 
 def test_the_interval_holds_the_true_difference_as_often_as_it_says() -> None:
-    """Over 200 samples of 80 questions with a true difference of 0.2, about 95 % of the intervals hold it."""
+    """Over 100 samples of 80 questions with a true difference of 0.2, about 95 % of the intervals hold it."""
     rng = np.random.default_rng(3)
     held = 0
-    for _ in range(200):
+    for _ in range(100):
         old = rng.random(80) < 0.4
         new = old | (rng.random(80) < 1 / 3)
         found = paired_difference(list(new.astype(float)), list(old.astype(float)))
         held += found.low <= 0.2 <= found.high
-    assert 178 <= held <= 199
+    assert 88 <= held <= 100
 
 
 def test_pairs_that_agree_leave_no_doubt_and_the_same_scores_give_the_same_interval() -> None:

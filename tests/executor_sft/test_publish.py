@@ -15,7 +15,7 @@ from executor_sft.recipe import load_recipe
 from executor_sft.step import Step
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer
-from router.errors import BadConfig, BadVersion
+from router.errors import BadVersion, RolegateError
 from router.store.database import Database
 from router.store.versions import SQLVersionBook
 from router.versions.gate import GateRule
@@ -23,29 +23,21 @@ from router.versions.versions import Versions
 from serving.engines.versions import base_sha256, verified
 from serving.logs import errors_only
 
-CONFIG = """
+ROLE = 'model = "backbone"\nprompt = "shipped:prompts/mini/answer.txt"\nbase_url = "http://127.0.0.1:9/v1"\n'
+CONFIG = f"""
 [engines.executor]
 path = "base"
 adapter_rank = 32
-
 [roles.delegation]
-base_url = "http://127.0.0.1:9/v1"
-model = "backbone"
-prompt = "shipped:prompts/mini/delegation.txt"
-
+{ROLE}
 [roles.execution]
 engine = "executor"
 model = "mini-executor"
 prompt = "shipped:prompts/mini/execution.txt"
-
 [roles.answer]
-base_url = "http://127.0.0.1:9/v1"
-model = "backbone"
-prompt = "shipped:prompts/mini/answer.txt"
-
+{ROLE}
 [retrieval]
 address = "127.0.0.1:9"
-
 [versions]
 folder = "versions"
 """
@@ -108,33 +100,25 @@ def test_the_same_training_is_published_once(config: Path, trained: Path, tmp_pa
     assert verified(tmp_path / "versions" / "executor-000002").version == "executor-000002"
 
 
-def test_another_base_is_refused(config: Path, trained: Path, tmp_path: Path) -> None:
-    """An adapter of one model means nothing to another; nothing is published."""
-    config.with_name("base").joinpath("model.safetensors").write_bytes(b"another")
-    with pytest.raises(BadVersion, match=r"is trained on another model than engines\.executor serves"):
+@pytest.mark.parametrize(
+    ("file", "content", "why"),
+    [
+        ("base/model.safetensors", "another", r"is trained on another model than engines\.executor serves"),
+        ("rolegate.toml", CONFIG.replace("adapter_rank = 32", ""), r"set engines\.executor\.adapter_rank = 32"),
+        ("rolegate.toml", CONFIG.replace("= 32", "= 16"), r"set engines\.executor\.adapter_rank = 32"),
+        ("trained/model/adapter_model.safetensors", "another", r"safetensors: is not what was trained"),
+        ("trained/manifest.json", None, r"has no manifest\.json"),
+    ],
+)
+def test_what_does_not_fit_is_refused(config: Path, trained: Path, file: str, content: str | None, why: str) -> None:
+    """Another base, an engine without such adapters, weights that changed, an unfinished training: nothing is made."""
+    if content is None:
+        (config.parent / file).unlink()
+    else:
+        (config.parent / file).write_text(content)
+    with pytest.raises(RolegateError, match=why):
         run(["publish", str(trained), "--config", str(config)])
-    assert not (tmp_path / "versions").exists()
-
-
-@pytest.mark.parametrize("line", ["", "adapter_rank = 16"])
-def test_an_engine_that_takes_no_such_adapter_is_named(config: Path, trained: Path, line: str) -> None:
-    """With the key to set."""
-    config.write_text(CONFIG.replace("adapter_rank = 32", line))
-    with pytest.raises(BadVersion, match=r"set engines\.executor\.adapter_rank = 32"):
-        run(["publish", str(trained), "--config", str(config)])
-
-
-def test_weights_that_changed_since_are_refused(config: Path, trained: Path) -> None:
-    """They are not what the figures speak of."""
-    (trained / "model" / "adapter_model.safetensors").write_bytes(b"another one")
-    with pytest.raises(BadVersion, match=r"adapter_model\.safetensors: is not what was trained"):
-        run(["publish", str(trained), "--config", str(config)])
-
-
-def test_a_training_that_has_not_finished_is_refused(config: Path, tmp_path: Path) -> None:
-    """There is nothing to publish yet."""
-    with pytest.raises(BadConfig, match=r"has no manifest\.json"):
-        run(["publish", str(tmp_path), "--config", str(config)])
+    assert not config.with_name("versions").exists()
 
 
 @pytest.fixture
@@ -156,26 +140,17 @@ async def gateway(tmp_path: Path) -> AsyncIterator[str]:
 
 
 async def test_a_running_gateway_takes_it_in(config: Path, trained: Path, gateway: str) -> None:
-    """Registered and made the shadow; repeated, it stays so."""
-    command = ["publish", str(trained), "--config", str(config), "--address", gateway, "--traffic", "shadow"]
-    for _ in range(2):
-        assert await asyncio.to_thread(run, command) == 0
-    async with AsyncClient(gateway) as client:
-        states = {version.version: version.state for version in await client.versions()}
-    assert states.keys() == {"executor-000001", "mini-executor"}
-    assert len(set(states.values())) == 2
-
-
-async def test_what_became_of_it_there_stays_so(config: Path, trained: Path, gateway: str) -> None:
-    """Repeated after it was rolled back, or promoted, the command changes nothing."""
+    """Registered and made the shadow; repeated, also after it was rolled back or promoted, it changes nothing."""
     command = ["publish", str(trained), "--config", str(config), "--address", gateway, "--traffic", "shadow"]
     async with AsyncClient(gateway) as client:
-        for change in (client.roll_back_version, client.promote_version):
+        for change in (None, client.roll_back_version, client.promote_version):
             assert await asyncio.to_thread(run, command) == 0
-            await change("executor-000001")
-            states = [version.state for version in await client.versions()]
+            if change:
+                await change("executor-000001")
+            states = {version.version: version.state for version in await client.versions()}
             assert await asyncio.to_thread(run, command) == 0
-            assert [version.state for version in await client.versions()] == states
+            assert {version.version: version.state for version in await client.versions()} == states
+            assert states.keys() == {"executor-000001", "mini-executor"} and len(set(states.values())) == 2
 
 
 async def test_a_name_that_stands_for_another_version_there_is_refused(

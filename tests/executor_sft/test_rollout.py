@@ -201,20 +201,18 @@ async def test_killed(ran: Ran, config: Path, listed: Path, endpoint: Endpoint, 
     assert (tmp_path / "out" / "rollouts.jsonl").read_bytes() == (tmp_path / "whole" / "rollouts.jsonl").read_bytes()
 
 
-async def test_a_teacher_that_is_down(ran: Ran, config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path) -> None:
-    """The command ends with who is down, how far it came, and what to do."""
+async def test_a_teacher_that_is_down_or_is_not_named(
+    ran: Ran, config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    """The command ends with who is down, how far it came, and what to do; or with what to add to the config."""
     endpoint.down.add("teacher")
-    status, said = await ran("rollout", "--questions", listed, "--config", config, "--out", tmp_path / "out")
+    command = ("rollout", "--questions", listed, "--config", config, "--out")
+    status, said = await ran(*command, tmp_path / "down")
     assert status == 1
-    assert "model 'teacher': unreachable" in said
-    assert "0 of 4 questions are rolled out" in said
-    assert "same command" in said
-
-
-async def test_nobody_teaches(ran: Ran, config: Path, listed: Path, tmp_path: Path) -> None:
-    """Says what to add to the config."""
+    for part in ("model 'teacher': unreachable", "0 of 4 questions are rolled out", "same command"):
+        assert part in said
     config.write_text(config.read_text("utf-8").partition("[distillation.teacher]")[0], "utf-8")
-    status, said = await ran("rollout", "--questions", listed, "--config", config, "--out", tmp_path / "out")
+    status, said = await ran(*command, tmp_path / "out")
     assert status == 1
     assert "distillation.teacher: is not set; add a table [distillation.teacher]" in said
     assert not (tmp_path / "out").exists()

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from executor_sft.call_cache import CallCache
-from executor_sft.jsonl import JsonlFile
 from executor_sft.questions import Question
 from executor_sft.rollouts import Rollout, Verdict, check_execution, roll_out_all
 from router.errors import BadConfig, OutOfTime, UpstreamRefused, UpstreamUnavailable
@@ -64,25 +63,19 @@ async def test_capped() -> None:
     assert [work.capped for work in wrong.sub_queries] == [None, None]
 
 
-async def test_the_judge_is_asked_only_where_exact_match_holds() -> None:
-    """And what it does not accept is not correct, so nothing is capped either."""
-    roles = ScriptedRoles(judge=lambda prompt: "<verdict>incorrect</verdict>")
+@pytest.mark.parametrize(("reply", "accepted"), [("<verdict>incorrect</verdict>", False), ("Not true", None)])
+async def test_the_judge_is_asked_only_where_exact_match_holds(reply: str, accepted: bool | None) -> None:
+    """What it does not accept, or says unreadably, is not correct, so nothing is capped either."""
+    roles = ScriptedRoles(judge=lambda prompt: reply)
     rollout = await roles.worker().roll_out(QUESTION)
     assert roles.judge is not None
-    assert [prompt.messages[1].content for prompt in roles.judge.prompts] == [
+    assert {prompt.messages[1].content for prompt in roles.judge.prompts} == {
         f"<question>{QUESTION.text}</question><right_answer>home of MannF0</right_answer>"
         "<answer>home of MannF0</answer>"
-    ]
-    assert rollout.verdict == Verdict(exact_match=True, accepted=False, judged=True)
+    }
+    assert rollout.verdict == Verdict(exact_match=True, accepted=accepted, judged=True)
     assert not rollout.verdict.correct
     assert rollout.sub_queries[0].capped is None
-
-
-async def test_a_judge_that_cannot_be_read_has_not_accepted() -> None:
-    """That is known apart from a judge that said no."""
-    rollout = await ScriptedRoles(judge=lambda prompt: "Not true").worker().roll_out(QUESTION)
-    assert rollout.verdict == Verdict(exact_match=True, accepted=None, judged=True)
-    assert not rollout.verdict.correct
 
 
 async def test_without_a_right_answer_the_judge_goes_by_the_evidence() -> None:
@@ -96,44 +89,31 @@ async def test_without_a_right_answer_the_judge_goes_by_the_evidence() -> None:
     assert "<evidence>The credits say so.</evidence>" in roles.judge.prompts[0].messages[1].content
 
 
-async def test_an_endpoint_that_is_gone_is_no_sample() -> None:
-    """What an executor makes of it in service, a neutral report, must not be learnt from."""
+async def test_an_executor_that_failed_is_no_sample() -> None:
+    """What it makes of that in service, a neutral report, must not be learnt from: an endpoint that is gone or left
+    alone, one prompt that is refused (the question's own failure), time that ran out.
+    """
     gone = UpstreamUnavailable("refuses to connect", endpoint="http://x")
 
-    def fails(prompt: Prompt) -> UpstreamUnavailable:
+    def fails(prompt: Prompt) -> Answer:
         return gone
+
+    def refuses(prompt: Prompt) -> Answer:
+        unwanted = "Pacino" in prompt.messages[1].content
+        return UpstreamRefused("unwanted content", endpoint="http://x") if unwanted else searches_twice(prompt)
 
     with pytest.raises(UpstreamUnavailable, match="execution at scripted://teacher: model 'teacher': unavailable"):
         await ScriptedRoles(teacher=fails).worker().roll_out(QUESTION)
     with pytest.raises(UpstreamUnavailable, match="scripted://student"):
         await ScriptedRoles(student=fails).worker().roll_out(QUESTION)
-
-
-async def test_a_model_that_refuses_one_prompt() -> None:
-    """Is the question's own failure, not the endpoint's end."""
-
-    def refuses(prompt: Prompt) -> UpstreamRefused | str:
-        if "Pacino" in prompt.messages[1].content:
-            return UpstreamRefused("unwanted content", endpoint="http://x")
-        return searches_twice(prompt)
-
     with pytest.raises(UpstreamRefused, match="refused"):
         await ScriptedRoles(teacher=refuses).worker().roll_out(QUESTION)
-
-
-async def test_time_that_ran_out_is_no_sample() -> None:
-    """Where the clock cut an executor off, nobody knows what it would have found."""
     contexts = iter([lasting(), lasting(0.0)])
-    worker = replace(ScriptedRoles().worker(), context=lambda: next(contexts))
     with pytest.raises(OutOfTime, match=r"server\.timeout_s"):
-        await worker.roll_out(QUESTION)
-
-
-async def test_a_model_that_was_left_alone() -> None:
-    """Where too many calls had failed before, nobody was asked, and there is no row that says why."""
-    execution = Execution("Who?", NO_EVIDENCE, "model_failed", (), Conversation(()))
+        await replace(ScriptedRoles().worker(), context=lambda: next(contexts)).roll_out(QUESTION)
+    nobody_asked = Execution("Who?", NO_EVIDENCE, "model_failed", (), Conversation(()))
     with pytest.raises(UpstreamUnavailable, match="left alone"):
-        check_execution(execution, 0, lasting())
+        check_execution(nobody_asked, 0, lasting())
 
 
 QUESTIONS = questions(6)
@@ -196,7 +176,7 @@ async def test_interrupted_and_started_again(tmp_path: Path, after: list[int]) -
 
 
 async def test_a_torn_line_is_rolled_out_again(tmp_path: Path) -> None:
-    """From what is remembered, so at no cost."""
+    """From what is cached, so at no cost; a whole line of another release is named."""
     await rolled_out(ScriptedRoles(), tmp_path)
     path = tmp_path / "rollouts.jsonl"
     whole = path.read_bytes()
@@ -204,6 +184,9 @@ async def test_a_torn_line_is_rolled_out_again(tmp_path: Path) -> None:
     roles = ScriptedRoles()
     await rolled_out(roles, tmp_path)
     assert (path.read_bytes(), roles.asked) == (whole, [])
+    path.write_bytes(b"{}\n")
+    with pytest.raises(BadConfig, match=r"rollouts.jsonl:1: .*remove this line"):
+        await rolled_out(roles, tmp_path)
 
 
 async def test_a_teacher_that_dies(tmp_path: Path) -> None:
@@ -251,12 +234,3 @@ async def test_where_every_question_fails(tmp_path: Path) -> None:
     roles = ScriptedRoles(backbone=lambda prompt: UpstreamRefused("check the API key", endpoint="http://x"))
     with pytest.raises(UpstreamRefused, match=r"check the API key\. 0 of 6"):
         await rolled_out(roles, tmp_path)
-
-
-async def test_a_line_of_another_release(tmp_path: Path) -> None:
-    """Is named."""
-    file = JsonlFile(tmp_path / "rollouts.jsonl")
-    file.append(b"{}")
-    file.close()
-    with pytest.raises(BadConfig, match=r"rollouts.jsonl:1: .*remove this line"):
-        await rolled_out(ScriptedRoles(), tmp_path)

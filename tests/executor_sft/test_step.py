@@ -42,25 +42,16 @@ def test_a_folder_of_other_inputs_is_refused(tmp_path: Path, source: Path) -> No
         Step.begin(out, "filter", {"rollouts": source}, settings)
 
 
-def test_the_same_settings_in_other_words(tmp_path: Path, source: Path) -> None:
-    """Neither their order nor a further one that is not set makes another step of it."""
+def test_a_step_goes_on_in_its_own_folder_alone(tmp_path: Path, source: Path) -> None:
+    """With the same settings in another order, with what a kill left of its beginning; never beside other files."""
+    for folder in ("out", "mine"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "out" / ".begun.json.0123abcd").write_text('{"step"')
     Step.begin(tmp_path / "out", "filter", {"rollouts": source}, {"seed": 1, "mix": 2})
     Step.begin(tmp_path / "out", "filter", {"rollouts": source}, {"mix": 2, "seed": 1, "later": None})
-
-
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, source: Path) -> None:
-    """A folder that holds files and no step is not written into."""
-    (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
     with pytest.raises(BadConfig, match="not empty"):
         Step.begin(tmp_path / "mine", "filter", {"rollouts": source}, {})
-
-
-def test_what_a_kill_left_of_the_beginning_is_in_nobodys_way(tmp_path: Path, source: Path) -> None:
-    """The file that says what was begun is written beside itself, and may be left there."""
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / ".begun.json.0123abcd").write_text('{"step"')
-    assert Step.begin(tmp_path / "out", "filter", {"rollouts": source}, {}).finished is None
 
 
 def test_an_unfinished_step_is_no_input(tmp_path: Path, source: Path) -> None:

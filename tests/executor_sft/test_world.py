@@ -1,16 +1,24 @@
-import itertools
+"""Mini worlds: reproducible, apart from each other, and such that a second search is needed where they say so."""
+
+import random
 import re
 from collections import Counter
+from functools import cache
 
 import pytest
 
 from executor_sft.miniworld import relations as language
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, Question
-from executor_sft.miniworld.world import Entity, Side, World, side_of
+from executor_sft.miniworld.world import Entity, Names, Side, World, side_of
 
-WORLDS: tuple[tuple[int, Side], ...] = ((7, "test"), (11, "test"), (12, "test"), (1, "train"), (7, "train"))
+SIDES: tuple[Side, Side] = ("train", "test")
 NOUNS = {"The", *language.BOOK_NOUNS, *language.FILM_NOUNS, *language.COMPANY_NOUNS}
+
+
+@cache
+def made(seed: int, side: Side) -> World:
+    return World(seed, side)
 
 
 def words_in(text: str) -> set[str]:
@@ -21,11 +29,7 @@ def name_words(world: World) -> set[str]:
     """Every made-up word of the names, other names and chronicles of a world."""
     names = [name for entity in world.entities for name in (entity.name, entity.alias or "")]
     chronicles = [fact.via for fact in world.facts.values() if fact.detour == "redirect"]
-    return set().union(*map(words_in, [*names, *chronicles])) - NOUNS
-
-
-def pages(world: World) -> list[tuple[str, str, str]]:
-    return [(passage.id, passage.title, passage.text) for passage in Library(world).passages]
+    return words_in(" ".join([*names, *chronicles])) - NOUNS
 
 
 def year(entity: Entity, relation: str) -> int:
@@ -45,53 +49,46 @@ def holds(text: str, phrase: str) -> bool:
     return re.search(rf"\b{re.escape(phrase)}\b", text) is not None
 
 
+@pytest.mark.parametrize("side", SIDES)
+def test_a_word_is_drawn_once_and_is_of_its_side(side: Side) -> None:
+    """2,000 words: all different, capitalised, of 4 to 11 letters, on their side in any case; and the same ones
+    for the same seed alone.
+    """
+    names, same, other = (Names(random.Random(seed), side) for seed in (1, 1, 2))
+    words = [names.word() for _ in range(2000)]
+    assert len(set(words)) == 2000
+    assert {side_of(word) for word in words} == {side_of(word.upper()) for word in words} == {side}
+    assert all(word.isalpha() and word.istitle() and 4 <= len(word) <= 11 for word in words)
+    assert words[:50] == [same.word() for _ in range(50)] != [other.word() for _ in range(50)]
+
+
 def test_the_same_seed_makes_the_same_world() -> None:
-    """Page by page and question by question, in the same order."""
-    one, same = World(5, "test"), World(5, "test")
-    ask, ask_again = Examiner(one, Library(one)), Examiner(same, Library(same))
-
-    assert pages(one) == pages(same)
+    """Page by page and question by question, in the same order; another seed or side shares no person's name."""
+    one, same = made(7, "test"), World(7, "test")
+    pages, again = Library(one), Library(same)
+    ask, ask_again = Examiner(one, pages), Examiner(same, again)
+    assert pages.passages == again.passages
     assert [ask.draw() for _ in range(200)] == [ask_again.draw() for _ in range(200)]
-
-
-def test_another_seed_or_side_makes_another_world() -> None:
-    """No name of a person is in two of three worlds."""
-    worlds = [World(5, "test"), World(6, "test"), World(5, "train")]
-    people = [{entity.name for entity in world.people} for world in worlds]
-
-    assert all(one.isdisjoint(other) for one, other in itertools.combinations(people, 2))
-
-
-@pytest.mark.parametrize(("seed", "side"), WORLDS)
-def test_every_name_word_is_of_the_worlds_side(seed: int, side: Side) -> None:
-    words = name_words(World(seed, side))
-
-    assert len(words) > 1000
-    assert {side_of(word) for word in words} == {side}
+    people = {entity.name for entity in one.people}
+    for other in (made(11, "test"), made(7, "train")):
+        assert people.isdisjoint(entity.name for entity in other.people)
 
 
 def test_training_and_test_worlds_share_no_name_word() -> None:
     """Nor any other word on their pages, but for the words of the wordings, which all worlds share."""
     written: dict[Side, set[str]] = {"train": set(), "test": set()}
-    names: dict[Side, set[str]] = {"train": set(), "test": set()}
-    for seed, side in WORLDS:
-        world = World(seed, side)
-        names[side] |= name_words(world)
-        written[side] |= set().union(*(words_in(f"{title} {text}") for _, title, text in pages(world)))
-    wordings = [
-        *itertools.chain.from_iterable(
-            (relation.noun, relation.anonymous, relation.shared, *relation.tell) for relation in language.RELATIONS
-        ),
-        *itertools.chain.from_iterable(language.ALIAS.values()),
-        *language.ALIAS_USE.values(),
-        *language.REDIRECT,
-        *language.FILLER,
-        *language.OCCUPATIONS,
-        f"{language.CHRONICLE} Family",
-    ]
-    shared = {word.casefold() for word in set().union(*map(words_in, wordings)) | NOUNS}
-
-    assert names["train"].isdisjoint(names["test"])
+    for seed, side in ((7, "test"), (11, "test"), (1, "train"), (7, "train")):
+        names = name_words(made(seed, side))
+        assert len(names) > 1000
+        assert {side_of(word) for word in names} == {side}
+        pages = Library(made(seed, side)).passages
+        written[side] |= words_in(" ".join(f"{page.title} {page.text}" for page in pages))
+    wordings = [language.CHRONICLE, "Family", *language.ALIAS_USE.values(), *language.REDIRECT, *language.FILLER]
+    wordings += [wording for aliases in language.ALIAS.values() for wording in aliases]
+    wordings += [*language.OCCUPATIONS, *NOUNS]
+    for one in language.RELATIONS:
+        wordings += [one.noun, one.anonymous, one.shared, *one.tell]
+    shared = {word.casefold() for word in words_in(" ".join(wordings))}
     assert {word.casefold() for word in written["train"] & written["test"]} <= shared
 
 
@@ -99,7 +96,6 @@ def test_namesakes_come_in_pairs_told_apart_by_occupation(world: World) -> None:
     """Two of a name, never of one occupation; everybody else's name is their own."""
     names = Counter(entity.name for entity in world.entities)
     namesakes = [entity for entity in world.entities if entity.occupation]
-
     assert len(namesakes) > 20
     assert all(names[entity.name] == (2 if entity.occupation else 1) for entity in world.entities)
     assert len({entity.mention for entity in world.entities}) == len(world.entities)
@@ -117,27 +113,20 @@ def test_each_namesake_has_a_page_of_its_own(world: World, library: Library) -> 
             )
 
 
-def test_parents_are_older_than_their_children(world: World) -> None:
-    """By 30 years at least, as generations do not overlap; two thirds of the people have parents."""
+def test_families_hang_together(world: World) -> None:
+    """Parents are 30 years older than their children and married to each other, marriages go both ways, and children
+    bear their father's surname; a capital lies in its country.
+    """
     children = [entity for entity in world.people if "father" in entity.values]
-
     assert len(children) == len(world.people) * 2 // 3
     for child in children:
-        for parent in ("father", "mother"):
-            assert year(child, "birth_year") - year(person(child, parent), "birth_year") >= 30
-
-
-def test_families_hang_together(world: World) -> None:
-    """Parents are married to each other, marriages go both ways, and children bear their father's surname."""
+        father, mother = person(child, "father"), person(child, "mother")
+        for parent in (father, mother):
+            assert year(child, "birth_year") - year(parent, "birth_year") >= 30
+        assert person(father, "spouse") is mother
+        assert child.occupation or child.name.split()[-1] == father.name.split()[-1]
     for entity in world.people:
-        if "spouse" in entity.values:
-            assert person(person(entity, "spouse"), "spouse") is entity
-        if "father" in entity.values:
-            assert person(person(entity, "father"), "spouse") is person(entity, "mother")
-            assert entity.name.split()[-1] == person(entity, "father").name.split()[-1] or entity.occupation
-
-
-def test_a_capital_lies_in_its_country(world: World) -> None:
+        assert "spouse" not in entity.values or person(person(entity, "spouse"), "spouse") is entity
     for country in world.countries:
         assert person(country, "capital").values["country"] is country
 
@@ -146,7 +135,6 @@ def test_a_third_of_the_sub_queries_needs_a_second_search(questions: list[Questi
     """30 to 45 % of the sub-queries, and more than half of the questions; every kind of detour is among them."""
     asked = [sub_query for question in questions for sub_query in question.sub_queries]
     kinds = Counter(sub_query.kind for sub_query in asked if len(sub_query.searches) == 2)
-
     assert 0.30 < kinds.total() / len(asked) < 0.45
     assert set(kinds) == {"alias", "redirect", "shared"}
     assert min(kinds.values()) > 50

@@ -1,0 +1,72 @@
+"""Options are read from a struct, and figures are shown as tables or as JSON."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from msgspec import Meta
+
+from executor_sft.__main__ import _COMMANDS, main
+from executor_sft.command import POSITIONAL, StepOptions, parse, show
+from router.errors import BadConfig
+from serving.config.file import preset
+
+
+class Options(StepOptions, frozen=True, kw_only=True):
+    """Options of every kind."""
+
+    config: Path
+    files: Annotated[tuple[Path, ...], POSITIONAL, Meta(description="to read")]
+    count: Annotated[int, Meta(ge=1, description="100 % of them")] = 3
+    rate: Annotated[float, Meta(gt=0, description="a rate")] | None = None
+    side: Annotated[Literal["left", "right"], Meta(description="a side")] = "left"
+    thinking: Annotated[bool, Meta(description="a switch")] | None = None
+
+
+def test_options_are_the_fields_of_a_struct(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of its type, absent ones with their defaults; help says what they are."""
+    given = "a b --out o --count 4 --rate 0.5 --side right --thinking false --json --preset mini"
+    assert parse(Options, "x", "Does.", given.split()) == Options(
+        config=preset("mini"),
+        files=(Path("a"), Path("b")),
+        out=Path("o"),
+        count=4,
+        rate=0.5,
+        side="right",
+        thinking=False,
+        json=True,
+    )
+    assert parse(Options, "x", "Does.", ["a", "--out", "o", "--preset", "mini"]).count == 3
+    with pytest.raises(SystemExit):
+        parse(Options, "x", "Does.", ["--help"])
+    assert "100 % of them (default: 3)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("option", "why"), [("--count=0", "--count 0: Expected `int` >= 1"), ("--rate=x", "--rate x: Expected `float")]
+)
+def test_values_out_of_range_are_named(option: str, why: str) -> None:
+    """By the option, with what it takes."""
+    with pytest.raises(BadConfig, match=why):
+        parse(Options, "x", "Does.", ["a", "--out", "o", option])
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With its name."""
+    with pytest.raises(SystemExit) as end:
+        main([command, "--help"])
+    assert end.value.code == 0
+    assert f"usage: rolegate sft {command}" in capsys.readouterr().out
+
+
+def test_figures_are_tables_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """Single ones in one table, groups and lists in one each; differences with their intervals."""
+    gain = {"mean": 0.25, "low": -0.5, "high": 1}
+    figures = {"rows": 1200, "by": {"a": {"share": 0.5, "gain": gain}}, "spent": [{"role": "[x]", "cost": None}]}
+    show(figures)
+    lines = {tuple(line.split()) for line in capsys.readouterr().out.splitlines()}
+    assert {("rows", "1,200"), ("a", "0.5000", "+0.25", "(-0.5", "to", "+1)"), ("[x]", "–")} <= lines
+    show(figures, as_json=True)
+    assert json.loads(capsys.readouterr().out) == figures
