@@ -19,7 +19,7 @@ from executor_sft.runtime import open_runtime
 from executor_sft.step import Step
 from router.errors import BadConfig, OutOfTime, RolegateError, UpstreamError, UpstreamUnavailable
 from serving.config.config import RoleConfig
-from serving.engines.engine import Tell
+from serving.engines.engine import Log
 
 CELLS, CALLS, JUDGEMENTS = "cells", "calls.jsonl", "judgements.jsonl"
 _HOPELESS = 5
@@ -63,7 +63,7 @@ class Sweep:
     questions: Sequence[BenchmarkQuestion]
     folder: Path
     rows: RowFile
-    log: Tell
+    log: Log
     on_rollout: Callable[[], None]
     """Called whenever a rollout is done, or has failed."""
     settings: Settings

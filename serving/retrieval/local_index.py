@@ -57,8 +57,7 @@ async def open_searcher(
     Raises `BadConfig` or `BadIndex`.
     """
     index = await stoppable(partial(_open_up_to_date, config, embedder, log))
-    batching = config.batching
-    searcher = IndexSearcher(index, embedder, wait_s=batching.wait_ms / 1000, most=batching.most, cache=batching.cache)
+    searcher = IndexSearcher(index, embedder)
     following = asyncio.create_task(_follow(config, searcher, index, embedder))
     try:
         yield searcher
