@@ -77,7 +77,8 @@ def test_the_same_seed_makes_the_same_world() -> None:
 def test_training_and_test_worlds_share_no_name_word() -> None:
     """Nor any other word on their pages, but for the words of the wordings, which all worlds share."""
     written: dict[Side, set[str]] = {"train": set(), "test": set()}
-    for seed, side in ((7, "test"), (11, "test"), (1, "train"), (7, "train")):
+    worlds: tuple[tuple[int, Side], ...] = ((7, "test"), (11, "test"), (1, "train"), (7, "train"))
+    for seed, side in worlds:
         names = name_words(made(seed, side))
         assert len(names) > 1000
         assert {side_of(word) for word in names} == {side}
