@@ -98,21 +98,6 @@ def test_stream(gateway: str) -> None:
         assert [event.event_number for event in client.stream(QUESTION)] == list(range(1, len(KINDS) + 1))
 
 
-async def test_the_same_on_an_event_loop(gateway: str) -> None:
-    """Answer, events, feedback and usage."""
-    begun = datetime.now(UTC)
-    async with AsyncClient(gateway) as client:
-        answer = await client.ask(QUESTION)
-        async with client.stream(QUESTION) as events:
-            kinds = [event.WhichOneof("event") async for event in events]
-        feedback_id = await client.feedback(answer.run_id, accepted=True)
-        usage = await client.usage(start=begun)
-    assert (answer.answer, kinds) == ("in 1943", KINDS)
-    assert feedback_id
-    attempts = sum(row.usage.attempts for row in usage.rows)
-    assert (usage.runs, attempts) == (2, 2 * sum(row.attempts for row in answer.usage))
-
-
 async def test_feedback_arrives_as_it_was_given() -> None:
     """What is left out stays unstated."""
     store = Kept()
@@ -260,22 +245,6 @@ def test_errors(
         call(client)
     error = caught.value
     assert (error.code, error.reason, error.role, str(error)) == parts
-
-
-async def test_errors_on_an_event_loop(gateway: str) -> None:
-    """The same, of a whole reply and of a stream."""
-    async with AsyncClient(gateway) as client:
-        with pytest.raises(GatewayError) as whole:
-            await client.ask(DEAD_QUESTION)
-        with pytest.raises(GatewayError) as stream:
-            async for _ in client.stream(DEAD_QUESTION):
-                pass
-    for error in (whole.value, stream.value):
-        assert (error.code, error.reason, error.role) == (
-            grpc.StatusCode.UNAVAILABLE,
-            "UPSTREAM_UNAVAILABLE",
-            "delegation",
-        )
 
 
 async def test_nobody_answers(dead: str) -> None:

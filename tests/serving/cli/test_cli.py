@@ -302,13 +302,6 @@ def test_an_impossible_timeout_is_refused(seconds: str, capsys: pytest.CaptureFi
     assert capsys.readouterr().err == f"rolegate: --timeout {seconds}: give seconds between 0 and 86400.\n"
 
 
-def test_an_unknown_preset_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--preset", "maxi"]) == 1
-
-    known = "hosted, local, mini, one-gpu, paper"
-    assert capsys.readouterr().err == f"rolegate: preset 'maxi': unknown; there are: {known}.\n"
-
-
 def test_an_index_is_built(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With word statistics if asked for; what was built is told."""
     out = tmp_path / "index"

@@ -1,4 +1,4 @@
-"""`rolegate versions` against real servers, and both clients beneath it."""
+"""`rolegate versions` against real servers, and the client beneath it."""
 
 import asyncio
 import json
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import structlog
-from rolegate.client import AsyncClient, Client
-from rolegate.v1 import executor_version_service_pb2 as pb
+from rolegate.client import Client
 
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer
@@ -121,22 +120,6 @@ async def test_decisions_as_json(told: Command) -> None:
         ("1", "register"),
         ("2", "promote"),
     ]
-
-
-async def test_the_client_on_an_event_loop(address: str) -> None:
-    """Has all of it."""
-    async with AsyncClient(address) as client:
-        assert (await client.register_version(FIRST)).version == FIRST
-        canary = await client.set_version_traffic(FIRST, "canary", 0.5)
-        assert (canary.state, canary.canary_share) == (pb.EXECUTOR_VERSION_STATE_CANARY, 0.5)
-        assert (await client.promote_version(FIRST)).state == pb.EXECUTOR_VERSION_STATE_ACTIVE
-        assert (await client.roll_back_version(FIRST)).version == BASE
-        assert [version.version for version in await client.versions()] == [FIRST, BASE]
-        assert [each.decision for each in await client.version_decisions(FIRST, after=3)] == [
-            "canary",
-            "promote",
-            "roll_back",
-        ]
 
 
 def test_a_state_that_there_is_not() -> None:
