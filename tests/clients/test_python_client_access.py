@@ -7,8 +7,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from rolegate.client import AsyncClient, Client, Connection, GatewayError
-from rolegate.client.requests import Terms, answer_request, stream_request
+from rolegate.client import AsyncClient, Client, Connection, GatewayError, calls
 
 from router.access import Access, Key, new_key
 from router.edge.grpc.server import Server
@@ -261,5 +260,5 @@ async def test_when_to_come_back() -> None:
 
 def test_fresh_work() -> None:
     """Is asked for only where somebody wants it."""
-    for request in (answer_request, stream_request):
-        assert [request(QUESTION, terms).fresh for terms in (Terms(), Terms(fresh=True))] == [False, True]
+    for call in (calls.ask, calls.stream):
+        assert [call(QUESTION, fresh=fresh).request.fresh for fresh in (False, True)] == [False, True]

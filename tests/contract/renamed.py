@@ -33,7 +33,19 @@ class Dropped:
 
 RENAMED: dict[str, dict[str, str | Dropped]] = {
     "config": {
-        "server.keep_gb": Dropped("How long runs are kept is told by server.keep_days alone."),
+        "server.keep_gb": Dropped("Retention goes by days alone."),
+        "search.max_passage_chars": Dropped("Nobody turned it; it is a constant of the executor."),
+        "search.max_report_chars": Dropped("Nobody turned it; it is a constant of the executor."),
+        "reuse.most": Dropped("Nobody turned it; it is a constant of the report cache."),
+        "roles.connect_timeout_s": Dropped("Nobody turned it; it is a constant of the client."),
+        "roles.hedge_percentile": Dropped("Calls are not hedged any more."),
+        "retrieval.batching": Dropped("Nobody turned it; waits and sizes are constants of the searcher."),
+        "retrieval.embedder.kind": Dropped("An embedder elsewhere is known by its engine or base_url."),
+        "versions.gate.error": Dropped("Nobody turned it; the probability of a wrong decision is a constant."),
+        "versions.gate.most_trials": Dropped("Nobody turned it; the most trials are a constant."),
+        "versions.gate.most_tokens": "versions.gate.max_tokens_ratio",
+        "topologies.single_agent.max_tokens": Dropped("It may write as much as the roles that it stands for."),
+        "topologies.no_retrieval.max_tokens": Dropped("It may write as much as the roles that it stands for."),
     },
     "rpc": {},
     "messages": {},
@@ -43,13 +55,17 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
     "upstream": {},
     "http": {},
     "metrics": {
-        "rolegate_hedges": Dropped("Calls are not made a second time beside a slow one any more."),
+        "rolegate_hedges": Dropped("Calls are not hedged any more."),
     },
     "reasons": {},
     "commands": {
-        "serve --workers": Dropped("Several gateways share one PostgreSQL behind any balancer for gRPC."),
+        "serve --workers": Dropped("Several gateways share one PostgreSQL behind a gRPC balancer instead."),
     },
-    "json": {},
+    "json": {
+        "cells.model": Dropped("That a model is not served is told in the cell of its endpoint."),
+        "cells.thinking": Dropped("A turn that is cut off is told where it broke the protocol."),
+        "cells.streamed usage": Dropped("Turns are streamed as the gateway streams them, so it is the usage."),
+    },
     "sql": {
         "runs.trace_bytes": Dropped("Only server.keep_gb asked for it."),
     },

@@ -11,8 +11,8 @@ import grpc
 import msgspec
 import pytest
 from aiohttp import web
-from rolegate.client import AsyncClient, GatewayError
-from rolegate.client.requests import TopologyName, answer_request, stream_request
+from rolegate.client import AsyncClient, GatewayError, calls
+from rolegate.client.requests import TopologyName
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import usage_pb2
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
@@ -170,11 +170,11 @@ async def test_what_is_not_set_up(tmp_path: Path) -> None:
 
 def test_the_client_knows_no_other_topology() -> None:
     """And asks for none unless it is told to."""
-    for request in (answer_request, stream_request):
-        assert request(QUESTION, {}).topology == pb.TOPOLOGY_UNSPECIFIED
-        assert request(QUESTION, {"topology": "homogeneous"}).topology == pb.TOPOLOGY_HOMOGENEOUS
+    for call in (calls.ask, calls.stream):
+        assert call(QUESTION).request.topology == pb.TOPOLOGY_UNSPECIFIED
+        assert call(QUESTION, topology="homogeneous").request.topology == pb.TOPOLOGY_HOMOGENEOUS
         with pytest.raises(ValueError, match="TOPOLOGY_PAIR"):
-            request(QUESTION, {"topology": "pair"})  # type: ignore[typeddict-item]
+            call(QUESTION, topology="pair")  # type: ignore[arg-type]
 
 
 def test_the_main_agent_is_the_delegators_model(tmp_path: Path) -> None:

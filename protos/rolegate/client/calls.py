@@ -1,5 +1,6 @@
 """Every call of a gateway, once: its request, and what of the response is wanted. The clients make methods of them."""
 
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -14,15 +15,11 @@ from rolegate.client.requests import (
     Sums,
     Terms,
     TriedState,
-    answer_request,
-    export_request,
-    feedback_request,
-    list_request,
-    stream_request,
-    traffic_request,
-    usage_request,
+    filter_fields,
+    terms_fields,
+    utc,
 )
-from rolegate.v1.answer_service_pb2 import AnswerResponse, StreamAnswerResponse
+from rolegate.v1.answer_service_pb2 import AnswerRequest, AnswerResponse, StreamAnswerRequest, StreamAnswerResponse
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.executor_version_service_pb2 import (
     ExecutorVersion,
@@ -32,20 +29,29 @@ from rolegate.v1.executor_version_service_pb2 import (
     PromoteExecutorVersionRequest,
     RegisterExecutorVersionRequest,
     RollBackExecutorVersionRequest,
+    SetExecutorVersionTrafficRequest,
 )
 from rolegate.v1.executor_version_service_pb2_grpc import ExecutorVersionServiceStub
 from rolegate.v1.run_service_pb2 import (
+    VERDICT_ACCEPTED,
+    VERDICT_REJECTED,
+    VERDICT_UNSPECIFIED,
     CancelRunRequest,
+    ExportRunsRequest,
     ExportRunsResponse,
     GetRunRequest,
     GetRunResponse,
+    ListRunsRequest,
     ListRunsResponse,
+    SubmitFeedbackRequest,
     WatchRunRequest,
 )
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
-from rolegate.v1.usage_service_pb2 import GetUsageResponse, ReconcileUsageRequest, Reconciliation
+from rolegate.v1.usage_service_pb2 import GetUsageRequest, GetUsageResponse, ReconcileUsageRequest, Reconciliation
 from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
+_PAGE = 100
+_VERDICTS = {None: VERDICT_UNSPECIFIED, True: VERDICT_ACCEPTED, False: VERDICT_REJECTED}
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
@@ -71,16 +77,25 @@ class Call(Generic[Result]):
     """Where the connection breaks, it is made once more: its request has a name, so that it spends nothing twice."""
 
 
+# Each raises `ValueError` for a kind, a state, a topology or a dimension that there is not.
+
+
 def ask(question: str, timeout_s: float = ANSWER_S, **terms: Unpack[Terms]) -> Call[AnswerResponse]:
     """Answer a question, with what the answer rests on and what it cost. Where the connection breaks, it is asked once
     more, under the same request_id, which spends nothing twice.
     """
-    return Call(lambda to: to.answers.Answer, answer_request(question, terms), timeout_s=timeout_s, repeatable=True)
+    request = AnswerRequest(question=question, **terms_fields(terms))
+    request.request_id = request.request_id or str(uuid.uuid4())
+    return Call(lambda to: to.answers.Answer, request, timeout_s=timeout_s, repeatable=True)
 
 
 def stream(question: str, timeout_s: float = ANSWER_S, **terms: Unpack[Terms]) -> Call[StreamAnswerResponse]:
     """Answer a question and tell what happens on the way; the last event is `done`, with the whole answer."""
-    return Call(lambda to: to.answers.StreamAnswer, stream_request(question, terms), timeout_s=timeout_s)
+    return Call(
+        lambda to: to.answers.StreamAnswer,
+        StreamAnswerRequest(question=question, **terms_fields(terms)),
+        timeout_s=timeout_s,
+    )
 
 
 def run(run_id: str, *, trace: bool = False) -> Call[GetRunResponse]:
@@ -90,8 +105,9 @@ def run(run_id: str, *, trace: bool = False) -> Call[GetRunResponse]:
 
 def page(page_token: str, wanted: ListFilter) -> Call[ListRunsResponse]:
     """A page of runs, newest first; the first one has no token."""
-    request = list_request(wanted)
-    request.page_token = page_token
+    status = wanted.get("status")
+    named = status and f"RUN_STATUS_{status.upper()}"
+    request = ListRunsRequest(page_size=_PAGE, page_token=page_token, status=named, **filter_fields(wanted))
     return Call(lambda to: to.runs.ListRuns, request)
 
 
@@ -108,17 +124,33 @@ def cancel(run_id: str) -> Call[None]:
 
 def feedback(run_id: str, **opinion: Unpack[Opinion]) -> Call[str]:
     """Say what became of an answer. The feedback's identifier."""
-    return Call(lambda to: to.runs.SubmitFeedback, feedback_request(run_id, opinion), attrgetter("feedback_id"))
+    request = SubmitFeedbackRequest(
+        run_id=run_id,
+        verdict=_VERDICTS[opinion.get("accepted")],
+        score=opinion.get("score"),
+        gold_answer=opinion.get("gold_answer", ""),
+        comment=opinion.get("comment", ""),
+    )
+    return Call(lambda to: to.runs.SubmitFeedback, request, attrgetter("feedback_id"))
 
 
 def export(timeout_s: float | None = None, **wanted: Unpack[ExportFilter]) -> Call[ExportRunsResponse]:
     """All runs that have ended, oldest first, with their traces."""
-    return Call(lambda to: to.runs.ExportRuns, export_request(wanted), timeout_s=timeout_s)
+    request = ExportRunsRequest(for_training=wanted.get("for_training", False), **filter_fields(wanted))
+    return Call(lambda to: to.runs.ExportRuns, request, timeout_s=timeout_s)
 
 
 def usage(**sums: Unpack[Sums]) -> Call[GetUsageResponse]:
     """Tokens and cost of all calls."""
-    return Call(lambda to: to.usage.GetUsage, usage_request(sums))
+    bucket = sums.get("bucket")
+    request = GetUsageRequest(
+        start_time=utc(sums.get("start")),
+        end_time=utc(sums.get("end")),
+        tenant=sums.get("tenant", ""),
+        group_by=[f"USAGE_DIMENSION_{name.upper()}" for name in sums.get("by", ())],
+        bucket=bucket and f"USAGE_BUCKET_{bucket.upper()}",
+    )
+    return Call(lambda to: to.usage.GetUsage, request)
 
 
 def reconcile() -> Call[Sequence[Reconciliation]]:
@@ -139,7 +171,8 @@ def register_version(version: str) -> Call[ExecutorVersion]:
 
 def set_version_traffic(version: str, state: TriedState, share: float = 0.0) -> Call[ExecutorVersion]:
     """Let a version work beside the active one, or for a share of the runs, or do nothing."""
-    request = traffic_request(version, state, share)
+    named = f"EXECUTOR_VERSION_STATE_{state.upper()}"
+    request = SetExecutorVersionTrafficRequest(version=version, state=named, canary_share=share)
     return Call(lambda to: to.versions.SetExecutorVersionTraffic, request, attrgetter("version"), ANSWER_S)
 
 

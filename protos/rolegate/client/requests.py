@@ -1,23 +1,11 @@
-"""From a client's arguments to requests."""
+"""Arguments of a client's calls, and the fields of requests that they become."""
 
-import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from math import isfinite
 from typing import Any, Literal, TypedDict
 
-from rolegate.v1.answer_service_pb2 import AnswerRequest, StreamAnswerRequest
 from rolegate.v1.budget_pb2 import Budget
-from rolegate.v1.executor_version_service_pb2 import SetExecutorVersionTrafficRequest
-from rolegate.v1.run_service_pb2 import (
-    VERDICT_ACCEPTED,
-    VERDICT_REJECTED,
-    VERDICT_UNSPECIFIED,
-    ExportRunsRequest,
-    ListRunsRequest,
-    SubmitFeedbackRequest,
-)
-from rolegate.v1.usage_service_pb2 import GetUsageRequest
 
 ADDRESS = "127.0.0.1:50551"
 """Where a gateway listens unless told otherwise."""
@@ -29,8 +17,6 @@ TriedState = Literal["registered", "shadow", "canary"]
 """What a version of the executor can be told to do; nothing, while it is registered."""
 TopologyName = Literal["factorized", "single_agent", "homogeneous", "searcher", "no_retrieval"]
 """Who searches and who answers: three roles, or one of the baselines that they are compared with."""
-_PAGE = 100
-_VERDICTS = {None: VERDICT_UNSPECIFIED, True: VERDICT_ACCEPTED, False: VERDICT_REJECTED}
 
 
 class Terms(TypedDict, total=False):
@@ -95,99 +81,31 @@ class Sums(TypedDict, total=False):
     tenant: str
 
 
-def answer_request(question: str, terms: Terms) -> AnswerRequest:
-    """A question; it has a name in any case, so that it can be asked again and spends nothing twice.
-
-    Raises `ValueError` for a topology that there is not.
-    """
-    request = AnswerRequest(question=question, **_terms(terms))
-    request.request_id = request.request_id or str(uuid.uuid4())
-    return request
-
-
-def stream_request(question: str, terms: Terms) -> StreamAnswerRequest:
-    """A question whose progress is to be told. Raises `ValueError` for a topology that there is not."""
-    return StreamAnswerRequest(question=question, **_terms(terms))
-
-
-def feedback_request(run_id: str, opinion: Opinion) -> SubmitFeedbackRequest:
-    """Feedback on a run."""
-    return SubmitFeedbackRequest(
-        run_id=run_id,
-        verdict=_VERDICTS[opinion.get("accepted")],
-        score=opinion.get("score"),
-        gold_answer=opinion.get("gold_answer", ""),
-        comment=opinion.get("comment", ""),
-    )
-
-
-def list_request(wanted: ListFilter) -> ListRunsRequest:
-    """The first page of runs. Raises `ValueError` for a kind or status that there is not."""
-    status = wanted.get("status")
-    return ListRunsRequest(
-        page_size=_PAGE,
-        tenant=wanted.get("tenant", ""),
-        kind=_kind(wanted),
-        status=status and f"RUN_STATUS_{status.upper()}",
-        start_time=_utc(wanted.get("start")),
-        end_time=_utc(wanted.get("end")),
-    )
-
-
-def export_request(wanted: ExportFilter) -> ExportRunsRequest:
-    """Runs with their traces. Raises `ValueError` for a kind that there is not."""
-    return ExportRunsRequest(
-        tenant=wanted.get("tenant", ""),
-        kind=_kind(wanted),
-        start_time=_utc(wanted.get("start")),
-        end_time=_utc(wanted.get("end")),
-        for_training=wanted.get("for_training", False),
-    )
-
-
-def usage_request(sums: Sums) -> GetUsageRequest:
-    """Sums. Raises `ValueError` for a dimension or a bucket that there is not."""
-    bucket = sums.get("bucket")
-    return GetUsageRequest(
-        start_time=_utc(sums.get("start")),
-        end_time=_utc(sums.get("end")),
-        tenant=sums.get("tenant", ""),
-        group_by=[f"USAGE_DIMENSION_{name.upper()}" for name in sums.get("by", ())],
-        bucket=bucket and f"USAGE_BUCKET_{bucket.upper()}",
-    )
-
-
-def traffic_request(version: str, state: TriedState, share: float) -> SetExecutorVersionTrafficRequest:
-    """What a version is to do. Raises `ValueError` for a state that there is not."""
-    return SetExecutorVersionTrafficRequest(
-        version=version, state=f"EXECUTOR_VERSION_STATE_{state.upper()}", canary_share=share
-    )
-
-
-def _terms(terms: Terms) -> dict[str, Any]:
-    """The fields that both requests for an answer have."""
-    topology = terms.get("topology")
+def terms_fields(terms: Terms) -> dict[str, Any]:
+    """The fields of both requests for an answer. Raises `ValueError` for a cost that is no number."""
+    tokens, cost, topology = terms.get("max_total_tokens"), terms.get("max_cost_usd"), terms.get("topology")
+    if cost is not None and not isfinite(cost):
+        raise ValueError(f"max_cost_usd is {cost}; it must be a number of dollars.")
+    budget = Budget(max_total_tokens=tokens, max_cost_nano_usd=None if cost is None else round(cost * 1e9))
     return {
         "request_id": terms.get("request_id", ""),
-        "budget": _budget(terms),
+        "budget": None if tokens is None and cost is None else budget,
         "fresh": terms.get("fresh", False),
         "topology": topology and f"TOPOLOGY_{topology.upper()}",
     }
 
 
-def _budget(terms: Terms) -> Budget | None:
-    tokens, cost = terms.get("max_total_tokens"), terms.get("max_cost_usd")
-    if tokens is None and cost is None:
-        return None
-    if cost is not None and not isfinite(cost):
-        raise ValueError(f"max_cost_usd is {cost}; it must be a number of dollars.")
-    return Budget(max_total_tokens=tokens, max_cost_nano_usd=None if cost is None else round(cost * 1e9))
-
-
-def _kind(wanted: Filter) -> str | None:
+def filter_fields(wanted: Filter) -> dict[str, Any]:
+    """The fields of both requests for runs."""
     kind = wanted.get("kind")
-    return kind and f"RUN_KIND_{kind.upper()}"
+    return {
+        "tenant": wanted.get("tenant", ""),
+        "kind": kind and f"RUN_KIND_{kind.upper()}",
+        "start_time": utc(wanted.get("start")),
+        "end_time": utc(wanted.get("end")),
+    }
 
 
-def _utc(moment: datetime | None) -> datetime | None:
+def utc(moment: datetime | None) -> datetime | None:
+    """A moment in UTC, as messages want it; without a time zone it is local time."""
     return None if moment is None else moment.astimezone(UTC)
