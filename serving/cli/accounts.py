@@ -18,7 +18,7 @@ from router.store.accounts import SQLAccounts
 from router.store.spending import MOST
 from router.trace.call import RoleName
 from router.trace.identity import DEFAULT_TENANT, SCOPES
-from serving.cli.options import add_config, chosen_file, new_parser, tenant_name
+from serving.cli.options import Commands, add_command, add_config, chosen_file, json_of, new_parser, tenant_name
 from serving.cli.store import opened_store
 from serving.config.config import Config
 from serving.config.file import read_config
@@ -50,12 +50,7 @@ def keys(arguments: Sequence[str]) -> int:
     """Create, list or revoke."""
     parser = new_parser("keys", _KEYS)
     commands = parser.add_subparsers(dest="command", required=True)
-    create = commands.add_parser(
-        "create",
-        help="make a key",
-        description=_CREATE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    create = add_command(commands, "create", "make a key", _CREATE)
     create.add_argument("--tenant", type=tenant_name, metavar="NAME", help="whose it is (default: the operator's)")
     create.add_argument(
         "--scope",
@@ -65,30 +60,36 @@ def keys(arguments: Sequence[str]) -> int:
         help="ask, train, operate (default: ask; of the operator's, all)",
     )
     create.add_argument("--label", default="", metavar="TEXT", help="what to know it by in `keys list`")
-    listing = commands.add_parser("list", help="show the keys", description="Shows all keys, without their secrets.")
-    revoke = commands.add_parser(
-        "revoke", help="make a key worthless", description="Makes a key worthless, for good. Its runs stay."
-    )
+    add_command(commands, "list", "show the keys", "Shows all keys, without their secrets.")
+    revoke = add_command(commands, "revoke", "make a key worthless", "Makes a key worthless, for good. Its runs stay.")
     revoke.add_argument("key_id", metavar="KEY_ID", help="what stands between `rg_` and the next `_`")
-    for command in (create, listing, revoke):
+    return _run(parser, commands, arguments)
+
+
+def _run(parser: argparse.ArgumentParser, commands: Commands, arguments: Sequence[str]) -> int:
+    """Work on the accounts of the config's store."""
+    for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="print JSON")
         add_config(command)
     given = parser.parse_args(arguments)
     errors_only()
-    asyncio.run(_run_keys(given))
+
+    async def work() -> None:
+        async with opened_store(given, make=True) as database:
+            await (_keys if parser.prog.endswith("keys") else _tenants)(SQLAccounts(database), given)
+
+    asyncio.run(work())
     return 0
 
 
-async def _run_keys(given: argparse.Namespace) -> None:
-    async with opened_store(given, make=True) as database:
-        accounts = SQLAccounts(database)
-        match given.command:
-            case "create":
-                await _create(accounts, given)
-            case "list":
-                _show_keys(await accounts.keys(), given)
-            case "revoke":
-                await _revoke(accounts, given)
+async def _keys(accounts: Accounts, given: argparse.Namespace) -> None:
+    match given.command:
+        case "create":
+            await _create(accounts, given)
+        case "list":
+            _show_keys(await accounts.keys(), given)
+        case "revoke":
+            await _revoke(accounts, given)
 
 
 async def _create(accounts: Accounts, given: argparse.Namespace) -> None:
@@ -98,7 +99,7 @@ async def _create(accounts: Accounts, given: argparse.Namespace) -> None:
     text, key = new_key(given.tenant, scopes, given.label)
     first = await accounts.add_key(key)
     if given.json:
-        print(msgspec.json.encode({"key": text, **_public(key), "first": first}).decode())
+        print(json_of({"key": text, **_public(key), "first": first}))
         return
     whose = "of the operator, who sees all tenants" if key.tenant is None else f"of tenant {key.tenant}"
     progress = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
@@ -110,7 +111,7 @@ async def _create(accounts: Accounts, given: argparse.Namespace) -> None:
 
 def _show_keys(keys: Sequence[Key], given: argparse.Namespace) -> None:
     if given.json:
-        print(msgspec.json.encode([_public(key) for key in keys]).decode())
+        print(json_of([_public(key) for key in keys]))
         return
     if not keys:
         print("There are no keys: everybody on this machine may ask for everything, and nobody else gets in.")
@@ -131,7 +132,7 @@ async def _revoke(accounts: Accounts, given: argparse.Namespace) -> None:
     if key is None:
         raise BadRequest(f"{key_id!r}: there is no such key; `rolegate keys list` shows them.")
     if given.json:
-        print(msgspec.json.encode(_public(key)).decode())
+        print(json_of(_public(key)))
     else:
         print(f"Key {key.key_id} is revoked; gateways that run refuse it within two seconds.")
 
@@ -158,23 +159,13 @@ def tenants(arguments: Sequence[str]) -> int:
     """List, set or show."""
     parser = new_parser("tenants", _TENANTS)
     commands = parser.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="show all tenants", description="Shows all tenants with their limits.")
-    setting = commands.add_parser(
-        "set", help="make or change a tenant", description=_SET, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    show = commands.add_parser(
-        "show", help="show one tenant", description="Shows a tenant's limits, and what it has spent this day and month."
-    )
-    for command in (setting, show):
+    add_command(commands, "list", "show all tenants", "Shows all tenants with their limits.")
+    setting = add_command(commands, "set", "make or change a tenant", _SET)
+    about = "Shows a tenant's limits, and what it has spent this day and month."
+    for command in (setting, add_command(commands, "show", "show one tenant", about)):
         command.add_argument("name", type=tenant_name, metavar="NAME", help="the tenant")
     _add_settings(setting)
-    for command in (listing, setting, show):
-        command.add_argument("--json", action="store_true", help="print JSON")
-        add_config(command)
-    given = parser.parse_args(arguments)
-    errors_only()
-    asyncio.run(_run_tenants(given))
-    return 0
+    return _run(parser, commands, arguments)
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -213,22 +204,20 @@ def _nano(text: str) -> int | None:
     return int(nano)
 
 
-async def _run_tenants(given: argparse.Namespace) -> None:
-    async with opened_store(given, make=True) as database:
-        accounts = SQLAccounts(database)
-        tenants = {tenant.name: tenant for tenant in (Tenant(DEFAULT_TENANT), *await accounts.tenants())}
-        if given.command == "list":
-            _list_tenants(list(tenants.values()), given)
-            return
-        if given.command == "set":
-            named = tenants.get(given.name, Tenant(given.name))
-            changes = {field: value for field, value in vars(given).items() if field in Tenant.__struct_fields__[1:]}
-            tenants[given.name] = msgspec.structs.replace(named, **changes)
-            await accounts.set_tenant(tenants[given.name])
-            await _warn(given, {name: limit for name, limit in changes.items() if "usd" in name or "tokens" in name})
-        if given.name not in tenants:
-            raise BadRequest(f"there is no tenant {given.name!r}; there are: {', '.join(tenants)}.")
-        _show_tenant(tenants[given.name], await _spent(accounts, given.name), given)
+async def _tenants(accounts: Accounts, given: argparse.Namespace) -> None:
+    tenants = {tenant.name: tenant for tenant in (Tenant(DEFAULT_TENANT), *await accounts.tenants())}
+    if given.command == "list":
+        _list_tenants(list(tenants.values()), given)
+        return
+    if given.command == "set":
+        named = tenants.get(given.name, Tenant(given.name))
+        changes = {field: value for field, value in vars(given).items() if field in Tenant.__struct_fields__[1:]}
+        tenants[given.name] = msgspec.structs.replace(named, **changes)
+        await accounts.set_tenant(tenants[given.name])
+        await _warn(given, {name: limit for name, limit in changes.items() if "usd" in name or "tokens" in name})
+    if given.name not in tenants:
+        raise BadRequest(f"there is no tenant {given.name!r}; there are: {', '.join(tenants)}.")
+    _show_tenant(tenants[given.name], await _spent(accounts, given.name), given)
 
 
 async def _warn(given: argparse.Namespace, limits: dict[str, int | None]) -> None:
@@ -279,7 +268,7 @@ async def _spent(accounts: Accounts, name: str) -> list[Spent]:
 
 def _list_tenants(tenants: Sequence[Tenant], given: argparse.Namespace) -> None:
     if given.json:
-        print(msgspec.json.encode(tenants).decode())
+        print(json_of(tenants))
         return
     table = Table("tenant", "limits", "redact", "training")
     for tenant in tenants:
@@ -290,7 +279,7 @@ def _list_tenants(tenants: Sequence[Tenant], given: argparse.Namespace) -> None:
 
 def _show_tenant(tenant: Tenant, spent: Sequence[Spent], given: argparse.Namespace) -> None:
     if given.json:
-        print(msgspec.json.encode({**msgspec.structs.asdict(tenant), "spent": spent}).decode())
+        print(json_of({**msgspec.structs.asdict(tenant), "spent": spent}))
         return
     settings = Table(show_header=False, title=f"tenant {tenant.name}", title_justify="left")
     for name, limit in _limits(tenant):

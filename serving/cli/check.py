@@ -5,7 +5,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
@@ -13,7 +12,7 @@ from rich.table import Column, Table
 from router.errors import BadIndex
 from router.models.failures import without_userinfo
 from router.trace.call import RoleName
-from serving.cli.options import add_config, chosen_file, new_parser, timeout
+from serving.cli.options import add_config, chosen_file, json_of, new_parser, timeout
 from serving.config.check import problems
 from serving.config.config import Config
 from serving.config.file import read_config
@@ -51,7 +50,7 @@ few small questions, and estimates what answering one question takes.""",
     lacks = bool(warnings) and not given.allow_missing and found is None
     works = not wrong and not lacks and (found is None or found.works)
     if given.json:
-        print(msgspec.json.encode({"works": works, "problems": wrong, "warnings": warnings, "found": found}).decode())
+        print(json_of({"works": works, "problems": wrong, "warnings": warnings, "found": found}))
     elif found is not None:
         _show(Console(), found)
     else:

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-import orjson
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -20,7 +19,7 @@ from router.edge.http.server import HTTPServer
 from router.errors import BadConfig
 from router.runs.live import meanwhile
 from router.search.retrieval import WatchedRetriever
-from serving.cli.options import add_config, chosen_config, host_port, new_parser
+from serving.cli.options import add_command, add_config, chosen_config, host_port, json_of, new_parser
 from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig
 from serving.engines.engine import cores
 from serving.retrieval.adopt import adopt_index
@@ -45,17 +44,18 @@ def index(arguments: Sequence[str]) -> int:
         "index", """Builds the index that retrieval searches, or takes over one that another program built."""
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    build = commands.add_parser("build", help="index documents, or what changed of them", description=_BUILD)
+    build = add_command(commands, "build", "index documents, or what changed of them", _BUILD)
     build.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="a file or a folder")
     build.add_argument("--out", type=Path, metavar="DIR", help="the index folder; needed with PATH")
     add_config(build)
     build.add_argument("--chunk-tokens", type=int, default=200, metavar="N", help="tokens of a passage (default: 200)")
     build.add_argument("--lexical", action="store_true", help="keep word statistics too, to be fused with the vectors")
     build.add_argument("--json", action="store_true", help="print what was done as JSON")
-    adopt = commands.add_parser(
+    adopt = add_command(
+        commands,
         "adopt",
-        help="take over a FAISS index",
-        description="Takes over a FAISS index with the corpus that it was built from: row n is vector n. Some passages "
+        "take over a FAISS index",
+        "Takes over a FAISS index with the corpus that it was built from: row n is vector n. Some passages "
         "are embedded again, to see that the embedder named here is the one that built it.",
     )
     adopt.add_argument("--faiss", type=Path, required=True, metavar="FILE", help="what faiss.write_index wrote")
@@ -99,7 +99,7 @@ async def _build(config: RetrievalConfig, engines: Mapping[str, EngineConfig], *
     async with open_embedder(config.embedder, engines, tell, cpu_threads=cores()) as embedder:
         built = await stoppable(partial(_built, config, embedder, console))
     if as_json:
-        print(orjson.dumps(_for_programs(built)).decode())
+        print(json_of(_for_programs(built)))
     else:
         _show(built, Path(config.index or ""), Console(soft_wrap=True))
     return 0

@@ -2,10 +2,15 @@
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TypeAlias
 
+import msgspec
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from rich.console import Console
 from rolegate.client import Access, Client, Connection, GatewayError
 from rolegate.client.requests import ADDRESS
 
@@ -22,6 +27,31 @@ def new_parser(command: str, description: str | None, epilog: str | None = None)
     return argparse.ArgumentParser(
         prog=f"rolegate {command}", description=description, epilog=epilog, formatter_class=shown
     )
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_command(commands: Commands, name: str, summary: str, description: str) -> argparse.ArgumentParser:
+    """The parser of a subcommand. `summary` stands in the help of the command above it."""
+    shown = argparse.RawDescriptionHelpFormatter
+    return commands.add_parser(name, help=summary, description=description, formatter_class=shown)
+
+
+def json_of(value: object) -> str:
+    """A line of JSON: a struct, plain data, or a message of the protocol, with every field that has a default."""
+    if isinstance(value, Message):
+        value = MessageToDict(value, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    return msgspec.json.encode(value).decode()
+
+
+def show_each(items: Sequence[object], table: Callable[[], object], *, as_json: bool) -> None:
+    """Print a line of JSON for each item, or a table of all."""
+    if as_json:
+        for item in items:
+            print(json_of(item))
+    else:
+        Console().print(table())
 
 
 _MOST_TOKENS, _MOST_DOLLARS = 2**63, 2**63 / 1e9

@@ -8,14 +8,22 @@ from rich.console import Console
 from rolegate.client import Client
 
 from router.errors import BadRequest
-from serving.cli.options import FORMATS, add_connection, moment, new_parser, with_client
+from serving.cli.options import (
+    FORMATS,
+    add_command,
+    add_connection,
+    json_of,
+    moment,
+    new_parser,
+    show_each,
+    with_client,
+)
 from serving.cli.tables import (
     KINDS,
     STATUSES,
     AnswerView,
     calls_table,
     feedback_line,
-    message_json,
     runs_table,
     usage_table,
 )
@@ -34,7 +42,7 @@ def runs(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = new_parser("runs", __doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    listing = commands.add_parser("list", help="the newest runs", description="Lists runs, the newest first.")
+    listing = add_command(commands, "list", "the newest runs", "Lists runs, the newest first.")
     listing.add_argument("--limit", type=int, default=50, metavar="N", help="how many (default: 50)")
     listing.add_argument("--kind", choices=KINDS, help="one kind only")
     listing.add_argument("--status", choices=STATUSES, help="only those that stand so")
@@ -42,23 +50,17 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("--until", type=moment, metavar="TIME", help="runs that started before")
     listing.add_argument("--tenant", default="", help="one tenant's only")
     listing.set_defaults(work=_list)
-    show = commands.add_parser(
-        "show", help="one run", description="Shows a run with its calls and sums, and the feedback on it."
-    )
+    show = add_command(commands, "show", "one run", "Shows a run with its calls and sums, and the feedback on it.")
     show.add_argument("--trace", action="store_true", help="print all that was said and found, as JSON")
     show.set_defaults(work=_show)
-    watch = commands.add_parser(
-        "watch", help="what happens in an answer", description="Shows what happens in an answer, also after its end."
+    watch = add_command(
+        commands, "watch", "what happens in an answer", "Shows what happens in one, also after its end."
     )
     watch.add_argument("--after", type=int, default=0, metavar="N", help="only what came after event number N")
     watch.set_defaults(work=_watch)
-    cancel = commands.add_parser(
-        "cancel", help="stop a run", description="Stops a run; one that has ended stays as it is."
-    )
+    cancel = add_command(commands, "cancel", "stop a run", "Stops a run; one that has ended stays as it is.")
     cancel.set_defaults(work=_cancel)
-    feedback = commands.add_parser(
-        "feedback", help="say what became of an answer", description="Keeps what you think of a run, beside it."
-    )
+    feedback = add_command(commands, "feedback", "say what became of an answer", "Keeps your opinion beside a run.")
     verdict = feedback.add_mutually_exclusive_group()
     verdict.add_argument("--good", dest="accepted", action="store_const", const=True, help="it was right")
     verdict.add_argument("--bad", dest="accepted", action="store_const", const=False, help="it was wrong")
@@ -81,11 +83,7 @@ def _list(client: Client, given: argparse.Namespace) -> None:
         raise BadRequest(f"--limit {given.limit}: must be at least 1.")
     wanted = client.runs(tenant=given.tenant, kind=given.kind, status=given.status, start=given.since, end=given.until)
     runs = list(islice(wanted, given.limit))
-    if given.json:
-        for run in runs:
-            print(message_json(run))
-    else:
-        Console().print(runs_table(runs))
+    show_each(runs, lambda: runs_table(runs), as_json=given.json)
 
 
 def _show(client: Client, given: argparse.Namespace) -> None:
@@ -93,7 +91,7 @@ def _show(client: Client, given: argparse.Namespace) -> None:
     if given.trace:
         print(found.trace_json)
     elif given.json:
-        print(message_json(found))
+        print(json_of(found))
     else:
         console = Console()
         console.print(runs_table([found.run]))

@@ -27,7 +27,7 @@ from router.store.check import Checked, check
 from router.store.database import Database
 from router.trace.export import ExportRow, export_row
 from router.trace.run import RunKind
-from serving.cli.options import FORMATS, add_config, chosen_file, moment, new_parser
+from serving.cli.options import FORMATS, add_command, add_config, chosen_file, json_of, moment, new_parser
 from serving.config.file import read_config
 from serving.files import replacing
 from serving.logs import errors_only
@@ -68,14 +68,14 @@ def store(arguments: Sequence[str]) -> int:
     """`rolegate store check`; 1 where something is wrong."""
     parser = new_parser("store", "Sees whether the store is whole.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    checking = commands.add_parser("check", help="verify integrity", description=_CHECK)
+    checking = add_command(commands, "check", "verify integrity", _CHECK)
     add_config(checking)
     checking.add_argument("--json", action="store_true", help="print what was found as JSON")
     given = parser.parse_args(arguments)
     errors_only()
     checked = asyncio.run(_checked(given))
     if given.json:
-        print(msgspec.json.encode(checked).decode())
+        print(json_of(checked))
     else:
         _show_checked(checked, Console(soft_wrap=True))
     return 1 if checked.problems else 0

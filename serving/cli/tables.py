@@ -4,9 +4,6 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC
 from textwrap import shorten
 
-import orjson
-from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -29,6 +26,7 @@ from rolegate.v1.usage_pb2 import Role, RoleUsage
 from rolegate.v1.usage_service_pb2 import UsageRow
 
 from router.edge.rendering import event_line, missed, source_line, sub_answer_from_proto
+from serving.cli.options import json_of
 
 TIMES = {"hour": "%Y-%m-%d %H:%M", "day": "%Y-%m-%d", "month": "%Y-%m"}
 """How the beginning of a bucket is shown."""
@@ -240,12 +238,6 @@ def _time(timestamp: Timestamp) -> str:
     return timestamp.ToDatetime(UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def message_json(message: Message) -> str:
-    """One line, with the names of the protocol and every field that has a default."""
-    as_dict = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    return orjson.dumps(as_dict).decode()
-
-
 _FROM_REPORTS = (
     pb.ANSWER_OUTCOME_ANSWERED,
     pb.ANSWER_OUTCOME_ROUNDS_EXHAUSTED,
@@ -280,7 +272,7 @@ class AnswerView:
             self._print_json(answer)
 
     def _print_json(self, message: pb.StreamAnswerResponse | pb.AnswerResponse) -> None:
-        self._out.out(message_json(message), highlight=False)
+        self._out.out(json_of(message), highlight=False)
 
     def _show_answer(self, answer: pb.AnswerResponse) -> None:
         outcome = pb.AnswerOutcome.Name(answer.outcome).removeprefix("ANSWER_OUTCOME_").lower().replace("_", " ")

@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from datetime import UTC
 from typing import Literal
 
-import orjson
 from rich.console import Console
 from rolegate.client import Client
 from rolegate.v1 import usage_service_pb2 as pb
 
 from router.errors import BadConfig
-from serving.cli.options import FORMATS, add_connection, moment, new_parser, with_client
-from serving.cli.tables import TIMES, grouped_table, labels, message_json, uncounted
+from serving.cli.options import FORMATS, add_connection, json_of, moment, new_parser, with_client
+from serving.cli.tables import TIMES, grouped_table, labels, uncounted
 
 Dimension = Literal["tenant", "role", "model", "executor_version"]
 _DIMENSIONS: dict[str, Dimension] = {
@@ -76,7 +75,7 @@ def _show(client: Client, given: argparse.Namespace) -> int:
         tenant=given.tenant,
     )
     if given.json:
-        print(orjson.dumps({"runs": found.runs, "rows": [_record(row) for row in found.rows]}).decode())
+        print(json_of({"runs": found.runs, "rows": [_record(row) for row in found.rows]}))
     elif given.csv:
         writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
         writer.writeheader()
@@ -113,7 +112,7 @@ Status 1 where they differ by more than what cut and running calls can have spen
     def compare(client: Client) -> int:
         found = client.reconcile()
         for one in found:
-            print(message_json(one) if given.json else "\n".join(_told(one)))
+            print(json_of(one) if given.json else "\n".join(_told(one)))
         return int(any(one.verdict == pb.RECONCILIATION_VERDICT_DIFFERENT for one in found))
 
     return with_client(given, compare)

@@ -8,12 +8,11 @@ as the figures allow it ([versions.gate] in its config).
 import argparse
 from collections.abc import Callable, Sequence
 
-from rich.console import Console
 from rolegate.client import Client
 from rolegate.v1.executor_version_service_pb2 import ExecutorVersion
 
-from serving.cli.options import add_connection, new_parser, with_client
-from serving.cli.tables import decisions_table, evidence_line, message_json, state_of, versions_table
+from serving.cli.options import add_command, add_connection, json_of, new_parser, show_each, with_client
+from serving.cli.tables import decisions_table, evidence_line, state_of, versions_table
 
 _ACTIONS: dict[str, tuple[str, str]] = {
     "register": (
@@ -45,19 +44,15 @@ def versions(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = new_parser("versions", __doc__)
     commands = parser.add_subparsers(dest="action", required=True, metavar="COMMAND")
-    listing = commands.add_parser(
-        "list", help="all of them", description="Lists versions, the newest first, with what they show on trial."
-    )
+    listing = add_command(commands, "list", "all of them", "Lists versions, newest first, with figures of trials.")
     listing.set_defaults(work=_list)
     for name, (summary, description) in _ACTIONS.items():
-        command = commands.add_parser(name, help=summary, description=description)
+        command = add_command(commands, name, summary, description)
         command.add_argument("version", metavar="VERSION", help="such as executor-000001")
         if name == "canary":
             command.add_argument("--share", type=float, default=0.2, help="of the runs, 0 to 1 (default: %(default)s)")
         command.set_defaults(work=_act)
-    decisions = commands.add_parser(
-        "decisions", help="what was decided, and why", description="Lists decisions of operators and of the gate."
-    )
+    decisions = add_command(commands, "decisions", "what was decided, and why", "Lists decisions, by whom and why.")
     decisions.add_argument("version", nargs="?", default="", metavar="VERSION", help="one version's only")
     decisions.add_argument("--after", type=int, default=0, metavar="N", help="only those after number N")
     decisions.set_defaults(work=_decisions)
@@ -69,25 +64,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _list(client: Client, given: argparse.Namespace) -> None:
     versions = client.versions()
-    if given.json:
-        for version in versions:
-            print(message_json(version))
-    else:
-        Console().print(versions_table(versions))
-        for version in versions:
-            if version.figures.evidence:
-                print(evidence_line(version))
+    show_each(versions, lambda: versions_table(versions), as_json=given.json)
+    for version in versions:
+        if version.figures.evidence and not given.json:
+            print(evidence_line(version))
 
 
 def _act(client: Client, given: argparse.Namespace) -> None:
     version = _CALLS[given.action](client, given)
-    print(message_json(version) if given.json else f"{version.version} is {state_of(version)} now")
+    print(json_of(version) if given.json else f"{version.version} is {state_of(version)} now")
 
 
 def _decisions(client: Client, given: argparse.Namespace) -> None:
     decisions = client.version_decisions(given.version, given.after)
-    if given.json:
-        for decision in decisions:
-            print(message_json(decision))
-    else:
-        Console().print(decisions_table(decisions))
+    show_each(decisions, lambda: decisions_table(decisions), as_json=given.json)
