@@ -169,7 +169,9 @@ def _check_piece(runs: Sequence[Row[Any]], calls: dict[str, list[RowMapping]], s
                 continue
             if row["outcome"] != "open":
                 ended.append(call)
-                yield from _check_call(run, row, call)
+                if row["wasted_tokens"] != (wasted := call.wasted_tokens):
+                    what = f"call {call.number} has wasted {wasted} tokens, but {row['wasted_tokens']} are booked"
+                    yield Problem(f"run {run.run_id}", what)
             else:
                 sums.reserve(call.tenant, call.started_at, call.reserved)
                 if run.status != "running":
@@ -178,12 +180,6 @@ def _check_piece(runs: Sequence[Row[Any]], calls: dict[str, list[RowMapping]], s
         sums.add_run(run)
         if run.status != "running":
             yield from _check_trace(run, ended)
-
-
-def _check_call(run: Row[Any], row: RowMapping, call: Call) -> Iterator[Problem]:
-    if row["wasted_tokens"] != call.wasted_tokens:
-        what = f"call {call.number} has wasted {call.wasted_tokens} tokens, but {row['wasted_tokens']} are booked"
-        yield Problem(f"run {run.run_id}", what)
 
 
 def _check_trace(row: Row[Any], booked: Sequence[Call]) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -27,6 +27,8 @@ from router.store.spending import Period, Spending, Tally, periods
 from router.store.usage import hourly_usage
 from router.trace.call import Call, OpenedCall
 from router.trace.run import RunStatus
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,9 @@ class UnitOfWork:
 
     def __init__(self, connection: Connection, gateway_id: str, reads: Sequence[Reads]) -> None:
         """`gateway_id`: whose runs begin here."""
-        self.connection, self.gateway_id, self._changes = connection, gateway_id, _Changes()
+        self.connection, self.gateway_id = connection, gateway_id
+        self._changes: dict[str, list[Row]] = {name: [] for name in _WRITES}
+        self._settled: list[Call] = []
         names = {each.tenant for each in reads if each.tenant is not None}
         if names and connection.dialect.name == "postgresql":  # SQLite has one writer at a time
             connection.exec_driver_sql(_LOCK, {"tenants": list(names)})
@@ -110,7 +114,7 @@ class UnitOfWork:
 
     def release_request_id(self, run: KnownRun) -> None:
         """Let the `request_id` of a run be used again."""
-        self._changes.released.append({"_run_id": run.run_id})
+        self._changes["release"].append({"_run_id": run.run_id})
         self._by_request.pop((run.tenant, run.request_id or ""), None)
         run.request_id = None
 
@@ -124,7 +128,7 @@ class UnitOfWork:
         self.in_flight[start.tenant] += 1
         self.spending.reserve(start.tenant, start.started_at, start.hold)
         fields = msgspec.structs.asdict(start)
-        self._changes.begun[start.id] = {
+        row = {
             **{name: fields[name] for name in ("tenant", "key_id", "kind", "fingerprint", "started_at")},
             **_held(start.hold),
             "run_id": start.id,
@@ -136,6 +140,7 @@ class UnitOfWork:
             "gateway_id": self.gateway_id,
             "cancel_requested": False,
         }
+        self._changes["begin"].append(row)
 
     def hold(self, run: KnownRun, amount: Amount) -> None:
         """Reserve `amount` for a run's answer, instead of what was reserved before."""
@@ -143,7 +148,7 @@ class UnitOfWork:
             self.spending.release(run.tenant, run.started_at, run.held)
             self.spending.reserve(run.tenant, run.started_at, amount)
             run.held = amount
-            self._changes.held.append({"_run_id": run.run_id, **_held(amount)})
+            self._changes["hold"].append({"_run_id": run.run_id, **_held(amount)})
 
     def end(self, run: KnownRun, status: RunStatus, outcome: str, duration_s: float, trace: bytes) -> None:
         """Write how a run ended. What it held is free."""
@@ -152,7 +157,7 @@ class UnitOfWork:
             self.spending.release(run.tenant, run.started_at, run.held)
         run.status, run.held = status, NOTHING
         values = (status, outcome, duration_s, 0, 0, trace)
-        self._changes.ended.append({"_run_id": run.run_id, **dict(zip(_ENDED_RUN, values, strict=True))})
+        self._changes["end"].append({"_run_id": run.run_id, **dict(zip(_ENDED_RUN, values, strict=True))})
 
     def forget(self, run: KnownRun) -> None:
         """Take a run back, as if it had never been asked for."""
@@ -163,9 +168,11 @@ class UnitOfWork:
         self.in_flight[run.tenant] -= 1
         self._by_request.pop((run.tenant, run.request_id or ""), None)
         del self._runs[run.run_id]
-        if self._changes.begun.pop(run.run_id, None) is None:  # it is on record; this batch may reuse its request_id
-            self._changes.released.append({"_run_id": run.run_id})
-            self._changes.forgotten.append({"_run_id": run.run_id})
+        begun = self._changes["begin"]
+        self._changes["begin"] = [row for row in begun if row["run_id"] != run.run_id]
+        if len(self._changes["begin"]) == len(begun):  # it is on record; this batch may reuse its request_id
+            self._changes["release"].append({"_run_id": run.run_id})
+            self._changes["forget"].append({"_run_id": run.run_id})
 
     def open_calls(self, run_id: str) -> list[int]:
         """The numbers of its open calls; all of them where an operation of the batch reads them."""
@@ -176,7 +183,7 @@ class UnitOfWork:
         self._open.setdefault(call.run_id, {})[call.number] = OpenCall(call.tenant, call.started_at, call.reserved)
         self.spending.reserve(call.tenant, call.started_at, call.reserved)
         self._on_record.add((call.run_id, call.number))
-        self._changes.opened.append(opened_row(call))
+        self._changes["open"].append(opened_row(call))
 
     def restore(self, calls: Iterable[Call]) -> None:
         """Put calls on record as open again, where a crash of the database took their rows; it took what was reserved
@@ -193,18 +200,30 @@ class UnitOfWork:
         opened = self._open.get(call.run_id, {}).pop(call.number, None)
         if opened is not None:
             self.spending.release(opened.tenant, opened.started_at, opened.reserved, call.charged)
-            self._changes.settled.append(call)
+            self._settled.append(call)
+            self._changes["settle"].append(ended_row(call))
 
     def discard(self, run_id: str, number: int) -> None:
         """Take back a call that was never made; of no effect on one that is not open."""
         opened = self._open.get(run_id, {}).pop(number, None)
         if opened is not None:
             self.spending.release(opened.tenant, opened.started_at, opened.reserved)
-            self._changes.discarded.append({"_run_id": run_id, "_number": number})
+            self._changes["discard"].append({"_run_id": run_id, "_number": number})
 
     def write(self) -> None:
-        """Write what has changed."""
-        self._changes.write(self.connection, self.spending.changes)
+        """Write what has changed, and what that adds to sums."""
+        dialect = self.connection.dialect
+        spent = [
+            {"tenant": tenant, "period": period, **msgspec.structs.asdict(tally)}
+            for (tenant, period), tally in self.spending.changes.items()
+        ]
+        writes = [(_WRITES[name], rows) for name, rows in self._changes.items()]
+        writes.append((_adding(SPENDING, dialect.name), spent))
+        writes.append((_adding(USAGE_HOURS, dialect.name), hourly_usage(self._settled)))
+        with closing(self.connection.connection.cursor()) as cursor:
+            for statement, rows in writes:
+                if rows:
+                    cursor.executemany(_statement_text(statement, dialect, tuple(rows[0])), rows)
 
 
 def _held(amount: Amount) -> dict[str, object]:
@@ -288,9 +307,6 @@ def _spending(connection: Connection, tenants: dict[str, Tenant], reads: Sequenc
     return {(tenant, period): Tally(*sums) for tenant, period, *sums in _SPENDING.rows(connection, names, of)}
 
 
-Row = dict[str, object]
-
-
 @cache
 def _adding(table: Table, dialect: str) -> Any:
     """A statement that inserts rows of sums, or adds to those that are there. Unknown and known is what is known."""
@@ -308,50 +324,17 @@ _OF_RUN = RUNS.c.run_id == bindparam("_run_id")
 _OF_CALL = (CALLS.c.run_id == bindparam("_run_id")) & (CALLS.c.number == bindparam("_number"))
 _HELD = tuple(_held(NOTHING))
 _ENDED_RUN = ("status", "outcome", "duration_s", *_HELD, "trace")
-_BEGIN, _OPEN = RUNS.insert(), CALLS.insert()
-_RELEASE = RUNS.update().where(_OF_RUN).values(request_id=null())
-_HOLD = RUNS.update().where(_OF_RUN).values({name: bindparam(name) for name in _HELD})
-_SETTLE = CALLS.update().where(_OF_CALL).values({name: bindparam(name) for name in ENDED_CALL})
-_END = RUNS.update().where(_OF_RUN).values({name: bindparam(name) for name in _ENDED_RUN})
-_DISCARD, _FORGET = CALLS.delete().where(_OF_CALL), RUNS.delete().where(_OF_RUN)
-
-
-@dataclass(frozen=True, slots=True)
-class _Changes:
-    """Rows, by what is to become of them, in the order in which that is written."""
-
-    released: list[Row] = field(default_factory=list)
-    """Runs whose `request_id` may be used again."""
-    begun: dict[str, Row] = field(default_factory=dict)
-    """By their identifiers."""
-    opened: list[Row] = field(default_factory=list)
-    settled: list[Call] = field(default_factory=list)
-    discarded: list[Row] = field(default_factory=list)
-    """Calls that were never made."""
-    held: list[Row] = field(default_factory=list)
-    ended: list[Row] = field(default_factory=list)
-    forgotten: list[Row] = field(default_factory=list)
-    """Runs that never began."""
-
-    def write(self, connection: Connection, spending: dict[Period, Tally]) -> None:
-        """Write all of it, and what `spending` adds to the rows of tenants and periods."""
-        dialect = connection.dialect
-        spent = [{"tenant": of[0], "period": of[1], **msgspec.structs.asdict(tally)} for of, tally in spending.items()]
-        for statement, rows in (
-            (_RELEASE, self.released),
-            (_BEGIN, [*self.begun.values()]),
-            (_OPEN, self.opened),
-            (_SETTLE, [ended_row(call) for call in self.settled]),
-            (_DISCARD, self.discarded),
-            (_HOLD, self.held),
-            (_END, self.ended),
-            (_FORGET, self.forgotten),
-            (_adding(SPENDING, dialect.name), spent),
-            (_adding(USAGE_HOURS, dialect.name), hourly_usage(self.settled)),
-        ):
-            if rows:
-                with closing(connection.connection.cursor()) as cursor:
-                    cursor.executemany(_statement_text(statement, dialect, tuple(rows[0])), rows)
+_WRITES: dict[str, Any] = {
+    "release": RUNS.update().where(_OF_RUN).values(request_id=null()),
+    "begin": RUNS.insert(),
+    "open": CALLS.insert(),
+    "settle": CALLS.update().where(_OF_CALL).values({name: bindparam(name) for name in ENDED_CALL}),
+    "discard": CALLS.delete().where(_OF_CALL),
+    "hold": RUNS.update().where(_OF_RUN).values({name: bindparam(name) for name in _HELD}),
+    "end": RUNS.update().where(_OF_RUN).values({name: bindparam(name) for name in _ENDED_RUN}),
+    "forget": RUNS.delete().where(_OF_RUN),
+}
+"""Statements by the names of the changes of a unit of work, in the order in which they are written."""
 
 
 @cache

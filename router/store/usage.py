@@ -17,14 +17,14 @@ from router.errors import BadRequest
 from router.ledger.usage import Bucket, UsageQuery, UsageReport, UsageRow
 from router.store.database import Database, begin_snapshot, storable
 from router.store.schema import CALLS, GROUPS, RUNS, USAGE_HOURS
-from router.trace.call import SUMMED_COUNTS, SUMS, Call, sum_known, sums_of
+from router.trace.call import SUMMED_COUNTS, SUMS, Call, added, sums_of
 
 HOUR_S = 3600
-
-_Key = tuple[float | None, tuple[str, ...]]
-_Sums = dict[_Key, list[int | None]]
-_Piece = tuple[float, float]
-"""The beginning and the end of a part of one hour, in Unix time."""
+_BUCKET_HOURS: dict[Bucket, int] = {"hour": 1, "day": 24, "month": 24}
+"""The hours of what sums are grouped by; months are made of days."""
+_FOREVER = 10**8 * HOUR_S
+_Rows = dict[tuple[Any, ...], UsageRow]
+"""By time and what they are grouped by."""
 
 
 class SQLUsages:
@@ -43,46 +43,35 @@ def usage_in(connection: Connection, query: UsageQuery) -> UsageReport:
     if query.start is not None and query.end is not None and query.start >= query.end:
         raise BadRequest("start_time is not before end_time; leave one of them out, or exchange them.")
     begin_snapshot(connection)
-    sums: _Sums = {}
-    first, last, pieces = _split(query.start, query.end)
-    if first is None or last is None or first < last:
-        _add(sums, connection, _of_hours(query, first, last), query)
-    for start, end in pieces:
-        hour = int(start // HOUR_S)
-        tenants = _tenants(connection, hour) if query.tenant is None else [storable(query.tenant)]
-        _check_kept(connection, tenants, hour)
-        _add(sums, connection, _of_calls(query, tenants, start, end), query, hour)
-    rows = tuple(_row(key, sums[key], query) for key in sorted(sums, key=lambda key: (key[0] or 0.0, key[1])))
-    return UsageReport(int(connection.execute(_runs(query)).scalar_one()), rows)
+    start, end = query.start or 0.0, _FOREVER if query.end is None else query.end
+    first, last = -int(-start // HOUR_S), int(end // HOUR_S)
+    pieces = [(start, first * HOUR_S), (last * HOUR_S, end)] if first <= last else [(start, end)]
+    rows: _Rows = {}
+    if first < last:
+        _add(rows, connection, _of_hours(query, first, last), query)
+    for begun, ended in pieces:
+        if begun < ended:
+            hour = int(begun // HOUR_S)
+            tenants = _tenants(connection, hour) if query.tenant is None else [storable(query.tenant)]
+            _check_kept(connection, tenants, hour)
+            _add(rows, connection, _of_calls(query, tenants, hour, (begun, ended)), query)
+    runs = [RUNS.c.started_at >= start, RUNS.c.started_at < end]
+    if query.tenant is not None:
+        runs.append(RUNS.c.tenant == storable(query.tenant))
+    counted = connection.execute(select(func.count()).select_from(RUNS).where(*runs)).scalar_one()
+    return UsageReport(counted, tuple(rows[key] for key in sorted(rows)))
 
 
-def _split(start: float | None, end: float | None) -> tuple[int | None, int | None, list[_Piece]]:
-    """The first whole hour, the one behind the last, and what there is before and after; None is no bound."""
-    first = None if start is None else -int(-start // HOUR_S)
-    last = None if end is None else int(end // HOUR_S)
-    if start is not None and end is not None and first is not None and last is not None and first > last:
-        return first, last, [(start, end)]
-    pieces: list[_Piece] = []
-    if start is not None and first is not None and start < first * HOUR_S:
-        pieces.append((start, first * HOUR_S))
-    if end is not None and last is not None and last * HOUR_S < end:
-        pieces.append((last * HOUR_S, end))
-    return first, last, pieces
-
-
-def _of_hours(query: UsageQuery, first: int | None, last: int | None) -> Select[Any]:
+def _of_hours(query: UsageQuery, first: int, last: int) -> Select[Any]:
     hours = USAGE_HOURS.c
     groups: list[ColumnElement[Any]] = [hours[name] for name in query.by]
     if query.bucket is not None:
-        groups.insert(0, hours.hour if query.bucket == "hour" else hours.hour // literal_column("24", Integer))
+        length = literal_column(str(_BUCKET_HOURS[query.bucket]), Integer)
+        groups.append((hours.hour // length * length).label("at"))
     wanted = select(*groups, *(func.sum(hours[name]).label(name) for name in SUMS)).group_by(*groups)
     if query.tenant is not None:
         wanted = wanted.where(hours.tenant == storable(query.tenant))
-    if first is not None:
-        wanted = wanted.where(hours.hour >= first)
-    if last is not None:
-        wanted = wanted.where(hours.hour < last)
-    return wanted
+    return wanted.where(hours.hour >= first, hours.hour < last)
 
 
 def _tenants(connection: Connection, hour: int) -> list[str]:
@@ -90,9 +79,10 @@ def _tenants(connection: Connection, hour: int) -> list[str]:
     return list(connection.scalars(select(USAGE_HOURS.c.tenant).where(USAGE_HOURS.c.hour == hour).distinct()))
 
 
-def _of_calls(query: UsageQuery, tenants: list[str], start: float, end: float) -> Select[Any]:
+def _of_calls(query: UsageQuery, tenants: list[str], hour: int, span: tuple[float, float]) -> Select[Any]:
     groups = [CALLS.c[name] for name in query.by]
-    return select(*groups, *sums_of_calls()).where(*_ended(tenants, start, end)).group_by(*groups)
+    at = literal_column(str(hour), Integer).label("at")
+    return select(at, *groups, *sums_of_calls()).where(*_ended(tenants, *span)).group_by(*groups)
 
 
 def _ended(tenants: list[str], start: float, end: float) -> list[ColumnElement[bool]]:
@@ -113,44 +103,23 @@ def _check_kept(connection: Connection, tenants: list[str], hour: int) -> None:
         )
 
 
-def _add(sums: _Sums, connection: Connection, wanted: Select[Any], query: UsageQuery, hour: int | None = None) -> None:
-    """Add what `wanted` finds: of one hour, or with the number of the hour or day in front where time is split."""
-    for row in connection.execute(wanted):
-        *groups, attempts = row[: -len(SUMS) + 1]
-        if not attempts:
+def _add(rows: _Rows, connection: Connection, wanted: Select[Any], query: UsageQuery) -> None:
+    """Add the sums that `wanted` finds; where time is split, `at` is the number of an hour."""
+    for found in connection.execute(wanted).mappings():
+        if not found["attempts"]:
             continue  # of no rows at all
-        at = hour
-        if hour is None and query.bucket is not None:
-            at = groups.pop(0) * (1 if query.bucket == "hour" else 24)
-        key = _bucket_start(query.bucket, at), tuple(groups)
-        counts = [None if count is None else int(count) for count in row[-len(SUMS) :]]
-        sums[key] = [sum_known([*pair]) for pair in zip(sums[key], counts, strict=True)] if key in sums else counts
+        counts = {name: None if found[name] is None else int(found[name]) for name in SUMS}
+        at = None if query.bucket is None else _bucket_start(query.bucket, found["at"])
+        groups: dict[str, Any] = {name: found[name] for name in query.by}
+        row = UsageRow(bucket_start=at, **groups, **counts)  # type: ignore[arg-type]
+        key = at or 0.0, *groups.values()
+        rows[key] = msgspec.structs.replace(row, **added([rows[key], row])) if key in rows else row
 
 
-def _bucket_start(bucket: Bucket | None, hour: int | None) -> float | None:
+def _bucket_start(bucket: Bucket, hour: int) -> float:
     """When the bucket began that an hour, by its number, is in."""
-    if bucket is None or hour is None:
-        return None
-    if bucket == "hour":
-        return float(hour * HOUR_S)
-    midnight = datetime.fromtimestamp(hour // 24 * 24 * HOUR_S, UTC)
-    return (midnight if bucket == "day" else midnight.replace(day=1)).timestamp()
-
-
-def _row(key: _Key, counts: list[int | None], query: UsageQuery) -> UsageRow:
-    whose = dict.fromkeys(("tenant", "role", "model", "executor_version")) | dict(zip(query.by, key[1], strict=True))
-    return UsageRow(bucket_start=key[0], **whose, **dict(zip(SUMS, counts, strict=True)))  # type: ignore[arg-type]
-
-
-def _runs(query: UsageQuery) -> Select[Any]:
-    counted = select(func.count()).select_from(RUNS)
-    if query.tenant is not None:
-        counted = counted.where(RUNS.c.tenant == storable(query.tenant))
-    if query.start is not None:
-        counted = counted.where(RUNS.c.started_at >= query.start)
-    if query.end is not None:
-        counted = counted.where(RUNS.c.started_at < query.end)
-    return counted
+    begun = hour // _BUCKET_HOURS[bucket] * _BUCKET_HOURS[bucket] * HOUR_S
+    return datetime.fromtimestamp(begun, UTC).replace(day=1).timestamp() if bucket == "month" else float(begun)
 
 
 def hourly_usage(calls: Iterable[Call]) -> list[dict[str, Any]]:

@@ -22,7 +22,8 @@ from router.ledger.budget import Allowance, Budget
 from router.ledger.journal import NoJournal
 from router.ledger.ledger import Caller, Ledger
 from router.models.model import Delta, Usage
-from router.trace.call import SUMS, Call, OpenedCall, Outcome, Price, RoleTotal, totals
+from router.trace.call import Call, OpenedCall, Outcome, Price, RoleTotal, sum_known, totals
+from tests.router.store.stored import call
 
 CALLER = Caller("execution", "small", "http://e", 3, 64)
 
@@ -65,38 +66,28 @@ async def test_a_failed_attempt_has_its_row(error: BaseException, outcome: Outco
     assert (call.tenant, call.request_id, attempt.request_id) == ("acme", "run-1-0", "run-1-0")
 
 
-async def test_a_completed_attempt() -> None:
-    """Usage that the engine reported at the end is exact."""
+CUT = asyncio.CancelledError()
+
+
+@pytest.mark.parametrize(
+    ("deltas", "error", "usage", "wasted"),
+    [
+        ([Delta(usage=Usage(7, 5))], None, Usage(7, 5), 0),
+        ([], None, None, 0),
+        ([Delta(usage=Usage(7, 0)), Delta("a", usage=Usage(7, 2)), Delta("b")], CUT, Usage(7, 2, lower_bound=True), 9),
+        ([Delta("a", usage=Usage(7, 2, lower_bound=True))], None, Usage(7, 2, lower_bound=True), 0),
+    ],
+)
+async def test_what_an_attempt_has_spent(
+    deltas: list[Delta], error: BaseException | None, usage: Usage | None, wasted: int
+) -> None:
+    """Exact where the engine reported it at the end; where it was cut, a lower bound, and wasted, unless the stream was
+    only left because the engine ignores stop strings; unknown where the engine said nothing.
+    """
     ledger = Ledger()
-    async with ledger.attempt(CALLER, "first", 1) as attempt:
-        attempt.usage = Usage(7, 5)
+    await ends(ledger, *deltas, error=error)
     (call,) = ledger.calls
-    assert (call.outcome, call.usage, call.wasted_tokens, call.first_token_s) == ("completed", Usage(7, 5), 0, None)
-    assert call.duration_s >= 0
-
-
-async def test_unknown_usage() -> None:
-    """Where the engine did not say, nothing is known, not even a bound."""
-    ledger = Ledger()
-    await ends(ledger)
-    assert ledger.calls[0].usage is None
-
-
-async def test_the_usage_of_a_cut_attempt_is_a_lower_bound() -> None:
-    """What was reported before a cut is kept and marked, and wasted."""
-    ledger = Ledger()
-    deltas = Delta(usage=Usage(7, 0)), Delta("a", usage=Usage(7, 2)), Delta("b")
-    await ends(ledger, *deltas, error=asyncio.CancelledError())
-    (call,) = ledger.calls
-    assert (call.usage, call.wasted_tokens) == (Usage(7, 2, lower_bound=True), 9)
-
-
-async def test_the_usage_of_a_stream_that_the_client_left() -> None:
-    """A stream that was left because the engine ignores stop strings completes, and is a lower bound all the same."""
-    ledger = Ledger()
-    await ends(ledger, Delta("a", usage=Usage(7, 2, lower_bound=True)))
-    (call,) = ledger.calls
-    assert (call.outcome, call.usage) == ("completed", Usage(7, 2, lower_bound=True))
+    assert (call.outcome, call.usage, call.wasted_tokens) == ("cancelled" if error else "completed", usage, wasted)
 
 
 async def test_the_first_token() -> None:
@@ -168,14 +159,6 @@ async def test_cost() -> None:
     assert [call.nano_usd for call in ledger.calls] == [60_000 + 20_000 + 70_000, None, None]
 
 
-async def test_rows_stand_in_the_order_in_which_attempts_end() -> None:
-    """Of two attempts that overlap, the one that ends first has the first row."""
-    ledger = Ledger()
-    async with ledger.attempt(CALLER, "first", 1), ledger.attempt(Caller("answer", "fixed", "e", None), "first", 1):
-        pass
-    assert [(call.role, call.number) for call in ledger.calls] == [("answer", 1), ("execution", 0)]
-
-
 class Told(NoJournal):
     """A journal that notes what it is told, and fails where it should."""
 
@@ -200,12 +183,13 @@ class Told(NoJournal):
 
 
 async def test_a_call_is_opened_before_it_is_made_and_settled_after_it() -> None:
-    """Double entry."""
+    """Double entry; of two attempts that overlap, the one that ends first has the first row."""
     journal = Told()
     ledger = Ledger(journal=journal)
-    async with ledger.attempt(CALLER, "first", 1):
-        assert journal.told == [("open", 0)]
-    assert journal.told[1:] == [("settle", 0, "completed")]
+    async with ledger.attempt(CALLER, "first", 1), ledger.attempt(CALLER, "first", 1):
+        assert journal.told == [("open", 0), ("open", 1)]
+    assert journal.told[2:] == [("settle", 1, "completed"), ("settle", 0, "completed")]
+    assert [call.number for call in ledger.calls] == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -253,59 +237,31 @@ async def test_what_is_charged() -> None:
         allowance.reserve("execution", Amount(1))
 
 
-def call(model: str, usage: Usage | None) -> Call:
-    return Call(
-        run_id="run",
-        tenant="default",
-        number=0,
-        role="execution",
-        model=model,
-        deployment="e",
-        executor_version=None,
-        purpose="first",
-        attempt=1,
-        sub_query=0,
-        max_tokens=64,
-        reserved=NOTHING,
-        started_at=0.0,
-        outcome="completed",
-        usage=usage,
-        nano_usd=None if usage is None else usage.total_tokens * 10,
-        first_token_s=None,
-        duration_s=0.0,
-    )
-
-
-def total(model: str, *sums: int | None) -> RoleTotal:
-    return RoleTotal(role="execution", model=model, **dict(zip(SUMS, sums, strict=True)))  # type: ignore[arg-type]
-
-
-def test_totals() -> None:
-    """Sums stand by role and model; what is not known is counted, not taken for zero."""
-    calls = (call("b", Usage(10, 1)), call("a", Usage(5, 2, 4, 1)), call("b", None), call("a", Usage(5, 2, None, 0)))
-    assert totals(calls) == [
-        total("b", 2, 1, 1, 10, 1, None, None, 0, 110),
-        total("a", 2, 0, 0, 10, 4, 4, 1, 0, 140),
-    ]
-    assert totals(()) == []
-
-
 COUNTS = st.integers(0, 10**6)
 USAGES = st.none() | st.builds(Usage, COUNTS, COUNTS, st.none() | COUNTS, st.none() | COUNTS)
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), USAGES)))
-def test_totals_lose_nothing(rows: list[tuple[str, Usage | None]]) -> None:
-    """The sums over the totals are the sums over the rows."""
-    calls = tuple(call(model, usage) for model, usage in rows)
-    known = [usage for _, usage in rows if usage]
+def test_totals(rows: list[tuple[str, Usage | None]]) -> None:
+    """By role and model, in the order in which they first spent; what is not known is counted, not taken for zero."""
+    calls = [call("run-1", model=model, usage=usage, nano_usd=usage and 7) for model, usage in rows]
     summed = totals(calls)
-    assert sum(total.attempts for total in summed) == len(rows)
-    assert sum(total.attempts_without_usage for total in summed) == len(rows) - len(known)
-    assert sum(total.prompt_tokens for total in summed) == sum(usage.prompt_tokens for usage in known)
-    assert sum(total.completion_tokens for total in summed) == sum(usage.completion_tokens for usage in known)
-    assert sum(total.cached_tokens or 0 for total in summed) == sum(usage.cached_tokens or 0 for usage in known)
-    assert sum(total.nano_usd or 0 for total in summed) == sum(usage.total_tokens * 10 for usage in known)
+    assert [total.model for total in summed] == list(dict.fromkeys(model for model, _ in rows))
+    for total in summed:
+        usages = [usage for model, usage in rows if model == total.model]
+        known = [usage for usage in usages if usage]
+        assert total == RoleTotal(
+            role="execution",
+            model=total.model,
+            attempts=len(usages),
+            attempts_without_usage=usages.count(None),
+            attempts_without_cost=usages.count(None),
+            prompt_tokens=sum(usage.prompt_tokens for usage in known),
+            completion_tokens=sum(usage.completion_tokens for usage in known),
+            cached_tokens=sum_known([usage.cached_tokens for usage in known]),
+            reasoning_tokens=sum_known([usage.reasoning_tokens for usage in known]),
+            nano_usd=7 * len(known) or None,
+        )
 
 
 async def test_who_has_worked_on_a_sub_query() -> None:
@@ -321,11 +277,11 @@ async def test_who_has_worked_on_a_sub_query() -> None:
     assert ledger.worked_on(2) == set()
 
 
-COUNTS = st.integers(-5, 400) | st.integers(-(10**19), 10**19)
-USAGES = st.builds(Usage, COUNTS, COUNTS, st.none() | COUNTS, st.none() | COUNTS)
+ANY = st.integers(-5, 400) | st.integers(-(10**19), 10**19)
+ANY_USAGES = st.builds(Usage, ANY, ANY, st.none() | ANY, st.none() | ANY)
 
 
-@given(st.lists(USAGES, min_size=1, max_size=3), st.booleans(), st.integers(1, 300), st.sampled_from([0, 350]))
+@given(st.lists(ANY_USAGES, min_size=1, max_size=3), st.booleans(), st.integers(1, 300), st.sampled_from([0, 350]))
 async def test_no_usage_costs_more_than_the_worst_case(
     told: list[Usage], writes: bool, bound: int, reserved: int
 ) -> None:

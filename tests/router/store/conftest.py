@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from router.store.database import Database
+from router.store.journal import SQLJournal
 from tests.router.store.postgres import postgres_binaries, running_postgres
 
 
@@ -42,3 +43,10 @@ async def database(url: str) -> AsyncIterator[Database]:
     database = await Database.open(url)
     yield database
     await database.close()
+
+
+@pytest.fixture
+async def journal(database: Database) -> AsyncIterator[SQLJournal]:
+    """A journal that writes to it."""
+    async with SQLJournal.writing(database) as journal:
+        yield journal

@@ -42,3 +42,8 @@ async def spent(database: Database, tenant: str = "default") -> dict[str, tuple[
     sums = "requests, tokens, nano_usd, reserved_tokens, reserved_nano_usd"
     found = await rows(database, f"SELECT period, {sums} FROM spending WHERE tenant = :tenant", tenant=tenant)
     return {period: tuple(counts) for period, *counts in found}
+
+
+async def change(database: Database, statement: str) -> None:
+    """Change rows or tables by the database's own words."""
+    await database.write(lambda connection: connection.exec_driver_sql(statement))

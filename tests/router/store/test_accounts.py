@@ -10,23 +10,13 @@ from router.trace.identity import SCOPES
 
 
 async def test_keys_come_back_as_they_were(database: Database) -> None:
-    """Oldest first; adding tells which was the first of all."""
-    accounts = SQLAccounts(database)
-    assert await accounts.keys() == []
-    _, mine = new_key(None, SCOPES, "mine")
-    _, acmes = new_key("acme", ["ask"])
-    assert await accounts.add_key(mine)
-    assert not await accounts.add_key(acmes)
-    assert await accounts.keys() == [mine, acmes]
-
-
-async def test_a_tenant_is_made_with_its_first_key(database: Database) -> None:
-    """Without limits; one that is there keeps its own."""
+    """Oldest first; adding tells which was the first of all, and makes its tenant, unless it is there."""
     accounts = SQLAccounts(database)
     limited = Tenant("acme", tokens_per_day=5)
     await accounts.set_tenant(limited)
-    for name in ("acme", "zeta", "zeta"):
-        await accounts.add_key(new_key(name, ["ask"])[1])
+    keys = [new_key(*owner)[1] for owner in ((None, SCOPES, "mine"), ("acme", ["ask"]), ("zeta", ["ask"]))]
+    assert [await accounts.add_key(key) for key in keys] == [True, False, False]
+    assert await accounts.keys() == keys
     assert await accounts.tenants() == [limited, Tenant("zeta")]
 
 

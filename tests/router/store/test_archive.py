@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,7 +16,7 @@ from router.models.model import Message, Usage
 from router.runs.archive import RunFilter, RunSummary
 from router.store.archive import SQLArchive
 from router.store.database import Database, Value, engine_of
-from router.store.schema import CALLS, FEEDBACK, RUNS, VERSION_TRIALS
+from router.store.schema import FEEDBACK, RUNS
 from router.trace.run import Feedback, Run
 from router.trace.values import Conversation, Reported
 from tests.router.store.query_plan import explained
@@ -47,8 +47,7 @@ async def test_a_run_comes_back_as_it_was(database: Database, archive: SQLArchiv
     kept = run("run-1", calls=[call("run-1", 0), call("run-1", 1, usage=None, nano_usd=None)], request_id="mine")
     await put(database, kept)
 
-    assert await archive.load("run-1") == kept
-    assert await exported(archive) == [kept]
+    assert [await archive.load("run-1"), *await exported(archive)] == [kept, kept]
     (stored,) = await database.read(lambda connection: connection.execute(select(RUNS.c.trace)).one())
     assert stored.count(b"Heat is a film by Michael Mann.") == 2 * len(EXECUTIONS)  # evidence and passage of each
 
@@ -71,14 +70,13 @@ CALLS_SO_FAR = (
 )
 
 
-@pytest.mark.parametrize("status", ["running", "interrupted"])
-async def test_a_run_without_a_trace(database: Database, archive: SQLArchive, status: str) -> None:
+async def test_a_run_without_a_trace(database: Database, archive: SQLArchive) -> None:
     """Has the calls that have ended by then; the others are not there yet."""
-    bare = run("run-1", calls=CALLS_SO_FAR, status=status, result=None, events=(), settings={}, request_id="mine")
+    bare = run("run-1", calls=CALLS_SO_FAR, status="running", result=None, events=(), settings={}, request_id="mine")
     await put(database, bare, open_calls=[call("run-1", 3)], trace=False)
 
     assert await archive.load("run-1") == bare
-    assert await exported(archive) == ([] if status == "running" else [bare])
+    assert await exported(archive) == []
 
 
 @pytest.mark.parametrize(("run_id", "tenant"), [("run-2", None), ("run-1", "other"), ("run-1\0", None), ("", None)])
@@ -118,17 +116,6 @@ async def test_pages(database: Database, archive: SQLArchive) -> None:
         assert pages[-1]
 
 
-async def test_pages_while_runs_are_added(database: Database, archive: SQLArchive) -> None:
-    """A page begins where the one before ended, whatever is new."""
-    await put(database, *(run(f"run-{number}", number) for number in range(4)))
-    first = await archive.list(RunFilter(), 2)
-    await put(database, run("run-9", 9.0))
-
-    second = await archive.list(RunFilter(), 2, first.next_page)
-
-    assert [each.id for each in (*first.runs, *second.runs)] == ["run-3", "run-2", "run-1", "run-0"]
-
-
 async def test_a_row_of_a_list(database: Database, archive: SQLArchive) -> None:
     """What is not known of a run is None or empty."""
     await put(
@@ -144,15 +131,6 @@ async def test_a_row_of_a_list(database: Database, archive: SQLArchive) -> None:
         RunSummary("run-1", "acme", "answer", "mine", request, "finished", "answered", 2.0, 2.5),
         RunSummary("run-2", "default", "execute", "", request, "failed", None, 1.0, 2.5),
     )
-
-
-async def test_a_token_tells_nothing_new(database: Database, archive: SQLArchive) -> None:
-    """It holds what the page showed: the last run's identifier and time."""
-    await put(database, run("run-1", 1.0), run("run-2", 2.0))
-
-    page = await archive.list(RunFilter(), 1)
-
-    assert msgspec.msgpack.decode(base64.urlsafe_b64decode(page.next_page)) == [2.0, "run-2"]
 
 
 def token(value: object) -> str:
@@ -189,6 +167,7 @@ MANY = (
     run("run-5", 5.0, status="running", result=None, events=(), settings={}),
     run("run-6", 6.0, kind="complete", events=(), result=Conversation((Message("user", "?"),))),
     run("run-7", 7.0, tenant="acme", redacted=True, request="", result=None, events=()),
+    run("run-8", 8.0, kind="shadow", tenant="shadow"),
 )
 
 
@@ -203,6 +182,8 @@ MANY = (
         (RunFilter(kind="execute"), "2"),
         (RunFilter(status="finished"), "1267"),
         (RunFilter(status="running"), "5"),
+        (RunFilter(kind="shadow"), "8"),
+        (RunFilter(kind="shadow", training=True), ""),
         (RunFilter(start=2.0), "234567"),
         (RunFilter(end=2.0), "1"),
         (RunFilter(start=2.0, end=4.0), "23"),
@@ -211,71 +192,45 @@ MANY = (
     ],
 )
 async def test_filters(database: Database, archive: SQLArchive, wanted: RunFilter, found: str) -> None:
-    """A list and an export choose the same runs, but that those that still run are not exported."""
+    """A list and an export choose the same runs, but that those that still run are not exported; shadows are seen only
+    where they are asked for.
+    """
     await put(database, *MANY, tenants=[Tenant("shy", training=False), Tenant("acme", redact=True)])
 
     assert [run_id[-1] for page in await listed(archive, 2, wanted) for run_id in page] == list(reversed(found))
     assert await exported(archive, wanted) == [each for each in MANY if each.id[-1] in found.replace("5", "")]
 
 
-async def test_an_export_of_many_pieces(database: Database, archive: SQLArchive) -> None:
-    """Oldest first, each run once, though many started at the same time."""
-    kept = [run(f"run-{number:03}", float(number // 40)) for number in range(100)]
-    await put(database, *kept)
-
-    assert await exported(archive) == kept
-
-
 async def test_an_export_holds_no_transaction(database: Database, archive: SQLArchive) -> None:
-    """Whoever reads slowly hinders nobody; a run that is deleted meanwhile is passed over."""
-    await put(database, *(run(f"run-{number:03}", float(number)) for number in range(70)))
+    """Oldest first, each run once, though many start at the same time; whoever reads slowly hinders nobody, and a run
+    that is deleted meanwhile is passed over.
+    """
+    await put(database, *(run(f"run-{number:03}", float(number // 40)) for number in range(100)))
     found: list[str] = []
     async for told in archive.export(RunFilter()):
         if not found:
             await database.write(lambda connection: connection.execute(RUNS.delete().where(RUNS.c.run_id == "run-060")))
         found.append(told.run.id)
-    assert found == [f"run-{number:03}" for number in range(70) if number != 60]
+    assert found == [f"run-{number:03}" for number in range(100) if number != 60]
 
 
-async def test_feedback_of_a_tenant_whose_texts_are_not_kept(database: Database, archive: SQLArchive) -> None:
-    """The verdict and the score are kept, and no word."""
-    await put(database, run("run-1", tenant="acme"), tenants=[Tenant("acme", redact=True)])
-    await archive.add_feedback(Feedback("run-1", True, 0.5, "Michael Mann", "a secret"))
-    (row,) = await database.read(lambda connection: connection.execute(select(FEEDBACK)).mappings().all())
-    assert (row["accepted"], row["score"], row["gold_answer"], row["comment"]) == (True, 0.5, "", "")
-
-
-@pytest.mark.parametrize("tenant", [None, "default"])
-async def test_feedback_is_kept_beside_its_run(database: Database, archive: SQLArchive, tenant: str | None) -> None:
-    """A row each, with an identifier of its own; what is not stated is null."""
-    await put(database, run("run-1"))
+async def test_feedback(database: Database, archive: SQLArchive) -> None:
+    """Is read again with its run, oldest first; of a tenant whose texts are not kept, without a word."""
+    runs = run("run-1"), run("run-2", tenant="acme"), run("run-3")
+    await put(database, *runs, tenants=[Tenant("acme", redact=True)])
     given = [
-        await archive.add_feedback(Feedback("run-1", False, 0.25, "no", "é\n日本\0"), tenant),
-        await archive.add_feedback(Feedback("run-1", comment="so so"), tenant),
+        *(
+            Feedback("run-1", True),
+            Feedback("run-1", score=0.25, gold_answer="é\n日本\0"),
+            Feedback("run-1", comment="…"),
+        ),
+        Feedback("run-2", False, 0.5, "Michael Mann", "a secret"),
     ]
-
-    rows = await database.read(lambda connection: connection.execute(select(FEEDBACK)).mappings().all())
-
-    assert sorted(({**row} for row in rows), key=lambda row: given.index(row["feedback_id"])) == [
-        {
-            "feedback_id": given[0],
-            "run_id": "run-1",
-            "given_at": rows[0]["given_at"],
-            "accepted": False,
-            "score": 0.25,
-            "gold_answer": "no",
-            "comment": "é\n日本\ufffd",
-        },
-        {
-            "feedback_id": given[1],
-            "run_id": "run-1",
-            "given_at": rows[1]["given_at"],
-            "accepted": None,
-            "score": None,
-            "gold_answer": "",
-            "comment": "so so",
-        },
-    ]
+    assert len({await archive.add_feedback(feedback) for feedback in given}) == 4
+    kept = given[0], Feedback("run-1", score=0.25, gold_answer="é\n日本\ufffd"), given[2]
+    assert await archive.feedback("run-1") == kept
+    told = {each.run.id: each.feedback async for each in archive.export(RunFilter())}
+    assert told == {"run-1": kept, "run-2": (Feedback("run-2", False, 0.5),), "run-3": ()}
 
 
 async def test_feedback_through_several_gateways_at_once(url: str, database: Database) -> None:
@@ -300,46 +255,6 @@ async def test_cancelling(database: Database, archive: SQLArchive) -> None:
 
     asked = select(RUNS.c.run_id).where(RUNS.c.cancel_requested)
     assert await database.read(lambda connection: connection.execute(asked).scalars().all()) == ["run-1"]
-
-
-async def test_feedback_is_read_again(database: Database, archive: SQLArchive) -> None:
-    """That on one run, oldest first."""
-    await put(database, run("run-1"), run("run-2"), run("run-3"))
-    given = [Feedback("run-1", True), Feedback("run-1", score=0.25, gold_answer="Mann"), Feedback("run-1", comment="…")]
-    for feedback in (given[0], Feedback("run-2", False), *given[1:]):
-        await archive.add_feedback(feedback)
-    assert await archive.feedback("run-1") == tuple(given)
-    assert await archive.feedback("run-3") == ()
-    told = {each.run.id: each.feedback async for each in archive.export(RunFilter())}
-    assert told == {"run-1": tuple(given), "run-2": (Feedback("run-2", False),), "run-3": ()}
-
-
-async def test_shadows_are_seen_only_where_they_are_asked_for(database: Database, archive: SQLArchive) -> None:
-    """In lists and exports; what was made of whomever's question never trains."""
-    shadow = run("run-2", kind="shadow", tenant="shadow")
-    await put(database, run("run-1"), shadow)
-    assert await listed(archive, 10) == [["run-1"]]
-    assert [each.id for each in await exported(archive)] == ["run-1"]
-    assert await listed(archive, 10, RunFilter(kind="shadow")) == [["run-2"]]
-    assert await exported(archive, RunFilter(kind="shadow")) == [shadow]
-    assert await exported(archive, RunFilter(kind="shadow", training=True)) == []
-
-
-async def test_a_store_that_does_not_work(database: Database, archive: SQLArchive) -> None:
-    """Says so, without the rows."""
-    await put(database, run("run-1"))
-    for table in (FEEDBACK, CALLS, VERSION_TRIALS, RUNS):
-        await database.write(table.drop)
-
-    attempts: Sequence[object] = [
-        archive.load("run-1"),
-        archive.list(RunFilter(), 1),
-        archive.feedback("run-1"),
-        exported(archive),
-    ]
-    for attempt in attempts:
-        with pytest.raises(StoreFailed):
-            await attempt  # type: ignore[misc]
 
 
 class Explained(Database):

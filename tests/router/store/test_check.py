@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 from router.access import Tenant
 from router.amount import Amount
@@ -19,22 +19,25 @@ from router.models.model import Usage
 from router.store.check import Checked, Problem, check
 from router.store.database import Database
 from router.store.journal import SQLJournal
-from router.store.schema import CALLS, RUNS, SPENDING, USAGE_HOURS
-from router.trace.call import Call, OpenedCall
+from router.store.schema import CALLS, RUNS, SPENDING
 from router.trace.run import RunStatus
+from tests.router.store.entries import change, opened
 from tests.router.store.stored import call, put, run
 
 NOW = time.time()
-ANSWERED = "{hour} (answer small executor-000001 at engine)"
+HOUR = NOW // 3600 * 3600
+DAY = time.strftime("%Y-%m-%d", time.gmtime(HOUR))
+ANSWERED = f"usage of default in the hour {int(HOUR // 3600)} (answer small executor-000001 at engine)"
+RESERVED = "{} tokens and {} nano-dollars are reserved, but open calls and answers to come reserve {} and {}"
 
 
-def opened(call: Call) -> OpenedCall:
-    return OpenedCall(**{name: getattr(call, name) for name in OpenedCall.__struct_fields__})
+def start(run_id: str, started_at: float, hold: Amount) -> RunStart:
+    return RunStart(run_id, "answer", "default", "", "", "?", "", started_at, hold)
 
 
 async def conduct(journal: Journal, run_id: str, started_at: float = NOW, status: RunStatus = "finished") -> None:
     """A run with all that there is in one: a hold, calls that end well, one that is cut, and one that is discarded."""
-    await journal.begin(RunStart(run_id, "answer", "default", "", "", "?", "", started_at, Amount(50, 40)))
+    await journal.begin(start(run_id, started_at, Amount(50, 40)))
     calls = [
         call(run_id, number, started_at=started_at + number, reserved=Amount(100 + number, 90), role=role)
         for number, role in enumerate(("delegation", "execution", "answer", "execution"))
@@ -61,22 +64,12 @@ async def found(database: Database) -> list[Problem]:
     return (await check(database)).problems
 
 
-async def change(database: Database, statement: str) -> None:
-    await database.write(lambda connection: connection.execute(text(statement)))
-
-
-async def test_an_empty_store(database: Database) -> None:
-    """Is whole."""
-    checked = await check(database)
-    assert (checked.runs, checked.calls, checked.problems) == (0, 0, [])
-    assert checked.schema
-
-
 async def test_a_store_in_use(database: Database, journal: SQLJournal) -> None:
-    """Is whole while runs are under way; everything is counted, and progress is told."""
+    """Is sound while runs are under way; everything is counted, and progress is told."""
+    assert (await check(database)).problems == []
     statuses: tuple[RunStatus, ...] = ("finished", "failed", "cancelled")
     await asyncio.gather(*(conduct(journal, f"run-{n:03}", NOW - n * 100, statuses[n % 3]) for n in range(120)))
-    await journal.begin(RunStart("run-500", "answer", "default", "", "", "?", "", NOW, Amount(7, 5)))
+    await journal.begin(start("run-500", NOW, Amount(7, 5)))
     await journal.open(opened(call("run-500", started_at=NOW - 86400 * 40, reserved=Amount(100, None))))
     told = []
 
@@ -88,116 +81,106 @@ async def test_a_store_in_use(database: Database, journal: SQLJournal) -> None:
 
 async def test_checks_beside_a_busy_gateway(database: Database, journal: SQLJournal) -> None:
     """Never raise a false alarm, at whatever moment of a run they look."""
-    ended = asyncio.Event()
+    ended, looks = asyncio.Event(), list[Checked]()
 
-    async def look() -> list[Checked]:
-        looks = []
+    async def look() -> None:
         while not ended.is_set():
             looks.append(await check(database))
-        return looks
 
-    looking = asyncio.create_task(look())
     draw = random.Random(0)
-    for _ in range(25):
-        start = NOW - draw.randrange(100_000)
-        await asyncio.gather(*(conduct(journal, f"run-{draw.randbytes(8).hex()}", start + n) for n in range(4)))
-    ended.set()
-
-    looks = await looking
+    async with asyncio.TaskGroup() as group:
+        group.create_task(look())
+        for _ in range(25):
+            first = NOW - draw.randrange(100_000)
+            await asyncio.gather(*(conduct(journal, f"run-{draw.randbytes(8).hex()}", first + n) for n in range(4)))
+        ended.set()
     assert [problem for checked in looks for problem in checked.problems] == []
     assert len({checked.calls for checked in looks}) > 2
 
 
 async def test_a_gateway_that_was_killed(database: Database, journal: SQLJournal) -> None:
     """Leaves runs behind; they are named once it has been silent for a minute, and not while it may only be slow."""
-    await conduct(journal, "run-1")
     await put(database, run("run-2", status="running"), run("run-3", status="running"))
-    seen = "INSERT INTO gateways (gateway_id, host, pid, seen_at) VALUES ('gateway-1', 'elsewhere', 1, {})"
-    await change(database, seen.format(time.time() - 30))
+    await change(database, f"INSERT INTO gateways VALUES ('gateway-1', 'elsewhere', 1, {time.time() - 30})")
     assert await found(database) == []
 
     await change(database, f"UPDATE gateways SET seen_at = {time.time() - 100} WHERE gateway_id = 'gateway-1'")
-
     silent = "is running, but its gateway is silent; the next one to start will close it"
     assert await found(database) == [Problem("run run-2", silent), Problem("run run-3", silent)]
 
 
+COPY = "UPDATE runs SET trace = other.trace FROM (SELECT trace FROM runs WHERE run_id = 'run-2') AS other"
+NOT_A_COUNT = "The row of call run-1-0 is damaged: Expected `int`, got `null` - at `$.usage.prompt_tokens`."
+
+
 @pytest.mark.parametrize(
-    ("statement", "problem"),
+    ("statement", "where", "what"),
     [
-        (
-            "UPDATE runs SET trace = NULL WHERE run_id = 'run-1'",
-            Problem("run run-1", "is finished, but has no trace"),
-        ),
-        (
-            "UPDATE runs SET trace = gateway_bytes.bytes FROM (SELECT trace AS bytes FROM runs WHERE run_id = 'run-2')"
-            " AS gateway_bytes WHERE run_id = 'run-1'",
-            Problem("run run-1", "its trace and its row differ in id"),
-        ),
+        ("UPDATE runs SET trace = NULL WHERE run_id = 'run-1'", "run run-1", "is finished, but has no trace"),
+        (f"{COPY} WHERE run_id = 'run-1'", "run run-1", "its trace and its row differ in id"),
         (
             "UPDATE runs SET status = 'failed', duration_s = 9.5 WHERE run_id = 'run-1'",
-            Problem("run run-1", "its trace and its row differ in status, duration_s"),
+            "run run-1",
+            "its trace and its row differ in status, duration_s",
         ),
         (
             "UPDATE calls SET deployment = 'b', max_tokens = 7 WHERE run_id = 'run-1' AND number = 1",
-            Problem("run run-1", "call 1 is booked otherwise than its trace says: deployment, max_tokens"),
+            "run run-1",
+            "call 1 is booked otherwise than its trace says: deployment, max_tokens",
         ),
         (
             "UPDATE calls SET counted = 'estimated' WHERE run_id = 'run-1' AND number = 1",
-            Problem("run run-1", "call 1 is booked otherwise than its trace says: usage"),
+            "run run-1",
+            "call 1 is booked otherwise than its trace says: usage",
         ),
         (
             "UPDATE calls SET wasted_tokens = 5 WHERE run_id = 'run-1' AND number = 1",
-            Problem("run run-1", "call 1 has wasted 4 tokens, but 5 are booked"),
+            "run run-1",
+            "call 1 has wasted 4 tokens, but 5 are booked",
         ),
         (
             "DELETE FROM calls WHERE run_id = 'run-1' AND number = 0",
-            Problem("run run-1", "its trace has calls that are not booked: 0"),
+            "run run-1",
+            "its trace has calls that are not booked: 0",
         ),
         (
             "UPDATE calls SET number = 7 WHERE run_id = 'run-1' AND number = 0",
-            Problem("run run-1", "calls are booked that its trace does not have: 7"),
+            "run run-1",
+            "calls are booked that its trace does not have: 7",
         ),
         (
             "UPDATE calls SET outcome = 'open', counted = '' WHERE run_id = 'run-1' AND number = 2",
-            Problem("run run-1", "has ended, but its call 2 is still open"),
+            "run run-1",
+            "has ended, but its call 2 is still open",
         ),
+        ("UPDATE calls SET prompt_tokens = NULL WHERE run_id = 'run-1' AND number = 0", "run run-1", NOT_A_COUNT),
         (
             "UPDATE usage_hours SET attempts = attempts - 1, cached_tokens = 5 WHERE role = 'answer'",
-            Problem(ANSWERED, "is not what the calls add up to: attempts, cached_tokens"),
+            ANSWERED,
+            "is not what the calls add up to: attempts, cached_tokens",
         ),
         (
             "DELETE FROM usage_hours WHERE role = 'answer'",
-            Problem(ANSWERED, "is missing, though there are calls of that hour"),
+            ANSWERED,
+            "is missing, though there are calls of that hour",
         ),
         (
             "UPDATE spending SET reserved_tokens = 9 WHERE length(period) = 10",
-            Problem(
-                "spending of default, {day}",
-                "9 tokens and 0 nano-dollars are reserved, but open calls and answers to come reserve 0 and 0",
-            ),
+            f"spending of default, {DAY}",
+            RESERVED.format(9, 0, 0, 0),
         ),
-        (
-            "UPDATE calls SET prompt_tokens = NULL WHERE run_id = 'run-1' AND number = 0",
-            Problem(
-                "run run-1",
-                "The row of call run-1-0 is damaged: Expected `int`, got `null` - at `$.usage.prompt_tokens`.",
-            ),
-        ),
+        ("DROP INDEX calls_by_tenant", "table calls", "has no calls_by_tenant"),
+        ("DROP TABLE feedback", "table feedback", "is missing"),
     ],
 )
-async def test_what_does_not_agree(database: Database, journal: SQLJournal, statement: str, problem: Problem) -> None:
+async def test_what_does_not_agree(
+    database: Database, journal: SQLJournal, statement: str, where: str, what: str
+) -> None:
     """Is told in plain words, with where it is."""
-    start = NOW // 3600 * 3600
-    for number, at in enumerate((start - 80_000, start, start)):
+    for number, at in enumerate((HOUR - 80_000, HOUR, HOUR)):
         await conduct(journal, f"run-{number}", at)
     await change(database, statement)
-
-    problems = await found(database)
-
-    hour = f"usage of default in the hour {int(start // 3600)}"
-    day = time.strftime("%Y-%m-%d", time.gmtime(start))
-    assert Problem(problem.where.format(hour=hour, day=day), problem.what) in problems
+    assert Problem(where, what) in await found(database)
 
 
 async def test_less_spent_than_was_spent(database: Database, journal: SQLJournal) -> None:
@@ -218,39 +201,32 @@ async def test_less_spent_than_was_spent(database: Database, journal: SQLJournal
 
 async def test_open_calls_and_holds_are_reserved(database: Database, journal: SQLJournal) -> None:
     """What is reserved of neither is told, for the day and for the month."""
-    await journal.begin(RunStart("run-1", "answer", "default", "", "", "?", "", NOW, Amount(7, 5)))
-    await journal.open(opened(call("run-1", started_at=NOW, reserved=Amount(100, 90))))
+    await journal.begin(start("run-1", HOUR, Amount(7, 5)))
+    await journal.open(opened(call("run-1", started_at=HOUR, reserved=Amount(100, 90))))
     await change(database, "UPDATE runs SET held_tokens = 8")
-    await change(database, "UPDATE calls SET reserved_nano_usd = NULL")
-
-    what = "107 tokens and 95 nano-dollars are reserved, but open calls and answers to come reserve 108 and 5"
-    day = time.strftime("%Y-%m-%d", time.gmtime(NOW))
-    places = [f"spending of default, {period}" for period in (day[:7], day)]
-    assert await found(database) == [Problem(where, what) for where in places]
+    what = RESERVED.format(107, 95, 108, 95)
+    assert await found(database) == [Problem(f"spending of default, {period}", what) for period in (DAY[:7], DAY)]
 
 
 async def test_a_trace_that_is_damaged(database: Database, journal: SQLJournal) -> None:
     """Is told; the other runs are looked at all the same."""
     for number in range(3):
         await conduct(journal, f"run-{number}")
-    await database.write(
-        lambda connection: connection.execute(RUNS.update().where(RUNS.c.run_id == "run-1").values(trace=b"\xa3Heat"))
-    )
+    damage = RUNS.update().where(RUNS.c.run_id == "run-1").values(trace=b"\xa3Heat")
+    await database.write(lambda connection: connection.execute(damage))
 
     checked = await check(database)
-
     assert (checked.runs, checked.problems) == (3, [Problem("run run-1", "its trace cannot be decoded")])
 
 
 async def test_deleted_runs(database: Database, journal: SQLJournal) -> None:
     """Leave their sums behind, which is as it must be; but sums of less than the calls are not."""
-    start = NOW // 3600 * 3600
     for number in range(4):
-        await conduct(journal, f"run-{number}", start - 7200 + number * 1800)
+        await conduct(journal, f"run-{number}", HOUR - 7200 + number * 1800)
 
     def delete(connection: Connection) -> None:
         for table in (CALLS, RUNS):
-            connection.execute(table.delete().where(table.c.run_id.in_(["run-0", "run-1", "run-2"])))
+            connection.execute(table.delete().where(table.c.run_id != "run-3"))
 
     await database.write(delete)
     assert await found(database) == []
@@ -259,20 +235,16 @@ async def test_deleted_runs(database: Database, journal: SQLJournal) -> None:
     assert {problem.what for problem in await found(database)} == {"is less than what the calls add up to: attempts"}
 
 
-async def test_rows_of_runs_that_are_not_there(database: Database, journal: SQLJournal) -> None:
+async def test_rows_of_runs_that_are_not_there(database: Database, journal: SQLJournal, url: str) -> None:
     """Are told, where the database has let them in."""
     await conduct(journal, "run-1")
-
-    def orphan(connection: Connection) -> None:
-        if connection.dialect.name == "postgresql":
-            connection.exec_driver_sql("ALTER TABLE calls DROP CONSTRAINT calls_run_id_fkey")
-        connection.exec_driver_sql("UPDATE calls SET run_id = 'run-0' WHERE number = 0")
-
-    if file := await database.read(lambda connection: connection.dialect.name == "sqlite" and connection.engine.url):
-        with closing(sqlite3.connect(str(file.database))) as careless, careless:  # it does not mind foreign keys
-            careless.execute("UPDATE calls SET run_id = 'run-0' WHERE number = 0")
+    orphan = "UPDATE calls SET run_id = 'run-0' WHERE number = 0"
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as careless, careless:  # without foreign keys
+            careless.execute(orphan)
     else:
-        await database.write(orphan)
+        await change(database, "ALTER TABLE calls DROP CONSTRAINT calls_run_id_fkey")
+        await change(database, orphan)
 
     assert await found(database) == [
         Problem("table calls", "1 rows are of runs that are not there"),
@@ -280,25 +252,11 @@ async def test_rows_of_runs_that_are_not_there(database: Database, journal: SQLJ
     ]
 
 
-async def test_tables_that_are_not_as_they_must_be(database: Database) -> None:
-    """Are told: without an index, sums would take a scan of all calls."""
-    await change(database, "DROP INDEX calls_by_tenant")
-    await change(database, "DROP TABLE feedback")
-
-    problems = await found(database)
-
-    assert Problem("table calls", "has no calls_by_tenant") in problems
-    assert Problem("table feedback", "is missing") in problems
-
-
 async def test_a_table_that_cannot_be_read(database: Database, journal: SQLJournal) -> None:
     """Ends the search; what was found before is told."""
     await conduct(journal, "run-1")
-    await change(database, "UPDATE runs SET trace = NULL")
     await database.write(SPENDING.drop)
-
     problems = await found(database)
-
     assert Problem("table spending", "is missing") in problems
     assert problems[-1].where == "database"
     assert problems[-1].what.startswith("cannot be read any further: ")
@@ -311,14 +269,10 @@ async def test_a_damaged_file(tmp_path: Path) -> None:
     async with SQLJournal.writing(database) as journal:
         for number in range(60):
             await conduct(journal, f"run-{number}", NOW + number * 3600)
-    await database.write(lambda connection: connection.execute(USAGE_HOURS.select().limit(1)))
     await database.close()
     whole = path.read_bytes()
     middle = len(whole) // 2 // 4096 * 4096
     path.write_bytes(whole[:middle] + b"\xff" * 4096 * 3 + whole[middle + 4096 * 3 :])
     database = await Database.open(f"sqlite:///{path}")
-
-    problems = (await check(database)).problems
-
-    assert "database" in {problem.where for problem in problems}
+    assert "database" in {problem.where for problem in await found(database)}
     await database.close()

@@ -3,10 +3,8 @@
 import asyncio
 import random
 import secrets
-from collections.abc import AsyncIterator
 from contextlib import suppress
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +16,7 @@ from router.store.check import check
 from router.store.database import Database
 from router.store.journal import SQLJournal
 from router.store.spending import periods
-from router.trace.call import Call, sum_known
+from router.trace.call import Call
 from tests.router.store.entries import NOW, ended, opened, rows, spent, start
 from tests.router.store.stored import put, run
 
@@ -44,12 +42,6 @@ def calls(draw: st.DrawFn, run_id: str, tenant: str, number: int) -> Call:
         outcome=draw(st.sampled_from(["completed", "refused", "cancelled", "unavailable"])),
         started_at=MIDNIGHT + draw(st.sampled_from([-7200.0, -1.0, 0.0, 10.0])),
     )
-
-
-@pytest.fixture
-async def journal(database: Database) -> AsyncIterator[SQLJournal]:
-    async with SQLJournal.writing(database) as journal:
-        yield journal
 
 
 async def _work(journal: SQLJournal, run_id: str, plan: list[Call], hold: Amount, luck: random.Random) -> None:
@@ -110,22 +102,9 @@ async def test_the_books_agree(
         assert nano_usd == sum(each.nano_usd or 0 for each in charged)
         assert reserved == [0, 0]
         assert limit is None or len(period) == 7 or tokens <= max(limit, 0) + _overruns(booked)
-    await _check_hours(database, tenant, booked)
     assert (await check(database)).problems == []
 
 
 def _overruns(booked: list[Call]) -> int:
     """What engines wrote beyond what they were asked for, which no reservation can prevent."""
     return sum(max(0, call.charged.tokens - call.reserved.tokens) for call in booked)
-
-
-async def _check_hours(database: Database, tenant: str, booked: list[Call]) -> None:
-    counts = "attempts, attempts_without_usage, prompt_tokens, cached_tokens, nano_usd"
-    hours = await rows(database, f"SELECT {counts} FROM usage_hours WHERE tenant = :tenant", tenant=tenant)
-    attempts, without, prompt, cached, nano_usd = zip(*hours, strict=True) if hours else ((),) * 5
-    used = [call.usage for call in booked if call.usage is not None]
-    assert sum(attempts) == len(booked)
-    assert sum(without) == len(booked) - len(used)
-    assert sum(prompt) == sum(usage.prompt_tokens for usage in used)
-    assert sum_known([*cached]) == sum_known([usage.cached_tokens for usage in used])
-    assert sum_known([*nano_usd]) == sum_known([call.nano_usd for call in booked])

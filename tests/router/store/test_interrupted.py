@@ -91,6 +91,27 @@ async def test_a_redacted_run(database: Database, url: str) -> None:
     assert (closed.status, closed.request, closed.redacted) == ("interrupted", "", True)
 
 
+async def test_a_gateway_that_was_taken_for_dead(database: Database) -> None:
+    """Spends no more on its run, whose end is not acknowledged; and goes on with others."""
+    cut = ended("run-1", 0, Amount(5, 5), usage=Usage(1, 1))
+    async with SQLJournal.writing(database) as stalled:
+        await stalled.begin(start("run-1", hold=Amount(1, 1)))
+        await stalled.open(opened(cut))
+        async with SQLJournal.writing(database):  # takes another gateway of its own process for its predecessor
+            pass
+
+        stalled.settle(cut)
+        for attempt in (stalled.open(opened(ended("run-1", 1))), stalled.finish(run("run-1", NOW, [cut]))):
+            with pytest.raises(StoreFailed, match="run-1"):
+                await attempt
+        await stalled.begin(start("run-2"))
+        assert await rows(database, "SELECT run_id, status FROM runs ORDER BY run_id") == [
+            ("run-1", "interrupted"),
+            ("run-2", "running"),
+        ]
+    assert await spent(database) == {DAY: (2, 5, 5, 0, 0), MONTH: (2, 5, 5, 0, 0)}
+
+
 async def _seen(database: Database, gateway_id: str, host: str, pid: int, ago_s: float) -> None:
     """A gateway on the list, with a run."""
     await _put_running(database, f"run-{gateway_id}", gateway_id)
@@ -153,43 +174,3 @@ async def test_runs_to_be_cancelled(database: Database) -> None:
             await SQLArchive(database).request_cancel(run_id)
         assert await heard.get() == "run-2"
     assert {heard.get_nowait() for _ in range(heard.qsize())} <= {"run-2"}
-
-
-_LOOKING = """
-import asyncio, sys
-from router.store.database import Database
-from router.store.journal import SQLJournal
-
-async def main(url):
-    database = await Database.open(url)
-    async with SQLJournal.writing(database):
-        pass
-    await database.close()
-
-asyncio.run(main(sys.argv[1]))
-"""
-
-
-async def test_a_gateway_that_was_taken_for_dead(database: Database, url: str) -> None:
-    """Spends no more on its run, whose end is not acknowledged; and goes on with others."""
-    cut = ended("run-1", 0, Amount(5, 5), usage=Usage(1, 1))
-    async with SQLJournal.writing(database) as stalled:
-        await stalled.begin(start("run-1", hold=Amount(1, 1)))
-        await stalled.open(opened(cut))
-        gone = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
-        await gone.wait()
-        update = f"UPDATE gateways SET pid = {gone.pid}"
-        await database.write(lambda connection: connection.exec_driver_sql(update))
-        other = await asyncio.create_subprocess_exec(sys.executable, "-c", _LOOKING, url)
-        assert await other.wait() == 0
-
-        stalled.settle(cut)
-        for attempt in (stalled.open(opened(ended("run-1", 1))), stalled.finish(run("run-1", NOW, [cut]))):
-            with pytest.raises(StoreFailed, match="run-1"):
-                await attempt
-        await stalled.begin(start("run-2"))
-        assert await rows(database, "SELECT run_id, status FROM runs ORDER BY run_id") == [
-            ("run-1", "interrupted"),
-            ("run-2", "running"),
-        ]
-    assert await spent(database) == {DAY: (2, 5, 5, 0, 0), MONTH: (2, 5, 5, 0, 0)}

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import sys
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import Awaitable, Sequence
 
 import pytest
 
@@ -20,12 +20,6 @@ from tests.router.store.stored import put, run
 TO_MIDNIGHT_S = 11 * 3600.0
 TO_DECEMBER_S = (9 * 24 + 11) * 3600.0
 WORST = Amount(10, 10)
-
-
-@pytest.fixture
-async def journal(database: Database) -> AsyncIterator[SQLJournal]:
-    async with SQLJournal.writing(database) as journal:
-        yield journal
 
 
 async def refused(step: Awaitable[object]) -> QuotaExhausted:
@@ -245,14 +239,3 @@ async def _most_taken(database: Database, children: Sequence[asyncio.subprocess.
         found = await rows(database, "SELECT tokens + reserved_tokens FROM spending WHERE period = :day", day=DAY)
         most = max(most, *(taken for (taken,) in found), 0)
     return most
-
-
-async def test_a_quota_that_admits_half(database: Database, journal: SQLJournal) -> None:
-    """Of 200 calls at once, as many are made as fit, and not one more."""
-    await put(database, tenants=[Tenant("acme", tokens_per_day=1005)])
-    await journal.begin(start("run-1", "acme"))
-    calls = [ended("run-1", number, WORST, tenant="acme", usage=Usage(9, 1)) for number in range(200)]
-    outcomes = await asyncio.gather(*(journal.open(opened(call)) for call in calls), return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [type(None)] * 100 + [QuotaExhausted] * 100
-    await journal.finish(run("run-1", NOW, calls[:100], tenant="acme"))
-    assert (await spent(database, "acme"))[DAY] == (1, 1000, 700, 0, 0)

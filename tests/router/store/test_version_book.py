@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -127,14 +126,6 @@ async def test_gateways_that_decide_at_once(book: SQLVersionBook, other: SQLVers
     assert [each.number for each in await other.decisions(None, 0, 99)] == list(range(1, 23))
 
 
-async def test_gateways_that_register_at_once(book: SQLVersionBook, other: SQLVersionBook) -> None:
-    """One of them does; the other is refused."""
-    results = await asyncio.gather(
-        *(each.add(version(SECOND), decision(SECOND)) for each in (book, other)), return_exceptions=True
-    )
-    assert sorted(type(result).__name__ for result in results) == ["BadRequest", "NoneType"]
-
-
 async def test_waiting_is_noted_once(book: SQLVersionBook) -> None:
     """A new note takes the place of the last, with a number that readers who follow have not seen; decisions stay."""
 
@@ -213,15 +204,3 @@ async def test_trials_go_with_their_runs(book: SQLVersionBook, database: Databas
     assert await book.trial("run-1") is None
     assert len(await book.versions()) == len(await book.decisions(None, 0, 9)) == 2
     assert (await check(database)).problems == []
-
-
-async def test_a_book_is_opened_again(tmp_path: Path) -> None:
-    """What was decided is there after a restart."""
-    url = f"sqlite:///{tmp_path / 'again.db'}"
-    for known in ([], [version(FIRST)]):
-        database = await Database.open(url)
-        book = SQLVersionBook(database)
-        assert await book.versions() == known
-        if not known:
-            await book.add(version(FIRST), decision(FIRST))
-        await database.close()

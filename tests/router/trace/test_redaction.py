@@ -6,10 +6,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.amount import Amount
 from router.models.model import Completion, Message, Usage
 from router.protocol.evidence import Passage, Report
-from router.trace.call import Call
 from router.trace.redaction import redacted
 from router.trace.run import RoleSetting, Run
 from router.trace.values import (
@@ -25,6 +23,7 @@ from router.trace.values import (
     TopologyName,
     Trajectory,
 )
+from tests.router.store.stored import call
 
 MARK = "§"
 texts = st.text(max_size=5).map(lambda text: MARK + text)
@@ -67,26 +66,6 @@ events = st.one_of(
     st.builds(Reported, st.integers(0, 4), st.none() | executions),
     st.builds(AnswerWritten, texts),
 )
-CALL = Call(
-    run_id="run-1",
-    tenant="acme",
-    number=0,
-    role="execution",
-    model="small",
-    deployment="http://e",
-    executor_version="executor-000001",
-    purpose="first",
-    attempt=1,
-    sub_query=0,
-    max_tokens=64,
-    reserved=Amount(5, 6),
-    started_at=1.0,
-    outcome="completed",
-    usage=Usage(1, 2),
-    nano_usd=3,
-    first_token_s=0.1,
-    duration_s=0.2,
-)
 runs = st.builds(
     Run,
     id=st.just("run-1"),
@@ -96,7 +75,7 @@ runs = st.builds(
     error=texts,
     result=st.none() | trajectories | executions | conversations,
     settings=st.just({"answer": RoleSetting("fixed", "0" * 64)}),
-    calls=st.just((CALL,)),
+    calls=st.just((call("run-1", tenant="acme"),)),
     started_at=st.floats(0, 9),
     duration_s=st.floats(0, 9),
     tenant=st.just("acme"),
