@@ -1,4 +1,4 @@
-"""Where runs are written as they happen: each call before it is made and again when it has ended.
+"""The journal: runs are written as they happen, each call before it is made and again when it has ended.
 
 Double entry: what a call may cost at most is entered before anything is spent, and what it did cost replaces it. So
 a tenant's spending never exceeds its quota, and a crash leaves behind what was under way.
@@ -24,21 +24,21 @@ class RunStart(msgspec.Struct, frozen=True):
     """The client's; empty for none."""
     request: str
     fingerprint: str
-    """The same for two requests that ask the same; what tells a repeated request from a name used twice."""
+    """Equal for two requests that ask the same: it tells a repeated request from a name used twice."""
     started_at: float
     """Unix time, seconds."""
     hold: Amount = NOTHING
-    """What is kept for its answer from the beginning."""
+    """The amount that is kept for its answer from the beginning."""
 
 
 class Began(msgspec.Struct, frozen=True):
     """The run is on record, as `running`."""
 
     limited: bool = False
-    """Whether the tenant has quotas, so that every call must be reserved."""
+    """True where the tenant has quotas, so that every call must be reserved."""
     redact: bool = False
     training: bool = True
-    """Whether the tenant's runs may train an executor."""
+    """True where the tenant's runs may train an executor."""
 
 
 class Earlier(msgspec.Struct, frozen=True):
@@ -47,11 +47,11 @@ class Earlier(msgspec.Struct, frozen=True):
     run_id: str
     status: RunStatus
     same: bool
-    """Whether that was the same request."""
+    """True where that was the same request."""
 
 
 class Journal(Protocol):
-    """Writes in the order in which it is told. What is awaited is on disk when it returns."""
+    """Writes in the order of the calls. What is awaited is on record when it returns."""
 
     async def begin(self, start: RunStart) -> Began | Earlier:
         """Put a run on record and count it against its tenant's quotas. An `Earlier` run that did not finish lets its

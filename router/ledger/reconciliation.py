@@ -1,4 +1,4 @@
-"""Whether the ledger and the engines have counted the same."""
+"""Reconciliation: the ledger's sums against the engines' own counters."""
 
 import re
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class Tokens(msgspec.Struct, frozen=True):
 
 
 class EngineCount(msgspec.Struct, frozen=True):
-    """What an engine has counted since it was started, whoever asked it."""
+    """The counters of an engine since it was started, over all its clients."""
 
     start: float
     """Unix time, seconds."""
@@ -31,7 +31,7 @@ class EngineCount(msgspec.Struct, frozen=True):
 
 
 class LedgerSum(msgspec.Struct, frozen=True):
-    """What the ledger knows of one deployment's calls."""
+    """The ledger's sums over one deployment's calls."""
 
     completed_calls: int
     uncertain_calls: tuple[str, ...]
@@ -63,13 +63,13 @@ class ReconciledTokens(msgspec.Struct, frozen=True):
 
     engine: int
     ledger: int
-    """What the ledger has for certain."""
+    """The sum that the ledger has for certain."""
     ledger_most: int
     """The most that its calls can have spent."""
 
     @property
     def verdict(self) -> Verdict:
-        """What the comparison says."""
+        """The result of the comparison."""
         if self.engine == self.ledger:
             return "equal"
         return "within_bounds" if self.ledger <= self.engine <= self.ledger_most else "different"
@@ -81,12 +81,12 @@ class Reconciliation(msgspec.Struct, frozen=True):
     deployment: str
     verdict: Verdict
     reason: str = ""
-    """Why, where there is no comparison."""
+    """The reason, where there is no comparison."""
     start: float | None = None
-    """When the engine began to count, in Unix time."""
+    """The Unix time at which the engine began to count."""
     completed_calls: int = 0
     uncertain_calls: tuple[str, ...] = ()
-    """Those that may have spent more than the ledger has for certain, by the name that the engine got."""
+    """Calls that may have spent more than the ledger has for certain, by the name that the engine got."""
     prompt_tokens: ReconciledTokens | None = None
     completion_tokens: ReconciledTokens | None = None
 
@@ -166,13 +166,13 @@ class VLLMCounts:
 
 
 class FixedCounts:
-    """Tells what it is told to, by base URL: the shipped double of `EngineCounts`."""
+    """Fixed counts by base URL: the shipped double of `EngineCounts`."""
 
     def __init__(self, counts: Mapping[str, EngineCount | UpstreamError]) -> None:
         self._counts = counts
 
     async def read(self, base_url: str) -> EngineCount:
-        """That of `base_url`; an error is raised."""
+        """The count of `base_url`; an error is raised."""
         count = self._counts[base_url]
         if isinstance(count, UpstreamError):
             raise count

@@ -1,4 +1,4 @@
-"""What many runs have spent."""
+"""Usage: sums over the calls of many runs."""
 
 from typing import Literal, Protocol
 

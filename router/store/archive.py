@@ -114,7 +114,7 @@ def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str, 
 
 
 def _feedback(connection: Connection, run_ids: Sequence[str]) -> dict[str, tuple[Feedback, ...]]:
-    """That on runs, oldest first; runs without any are left out."""
+    """The feedback on runs, oldest first; runs without any are left out."""
     said = defaultdict[str, list[Feedback]](list)
     wanted = select(FEEDBACK).where(FEEDBACK.c.run_id.in_(run_ids)).order_by(FEEDBACK.c.given_at)
     for row in connection.execute(wanted):
@@ -175,7 +175,7 @@ def _token(run: RunSummary) -> str:
 
 
 def _place(page: str) -> tuple[float, str]:
-    """Where the page before ended. Raises `BadRequest`."""
+    """The position at which the page before ended. Raises `BadRequest`."""
     try:
         started_at, run_id = msgspec.msgpack.decode(base64.urlsafe_b64decode(page), type=tuple[float, str])
     except (ValueError, msgspec.DecodeError):

@@ -40,7 +40,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Checked(msgspec.Struct):
-    """What was looked at, and what was found."""
+    """The outcome of a check."""
 
     schema: str = str(SCHEMA_NUMBER)
     """The number of its tables."""
@@ -124,7 +124,7 @@ def _pieces(connection: Connection) -> Iterator[tuple[Sequence[Row[Any]], dict[s
 
 
 class _Sums:
-    """What runs and calls add up to."""
+    """The sums that runs and calls come to."""
 
     def __init__(self) -> None:
         self.hours: dict[tuple[Any, ...], UsageSums] = {}

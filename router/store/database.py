@@ -23,11 +23,11 @@ _log = structlog.get_logger("store")
 WRITES: dict[str, Any] = {"writes": True}
 """Execution options of a transaction that writes, and is on disk when it has been committed."""
 NOTES: dict[str, Any] = {**WRITES, "notes": True}
-"""Of one that outlasts this process, but perhaps not the machine; a later one that does takes it with it."""
+"""Those of one that outlasts this process, but perhaps not the machine; a later one that does takes it with it."""
 _CONNECT_S = 10
 _WAIT_S = 10.0
 _OWNER_ALONE = 0o600
-"""Of files that hold questions and answers."""
+"""The mode of files that hold questions and answers."""
 _ON_DISK, _NOTED = "PRAGMA synchronous=FULL", "PRAGMA synchronous=NORMAL"
 _SETTINGS = (f"PRAGMA busy_timeout={_WAIT_S * 1000:.0f}", _ON_DISK, "PRAGMA foreign_keys=ON")
 
@@ -66,7 +66,7 @@ def keep_private(files: Iterable[Path]) -> None:
 
 
 def cannot_open(url: str, error: Exception) -> BadConfig:
-    """What is wrong with `server.store`, and what to do; without the password that may stand in `url`."""
+    """The error for a `server.store` that cannot be opened, with what to do, and without the password in `url`."""
     try:
         address = make_url(url)
     except (ArgumentError, ValueError):
@@ -199,11 +199,12 @@ class Database:
         return cls(await asyncio.to_thread(_opened, url))
 
     async def read(self, query: Callable[[Connection], Value]) -> Value:
-        """What `query` reads, in one transaction. Raises `StoreFailed`."""
+        """Run `query` in one transaction; return what it reads. Raises `StoreFailed`."""
         return await self._run(self._readers, lambda: self._read(query))
 
     async def write(self, change: Callable[[Connection], Value], *, on_disk: bool = True) -> Value:
-        """What `change` returns, once its one transaction is on disk. Raises `StoreFailed`; then nothing has changed.
+        """Run `change` in one transaction; return what it returns, once that is on disk. Raises `StoreFailed`; then
+        nothing has changed.
 
         Where a file of the database was deleted or replaced, this fails too, and so does everything from then on.
         `change` may be called again, where other processes were in its way. Without `on_disk`, it is once the

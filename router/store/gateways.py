@@ -29,17 +29,17 @@ class ThisGateway(msgspec.Struct, frozen=True):
         return cls(f"gateway-{secrets.token_hex(8)}", _host(), os.getpid())
 
     def outlives(self, row: Row[tuple[str, str, int, float]], now: float) -> bool:
-        """Whether another gateway is dead: of a process of this machine that is gone, or not heard of for long."""
+        """True where another gateway is dead: of a process of this machine that is gone, or not heard of for long."""
         if now - row.seen_at > _DEAD_AFTER_S:
             return True
         return row.host == self.host and (row.pid == self.pid or not _exists(row.pid))
 
 
 class Noticed(msgspec.Struct, frozen=True):
-    """What a gateway learns with its heartbeat."""
+    """News for a gateway, which it gets with its heartbeat."""
 
     to_cancel: list[str]
-    """Those of its runs that are to be cancelled."""
+    """Its runs that are to be cancelled."""
     orphans: list[tuple[str, str]]
     """Tenants and identifiers of the runs of dead gateways."""
 

@@ -48,7 +48,7 @@ async def delete_old(database: Database, keep_days: float) -> None:
 
 _HEARTBEAT_S = 2.0
 _HEARTBEAT_TIMEOUT_S = 5.0
-"""How long one may take until the store counts as down."""
+"""The longest that one may take until the store counts as down."""
 _RETENTION_S = 600.0
 
 

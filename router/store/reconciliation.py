@@ -1,4 +1,4 @@
-"""What the ledger knows of a deployment's calls, for comparison with its engine."""
+"""Sums of the ledger over a deployment's calls, for comparison with its engine."""
 
 from functools import partial
 from typing import Any
@@ -63,7 +63,7 @@ def _names(connection: Connection, wanted: ColumnElement[bool]) -> tuple[str, ..
 
 
 def _complete(connection: Connection, deployment: str, start: float) -> bool:
-    """Whether all calls are still there that the hours from the first whole one on have summed."""
+    """True where all calls are still there that the hours from the first whole one on have summed."""
     hour = -int(-start // HOUR_S)
     hours = USAGE_HOURS.c
     summed = select(func.coalesce(func.sum(hours.attempts), 0)).where(

@@ -30,7 +30,7 @@ def ended_row(call: Call) -> dict[str, object]:
 
 
 def _value(call: Any, column: str) -> object:
-    """What a call has in a column: its own, that of a part of it, or an empty string for no version."""
+    """The value of a call in a column: its own, that of a part of it, or an empty string for no version."""
     if column in TOKEN_COUNTS:
         return getattr(call.usage, column, None)
     if column in RESERVED:

@@ -27,7 +27,7 @@ from router.trace.run import Feedback
 from router.versions.book import Decision, ExecutorVersion
 
 _TYPES: dict[Any, type[Any]] = {int: BigInteger, float: Float, bool: Boolean}
-"""Of columns, by those of fields; all others are strings."""
+"""Types of columns, by those of fields; all others are strings."""
 
 
 def _columns(struct: type[msgspec.Struct], *keys: str, without: tuple[str, ...] = ()) -> Iterator[Column[Any]]:
@@ -51,7 +51,7 @@ def _of_run(*, primary_key: bool = False, index: bool = False) -> Column[Any]:
 
 METADATA = MetaData()
 SCHEMA_NUMBER = 1
-"""Of these tables: whoever changes them counts it up, here and in the name of the demo's file (`presets/mini.toml`)."""
+"""The number of these tables: counted up with each change, here and in the name of the demo's file (`mini.toml`)."""
 SCHEMA = Table("rolegate_schema", METADATA, Column("number", Integer, primary_key=True, autoincrement=False))
 RUNS = Table(
     "runs",
@@ -94,7 +94,7 @@ CALLS = Table(
 )
 """`outcome` is `open` while a call runs."""
 GROUPS = "tenant", "hour", "role", "model", "deployment", "executor_version"
-"""What the calls of a row of `usage_hours` have in common; hours are Unix time / 3600."""
+"""The key of `usage_hours`, common to the calls of a row; hours are Unix time / 3600."""
 USAGE_HOURS = Table(  # sums of ended calls by the hour in which they started, kept when the calls are deleted
     "usage_hours",
     METADATA,

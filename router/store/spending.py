@@ -1,4 +1,4 @@
-"""What counts against quotas: what tenants have spent and reserved in a day and in a month (UTC)."""
+"""Spending against quotas: what tenants have spent and reserved in a day and in a month (UTC)."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -32,17 +32,17 @@ class Tally(msgspec.Struct):
 
     @property
     def spent(self) -> Amount:
-        """What is gone."""
+        """The amount that is gone."""
         return Amount(self.tokens, self.nano_usd)
 
     @property
     def reserved(self) -> Amount:
-        """What may come back."""
+        """The amount that may come back."""
         return Amount(self.reserved_tokens, self.reserved_nano_usd)
 
 
 class Spending:
-    """What some tenants have spent and reserved: as it stands on record, and what has changed since."""
+    """The spending of some tenants: as it stands on record, and what has changed since."""
 
     def __init__(self, recorded: Mapping[Period, Tally]) -> None:
         """`recorded` holds the rows of tenants with quotas; those of others are only added to."""
@@ -126,7 +126,7 @@ class Spending:
         return [tallies[key] for tallies in (self._recorded, self.changes) if key in tallies]
 
     def _taken(self, key: Period) -> tuple[Amount, Amount]:
-        """What is spent, and what is reserved."""
+        """The amounts that are spent and reserved."""
         tallies = self._tallies(key)
         spent = sum((tally.spent for tally in tallies), NOTHING)
         return spent, sum((tally.reserved for tally in tallies), NOTHING)

@@ -33,14 +33,14 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """What an operation has to know: it is locked and read before the batch begins."""
+    """The rows that an operation has to know: they are locked and read before the batch begins."""
 
     tenant: str | None = None
     """None for what concerns no tenant."""
     run_id: str | None = None
     request_id: str = ""
     spends_at: tuple[float, ...] = ()
-    """When it would spend or reserve something, in Unix time."""
+    """Unix times at which it would spend or reserve something."""
     open_calls: bool = False
     """True where it needs to know the run's open calls."""
     all_calls: bool = False
@@ -239,11 +239,11 @@ class _Query:
 
     table: Table
     columns: Sequence[str]
-    """Of the table, or other expressions."""
+    """Columns of the table, or other expressions."""
     keys: Sequence[str]
     """Columns of the table."""
     also: str = ""
-    """What else must be so, and what else is done with the rows."""
+    """Further conditions, and what is done with the rows."""
 
     def rows(self, connection: Connection, *among: Collection[object]) -> Sequence[Any]:
         """The rows whose keys are all among these, which are in the order of `keys`; none where there are no values."""

@@ -1,4 +1,4 @@
-"""What stored calls have spent, summed by the database.
+"""Usage: sums over stored calls, by the database.
 
 Whole hours come from `usage_hours`, which is small and outlives the calls; what a span has of an hour more, from the
 calls of that hour, through their index by tenant and time.
@@ -75,7 +75,7 @@ def _of_hours(query: UsageQuery, first: int, last: int) -> Select[Any]:
 
 
 def _tenants(connection: Connection, hour: int) -> list[str]:
-    """Whose calls there are of that hour: who names them all is led to them by the index."""
+    """The tenants with calls in that hour: naming them all leads to the calls through the index."""
     return list(connection.scalars(select(USAGE_HOURS.c.tenant).where(USAGE_HOURS.c.hour == hour).distinct()))
 
 
@@ -117,7 +117,7 @@ def _add(rows: _Rows, connection: Connection, wanted: Select[Any], query: UsageQ
 
 
 def _bucket_start(bucket: Bucket, hour: int) -> float:
-    """When the bucket began that an hour, by its number, is in."""
+    """The beginning, in Unix time, of the bucket that an hour, by its number, is in."""
     begun = hour // _BUCKET_HOURS[bucket] * _BUCKET_HOURS[bucket] * HOUR_S
     return datetime.fromtimestamp(begun, UTC).replace(day=1).timestamp() if bucket == "month" else float(begun)
 

@@ -27,11 +27,11 @@ class OpenedCall(msgspec.Struct, frozen=True):
     role: RoleName
     model: str
     deployment: str
-    """Where the model is served: an engine of ours, an address, or a provider."""
+    """The place where the model is served: an engine of ours, an address, or a provider."""
     executor_version: str | None
     """The version of the executor; None for the other roles."""
     purpose: Purpose
-    """Why it runs. A correction asks again after malformed output, a shortened prompt after one that was too long; a
+    """The reason for it. A correction asks again after malformed output, a shortened prompt after one that was too long; a
     fallback stands in for a model that is not to be had, a shadow works beside the version that serves.
     """
     attempt: int
@@ -39,9 +39,9 @@ class OpenedCall(msgspec.Struct, frozen=True):
     sub_query: int | None
     """The number of the sub-query that it works on; None outside of execution."""
     max_tokens: int
-    """What it may write at most."""
+    """The most that it may write, in tokens."""
     reserved: Amount
-    """What it may cost at most; nothing where nothing is limited."""
+    """The most that it may cost; nothing where nothing is limited."""
     started_at: float
     """Unix time, seconds."""
     prompt_bound: int = 0
@@ -53,7 +53,7 @@ class OpenedCall(msgspec.Struct, frozen=True):
         return f"{self.run_id}-{self.number}"
 
     def allows(self, usage: Usage) -> bool:
-        """Whether such a call can have this usage: a prompt that has tokens, within its bound, no more written than was
+        """True where such a call can have this usage: a prompt that has tokens, within its bound, no more written than
         asked for, parts within their totals, and no more in all than what was reserved.
         """
         read, written = usage.prompt_tokens, usage.completion_tokens
@@ -95,7 +95,7 @@ class Call(OpenedCall, frozen=True, kw_only=True):
 
     @property
     def counted(self) -> str:
-        """How its tokens are known: `reported`, `lower_bound` or `estimated`; `impossible` where what was reported
+        """The source of its counts: `reported`, `lower_bound` or `estimated`; `impossible` where what was reported
         cannot be, and empty where nothing was.
         """
         if self.usage is None:
@@ -104,7 +104,7 @@ class Call(OpenedCall, frozen=True, kw_only=True):
 
     @property
     def charged(self) -> Amount:
-        """What it is counted as against budgets: what is known, or else the worst case."""
+        """The amount that counts against budgets: what is known, or else the worst case."""
         if self.usage is None:
             return NOTHING if self.outcome in ("refused", "unreachable") else self.reserved
         return Amount(self.usage.total_tokens, self.nano_usd)
@@ -128,7 +128,7 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return [name for name in self.__struct_fields__ if not 0 <= (getattr(self, name) or 0.0) <= MOST_DOLLARS]
 
     def cost(self, usage: Usage) -> int:
-        """What a call cost, in billionths of a dollar: whole numbers, so that sums are exact."""
+        """The cost of a call, in billionths of a dollar: whole numbers, so that sums are exact."""
         cached = usage.cached_tokens or 0
         per_cached = self.prompt if self.cached is None else self.cached
         dollars_for_a_million = (

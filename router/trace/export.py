@@ -22,9 +22,9 @@ class ExportRow(msgspec.Struct, frozen=True):
     request_id: str
     """Empty for none."""
     outcome: str
-    """Of an answer; empty for other kinds, and for runs that did not finish."""
+    """The outcome of an answer; empty for other kinds, and for runs that did not finish."""
     output: str
-    """What was answered, reported or written; empty where it did not come to that."""
+    """The answer, the report or the text; empty where it did not come to that."""
     redacted: bool
     started_at: float
     """Unix time, seconds."""
@@ -35,13 +35,13 @@ class ExportRow(msgspec.Struct, frozen=True):
     """Null where those of no call are known."""
     completion_tokens: int | None
     tokens_known: bool
-    """Whether the counts hold the tokens of all calls."""
+    """True where the counts hold the tokens of all calls."""
     cost_nano_usd: int | None
     """Billionths of a dollar; null where that of no call is known."""
     cost_known: bool
-    """Whether this is the cost of all calls."""
+    """True where this is the cost of all calls."""
     feedback: str
-    """What was said of it, oldest first, as a JSON array."""
+    """Feedback on it, oldest first, as a JSON array."""
     trace: str
     """Everything that was said, found and spent, as JSON."""
 
@@ -80,7 +80,7 @@ def _sum(counts: list[int | None]) -> int | None:
 
 
 def output_of(run: Run) -> str:
-    """What was answered, reported or written; empty where it did not come to that."""
+    """The answer, the report or the text; empty where it did not come to that."""
     match run.result:
         case Trajectory():
             return run.result.answer

@@ -1,4 +1,4 @@
-"""Who asks."""
+"""Identities of callers."""
 
 from typing import Literal, get_args
 
@@ -8,10 +8,10 @@ KeyScope = Literal["ask", "operate", "train"]
 """`ask`: put questions, and see what became of one's own. `operate`: run the gateway. `train`: export traces."""
 SCOPES: frozenset[KeyScope] = frozenset(get_args(KeyScope))
 DEFAULT_TENANT = "default"
-"""Whose the runs are of those who come without a key, or with one of no tenant."""
+"""The tenant of runs without a key, or with one of no tenant."""
 
 SHADOW_TENANT = "shadow"
-"""Whose the runs are that nobody asked for; nobody has a key to it."""
+"""The tenant of runs that nobody asked for; nobody has a key to it."""
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -29,11 +29,11 @@ class Identity(msgspec.Struct, frozen=True):
         return self.tenant or DEFAULT_TENANT
 
     def sees(self, tenant: str) -> bool:
-        """Whether runs of `tenant` are its own to see."""
+        """True where runs of `tenant` are its own to see."""
         return self.tenant is None or self.tenant == tenant
 
 
 SHADOW = Identity(SHADOW_TENANT, frozenset())
-"""Whoever tries versions of the executor."""
+"""The trials of executor versions."""
 LOCAL = Identity(None, SCOPES)
-"""Whoever reaches a gateway that has no keys: someone on this machine."""
+"""The caller of a gateway that has no keys: someone on this machine."""

@@ -13,7 +13,7 @@ RunStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
 
 
 class RoleSetting(msgspec.Struct, frozen=True):
-    """What a role was at the time of a run."""
+    """A role at the time of a run."""
 
     model: str
     prompt_sha256: str
@@ -40,13 +40,13 @@ class Run(msgspec.Struct, frozen=True):
     request_id: str = ""
     """The client's name for it; empty for none."""
     events: tuple[Event, ...] = ()
-    """What happened, in order; event numbers count from 1."""
+    """Events in order; their numbers count from 1."""
     redacted: bool = False
-    """Whether its texts were left out when it was stored."""
+    """True where its texts were left out when it was stored."""
 
 
 MAX_CHARS = 5000
-"""Of each of its texts."""
+"""The longest that each of its texts may be."""
 MAX_A_RUN = 50
 
 
@@ -55,19 +55,19 @@ class Feedback(msgspec.Struct, frozen=True):
 
     run_id: str
     accepted: bool | None = None
-    """Whether the answer was right, or of use; None where that is not stated."""
+    """The verdict on the answer: right, or of use; None where that is not stated."""
     score: float | None = None
-    """How good the answer was, from 0 to 1."""
+    """The quality of the answer, from 0 to 1."""
     gold_answer: str = ""
     """The right answer, where the client knows it."""
     comment: str = ""
 
     @property
     def good(self) -> bool | None:
-        """Whether the answer was right: as stated, or else by a score of 0.5 or more; None where it does not tell."""
+        """The verdict: as stated, or else by a score of 0.5 or more; None where it does not tell."""
         return self.score >= 0.5 if self.accepted is None and self.score is not None else self.accepted
 
     @property
     def empty(self) -> bool:
-        """Whether it says nothing."""
+        """True where it says nothing."""
         return self == Feedback(self.run_id)
