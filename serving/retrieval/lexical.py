@@ -1,6 +1,8 @@
 """Lexical search: BM25 (bm25s, Lucene's variant, English stop words left out)."""
 
+import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -9,6 +11,8 @@ from serving.retrieval.dense import Hit
 
 LEXICAL = "lexical"
 """The folder of its files, inside the index folder."""
+_UNSPACED = re.compile("[\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]{2,}")
+"""Runs of Chinese and Japanese letters, which have no spaces between words."""
 
 
 class LexicalIndex:
@@ -29,9 +33,7 @@ class LexicalIndex:
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
         """The `top_k` best rows of each query, best first; rows that share no word with it are left out."""
-        import bm25s
-
-        words = bm25s.tokenize(list(queries), stopwords="en", return_ids=False, show_progress=False)
+        words = _words(queries, return_ids=False)
         depth = min(top_k, self._scores.scores["num_docs"])
         rows, scores = self._scores.retrieve(words, k=depth, show_progress=False)
         return [
@@ -44,9 +46,21 @@ def write_lexical(folder: Path, texts: Iterable[str]) -> None:
     """Count the words of the texts, in order. Raises `BadCorpus` where there is nothing to count."""
     import bm25s
 
-    words = bm25s.tokenize(list(texts), stopwords="en", show_progress=False)
+    words = _words(texts, return_ids=True)
     if not any(words.ids):
         raise BadCorpus("The corpus has no words but stop words; build its index without word statistics.")
     scores = bm25s.BM25()
     scores.index(words, show_progress=False)
     scores.save(str(folder / LEXICAL), show_progress=False)
+
+
+def _words(texts: Iterable[str], *, return_ids: bool) -> Any:
+    """The words of each text; of letters without spaces every two neighbours are one."""
+    import bm25s
+
+    spaced = [_UNSPACED.sub(_pairs, text) for text in texts]
+    return bm25s.tokenize(spaced, stopwords="en", return_ids=return_ids, show_progress=False)
+
+
+def _pairs(run: re.Match[str]) -> str:
+    return f" {' '.join(map(''.join, pairwise(run[0])))} "

@@ -62,6 +62,17 @@ def test_only_rows_that_share_a_word_are_found(tmp_path: Path) -> None:
     assert index.search(["", "the"], 5) == [[], []]
 
 
+def test_words_without_spaces_are_found(tmp_path: Path) -> None:
+    """Chinese and Japanese texts, and names in them, by every two letters that stand together."""
+    write_lexical(
+        tmp_path,
+        ["東京は日本の首都です。", "北京是中国的首都，人口很多", "The GPUサーバー of 京都大学", "Tokyo is large."],
+    )
+    index = LexicalIndex.open(tmp_path)
+    found = index.search(["東京とは", "中国人口", "京都大学のサーバー", "首都", "gpu", "tokyo"], 4)
+    assert [[hit.row for hit in hits] for hits in found] == [[0], [1], [2], [0, 1], [2], [3]]
+
+
 def test_words_that_cannot_be_counted_are_refused(tmp_path: Path) -> None:
     """A corpus of stop words, and a folder without statistics."""
     with pytest.raises(BadCorpus, match="no words but stop words"):
