@@ -31,8 +31,8 @@ class OpenedCall(msgspec.Struct, frozen=True):
     executor_version: str | None
     """The version of the executor; None for the other roles."""
     purpose: Purpose
-    """The reason for it. A correction asks again after malformed output, a shortened prompt after one that was too long; a
-    fallback stands in for a model that is not to be had, a shadow works beside the version that serves.
+    """The reason for it. A correction asks again after malformed output, a shortened prompt after one that was too
+    long; a fallback stands in for a model that is not to be had, a shadow works beside the version that serves.
     """
     attempt: int
     """1 for the first attempt of a call."""

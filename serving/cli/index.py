@@ -51,6 +51,7 @@ def index(arguments: Sequence[str]) -> int:
     build.add_argument("--chunk-tokens", type=int, default=200, metavar="N", help="tokens of a passage (default: 200)")
     build.add_argument("--lexical", action="store_true", help="keep word statistics too, to be fused with the vectors")
     build.add_argument("--json", action="store_true", help="print what was done as JSON")
+    build.add_argument("--verbose", action="store_true", help="name the files of kinds that are not read")
     adopt = add_command(
         commands,
         "adopt",
@@ -67,7 +68,7 @@ def index(arguments: Sequence[str]) -> int:
     if given.command == "adopt":
         return asyncio.run(_adopt(given))
     retrieval, engines = _retrieval(given, build)
-    return asyncio.run(_build(retrieval, engines, as_json=given.json))
+    return asyncio.run(_build(retrieval, engines, given))
 
 
 def _retrieval(
@@ -93,15 +94,15 @@ def _retrieval(
     return config.retrieval, config.engines
 
 
-async def _build(config: RetrievalConfig, engines: Mapping[str, EngineConfig], *, as_json: bool) -> int:
+async def _build(config: RetrievalConfig, engines: Mapping[str, EngineConfig], given: argparse.Namespace) -> int:
     console = Console(stderr=True)
     tell = partial(console.print, markup=False)
     async with open_embedder(config.embedder, engines, tell, cpu_threads=cores()) as embedder:
         built = await stoppable(partial(_built, config, embedder, console))
-    if as_json:
+    if given.json:
         print(json_of(_for_programs(built)))
     else:
-        _show(built, Path(config.index or ""), Console(soft_wrap=True))
+        _show(built, Path(config.index or ""), Console(soft_wrap=True), verbose=given.verbose)
     return 0
 
 
@@ -128,11 +129,13 @@ def _built(config: RetrievalConfig, embedder: Embedder, console: Console, check:
         )
 
 
-def _show(built: Built, out: Path, console: Console) -> None:
+def _show(built: Built, out: Path, console: Console, *, verbose: bool) -> None:
     for entry in built.skipped:
         console.print(f"[yellow]left out, the whole file:[/yellow] {escape(entry.error)}", highlight=False)
     for link in built.found.links:
         console.print(f"[yellow]not followed:[/yellow] {escape(link)}", highlight=False)
+    for path in built.found.passed_over if verbose else ():
+        console.print(f"passed over: {escape(path)}", highlight=False)
     others = len(built.found.passed_over)
     passed_over = f", {others} of other kinds passed over" if others else ""
     documents = (
@@ -147,6 +150,7 @@ def _for_programs(built: Built) -> dict[str, object]:
         "documents": built.documents,
         "documents_read": built.documents_read,
         "passed_over": len(built.found.passed_over),
+        "passed_over_files": built.found.passed_over,
         "skipped": [{"name": entry.source.name, "error": entry.error} for entry in built.skipped],
         "links": built.found.links,
         "passages": built.manifest.passages,

@@ -105,11 +105,14 @@ def test_links_out_of_a_folder_are_not_followed(docs: Path, build: Build, capsys
         built = build()
 
     assert (built["documents"], built["passages"], built["passed_over"]) == (1, 1, 2)
+    others = [f"{docs}/{name}.txt" for name in ("pipe", "socket")]
+    assert built["passed_over_files"] == others
     away = f"a link that leads out of {docs}; put there what it leads to, or name that as well."
     loop = f"{docs}/loop: a link that leads back to a folder that it is in; remove it."
     assert built["links"] == [*(f"{docs}/{name}: {away}" for name in ("a.txt", "b.txt", "c")), loop]
-    assert main(["index", "build", str(docs), "--out", "index"]) == 0
-    assert f"not followed: {loop}" in capsys.readouterr().out
+    assert main(["index", "build", str(docs), "--out", "index", "--verbose"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {f"not followed: {loop}", *(f"passed over: {path}" for path in others)} <= set(lines)
 
 
 def test_a_path_that_is_too_long_is_named(docs: Path, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
