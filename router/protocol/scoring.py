@@ -2,7 +2,6 @@
 
 import re
 import string
-import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 
@@ -24,14 +23,6 @@ def exact_match(answer: str, golds: Sequence[str]) -> bool:
 def token_f1(answer: str, golds: Sequence[str]) -> float:
     """The best token F1 against any of `golds`, 0 to 1; yes, no and noanswer count whole or not (HotpotQA)."""
     return max((_f1(normal_answer(answer), normal_answer(gold)) for gold in golds), default=0.0)
-
-
-def fold(text: str) -> str:
-    """Without accents, and without the punctuation of any script. Scored like this, `Beyonce` is `Beyoncé`, which the
-    official scripts deny: to be shown beside their scores, never instead.
-    """
-    plain = (char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char))
-    return "".join(char for char in plain if not unicodedata.category(char).startswith("P"))
 
 
 def _f1(answer: str, gold: str) -> float:
