@@ -98,7 +98,7 @@ async def test_checks_beside_a_busy_gateway(database: Database, journal: SQLJour
     assert len({checked.calls for checked in looks}) > 2
 
 
-async def test_a_gateway_that_was_killed(database: Database, journal: SQLJournal) -> None:
+async def test_a_gateway_that_was_killed(database: Database) -> None:
     """Leaves runs behind; they are named once it has been silent for a minute, and not while it may only be slow."""
     await put(database, run("run-2", status="running"), run("run-3", status="running"))
     await change(database, f"INSERT INTO gateways VALUES ('gateway-1', 'elsewhere', 1, {time.time() - 30})")
