@@ -70,5 +70,8 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "runs.trace_bytes": Dropped("Only server.keep_gb asked for it."),
     },
     "scenarios": {},
-    "added": {},
+    "added": {
+        "commands: index build --verbose": "It names the files of kinds that are not read.",
+        "json: passed_over_files": "The files of kinds that are not read.",
+    },
 }
