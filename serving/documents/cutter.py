@@ -90,7 +90,7 @@ class _Passage:
         self._heading: _Unit | None = None
         self._units: list[_Unit] = []
         self._repeated = 0
-        """How many of the units, at its beginning, the passage before has as well."""
+        """The number of units, at its beginning, that the passage before has as well."""
 
     def add(self, unit: _Unit) -> Iterator[Piece]:
         """Take in the next sentence or heading; gives the passages that are full."""

@@ -67,7 +67,7 @@ def _parts(element: Any) -> Iterator[Any]:
 
 
 def _is_plain(row: Any) -> bool:
-    """Whether it is a row of values, and not a frame around a part of the document."""
+    """Tell a row of values from a frame around a part of the document."""
     return len(list(row.iter(f"{_WORD}tc"))) > 1 and next(row.iter(f"{_WORD}tbl"), None) is None
 
 

@@ -128,5 +128,5 @@ class _Walk:
 
 
 def _is_plain(row: Any) -> bool:
-    """Whether it is a row of values, and not a frame around a part of the page."""
+    """Tell a row of values from a frame around a part of the page."""
     return len(row) > 1 and next(row.iter("table", *_HEADINGS), None) is None

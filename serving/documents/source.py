@@ -26,7 +26,7 @@ class Source(msgspec.Struct, frozen=True):
     """Absolute; bytes that are not UTF-8 are surrogates, as ever in paths."""
     size_bytes: int
     mtime_ns: int
-    """When it was last changed, in nanoseconds of Unix time."""
+    """The time of its last change, in nanoseconds of Unix time."""
 
 
 class Found(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from serving.retrieval.manifest import Manifest, check_files, read_manifest
 from serving.retrieval.passages import PassageStore
 
 DEPTH = 100
-"""How much of each ranking counts: fixed, so that the order of the first hits is the same for every `top_k`."""
+"""Ranks that count: fixed, so that the order of the first hits is the same for every `top_k`."""
 _HITS_A_PASSAGE = 8
 """Hits for one passage that is wanted, so that copies of one text do not crowd out others."""
 

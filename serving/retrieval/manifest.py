@@ -43,7 +43,7 @@ class Manifest(msgspec.Struct, frozen=True):
     corpus_sha256: str
     """Of the passages."""
     lexical: bool
-    """Whether BM25 statistics lie beside the vectors."""
+    """BM25 statistics lie beside the vectors."""
     files: dict[str, FileEntry]
     """By path relative to the generation."""
 

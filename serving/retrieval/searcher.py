@@ -54,7 +54,7 @@ class IndexSearcher:
         self._searched = _Searched(index, LRUCache(cache))
         self._waiting: SimpleQueue[_Waiting] = SimpleQueue()
         self._expected, self._ended = 0, 0.0
-        """How many queries the callers of the last batch may ask next, and when that batch ended."""
+        """The number of queries that the callers of the last batch may ask next, and the time of its end."""
         self._thread = ThreadPoolExecutor(1, "index-searcher")
 
     @property
