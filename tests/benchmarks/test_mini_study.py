@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import executors
 from benchmarks.mini_study import MODELS, SIZES, write_study
 from benchmarks.study.cells import cells_of
 from benchmarks.study.plan import questions_of, read_plan
 from executor_sft.minimodel.model import LADDER
 from router.errors import BadConfig
-from serving.config.file import load_config
+from serving.config.file import load_config, preset
 from serving.documents.source import find_sources
 
 
@@ -46,6 +47,17 @@ def test_the_plan_can_be_read(tmp_path: Path) -> None:
     questions = questions_of(plan)
     assert len({question.id for question in questions}) == 6
     assert all(question.decomposition for question in questions)
+
+
+def test_three_executors_under_one_backbone(tmp_path: Path) -> None:
+    """Once for each limit of turns; the distilled one is an adapter of the naive one."""
+    version = Path(load_config(preset("mini")).versions.start or "")
+    plan = read_plan(executors.write_study(tmp_path, version, [11], 2, 1, turns=[3, 4]))
+    cells = cells_of(plan)
+    assert [cell.name for cell in cells[::3]] == ["backbone + naive", "backbone + naive, K=4"]
+    assert [cell.version for cell in cells[:3]] == [None, version.name, None]
+    assert [cell.roles["execution"].model for cell in cells[:3]] == ["mini-executor", "mini-executor", "mini-teacher"]
+    assert len(questions_of(plan)) == 2
 
 
 def test_the_models_that_come_with_it(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.study.cells import cells_of, engine_groups
+from benchmarks.study.cells import cells_of, engine_groups, weights_of
 from benchmarks.study.plan import questions_of, read_plan
+from benchmarks.study.sweep import begin, begin_cell
 from router.errors import BadConfig, BadCorpus
 
 ROLE = 'model = "m"\nprompt = "prompt.txt"\nbase_url = "http://127.0.0.1:9/v1"\n'
@@ -107,6 +108,32 @@ def test_engines_that_run_together(tmp_path: Path) -> None:
     names = [[cell.name for cell in group] for group in engine_groups(cells, 2)]
     assert names == [["a + a", "b + a", "a + b"], ["c + a"]]
     assert [len(group) for group in engine_groups(cells, 1)] == [1, 1, 1, 1]
+
+
+def test_other_weights_under_the_same_name_are_another_sweep(tmp_path: Path) -> None:
+    """From another folder or trained anew in the same one; the same ones may move."""
+    models = '[models.own]\nsettings = { model = "own", engine = "own" }\n'
+    file = write(tmp_path, '[[pairs]]\nbackbone = ["own"]\nexecutor = ["own"]\n', models)
+    (tmp_path / "q.jsonl").write_text('{"id": "1", "question": "Who?", "answer": "me"}\n')
+    config = (tmp_path / "config.toml").read_text()
+
+    def start(name: str, weights: bytes) -> None:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(weights)
+        (tmp_path / "config.toml").write_text(f'{config}[engines.own]\npath = "{folder}"\n')
+        plan = read_plan(file)
+        (cell,) = cells_of(plan)
+        _, settings = begin(tmp_path / "out", plan, [cell])
+        begin_cell(tmp_path / "out", cell, settings)
+
+    start("a", b"weights")
+    start("moved", b"weights")
+    for name in ("another", "a"):
+        with pytest.raises(BadConfig, match=r"begun with settings\.weights\.delegation"):
+            start(name, b"trained anew")
+    assert weights_of("owner/name") == "owner/name"
 
 
 def test_an_adapter_stands_beside_the_demos_model(tmp_path: Path) -> None:

@@ -9,12 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.study.cells import cells_of, weights_of
-from benchmarks.study.plan import read_plan
 from benchmarks.study.results import read_study
 from benchmarks.study.rows import Row, RowFile, read_rows
 from benchmarks.study.spending import merged
-from benchmarks.study.sweep import begin, begin_cell
 from executor_sft.step import read_manifest
 from router.errors import BadConfig
 from router.models.model import Prompt
@@ -252,61 +249,9 @@ async def test_another_index_for_another_cell(ran: Ran, sweep: Path, tmp_path: P
     status, said = await ran("sweep", "--config", sweep, "--out", tmp_path / "out")
     assert status == 1, said
     made_by = rows(tmp_path / "out")[0].provenance
+    shared = {"embedder": "other", "corpus_sha256": "0" * 64, "index": "other", "top_k": 9, "versions": {}}
     with RowFile.open(tmp_path / "out") as results:
         results.check("not begun yet", msgspec.structs.replace(made_by, max_turns=9, seed=5))
-        shared: list[dict[str, object]] = [
-            {"embedder": "other"},
-            {"corpus_sha256": "0" * 64},
-            {"index": "other"},
-            {"top_k": 9},
-            {"versions": made_by.versions | {"python": "2.7"}},
-        ]
-        for change in shared:
-            other = msgspec.structs.replace(made_by, **change)
-            with pytest.raises(BadConfig, match=f"were made with {next(iter(change))} "):
-                results.check("not begun yet", other)
-
-
-def model(folder: Path, weights: bytes = b"weights") -> Path:
-    """The folder of a model."""
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(weights)
-    return folder
-
-
-def test_other_weights_under_the_same_name_are_another_sweep(tmp_path: Path) -> None:
-    """From another folder or trained anew in the same one; the same ones may move."""
-    first, moved = model(tmp_path / "a"), model(tmp_path / "b")
-    sweep = tmp_path / "sweep.toml"
-    (tmp_path / "q.jsonl").write_text('{"id": "1", "question": "Who?", "answer": "me", "dataset": "a"}\n')
-    (tmp_path / "prompt.txt").write_text("You work.")
-    sweep.write_text(
-        """config = "config.toml"
-questions = ["q.jsonl"]
-[models.m]
-[[pairs]]
-backbone = ["m"]
-executor = ["m"]
-"""
-    )
-
-    def start(engine: Path) -> None:
-        role = 'model = "m"\nprompt = "prompt.txt"\nengine = "own"\n'
-        roles = "".join(f"[roles.{name}]\n{role}" for name in ("delegation", "execution", "answer"))
-        (tmp_path / "config.toml").write_text(
-            f'{roles}[engines.own]\npath = "{engine}"\n[retrieval]\naddress = "127.0.0.1:9"\n'
-        )
-        plan = read_plan(sweep)
-        (cell,) = cells_of(plan)
-        _, settings = begin(tmp_path / "out", plan, [cell])
-        begin_cell(tmp_path / "out", cell, settings)
-
-    start(first)
-    start(moved)
-    with pytest.raises(BadConfig, match=r"begun with settings\.weights\.delegation"):
-        start(model(tmp_path / "c", b"others"))
-    model(first, b"trained anew")
-    with pytest.raises(BadConfig, match=r"begun with settings\.weights\.delegation"):
-        start(first)
-    assert weights_of("owner/name") == "owner/name"
+        for field, value in shared.items():
+            with pytest.raises(BadConfig, match=f"were made with {field} "):
+                results.check("not begun yet", msgspec.structs.replace(made_by, **{field: value}))
