@@ -67,7 +67,7 @@ class FilterFigures(msgspec.Struct, frozen=True):
 
     candidates: int
     samples: int
-    """That passed."""
+    """Those that passed."""
     strata: dict[Stratum, int]
     rejected: dict[str, int]
     """By reason."""

@@ -37,7 +37,7 @@ class StepManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: dict[str, str]
     """SHA-256 of every file of the result, by its path in the folder."""
     seconds: float
-    """How long the last run of the step took; one that was interrupted took longer."""
+    """Duration of the last run of the step; one that was interrupted took longer."""
     finished_at: str
     """ISO 8601, UTC."""
     steps: dict[str, "StepManifest"] = {}

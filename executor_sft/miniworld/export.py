@@ -60,7 +60,7 @@ def export(world: World, folder: Path, questions: int, prefix: str = "mini") -> 
 
 
 def scope(world: World) -> str:
-    """What questions may be about, as `router.scope.Scope` reads it: the words of all wordings, then all names."""
+    """The scope file of a world: the words of all wordings, then all names (`router.protocol.scope`)."""
     wordings = itertools.chain.from_iterable(
         (relation.noun, *relation.ask, *(text for text, _ in relation.compare)) for relation in RELATIONS
     )

@@ -1,4 +1,4 @@
-"""What can be true in the mini world, and the ways to say and to ask it."""
+"""Relations of the mini world, and the wordings that state them and ask for them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +17,7 @@ class Relation:
     subject: Kind
     value: Value
     noun: str
-    """How the value is spoken of: `the author of {x}`; for years, the event: `the birth of {x}`."""
+    """Noun phrase of the value: `the author of {x}`; for years, of the event: `the birth of {x}`."""
     ask: tuple[str, ...]
     """Questions; the first one is the wording that the delegator uses between hops."""
     tell: tuple[str, ...]

@@ -81,14 +81,14 @@ class Fact:
     relation: Relation
     value: str
     detour: Detour | None = None
-    """Why the subject's own page does not state the value; None where it does."""
+    """Reason why the subject's own page does not state the value; None where it does."""
     via: str = ""
     """`redirect`: the chronicle that states it. `shared`: the other subject with the same value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How many entities of each kind a world has; persons are 3 generations of `couples` couples."""
+    """Numbers of entities of each kind; persons are 3 generations of `couples` couples."""
 
     couples: int = 130
     cities: int = 120

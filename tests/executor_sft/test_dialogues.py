@@ -79,26 +79,20 @@ def test_the_gold_turns_of_an_executor_search_and_report(executions: Iterator[tu
 
 
 def test_the_gold_answer_is_read_as_the_questions_answer(writer: DialogueWriter, questions: list[Question]) -> None:
-    for question in questions:
-        (text,) = texts(writer.answering(question), "answer")
-        assert parse_answer(text) == question.answer
-        assert ends_at(text, answerer.STOP)
-
-
-def test_a_comparison_is_answered_after_a_trace(writer: DialogueWriter, questions: list[Question]) -> None:
-    """Each year with its name, the word, the one that it picks, and only then the answer; others answer at once."""
+    """A comparison's after a trace: each year with its name, the word, the one that it picks; others answer at once."""
     for question in questions:
         (text,) = texts(writer.answering(question), "answer")
         trace, _, answer = text.rpartition("<answer>")
-        assert answer == f"{question.answer}</answer>"
+        assert (parse_answer(text), answer) == (question.answer, f"{question.answer}</answer>")
+        assert ends_at(text, answerer.STOP)
         if question.earlier is None:
             assert trace == ""
-        else:
-            years = [sub_query.report.answer for sub_query in question.sub_queries]
-            dated = [f"{year} {name}" for year, name in zip(years, question.compared, strict=True)]
-            chosen = (min if question.earlier else max)(dated, key=lambda one: int(one.split()[0]))
-            assert trace == f"{', '.join(dated)}: {'earlier' if question.earlier else 'later'} {chosen} "
-            assert chosen.endswith(f" {question.answer}")
+            continue
+        years = [sub_query.report.answer for sub_query in question.sub_queries]
+        dated = [f"{year} {name}" for year, name in zip(years, question.compared, strict=True)]
+        chosen = (min if question.earlier else max)(dated, key=lambda one: int(one.split()[0]))
+        assert trace == f"{', '.join(dated)}: {'earlier' if question.earlier else 'later'} {chosen} "
+        assert chosen.endswith(f" {question.answer}")
 
 
 @pytest.mark.parametrize("number", [0, -1], ids=["the first round", "the last round"])
@@ -120,22 +114,17 @@ def test_a_round_that_found_nothing_ends_the_search_and_the_answer_says_so(
         assert parse_answer(answering[-1].text) == "not found"
 
 
-def test_the_delegator_sees_the_question_and_the_reports(
+def test_delegator_and_answerer_see_the_question_and_the_reports(
     writer: DialogueWriter, questions: list[Question], system: RolePrompts
 ) -> None:
-    """Nothing else: no passage, no search of an executor, no evidence beyond the gold report's."""
+    """Nothing else: no passage, no search of an executor, no evidence beyond the gold report's; and the answerer in one
+    turn, in order of dispatch, nothing of the delegator's turns.
+    """
     for question in questions[:300]:
         told, asked, *results = texts(writer.delegation(question), "system", "user")
         assert (told, asked) == (system.delegation, question.text)
         for block, result in zip(question.rounds, results, strict=True):
             assert result in seen([(sub_query.text, sub_query.report) for sub_query in block])
-
-
-def test_the_answerer_sees_the_question_and_the_reports(
-    writer: DialogueWriter, questions: list[Question], system: RolePrompts
-) -> None:
-    """In one turn, with the sub-queries in order of dispatch, and nothing of the delegator's turns."""
-    for question in questions[:300]:
         told, asked = texts(writer.answering(question), "system", "user")
         pairs = [(sub_query.text, sub_query.report) for sub_query in question.sub_queries]
         assert told == system.answer
@@ -163,15 +152,11 @@ def test_an_executor_sees_its_sub_query_and_passages(
 
 @pytest.mark.parametrize("passages", [1, 2, 3])
 def test_a_search_finds_as_many_passages_as_told(writer: DialogueWriter, passages: int) -> None:
-    for dialogue in itertools.islice(writer.executor(two_searches=True, passages=passages), 100):
+    """And the naive executor is never shown a second search; with `two_searches` about half have two."""
+    both = list(itertools.islice(writer.executor(two_searches=True, passages=passages), 100))
+    for dialogue in both:
         assert {len(passages_of(text)) for text in texts(dialogue, "user")[1:]} == {passages}
-
-
-def test_the_naive_executor_is_never_shown_a_second_search(writer: DialogueWriter) -> None:
-    """Its conversations have one search each; with `two_searches` about half have two."""
-    naive = list(itertools.islice(writer.executor(), 300))
-    both = list(itertools.islice(writer.executor(two_searches=True), 300))
-
+    naive = itertools.islice(writer.executor(), 100)
     assert {len(texts(dialogue, "search")) for dialogue in naive} == {1}
     assert {len(texts(dialogue, "search")) for dialogue in both} == {1, 2}
 
