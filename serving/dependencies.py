@@ -1,4 +1,4 @@
-"""Which extra of rolegate brings a package that is not there."""
+"""Extras of rolegate that bring packages which are not there."""
 
 import re
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ def need(command: str, *modules: str) -> None:
 
 
 def missing_extra(module: str | None, command: str) -> str:
-    """What to install where a command misses a module: the extra of the command's name where it brings the module, else
-    the smallest one that does; empty where none does.
+    """The extra to install where a command misses a module: that of the command's name where it brings the module,
+    else the smallest one that does; empty where none does.
     """
     try:
         lines = metadata(_OURS).get_all("Requires-Dist") or []
@@ -40,7 +40,7 @@ def missing_extra(module: str | None, command: str) -> str:
 
 
 def _packages(extra: str, needs: Mapping[str, list[re.Match[str]]]) -> set[str]:
-    """What an extra brings, by itself and by other extras of ours that it names."""
+    """Packages that an extra brings, by itself and by other extras of ours that it names."""
     found: set[str] = set()
     for one in needs.get(extra, ()):
         if one["package"] == _OURS:

@@ -19,7 +19,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Where to write what is to become `path` when the context is left; an error leaves `path` as it was.
+    """The file to write to, which becomes `path` when the context is left; an error leaves `path` as it was.
 
     It is an empty file at first. What a killed process has left of an earlier try is removed.
     """

@@ -1,4 +1,4 @@
-"""What of the log is shown, and how."""
+"""Form and level of the log."""
 
 import logging
 import os

@@ -83,7 +83,7 @@ def new_role(
 
 
 def deployments(*roles: Mapping[Any, Role]) -> dict[str, str | None]:
-    """Where models are served, each with the base URL of its engine; None for a provider's."""
+    """Places where models are served, each with the base URL of its engine; None for a provider's."""
     return {
         replica.deployment: replica.model.endpoint if role.streams else None
         for group in roles

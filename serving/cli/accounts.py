@@ -260,7 +260,7 @@ def _uses(config: Config) -> dict[RoleName, Use]:
 
 
 async def _spent(accounts: Accounts, name: str) -> list[Spent]:
-    """What it has spent this day and this month."""
+    """Sums that it has spent this day and this month."""
     now = datetime.now(UTC)
     spent = {entry.period: entry for entry in await accounts.spending(name)}
     return [spent.get(period, Spent(period)) for period in (f"{now:%Y-%m-%d}", f"{now:%Y-%m}")]

@@ -99,7 +99,7 @@ def ask(arguments: Sequence[str]) -> int:
 
 
 def _terms(given: argparse.Namespace) -> Terms:
-    """What was said of the terms."""
+    """The request's terms, as far as options name them."""
     terms = Terms(request_id=given.request_id, fresh=given.fresh)
     if given.max_total_tokens is not None:
         terms["max_total_tokens"] = given.max_total_tokens
@@ -279,7 +279,7 @@ class Chat:
 
 
 def _lines() -> Iterator[str]:
-    """What is typed, with line editing, or piped, until its end or `exit`."""
+    """Lines that are typed, with line editing, or piped, until its end or `exit`."""
     prompt = ""
     if sys.stdin.isatty():
         prompt = "rolegate> "

@@ -59,7 +59,7 @@ few small questions, and estimates what answering one question takes.""",
 
 
 def _not_built(config: Config) -> list[str]:
-    """What is amiss with the index; one of documents that the config names is built anew where need be."""
+    """Problems of the index; one of documents that the config names is built anew where need be."""
     retrieval = config.retrieval
     if retrieval.index is None or retrieval.documents:
         return []
@@ -124,7 +124,7 @@ def _marked(cell: Cell) -> str:
 
 
 def _costs(roles: Mapping[RoleName, RoleFound]) -> Table:
-    """What one question takes: typically, and at most."""
+    """Calls, tokens and dollars of one question: typically, and at most."""
     table = Table(
         "one question", *(Column(name, justify="right") for name in ("calls", "prompt tokens", "written", "price"))
     )

@@ -74,7 +74,7 @@ def index(arguments: Sequence[str]) -> int:
 def _retrieval(
     given: argparse.Namespace, parser: argparse.ArgumentParser
 ) -> tuple[RetrievalConfig, Mapping[str, EngineConfig]]:
-    """What is to be indexed, from the options or from the config; and the engines that its embedder may be on."""
+    """Documents to be indexed, from the options or from the config; and the engines that its embedder may be on."""
     if given.paths:
         if given.out is None:
             parser.error("--out: name the folder of the index")
@@ -179,7 +179,7 @@ def add_embedder(parser: argparse.ArgumentParser) -> None:
 
 
 def embedder_config(given: argparse.Namespace) -> EmbedderConfig:
-    """What the options name."""
+    """The embedder that the options name."""
     return EmbedderConfig(
         base_url=given.embedder_url,
         model=given.embedder_model,

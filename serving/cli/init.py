@@ -63,7 +63,7 @@ def _write(given: argparse.Namespace, *, asking: bool) -> Config:
     """Write the file, unless something is wrong with it. Raises `BadConfig`."""
 
     def settled(name: str, default: object, choices: list[str] | None = None) -> str:
-        """What the option says, or else the user, or else the default; without a default there is no question."""
+        """The option's value, or else the user, or else the default; without a default there is no question."""
         answer = getattr(given, name)
         if answer is None and asking and default is not None:
             print(f"\n{_QUESTIONS[name]}")

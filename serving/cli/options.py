@@ -94,7 +94,7 @@ def tenant_name(text: str) -> str:
 
 
 def host_port(text: str) -> str:
-    """Where to listen, or to connect to."""
+    """An address to listen at, or to connect to."""
     if not is_address(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, with a port of 0 to 65535")
     return text
@@ -154,7 +154,7 @@ def add_certificates(parser: argparse.ArgumentParser) -> None:
 
 
 def access(given: argparse.Namespace) -> Access:
-    """What the options of `add_certificates` name."""
+    """Certificates that the options of `add_certificates` name."""
     return {"ca": given.ca, "certificate": given.certificate, "key": given.key}
 
 

@@ -35,8 +35,8 @@ from serving.logs import errors_only
 
 @asynccontextmanager
 async def opened_store(given: argparse.Namespace, *, make: bool = False) -> AsyncIterator[Database]:
-    """That of the config that the options name, whatever else is wrong in it. Raises `BadConfig`, also where there is
-    none yet, unless one is to be made.
+    """The store of the config that the options name, whatever else is wrong in it. Raises `BadConfig`, also where
+    there is none yet, unless one is to be made.
     """
     url = read_config(chosen_file(given)).server.store
     if not make and (file := _file(url)) and not (file.exists() and file.stat().st_size):
@@ -51,7 +51,7 @@ async def opened_store(given: argparse.Namespace, *, make: bool = False) -> Asyn
 
 
 def _file(url: str) -> Path | None:
-    """Where SQLite keeps it; None for other databases, and for what is no address."""
+    """SQLite's file; None for other databases, and for what is no address."""
     try:
         address = make_url(url)
     except (ArgumentError, ValueError):
@@ -207,7 +207,7 @@ def export(arguments: Sequence[str]) -> int:
 
 
 async def _export(given: argparse.Namespace) -> int:
-    """How many runs were written."""
+    """Write the runs; the number of them."""
     wanted = RunFilter(
         tenant=given.tenant,
         kind=given.kind,

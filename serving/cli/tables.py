@@ -55,7 +55,7 @@ def grouped_table(rows: Sequence[UsageRow], by: Sequence[str], bucket: str | Non
 
 
 def labels(row: UsageRow) -> dict[str, str]:
-    """What sums can be split by, as it is called in options and tables."""
+    """Groups of sums, as it is called in options and tables."""
     role = Role.Name(row.usage.role).removeprefix("ROLE_").lower() if row.usage.role else ""
     return {"tenant": row.tenant, "role": role, "model": row.usage.model, "version": row.executor_version}
 
@@ -168,7 +168,7 @@ def calls_table(calls: Sequence[UpstreamCall]) -> Table:
 
 
 def feedback_line(feedback: Feedback) -> str:
-    """What was said of a run, as far as anything was."""
+    """Feedback on a run, in one line, as far as anything was."""
     verdict = Verdict.Name(feedback.verdict).removeprefix("VERDICT_").lower() if feedback.verdict else ""
     score = f"score {feedback.score:g}" if feedback.HasField("score") else ""
     gold = f"right answer {feedback.gold_answer!r}" if feedback.gold_answer else ""
@@ -209,13 +209,13 @@ def decisions_table(decisions: Iterable[ExecutorVersionDecision]) -> Table:
 
 
 def evidence_line(version: ExecutorVersion) -> str:
-    """How sure it is by now that a version is not worse than the active one, and that it is."""
+    """Evidence, by now, that a version is not worse than the active one, and that it is."""
     shown = (f"{one.measure} {_shown(one.in_favour)} to {_shown(one.against)}" for one in version.figures.evidence)
     return f"evidence for {version.version}, to that against it: {', '.join(shown)}"
 
 
 def state_of(version: ExecutorVersion) -> str:
-    """What a version does, in words."""
+    """The state of a version, in words."""
     state = ExecutorVersionState.Name(version.state).removeprefix("EXECUTOR_VERSION_STATE_").lower().replace("_", " ")
     return f"{state} {version.canary_share:.0%}" if version.canary_share else state
 
@@ -307,7 +307,7 @@ class AnswerView:
             self._line(source_line(citation), indent=3, style="cyan")
 
     def _show_searches(self) -> None:
-        """What was looked for in vain, and where."""
+        """Show searches that found no answer."""
         for search in self._searches:
             found = f"{len(search.titles)} passages" if len(search.titles) != 1 else "1 passage"
             of = f" of {', '.join(dict.fromkeys(search.titles))}" if search.titles else ""

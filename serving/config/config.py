@@ -54,7 +54,7 @@ class TLSConfig(Section, frozen=True):
     """The server's, with its chain."""
     key: AnyPath
     client_ca: AnyPath | None = None
-    """Who signs clients' certificates; with it, clients without one are turned away."""
+    """The signer of clients' certificates; with it, clients without one are turned away."""
 
 
 class ServerConfig(Section, frozen=True):
@@ -71,7 +71,7 @@ class ServerConfig(Section, frozen=True):
     timeout_s: Seconds = 120.0
     """The longest a request may take, whatever the client's deadline."""
     grace_s: Pause = 30.0
-    """How long running requests may take to finish after SIGTERM."""
+    """Time for running requests to finish after SIGTERM."""
     max_question_chars: Chars = 4000
     tls: TLSConfig | None = None
     keep_days: Annotated[float, Meta(gt=0, le=10**6)] | None = None
@@ -108,7 +108,7 @@ class AdmissionConfig(Section, frozen=True):
     queue: Annotated[int, Meta(ge=0, le=10**9)] = 400
     """Runs that may wait for others to end; tenants take turns."""
     queue_s: Annotated[float, Meta(ge=0, le=3600)] = 5.0
-    """How long one waits at most, and when those that are turned away are told to come back."""
+    """The longest wait, and the time after which those that are turned away are told to come back."""
 
 
 class ReuseConfig(Section, frozen=True):
@@ -118,7 +118,7 @@ class ReuseConfig(Section, frozen=True):
 
     enabled: bool = True
     keep_s: Pause = 300.0
-    """How long a finished report is given to others; until the index is swapped, at most."""
+    """Time for which a finished report is given to others; until the index is swapped, at most."""
     across_tenants: bool = False
     """Tenants share with each other; those that keep no texts never do, those that train nobody only within."""
 
@@ -134,9 +134,9 @@ class EngineConfig(Section, frozen=True):
     """The largest rank of LoRA adapters that can be loaded beside the model, of those that vLLM takes; absent where
     none can be loaded."""
     ready_within_s: Annotated[float, Meta(ge=1, le=86_400)] = 600.0
-    """How long loading may take, each time it is started. Large models take minutes."""
+    """Time for loading, each time it is started. Large models take minutes."""
     health_timeout_s: Annotated[float, Meta(ge=1, le=86_400)] = 10.0
-    """How long its health check may take. An engine that misses three in a row is started again; where others take all
+    """Time for its health check. An engine that misses three in a row is started again; where others take all
     cores, a busy one may need longer."""
 
 
@@ -164,9 +164,10 @@ class RoleConfig(Section, frozen=True):
     system_role: bool = True
     """False for models that know no system role: the system prompt then opens the first user turn."""
     context_tokens: Count | None = None
-    """What the model reads and writes at most; without it, an endpoint's refusal tells that a prompt is too long."""
+    """Tokens that the model reads and writes at most; without it, an endpoint's refusal tells that a prompt is too
+    long."""
     attempts: Count = 3
-    """How often a call is tried while its endpoint is unavailable."""
+    """Tries of a call while its endpoint is unavailable."""
     replicas: tuple[URL, ...] = ()
     """Base URLs of further endpoints that serve the same model, and take the same key."""
     first_token_timeout_s: Seconds = 60.0
@@ -238,7 +239,7 @@ class GateConfig(Section, frozen=True):
 
     enabled: bool = True
     margin: Share = 0.05
-    """How much worse it may be than the active one, as a share of runs: in right answers, and in failures."""
+    """The most that it may be worse than the active one, as a share of runs: in right answers, and in failures."""
     canary_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
     """The share of runs that a shadow which passes goes on to work for."""
     max_tokens_ratio: Annotated[float, Meta(gt=0, le=1000)] = 2.0
@@ -249,7 +250,7 @@ class VersionsConfig(Section, frozen=True):
     """Versions of the executor: adapters that are loaded beside the model of `roles.execution`."""
 
     folder: AnyPath = "~/.cache/rolegate/versions"
-    """Where versions are published."""
+    """The folder in which versions are published."""
     start: Version | None = None
     """The folder of the version that is active until another one is promoted; absent for the model itself."""
     gate: GateConfig = GateConfig()
@@ -259,9 +260,9 @@ class TelemetryConfig(Section, frozen=True):
     """Metrics and traces."""
 
     metrics: Address | None = None
-    """Where Prometheus may ask for `/metrics`, without a key. Absent: nowhere."""
+    """The address at which Prometheus may ask for `/metrics`, without a key. Absent: nowhere."""
     otlp: URL | None = None
-    """Where traces go, by OTLP over gRPC, such as http://127.0.0.1:4317. Absent: nowhere."""
+    """The receiver of traces, by OTLP over gRPC, such as http://127.0.0.1:4317. Absent: nowhere."""
     contents: bool = False
     """Traces hold questions, sub-queries, queries and answers; never those of tenants that keep no texts."""
 

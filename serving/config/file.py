@@ -110,7 +110,7 @@ def _joined(table: str, key: str) -> str:
 
 
 def _instead(unknown: str, place: str, table: str) -> str:
-    """What may have been meant in `table`, or else its keys. `place`: what msgspec calls it, such as `engines[...]`."""
+    """The key that may have been meant in `table`, or else its keys. `place`: msgspec's word for it: `engines[...]`."""
     inside = place.replace("[...]", ".NAME") + "." if place else ""
     every = [key for key, _kind in _keys(type_info(Config))]
     here = [key.removeprefix(inside) for key in every if key.startswith(inside) and "." not in key.removeprefix(inside)]

@@ -1,4 +1,4 @@
-"""What models cost: by the config, or else by the table that comes with LiteLLM."""
+"""Prices of models: by the config, or else by the table that comes with LiteLLM."""
 
 import asyncio
 import importlib.util
@@ -15,8 +15,8 @@ Name = TypeVar("Name", bound=str)
 
 
 async def prices_of(roles: Mapping[Name, RoleConfig], prices: Mapping[str, Price]) -> dict[Name, Price | None]:
-    """What each role's model costs, by the config's `prices` or others; None where nobody knows it, which is not zero.
-    May take seconds, in a thread.
+    """The price of each role's model, by the config's `prices` or others; None where nobody knows it, which is not
+    zero. May take seconds, in a thread.
     """
     return await asyncio.to_thread(lambda: {name: price_of(role, prices) for name, role in roles.items()})
 
@@ -33,7 +33,7 @@ def price_of(role: RoleConfig, prices: Mapping[str, Price]) -> Price | None:
 
 
 def listed_price(model: str) -> Price | None:
-    """What LiteLLM's table says that a model costs; None where it does not know. May block for seconds."""
+    """The price of a model in LiteLLM's table; None where it does not know. May block for seconds."""
     known = litellm_entry(model)
     prompt, completion = known.get("input_cost_per_token"), known.get("output_cost_per_token")
     if prompt is None or completion is None:
@@ -44,7 +44,7 @@ def listed_price(model: str) -> Price | None:
 
 
 def litellm_entry(model: str) -> Mapping[str, Any]:
-    """What LiteLLM's table says of a model, under its name with or without a provider's; nothing without LiteLLM."""
+    """LiteLLM's entry of a model, under its name with or without a provider's; nothing without LiteLLM."""
     if importlib.util.find_spec("litellm") is None:
         return {}
     table: Mapping[str, Mapping[str, Any]] = load_litellm().model_cost

@@ -1,4 +1,4 @@
-"""What a configuration needs of the place where it is to be served: keys in the environment, and LiteLLM."""
+"""Needs of a configuration where it is served: keys in the environment, and LiteLLM."""
 
 import importlib.util
 import os
@@ -8,7 +8,7 @@ from serving.config.config import Config, RoleConfig
 
 
 def missing(config: Config, also: Mapping[str, RoleConfig] = {}) -> list[str]:
-    """What is not there, each with its key and what to do; nothing is called. `also`: further roles by their keys."""
+    """Things that lack, each with its key and what to do; nothing is called. `also`: further roles by their keys."""
     found: list[str] = []
     roles = {f"roles.{name}": role for name, role in config.roles.by_name.items()}
     searcher = {} if (role := config.topologies.searcher) is None else {"topologies.searcher": role}
@@ -25,7 +25,7 @@ def api_key(variable: str | None) -> str | None:
 
 
 def key_problems(where: str, variable: str | None) -> list[str]:
-    """Why the key in an environment variable cannot be sent, without the key."""
+    """Problems of a key in an environment variable that keep it from being sent, without the key."""
     if variable is None:
         return []
     if (key := api_key(variable)) is None:

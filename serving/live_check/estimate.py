@@ -1,4 +1,4 @@
-"""How many tokens one question takes: in a typical case, and at most, by the config's budgets."""
+"""Tokens that one question takes: in a typical case, and at most, by the config's budgets."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ _QUESTION, _SUB_QUERY, _REPORT = 30, 20, 60
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What a role's probe tells about its tokens."""
+    """A role's tokens, as its probe shows them."""
 
     system_chars: int
     chars_a_token: float = 4.0
@@ -39,7 +39,7 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class _Course(msgspec.Struct, frozen=True, kw_only=True):
-    """How a search goes: counts, and sizes in tokens."""
+    """The course of a search: counts, and sizes in tokens."""
 
     rounds: int
     decisions: int

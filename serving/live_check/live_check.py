@@ -44,7 +44,7 @@ class Cell(msgspec.Struct, frozen=True):
     good: bool | None
     word: str = ""
     advice: str = ""
-    """What it means and what to do; empty where all is well."""
+    """Meaning, and what to do; empty where all is well."""
     needed: bool = False
     """Questions fail, or go wrong, unless this is good."""
 
@@ -62,7 +62,7 @@ class RoleFound(msgspec.Struct, frozen=True):
     at_most: Use
     price: Price | None
     dollars: tuple[float, float] | None
-    """What both uses cost, where the price is known."""
+    """Cost of both uses, where the price is known."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -183,7 +183,7 @@ class _RoleProbe:
         return Cell(True, "followed")
 
     def _refusal(self, error: UpstreamError, served: Mapping[str, object]) -> Cell:
-        """What the first failure means, and what to do."""
+        """The first failure's meaning, and what to do."""
         said, key = f"{error.args[0]} ({error.endpoint})", f"roles.{self._name}"
         status = found[1] if (found := re.search(r"HTTP (\d{3})", said)) else ""
         if status in ("401", "403"):
@@ -199,7 +199,7 @@ class _RoleProbe:
         return Cell(False, "refused", f"{said}; {do}", needed=True)
 
     def judged(self, config: Config, typical: Use, most: Use) -> RoleFound:
-        """What budgets and prices make of the probe."""
+        """The probe's result, with budgets and prices."""
         role, price, cells = self._config, price_of(self._config, config.prices), self._cells
         if "stops" in cells:
             cells["context"] = self._judged_context(typical, most)

@@ -22,7 +22,7 @@ class Turn:
     stop: tuple[str, ...]
     text: str
     then: tuple[Message, ...] = ()
-    """What was said after `text`."""
+    """The conversation after `text`."""
     pattern: str | None = None
 
 

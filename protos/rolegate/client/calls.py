@@ -74,7 +74,7 @@ class Call(Generic[Result]):
     """Gets a response; returns what of it is wanted."""
     timeout_s: float | None = SHORT_S
     repeatable: bool = False
-    """Where the connection breaks, it is made once more: its request has a name, so that it spends nothing twice."""
+    """The call is made once more where the connection breaks: its request has a name, and spends nothing twice."""
 
 
 # Each raises `ValueError` for a kind, a state, a topology or a dimension that there is not.
@@ -112,7 +112,7 @@ def page(page_token: str, wanted: ListFilter) -> Call[ListRunsResponse]:
 
 
 def watch(run_id: str, after: int = 0, timeout_s: float | None = None) -> Call[StreamAnswerResponse]:
-    """What happens in an answer, as `stream` tells it, from the event after number `after` on."""
+    """Events of an answer, as `stream` tells it, from the event after number `after` on."""
     request = WatchRunRequest(run_id=run_id, after_event_number=after)
     return Call(lambda to: to.runs.WatchRun, request, attrgetter("event"), timeout_s)
 
@@ -189,6 +189,6 @@ def roll_back_version(version: str) -> Call[ExecutorVersion]:
 
 
 def version_decisions(version: str = "", after: int = 0) -> Call[Sequence[ExecutorVersionDecision]]:
-    """What was decided on one version, or on all, after decision number `after`; oldest first, at most 1000."""
+    """Decisions on one version, or on all, after decision number `after`; oldest first, at most 1000."""
     request = ListExecutorVersionDecisionsRequest(version=version, after_number=after)
     return Call(lambda to: to.versions.ListExecutorVersionDecisions, request, attrgetter("decisions"))

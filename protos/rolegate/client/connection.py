@@ -1,4 +1,4 @@
-"""How a client reaches its gateway, and who it says that it is."""
+"""Connection of a client to its gateway, with its key and certificates."""
 
 import ipaddress
 import os
@@ -22,11 +22,11 @@ class Access(TypedDict, total=False):
     api_key: str | None
     """None takes that of the environment variable ROLEGATE_API_KEY, an empty one none."""
     ca: Path | str | bytes | None
-    """Who signed the gateway's certificate."""
+    """The signer of the gateway's certificate."""
     certificate: Path | str | bytes | None
     """The client's own, where the gateway wants one."""
     key: Path | str | bytes | None
-    """That belongs to `certificate`."""
+    """The key of `certificate`."""
     insecure: bool
     """Send a key to another machine although nothing is encrypted."""
 
@@ -38,7 +38,7 @@ class Connection:
     address: str
     credentials: grpc.ChannelCredentials | None
     metadata: tuple[tuple[str, str], ...] = field(repr=False)
-    """What every call sends along."""
+    """Metadata that every call sends along."""
 
     @classmethod
     def to(cls, address: str, **access: Unpack[Access]) -> "Connection":

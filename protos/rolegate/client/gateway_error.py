@@ -83,7 +83,7 @@ class GatewayError(Exception):
 
     @classmethod
     def of(cls, error: grpc.RpcError, address: str) -> Self:
-        """What gRPC raised in a call of the gateway at `address`."""
+        """The error that gRPC raised in a call of the gateway at `address`."""
         code, details, trailers = error.code(), error.details() or "", error.trailing_metadata() or ()
         reason, metadata = _error_info(trailers)
         message = details if reason else _plainly(code, details, address)
@@ -93,7 +93,7 @@ class GatewayError(Exception):
 
 @contextmanager
 def translated(address: str) -> Iterator[None]:
-    """Whatever gRPC raises in calls of the gateway at `address` becomes a `GatewayError`."""
+    """Turn errors of gRPC, in calls of the gateway at `address`, into `GatewayError`."""
     try:
         yield
     except grpc.RpcError as error:
@@ -101,7 +101,7 @@ def translated(address: str) -> Iterator[None]:
 
 
 def _plainly(code: grpc.StatusCode, details: str, address: str) -> str:
-    """What gRPC itself means by a code."""
+    """The meaning of one of gRPC's own codes."""
     match code:
         case grpc.StatusCode.UNAVAILABLE if re.search("ssl|tls|certificate", details, re.IGNORECASE):
             return f"no gateway at {address} that these certificates fit: {details}"

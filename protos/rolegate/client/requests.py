@@ -30,11 +30,11 @@ class Terms(TypedDict, total=False):
     fresh: bool
     """Have every sub-query worked on anew, instead of using what other runs have found."""
     topology: TopologyName
-    """Who searches and who answers."""
+    """The searcher and the answerer."""
 
 
 class Opinion(TypedDict, total=False):
-    """What became of an answer; at least one of these."""
+    """An opinion on an answer; at least one of these."""
 
     accepted: bool | None
     score: float | None
@@ -44,7 +44,7 @@ class Opinion(TypedDict, total=False):
 
 
 class Filter(TypedDict, total=False):
-    """Which runs are meant; what is absent leaves nothing out. A moment without a time zone is local time."""
+    """Runs that are meant; what is absent leaves nothing out. A moment without a time zone is local time."""
 
     tenant: str
     kind: Literal["answer", "complete", "execute", "shadow"] | None
@@ -55,29 +55,29 @@ class Filter(TypedDict, total=False):
 
 
 class ListFilter(Filter, total=False):
-    """Which runs are to be listed."""
+    """Runs that are to be listed."""
 
     status: Literal["running", "finished", "failed", "cancelled", "interrupted"] | None
 
 
 class ExportFilter(Filter, total=False):
-    """Which runs are to be exported."""
+    """Runs that are to be exported."""
 
     for_training: bool
     """Leave out tenants whose runs must not train."""
 
 
 class Sums(TypedDict, total=False):
-    """Which calls are summed, and how. A moment without a time zone is local time."""
+    """Calls that are summed, and their groups. A moment without a time zone is local time."""
 
     start: datetime | None
     """Calls that started at this time or later."""
     end: datetime | None
     """Calls that started before this time."""
     by: Sequence[Literal["tenant", "role", "model", "executor_version"]]
-    """What the sums are split by; role and model, if it is empty."""
+    """Groups of the sums; role and model, if it is empty."""
     bucket: Literal["hour", "day", "month"] | None
-    """How time is split, in UTC."""
+    """Buckets of time, in UTC."""
     tenant: str
 
 
