@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import signal
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 
 import structlog
@@ -25,14 +24,8 @@ _log = structlog.get_logger("serve")
 
 
 async def until_stopped(service: AbstractAsyncContextManager[str]) -> None:
-    """Keep `service`, which tells where it listens, open until SIGTERM or SIGINT; also while it still starts."""
-    await until_signalled(service, lambda address: _log.info("serve.ready", address=address))
-    _log.info("serve.stopped")
-
-
-async def until_signalled(service: AbstractAsyncContextManager[str], ready: Callable[[str], None]) -> None:
-    """Keep `service` open until SIGTERM or SIGINT; `ready` hears where it listens. Another signal while it closes
-    takes away its time for that.
+    """Keep `service`, which says where it listens, open until SIGTERM or SIGINT, also while it still starts. Another
+    signal while it closes takes away its time for that.
     """
     this = asyncio.current_task()
     assert this is not None
@@ -42,10 +35,11 @@ async def until_signalled(service: AbstractAsyncContextManager[str], ready: Call
     with suppress(asyncio.CancelledError):
         async with service as address:
             collect_seldom()
-            ready(address)
+            _log.info("serve.ready", address=address)
             await asyncio.Event().wait()
+    _log.info("serve.stopped")
 
 
-def tell(step: str) -> None:
+def log_step(step: str) -> None:
     """Log a step of the start."""
     _log.info("serve.starting", step=step)

@@ -73,11 +73,11 @@ async def reached(given: argparse.Namespace, progress: Console) -> AsyncIterator
     async with AsyncExitStack() as stack:
         with progress.status("starting the gateway") as status:
 
-            def tell(text: str) -> None:
+            def log(text: str) -> None:
                 progress.print(text, style="dim", markup=False, highlight=False)
                 status.update(escape(text))
 
-            address = await stack.enter_async_context(running_gateway(config, "127.0.0.1:0", tell, key=key))
+            address = await stack.enter_async_context(running_gateway(config, "127.0.0.1:0", log, key=key))
         yield await stack.enter_async_context(AsyncClient(address, api_key=sent))
 
 
@@ -118,7 +118,7 @@ async def _ask(given: argparse.Namespace) -> int:
         try:
             with progress.status("asking"):
                 async for event in client.stream(given.question, given.timeout, **_terms(given)):
-                    view.tell(event)
+                    view.on_event(event)
             view.show(event.done)
         except GatewayError as error:
             complain(f"rolegate: {error}")
@@ -255,7 +255,7 @@ class Chat:
     async def _answered(self, question: str, view: AnswerView) -> AnswerResponse:
         async with self._client.stream(question, self._timeout_s) as events:
             async for event in events:
-                view.tell(event)
+                view.on_event(event)
         return event.done
 
     def _awaited(self, work: Coroutine[Any, Any, T]) -> T:

@@ -79,11 +79,11 @@ async def _probed(config: Config, given: argparse.Namespace) -> Found:
     progress = Console(stderr=True, quiet=given.json)
     with progress.status("probing") as status:
 
-        def tell(step: str) -> None:
+        def log(step: str) -> None:
             progress.print(f"[dim]{escape(step)}[/dim]", highlight=False)
             status.update(escape(step))
 
-        return await live_check(config, tell, given.timeout)
+        return await live_check(config, log, given.timeout)
 
 
 def _show_file(console: Console, file: Path, config: Config, wrong: list[str], warnings: list[str]) -> None:

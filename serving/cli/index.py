@@ -29,7 +29,7 @@ from serving.retrieval.local_index import Check, stoppable
 from serving.retrieval.manifest import read_manifest
 from serving.retrieval.opening import open_embedder, open_retriever
 from serving.retrieval.services import RetrievalServicer, retrieval_app
-from serving.signals import tell, until_stopped
+from serving.signals import log_step, until_stopped
 
 _BUILD = """Reads files and folders (text, Markdown, HTML, PDF, DOCX, JSON lines, Hugging Face datasets), cuts them into
 passages at sentence ends, and embeds them. Without PATH, everything is as the config says. Called again, it reads
@@ -96,8 +96,8 @@ def _retrieval(
 
 async def _build(config: RetrievalConfig, engines: Mapping[str, EngineConfig], given: argparse.Namespace) -> int:
     console = Console(stderr=True)
-    tell = partial(console.print, markup=False)
-    async with open_embedder(config.embedder, engines, tell, cpu_threads=cores()) as embedder:
+    log = partial(console.print, markup=False)
+    async with open_embedder(config.embedder, engines, log, cpu_threads=cores()) as embedder:
         built = await stoppable(partial(_built, config, embedder, console))
     if given.json:
         print(json_of(_for_programs(built)))
@@ -228,7 +228,7 @@ def retrieve(arguments: Sequence[str]) -> int:
 async def _serving_index(config: RetrievalConfig, given: argparse.Namespace) -> AsyncIterator[str]:
     async with AsyncExitStack() as stack:
         readiness = Readiness()
-        retriever = WatchedRetriever(await stack.enter_async_context(open_retriever(config, tell)), readiness)
+        retriever = WatchedRetriever(await stack.enter_async_context(open_retriever(config, log_step)), readiness)
         await stack.enter_async_context(meanwhile(retriever.follow()))
         app = retrieval_app(retriever, default_top_k=given.top_k, readiness=readiness)
         http = HTTPServer(app, _GRACE_S, hosts=given.http_host)

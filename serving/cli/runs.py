@@ -110,7 +110,7 @@ def _watch(client: Client, given: argparse.Namespace) -> None:
     view = AnswerView(Console(), Console(stderr=True, quiet=given.json), stream=True, as_json=given.json)
     with client.watch(given.run_id, given.after) as events:
         for event in events:
-            view.tell(event)
+            view.on_event(event)
     view.show(event.done)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from serving.cli.options import add_config, chosen_config, host_port, new_parser
 from serving.composition import running_gateway
-from serving.signals import tell, until_stopped
+from serving.signals import log_step, until_stopped
 
 
 def serve(arguments: Sequence[str]) -> int:
@@ -20,5 +20,5 @@ def serve(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     config = chosen_config(given)
     address, http = given.address or config.server.address, given.http or config.server.http
-    asyncio.run(until_stopped(running_gateway(config, address, tell, http)))
+    asyncio.run(until_stopped(running_gateway(config, address, log_step, http)))
     return 0

@@ -88,13 +88,13 @@ async def _checked(given: argparse.Namespace) -> Checked:
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("", total=None)
 
-            def tell(done: int, total: int) -> None:
+            def on_progress(done: int, total: int) -> None:
                 if stopped.is_set():
                     raise InterruptedError
                 bar.update(task, completed=done, total=total)
 
             try:
-                return await check(database, tell)
+                return await check(database, on_progress)
             finally:
                 stopped.set()
 

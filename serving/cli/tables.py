@@ -255,7 +255,7 @@ class AnswerView:
         self._out, self._progress, self._stream, self._as_json = out, progress, stream, as_json
         self._searches: list[pb.SearchDone] = []
 
-    def tell(self, event: pb.StreamAnswerResponse) -> None:
+    def on_event(self, event: pb.StreamAnswerResponse) -> None:
         """Show what happens on the way."""
         if event.WhichOneof("event") == "search_done":
             self._searches.append(event.search_done)

@@ -19,7 +19,7 @@ def shown(*events: pb.StreamAnswerResponse) -> str:
     out = Console(file=StringIO(), width=80)
     view = AnswerView(out, Console(file=StringIO()), stream=False, as_json=False)
     for event in events:
-        view.tell(event)
+        view.on_event(event)
     view.show(events[-1].done)
     assert isinstance(out.file, StringIO)
     return out.file.getvalue()
