@@ -2,25 +2,16 @@ import asyncio
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import scripted_gateway
 from tests.router.edge.wire import locked_gateway
 from tests.scripted_gateway import BORN, DEAD_QUESTION, DIRECTOR, QUESTION, ROOT
 
 pytestmark = pytest.mark.slow
 EXAMPLE = Path("examples", "javascript")
-
-
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[str]:
-    """The address of a gateway of scripted models."""
-    with scripted_gateway.running() as address:
-        yield address
 
 
 @pytest.fixture(scope="module")

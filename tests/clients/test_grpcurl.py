@@ -4,12 +4,10 @@ import asyncio
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests import scripted_gateway
 from tests.router.edge.wire import locked_gateway
 from tests.scripted_gateway import DEAD_QUESTION, DIRECTOR, QUESTION, ROOT
 
@@ -19,13 +17,6 @@ pytestmark = [
         not (shutil.which("grpcurl") or shutil.which("grpc_cli")), reason="neither grpcurl nor grpc_cli is installed"
     ),
 ]
-
-
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[str]:
-    """The address of a gateway of scripted models."""
-    with scripted_gateway.running() as address:
-        yield address
 
 
 def asked(*arguments: str) -> tuple[int, list[Any], str]:

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -13,20 +13,12 @@ from rolegate.client import Connection
 
 from router.models.model import ScriptedModel
 from serving.cli.mcp import mcp_server
-from tests import scripted_gateway
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
 from tests.router.edge.wire import whole_server
 from tests.scripted_gateway import BORN, DEAD_QUESTION, DIRECTOR, QUESTION, ROOT, environment
 
 CODE = "import sys; from serving.cli.main import main; sys.exit(main())"
-
-
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[str]:
-    """The address of a gateway of scripted models."""
-    with scripted_gateway.running() as address:
-        yield address
 
 
 @asynccontextmanager

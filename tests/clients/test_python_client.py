@@ -5,7 +5,7 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -19,7 +19,6 @@ from router.edge.grpc.server import Server
 from router.ledger.journal import RunStart
 from router.models.model import ScriptedModel
 from router.trace.run import Feedback, Run
-from tests import scripted_gateway
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
 from tests.router.edge.wire import whole_server
@@ -47,21 +46,6 @@ with Client(sys.argv[1]) as client:
     except GatewayError as error:
         print(error.reason)
 """
-
-
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[str]:
-    """The address of a gateway of scripted models."""
-    with scripted_gateway.running() as address:
-        yield address
-
-
-@pytest.fixture
-def dead() -> str:
-    """An address of the loopback where nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 @asynccontextmanager

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from serving.cli.main import main
 from tests.conftest import Rolegate
@@ -21,12 +20,6 @@ from tests.scripted_gateway import ROOT
 from tests.serving.documents.conftest import pdf
 
 Build = Callable[[], dict[str, Any]]
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_before() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture

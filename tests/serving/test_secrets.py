@@ -43,12 +43,6 @@ ROLE = '[roles.{name}]\nmodel = "tiny"\nprompt = "prompt.txt"\nattempts = 1\n{mo
 NUMBERS = (Role.ROLE_DELEGATION, Role.ROLE_EXECUTION, Role.ROLE_ANSWER)
 
 
-@pytest.fixture(autouse=True)
-def _logging_as_before() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
-
-
 @pytest.fixture
 def logged() -> Iterator[io.StringIO]:
     """All that is logged from now on, by structlog, and by gRPC, aiohttp and asyncio at every level."""

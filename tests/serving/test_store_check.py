@@ -2,22 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from router.store.database import Database
 from serving.cli.main import main
 from tests.router.store.stored import call, put, run
 from tests.store_config import write_config
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_before() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture

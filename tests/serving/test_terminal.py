@@ -4,7 +4,7 @@ import asyncio
 import io
 import json
 import unicodedata
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -30,12 +30,6 @@ SHOWN = r"\u001b]0;owned\u0007 \u001b[2J \u009b31m \u202e \u2066 \u007f [red]"
 QUESTION, DEAD_QUESTION = f"Who {HOSTILE}?", f"Who is dead {HOSTILE}?"
 SENTENCE = f"Mann {HOSTILE} made it."
 PASSAGE = Passage("p1", f"Heat {HOSTILE}", SENTENCE, 0.9)
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_before() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 def obeyed(text: str) -> set[str]:

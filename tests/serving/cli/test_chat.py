@@ -15,7 +15,6 @@ import pytest
 from router.models.model import ScriptedModel
 from router.trace.run import Feedback
 from serving.cli.main import main
-from tests import scripted_gateway
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
 from tests.router.edge.certificates import Authority
@@ -31,13 +30,6 @@ PROMPT, CTRL_C, CTRL_D, UP = "rolegate> ", "\x03", "\x04", "\x1b[A"
 def authority(tmp_path: Path) -> Authority:
     """Who signs certificates."""
     return Authority(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[str]:
-    """The address of a gateway of scripted models."""
-    with scripted_gateway.running() as address:
-        yield address
 
 
 @asynccontextmanager

@@ -3,13 +3,12 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-import structlog
 from aiohttp import web
 
 from router.edge.grpc.server import Server
@@ -37,12 +36,6 @@ async def server() -> AsyncIterator[OpenAIServer]:
     async with openai_server.serving() as endpoint:
         endpoint.plays(model())
         yield endpoint
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_before() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 def model(

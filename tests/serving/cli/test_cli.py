@@ -2,7 +2,6 @@ import io
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-import structlog
 from rolegate.v1.retrieval_service_pb2 import SearchRequest
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 
@@ -38,34 +36,12 @@ store = "sqlite:///runs.db"
 ROLE = '[roles.{name}]\nbase_url = "{url}"\nmodel = "m"\nprompt = "prompt.txt"\nattempts = 1\n'
 
 
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[str]:
-    """The address of a gateway of scripted models."""
-    with scripted_gateway.running() as address:
-        yield address
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_before() -> Iterator[None]:
-    """Some commands say where their log goes."""
-    yield
-    structlog.reset_defaults()
-
-
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     """Three passages."""
     path = tmp_path / "corpus.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     return path
-
-
-@pytest.fixture
-def dead() -> str:
-    """An address of the loopback where nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def config_file(folder: Path, base_url: str, retrieval: str) -> Path:

@@ -1,13 +1,11 @@
 """`rolegate keys` and `rolegate tenants`, on a real store."""
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from sqlalchemy import create_engine, insert
 
 from router.store.schema import SPENDING
@@ -20,12 +18,6 @@ store = "sqlite:///runs.db"
 address = "127.0.0.1:9"
 """
 ROLE = '[roles.{name}]\nmodel = "m"\nprompt = "absent.txt"\n'
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_before() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture

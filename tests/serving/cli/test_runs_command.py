@@ -2,7 +2,6 @@
 
 import json
 import uuid
-from collections.abc import Iterator
 
 import pytest
 from rich.console import Console, RenderableType
@@ -13,17 +12,9 @@ from rolegate.v1.answer_service_pb2 import AnswerOutcome
 
 from serving.cli.main import main
 from serving.cli.tables import calls_table, runs_table
-from tests import scripted_gateway
 from tests.scripted_gateway import QUESTION
 
 HEADER = "request status started (UTC) s"
-
-
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[str]:
-    """The address of a gateway of scripted models."""
-    with scripted_gateway.running() as address:
-        yield address
 
 
 @pytest.fixture(scope="module")

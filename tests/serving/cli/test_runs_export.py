@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
 import msgspec
 import pytest
-import structlog
 from pyarrow.parquet import ParquetFile
 
 from router.access import Tenant
@@ -56,12 +55,6 @@ RUNS = (
     run("run-06", 6.0, status="interrupted", result=None, events=(), settings={}),
     run("run-07", 7.0, redacted=True, request="", result=None, events=()),
 )
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_before() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -1,0 +1,5 @@
+"""Fixtures of clients."""
+
+from tests.serving.conftest import dead, gateway
+
+__all__ = ["dead", "gateway"]
