@@ -118,10 +118,10 @@ def test_the_extra_to_install_is_told(options: list[str], extras: str, capsys: p
     ("options", "said"),
     [
         (["--documents", "nowhere"], "retrieval.documents: there is no file or folder"),
-        (["--embedder", "bge"], 'retrieval.embedder.dimension: missing; kind "endpoint" needs it.'),
+        (["--embedder", "bge"], "retrieval.embedder.dimension: missing; an embedder elsewhere needs it."),
         (["--key-env", "sk-abc"], "takes the name of an environment variable, in capitals, never the key itself."),
         (["--key-env", "gsk_abc123"], "takes the name of an environment variable, in capitals, never the key itself."),
-        (["--base-url", "localhost"], "roles.delegation.base_url: 'localhost' is not an address"),
+        (["--base-url", "localhost"], "roles.delegation.base_url: is not an address"),
     ],
 )
 def test_what_cannot_work_is_not_written(
