@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from rolegate.client import GatewayError
 
+from benchmarks import harness
 from router.errors import RolegateError
 from serving.terminal import complain
 
 _BENCHMARKS = {
     "mini": "a held-out mini world through real vLLM and retrieval: exact match, and which role loses what",
-    "retrieval": "how much of the gold evidence dense, lexical and fused retrieval find, also by gold sub-questions",
-    "index": "how fast an index is built, in how much memory, and again after a change",
-    "documents": "whether questions about your own documents find the passage that answers them",
+    "retrieval": "how much of the gold evidence dense, lexical and fused retrieval find, and searches under load",
+    "index": "how fast an index is built, in how much memory; and whether your own documents' passages are found",
     "datasets": "what is in the files of public data sets, what is wrong with them, and samples of them",
     "sweep": "a grid of backbones, executors and topologies on the same questions; goes on after a kill",
     "report": "the paper's tables and figures from a sweep, with what answers cost and which role loses them",
@@ -22,16 +22,12 @@ _BENCHMARKS = {
     "mini-study": "the paper's study in miniature: models of three sizes in every role",
     "executors": "the naive, the distilled and the teaching executor on held-out mini worlds",
     "filtering": "what an executor learns with the filter, without it, and from gold trajectories",
-    "loop": "from logged traffic to a better executor in service, and a spoiled one out of it",
-    "overhead": "what the gateway itself costs in CPU, time and memory, beside LiteLLM",
+    "loop": "from logged traffic to a better executor in service, and a degraded one out of it",
+    "overhead": "what the gateway itself costs in CPU, time and memory, by variants of its config, beside LiteLLM",
     "early-dispatch": "what it brings to begin with sub-queries while the delegator still writes its block",
     "executor": "the executor's throughput through the gateway beside the engine's own, and what held output brings",
-    "retrieval-load": "searches a second for many callers, in batches and one by one, and whether they find the same",
-    "chaos": "whether every question ends in time, answered or not, and is booked, while everything around it fails",
+    "reliability": "whether anything is lost, late or booked wrongly while upstreams fail and the gateway is killed",
     "lag": "how late the event loop is while hostile texts come in at every door",
-    "durability": "what it costs that an answer is on disk before it is acknowledged",
-    "crashes": "what killing the gateway at random moments loses",
-    "reconciliation": "whether the ledger agrees with real vLLM engines, with faults in between",
 }
 
 
@@ -45,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen, rest = parser.parse_known_args(given[:1])
     benchmark = importlib.import_module(f"benchmarks.{chosen.benchmark.replace('-', '_')}")
     try:
+        if hasattr(benchmark, "Options"):
+            return harness.run(benchmark, [*rest, *given[1:]])
         return int(benchmark.main([*rest, *given[1:]]) or 0)
     except (RolegateError, GatewayError) as error:
         complain(f"rolegate bench: {error}")

@@ -1,6 +1,6 @@
-"""What it brings that a sub-query begins once its closing quote is written, and not once its block is: wall time of a
-question with one block, through two gateways in processes of their own, one with and one without early dispatch, in
-front of the same paced models. Both are asked the same at the same time, so that what else the machine does hits both.
+"""Time that it saves to begin a sub-query once its closing quote is written, and not once its block is: wall time of a
+question with one block, through two gateways, with and without early dispatch, in front of the same paced models. Both
+are asked the same at the same time, so that what else the machine does hits both.
 
 Sub-queries have some 25 tokens. The delegator writes and then stops; executors search once or twice and report; the
 answerer writes one sentence. With early dispatch the first sub-queries are done sooner; the last one begins no earlier,
@@ -8,57 +8,74 @@ but finds the engine free. So the gain depends on where executors work: those of
 writes at full speed for two of them (`shared`), as a small or busy one does, or one each (`alone`).
 """
 
-import argparse
 import asyncio
+import json
+import random
+import re
 import statistics
-import tempfile
-import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from itertools import product
-from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
+from aiohttp import web
+from msgspec import Meta
 from rolegate.client import AsyncClient
 
-from benchmarks.canned_config import canned_config
-from benchmarks.child import child
-from serving.files import write_atomically
+from benchmarks.gateway import MODELS, canned_config, gateway, played
+from benchmarks.harness import work_folder
+from benchmarks.load import in_flight, timed
+from router.testing.openai_server import ChatRequest, Reply, writes
 
-Executors = Literal["fast", "usual", "slow"]
-Engine = Literal["shared", "alone"]
-_WANTED = 0.15
-_EXECUTORS: dict[Executors, float] = {"fast": 150.0, "usual": 75.0, "slow": 30.0}
+_EXECUTORS = {"fast": 150.0, "usual": 75.0, "slow": 30.0}
 """Tokens a second."""
-_ENGINES: dict[Engine, int] = {"shared": 2, "alone": 1000}
+_ENGINES: dict[Literal["shared", "alone"], int] = {"shared": 2, "alone": 1000}
 """Calls of a question that are written at full speed."""
-_THINKS_S = 10.0
+_THINKS_S, _ANSWERS_PER_S, _FIRST_TOKEN_S, _SEARCHES_TWICE = 10.0, 100.0, 0.05, 0.4
+_ROLES = {role: {"max_tokens": 4096} for role in MODELS}
+_TOLD = re.compile(r"(\w+)=([\w.]+)")
+_QUERY = "<search>what is to be known of this in the passages that there are</search>"
+_REPORT = (
+    "<answer>what the passage says of it</answer>\n<evidence>Heat is a film by Michael Mann, who was born in Chicago "
+    "in 1943, and this is the point that the answer rests on.</evidence>"
+)
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Its options."""
+
+    questions: Annotated[int, Meta(ge=1, description="of each setting")] = 6
+    blocks: Annotated[tuple[int, ...], Meta(description="sub-queries")] = (1, 2, 4, 8)
+    speeds: Annotated[tuple[float, ...], Meta(description="the delegator's tokens a second")] = (25.0, 50.0, 100.0)
+    at_once: Annotated[int, Meta(ge=1, description="pairs of questions")] = 2
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """How a question is worked on."""
+    """Sub-queries of a question, and how fast it is worked on."""
 
     block: int
     """Sub-queries."""
     delegator: float
     """Tokens a second."""
     thinks_s: float = 0.0
-    executors: Executors = "usual"
-    engine: Engine = "shared"
+    executors: str = "usual"
+    engine: Literal["shared", "alone"] = "shared"
 
     def question(self, number: int) -> str:
         """A question that is worked on so; no two numbers share a sub-query."""
-        pace = f"executor={_EXECUTORS[self.executors]:g} engine={_ENGINES[self.engine]}"
-        return f"number={number} block={self.block} delegator={self.delegator} thinks={self.thinks_s} {pace}"
+        return " ".join(f"{name}={value}" for name, value in {"number": number, **msgspec.structs.asdict(self)}.items())
 
 
 class Row(msgspec.Struct, frozen=True):
     """Wall time of a question, in seconds at the median."""
 
-    setting: Setting
+    block: int
+    delegator: float
+    thinks_s: float
+    executors: str
+    engine: str
     without_s: float
     with_s: float
     gain: float
@@ -66,95 +83,95 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What was measured."""
+    """Rows of all settings; of most interest is that of 4 sub-queries at 50 tokens a second."""
 
     questions: int
     """Of each setting, with and without."""
     rows: list[Row]
 
-    @property
-    def headline(self) -> Row | None:
-        """Four sub-queries at 50 tokens a second."""
-        return next((row for row in self.rows if row.setting == Setting(4, 50.0)), None)
 
-
-def main(arguments: Sequence[str]) -> int:
-    """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        prog="rolegate bench early-dispatch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--questions", type=int, default=6, metavar="N", help="of each setting (default: 6)")
-    parser.add_argument("--blocks", type=int, nargs="+", default=[1, 2, 4, 8], metavar="N", help="(default: 1 2 4 8)")
-    parser.add_argument(
-        "--speeds",
-        type=float,
-        nargs="+",
-        default=[25, 50, 100],
-        metavar="N",
-        help="tokens a second (default: 25 50 100)",
-    )
-    parser.add_argument("--at-once", type=int, default=2, metavar="N", help="pairs of questions (default: 2)")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="where the figures go")
-    given = parser.parse_args(arguments)
-    settings = [Setting(block, float(speed)) for block, speed in product(given.blocks, given.speeds)]
+async def measure(options: Options) -> Figures:
+    """Ask the questions of each setting through both gateways."""
+    settings = [Setting(block, speed) for block, speed in product(options.blocks, options.speeds)]
     settings += [Setting(4, 50.0, 0.0, executors, engine) for engine in _ENGINES for executors in _EXECUTORS]
     settings += [Setting(4, 50.0, _THINKS_S, executors) for executors in _EXECUTORS]
-    with tempfile.TemporaryDirectory() as folder:
-        rows = asyncio.run(_measured(list(dict.fromkeys(settings)), given.questions, given.at_once, Path(folder)))
-    figures = Figures(given.questions, rows)
-    if given.json:
-        write_atomically(given.json, msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
-    _show(figures, Console())
-    return 0
-
-
-async def _measured(settings: Sequence[Setting], questions: int, at_once: int, folder: Path) -> list[Row]:
+    asked = [
+        (setting, place * options.questions + number)
+        for place, setting in enumerate(dict.fromkeys(settings))
+        for number in range(options.questions)
+    ]
     async with AsyncExitStack() as stack:
-        base_url, retrieval = (await stack.enter_async_context(child("benchmarks.paced_upstream"))).told
-        clients: list[AsyncClient] = []
-        for early in ("false", "true"):
-            (home := folder / early).mkdir()
-            config = canned_config(home, base_url, retrieval, f"sqlite:///{home}/runs.db")
-            config.write_text(f"{config.read_text('utf-8')}\n[search]\nearly_dispatch = {early}\n", "utf-8")
-            gateway = await stack.enter_async_context(child("benchmarks.gateway_child", str(config), "--quiet"))
-            clients.append(await stack.enter_async_context(AsyncClient(gateway.told[0])))
-        await asyncio.gather(*(client.ask(Setting(1, 100.0).question(10**6)) for client in clients))
-        limit = asyncio.Semaphore(at_once)
+        folder = stack.enter_context(work_folder(None))
+        models, retrieval = await stack.enter_async_context(played(_Paced()))
+        clients = []
+        for early in (False, True):
+            config = canned_config(
+                folder / str(early), [models.base_url], retrieval, _ROLES, search={"early_dispatch": early}
+            )
+            process = await stack.enter_async_context(gateway(config))
+            clients.append(await stack.enter_async_context(AsyncClient(process.words[0])))
 
-        async def pair(setting: Setting, number: int) -> tuple[float, float]:
-            async with limit:
-                question = setting.question(number)
-                without, early = await asyncio.gather(*(_seconds(client, question) for client in clients))
-                return without, early
+        async def pair(one: tuple[Setting, int]) -> list[float]:
+            setting, number = one
+            return await asyncio.gather(*(timed(client.ask)(setting.question(number)) for client in clients))
 
-        asked = [
-            asyncio.gather(*(pair(setting, questions * place + one) for one in range(questions)))
-            for place, setting in enumerate(settings)
-        ]
-        return [_row(setting, pairs) for setting, pairs in zip(settings, await asyncio.gather(*asked), strict=True)]
+        seconds = await in_flight(pair, asked, options.at_once, "pairs of questions")
+    pairs: dict[Setting, list[list[float]]] = {}
+    for (setting, _), pair_s in zip(asked, seconds, strict=True):
+        pairs.setdefault(setting, []).append(pair_s)
+    return Figures(options.questions, [_row(setting, found) for setting, found in pairs.items()])
 
 
-async def _seconds(client: AsyncClient, question: str) -> float:
-    begun = time.perf_counter()
-    await client.ask(question)
-    return time.perf_counter() - begun
-
-
-def _row(setting: Setting, pairs: Sequence[tuple[float, float]]) -> Row:
+def _row(setting: Setting, pairs: Sequence[Sequence[float]]) -> Row:
     without, early = zip(*pairs, strict=True)
     gain = statistics.median(1 - one / other for other, one in pairs)
-    return Row(setting, statistics.median(without), statistics.median(early), gain)
+    medians = statistics.median(without), statistics.median(early)
+    return Row(setting.block, setting.delegator, setting.thinks_s, setting.executors, setting.engine, *medians, gain)
 
 
-def _show(figures: Figures, console: Console) -> None:
-    table = Table(title="seconds of a question, at the median", title_justify="left")
-    for column in ("block", "tokens/s", "thinks", "executors", "engine", "without", "with", "gain"):
-        table.add_column(column, justify="left" if column in ("executors", "engine") else "right")
-    for row in figures.rows:
-        setting = row.setting
-        about = f"{setting.block}", f"{setting.delegator:g}", f"{setting.thinks_s:g}", setting.executors, setting.engine
-        table.add_row(*about, f"{row.without_s:.2f}", f"{row.with_s:.2f}", f"{row.gain:.1%}")
-    console.print(table)
-    if told := figures.headline:
-        verdict = "enough" if told.gain >= _WANTED else "too little"
-        console.print(f"4 sub-queries at 50 tokens a second gain {told.gain:.1%}: {verdict} (wanted: {_WANTED:.0%})")
+class _Paced:
+    """Models that write at the pace that a question asks for; executors of a run share an engine."""
+
+    def __init__(self) -> None:
+        self._under_way = Counter[str]()
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        runs: list[str] = []
+        try:
+            return await writes(lambda asked: self._reply(asked, runs))(request)
+        finally:
+            self._under_way.subtract(runs)
+
+    def _reply(self, asked: ChatRequest, runs: list[str]) -> Reply:
+        told, turns = dict(_TOLD.findall(asked.texts[1])), len(asked.texts)
+        if asked.model == "answerer":
+            return _written("<answer>in 1943</answer>", _ANSWERS_PER_S)
+        if asked.model == "delegator":
+            speed = float(told["delegator"])
+            if turns > 2:
+                return _written("<stop/>Enough evidence<stop>", speed)
+            return _written(_block(told), speed, thinks=int(float(told["thinks_s"]) * speed))
+        runs.append(asked.run_id)
+        self._under_way[asked.run_id] += 1
+        twice = random.Random(f"{told['number']}-{told['item']}").random() < _SEARCHES_TWICE
+        text = _QUERY if turns <= (4 if twice else 2) else _REPORT
+        engine, speed = _ENGINES["alone" if told["engine"] == "alone" else "shared"], _EXECUTORS[told["executors"]]
+        return Reply(
+            _tokens(text), (), _FIRST_TOKEN_S, lambda: max(1.0, self._under_way[asked.run_id] / engine) / speed
+        )
+
+
+def _written(text: str, per_s: float, thinks: int = 0) -> Reply:
+    return Reply(_tokens(text), ["hm "] * thinks, _FIRST_TOKEN_S, lambda: 1 / per_s)
+
+
+def _block(told: dict[str, str]) -> str:
+    """Sub-queries of some 25 tokens each, which carry on what their executors need to know."""
+    carried = " ".join(f"{name}={told[name]}" for name in ("number", "executors", "engine"))
+    asked = [f"Of item={item} {carried}: what is said, and when did it begin?" for item in range(int(told["block"]))]
+    return f"<search>{json.dumps(asked)}</search>"
+
+
+def _tokens(text: str) -> list[str]:
+    """Words and signs, much as a tokenizer tells them apart."""
+    return re.findall(r"\s*(?:\w+|[^\w\s]+)", text)

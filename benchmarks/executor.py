@@ -7,30 +7,28 @@ cores to itself, through the gateway and straight; should it be started again, i
 searches are answered from memory, so that the embedder computes nothing.
 """
 
-import argparse
-import asyncio
 import os
+import shlex
 import statistics
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Annotated
 
 import aiohttp
 import grpc
 import msgspec
-from rich.console import Console
-from rich.table import Table
+from msgspec import Meta
 from rolegate.client import GatewayError
-from rolegate.v1 import execution_service_pb2 as pb
+from rolegate.v1.execution_service_pb2 import ExecuteRequest, ExecuteResponse
 from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 
-from benchmarks.asking import in_flight
-from benchmarks.child import child
-from benchmarks.core_halves import two_halves
+from benchmarks.gateway import gateway
+from benchmarks.harness import cores_apart, tell, work_folder
+from benchmarks.load import in_flight
 from benchmarks.mini_deployment import MiniDeployment, mini_deployment
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
@@ -45,13 +43,24 @@ from router.trace.run import Run
 from router.trace.values import Execution
 from serving.config.config import Config, RolesConfig
 from serving.config.file import load_config, preset
-from serving.files import write_atomically
-from serving.logs import errors_only
 
-_PATIENCE_S = 600.0
+_TIMEOUT_S = 600.0
+"""So long that a slow machine shows in the figures, not in calls that are given up."""
 
 
-class Passed(msgspec.Struct, frozen=True):
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Its options."""
+
+    sub_queries: Annotated[int, Meta(ge=1, description="in each round")] = 100
+    in_flight: Annotated[int, Meta(ge=1, description="sub-queries at once")] = 16
+    rounds: Annotated[int, Meta(ge=1, description="each with new sub-queries")] = 3
+    apart: Annotated[bool, Meta(description="half of the cores for the engine, half for all others")] = False
+    searched: Annotated[bool, Meta(description="work on all once before, so that no search computes")] = False
+    prompt: Annotated[Path | None, Meta(description="another system prompt, such as a long one")] = None
+    engine: Annotated[str, Meta(description="arguments of vLLM, as --engine='--block-size 64'")] = ""
+
+
+class Round(msgspec.Struct, frozen=True):
     """Some sub-queries through the gateway, and their prompts straight to the engine."""
 
     structured: bool
@@ -67,10 +76,6 @@ class Passed(msgspec.Struct, frozen=True):
     cached_tokens: int
     """Of the prompts', through the gateway."""
 
-    def __str__(self) -> str:
-        output = "structured" if self.structured else "free"
-        return f"{output} output, {self.gateway_s:.1f} s through the gateway, {self.straight_s:.1f} s straight"
-
 
 class Summary(msgspec.Struct, frozen=True):
     """All rounds with one kind of output."""
@@ -80,207 +85,107 @@ class Summary(msgspec.Struct, frozen=True):
     """The gateway's throughput as a share of the engine's; the median of the rounds."""
     per_s: float
     """Sub-queries through the gateway; the median of the rounds."""
-    turns: int
-    malformed: int
-    reported: int
-    prompt_tokens: int
-    completion_tokens: int
-    cached_share: float
-    """Of the prompt tokens."""
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What was measured."""
+    """Rounds, and their medians."""
 
-    sub_queries: int
-    """In each round."""
-    in_flight: int
-    apart: bool
-    """Whether the engine had cores of its own."""
-    searched: bool
-    prompt: str
-    engine_arguments: tuple[str, ...]
     summaries: list[Summary]
-    rounds: list[Passed]
+    rounds: list[Round]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        prog="rolegate bench executor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--sub-queries", type=int, default=100, metavar="N", help="in each round (default: 100)")
-    parser.add_argument("--in-flight", type=int, default=16, metavar="N", help="at a time (default: 16)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="each with new sub-queries (default: 3)")
-    parser.add_argument("--apart", action="store_true", help="half of the cores for the engine, half for all others")
-    parser.add_argument("--searched", action="store_true", help="work on all once before, so that no search computes")
-    parser.add_argument("--prompt", type=Path, metavar="FILE", help="another system prompt, such as a long one")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="where the figures go")
-    parser.add_argument("engine", nargs="*", metavar="ARGUMENT", help="of vLLM, after --, such as --block-size 64")
-    given = parser.parse_args(arguments)
-    errors_only()
+async def measure(options: Options) -> Figures:
+    """Ask both ways, in turns. Raises `RolegateError`."""
     os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # for emptying the prefix cache
-    figures = asyncio.run(_measured(given))
-    if given.json:
-        write_atomically(given.json, msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
-    _show(figures)
-    return 0
+    config, rounds = _config(options), list[Round]()
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(work_folder(None))
+        move_away = stack.enter_context(cores_apart()) if options.apart else lambda: None
+        mini = await stack.enter_async_context(mini_deployment(tell, config))
+        move_away()
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        sides = [await _side(stack, session, structured, mini, folder) for structured in (False, True)]
+        asked = export(World(7, "test"), folder / "world", 2 * options.sub_queries * (options.rounds + 1))
+        fresh = iter(dict.fromkeys(one.text for question in asked for one in question.sub_queries))
+        for number in range(options.rounds + 1):
+            some = list(islice(fresh, options.sub_queries))
+            for side in sides if number % 2 else sides[::-1]:
+                if options.searched:
+                    await side.executed(some, options.in_flight)
+                measured = await side.round(some, options.in_flight)
+                rounds += [measured] if number else []  # the first round warms up
+    return Figures([_summary(rounds, kind, options.sub_queries) for kind in (False, True)], rounds)
 
 
-def _config(given: argparse.Namespace) -> Config:
+def _config(options: Options) -> Config:
     """The preset `mini` with one engine, that of the executor."""
-    config = load_config(preset("mini"))
+    config, replace = load_config(preset("mini")), msgspec.structs.replace
     role, engine = config.roles.execution, config.engines[config.roles.execution.engine or ""]
-    if given.prompt:
-        role = msgspec.structs.replace(role, prompt=str(given.prompt.resolve()))
-    # A slow machine shows in the figures, not in calls that are given up.
-    role = msgspec.structs.replace(role, thinking=False, first_token_timeout_s=_PATIENCE_S, call_timeout_s=_PATIENCE_S)
-    engine = msgspec.structs.replace(engine, arguments=(*engine.arguments, *given.engine))
-    return msgspec.structs.replace(
+    if options.prompt:
+        role = replace(role, prompt=str(options.prompt.resolve()))
+    role = replace(role, thinking=False, first_token_timeout_s=_TIMEOUT_S, call_timeout_s=_TIMEOUT_S)
+    engine = replace(engine, arguments=(*engine.arguments, *shlex.split(options.engine)))
+    return replace(
         config,
         roles=RolesConfig(delegation=role, execution=role, answer=role),
         engines={role.engine or "": engine},
-        versions=msgspec.structs.replace(config.versions, start=None),
-        server=msgspec.structs.replace(config.server, timeout_s=_PATIENCE_S),
+        versions=replace(config.versions, start=None),
+        server=replace(config.server, timeout_s=_TIMEOUT_S),
     )
 
 
-async def _measured(given: argparse.Namespace) -> Figures:
-    console, config = Console(stderr=True), _config(given)
-    async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        move_away = stack.enter_context(two_halves()) if given.apart else lambda: None
-        mini = await stack.enter_async_context(mini_deployment(lambda step: console.print(step, style="dim"), config))
-        (url,) = mini.engines.values()
-        move_away()
-        session = await stack.enter_async_context(aiohttp.ClientSession())
-        straight = OpenAIHTTP(session, url, config.roles.execution.model, thinking=False)
-        sides = [await _side(stack, structured, mini, straight, folder) for structured in (False, True)]
-        fresh = iter(_sub_queries(folder / "world", given.sub_queries * (given.rounds + 1)))
-        rounds: list[Passed] = []
-        for number in range(given.rounds + 1):
-            asked = list(islice(fresh, given.sub_queries))
-            for side in sides if number % 2 else sides[::-1]:
-                if given.searched:
-                    await side.executed(asked, given.in_flight)
-                passed = await side.passed(asked, given.in_flight, partial(_empty, session, url))
-                rounds += [passed] if number else []  # the first round warms up
-                console.print(f"round {number} of {given.rounds}: {passed}", style="dim")
-    summaries = [_summary([one for one in rounds if one.structured == side], len(asked)) for side in (False, True)]
-    return Figures(
-        len(asked),
-        given.in_flight,
-        given.apart,
-        given.searched,
-        config.roles.execution.prompt,
-        tuple(given.engine),
-        summaries,
-        rounds,
-    )
+def _summary(rounds: Sequence[Round], structured: bool, sub_queries: int) -> Summary:
+    some = [one for one in rounds if one.structured == structured]
+    ratio = statistics.median(one.straight_s / one.gateway_s for one in some)
+    return Summary(structured, ratio, statistics.median(sub_queries / one.gateway_s for one in some))
 
 
 async def _side(
-    stack: AsyncExitStack, structured: bool, mini: MiniDeployment, straight: OpenAIHTTP, folder: Path
+    stack: AsyncExitStack, session: aiohttp.ClientSession, structured: bool, mini: MiniDeployment, folder: Path
 ) -> "_Side":
     """A gateway with a store of its own."""
+    (url,), replace = mini.engines.values(), msgspec.structs.replace
+    role = replace(mini.of.roles.execution, structured=structured)
+    of = replace(mini.of, roles=replace(mini.of.roles, execution=role))
     file, store = folder / f"structured-{structured}.toml", f"sqlite:///{folder}/structured-{structured}.db"
-    role = msgspec.structs.replace(mini.of.roles.execution, structured=structured)
-    roles = msgspec.structs.replace(mini.of.roles, execution=role)
-    config = msgspec.structs.replace(mini, of=msgspec.structs.replace(mini.of, roles=roles)).config(file, store)
-    gateway = await stack.enter_async_context(child("benchmarks.gateway_child", str(file), "--quiet"))
-    channel = await stack.enter_async_context(grpc.aio.insecure_channel(gateway.told[0]))
+    config = replace(mini, of=of).config(file, store)
+    process = await stack.enter_async_context(gateway(file))
+    channel = await stack.enter_async_context(grpc.aio.insecure_channel(process.words[0]))
     database = await Database.open(store)
     stack.push_async_callback(database.close)
-    return _Side(structured, channel, SQLArchive(database), straight, config)
-
-
-def _sub_queries(folder: Path, count: int) -> list[str]:
-    """Different ones about the demo's world."""
-    asked = export(World(7, "test"), folder, 2 * count)
-    return list(dict.fromkeys(one.text for question in asked for one in question.sub_queries))[:count]
-
-
-def _summary(rounds: Sequence[Passed], sub_queries: int) -> Summary:
-    prompt_tokens = sum(one.prompt_tokens for one in rounds)
-    return Summary(
-        structured=rounds[0].structured,
-        ratio=statistics.median(one.straight_s / one.gateway_s for one in rounds),
-        per_s=statistics.median(sub_queries / one.gateway_s for one in rounds),
-        turns=sum(one.turns for one in rounds),
-        malformed=sum(one.malformed for one in rounds),
-        reported=sum(one.reported for one in rounds),
-        prompt_tokens=prompt_tokens,
-        completion_tokens=sum(one.completion_tokens for one in rounds),
-        cached_share=sum(one.cached_tokens for one in rounds) / prompt_tokens,
+    straight = OpenAIHTTP(session, url, role.model, thinking=False)
+    return _Side(
+        config, structured, ExecutionServiceStub(channel).Execute, SQLArchive(database), session, url, straight
     )
 
 
-async def _empty(session: aiohttp.ClientSession, url: str) -> None:
-    async with session.post(f"{url.removesuffix('/v1')}/reset_prefix_cache", raise_for_status=True):
-        pass
-
-
+@dataclass(frozen=True, slots=True)
 class _Side:
     """A gateway, and the engine behind it."""
 
-    def __init__(
-        self,
-        structured: bool,
-        channel: grpc.aio.Channel,
-        archive: SQLArchive,
-        straight: OpenAIHTTP,
-        config: Config,
-    ) -> None:
-        self._structured, self._archive, self._straight = structured, archive, straight
-        self._execute = ExecutionServiceStub(channel).Execute
-        role, self._search = config.roles.execution, config.search
-        self._sampling = Sampling(role.max_tokens, role.temperature, role.top_p, role.seed)
+    config: Config
+    structured: bool
+    execute: Callable[..., Awaitable[ExecuteResponse]]
+    archive: SQLArchive
+    session: aiohttp.ClientSession
+    url: str
+    straight: OpenAIHTTP
 
-    async def passed(self, sub_queries: Sequence[str], at_once: int, empty: Callable[[], Awaitable[None]]) -> Passed:
-        """All of them, both ways."""
-        await empty()
+    async def round(self, sub_queries: Sequence[str], at_once: int) -> Round:
+        """Ask all of them, both ways."""
+        await self._empty()
         begun = time.perf_counter()
-        runs = await self.executed(sub_queries, at_once)
+        ids = await self.executed(sub_queries, at_once)
         gateway_s = time.perf_counter() - begun
-        found = [await self._archive.load(run_id) for run_id in runs]
-        await empty()
+        runs = [await self.archive.load(run_id) for run_id in ids]
+        await self._empty()
         begun = time.perf_counter()
-        await in_flight(lambda number: self._again(found[number]), len(found), at_once)
-        return self._counted(found, gateway_s, time.perf_counter() - begun)
-
-    async def executed(self, sub_queries: Sequence[str], at_once: int) -> list[str]:
-        """The runs of all of them through the gateway, with a report or not, in the order of their beginnings."""
-        begun = time.time()
-
-        async def ask(number: int) -> None:
-            try:
-                await self._execute(pb.ExecuteRequest(sub_query=sub_queries[number]), timeout=_PATIENCE_S)
-            except grpc.aio.AioRpcError as error:
-                if GatewayError.of(error, "").reason != "MALFORMED_OUTPUT":
-                    raise
-
-        await in_flight(ask, len(sub_queries), at_once)
-        listed = await self._archive.list(RunFilter(kind="execute", start=begun), len(sub_queries))
-        return [run.id for run in reversed(listed.runs)]
-
-    async def _again(self, run: Run) -> None:
-        """The prompts of its turns, one after the other, straight to the engine."""
-        assert isinstance(run.result, Execution)
-        messages, searches = run.result.conversation.messages, 0
-        own = [at for at, message in enumerate(messages) if message.role == "assistant"]
-        for turn, at in enumerate(own, 1):
-            may_search = searches < self._search.max_searches and turn < self._search.max_turns
-            pattern = turn_pattern(searched=searches > 0, may_search=may_search) if self._structured else None
-            prompt = Prompt(messages[:at], self._sampling, STOP, pattern=pattern)
-            async with self._straight.stream(prompt) as deltas:
-                await gather(deltas, lambda _delta: None)
-            searches += messages[at].content.startswith("<search>")
-
-    def _counted(self, runs: Sequence[Run], gateway_s: float, straight_s: float) -> Passed:
+        await in_flight(self._again, runs, at_once, "straight")
+        straight_s = time.perf_counter() - begun
         calls = [call for run in runs for call in run.calls]
         usages = [call.usage for call in calls if call.usage]
-        return Passed(
-            structured=self._structured,
+        return Round(
+            structured=self.structured,
             gateway_s=gateway_s,
             straight_s=straight_s,
             turns=len(calls),
@@ -291,17 +196,36 @@ class _Side:
             cached_tokens=sum(usage.cached_tokens or 0 for usage in usages),
         )
 
+    async def executed(self, sub_queries: Sequence[str], at_once: int) -> list[str]:
+        """Work on all of them through the gateway; the runs, with a report or not, in the order of their beginnings."""
+        begun = time.time()
 
-def _show(figures: Figures) -> None:
-    table = Table("output", "ratio", "per s", "malformed", "reported", "tokens", "cached")
-    for one in figures.summaries:
-        table.add_row(
-            "structured" if one.structured else "free",
-            f"{one.ratio:.3f}",
-            f"{one.per_s:.1f}",
-            f"{one.malformed} of {one.turns}",
-            str(one.reported),
-            f"{one.prompt_tokens} + {one.completion_tokens}",
-            f"{one.cached_share:.3f}",
-        )
-    Console().print(table)
+        async def ask(sub_query: str) -> None:
+            try:
+                await self.execute(ExecuteRequest(sub_query=sub_query), timeout=_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                if GatewayError.of(error, "").reason != "MALFORMED_OUTPUT":
+                    raise
+
+        await in_flight(ask, sub_queries, at_once, "through the gateway")
+        listed = await self.archive.list(RunFilter(kind="execute", start=begun), len(sub_queries))
+        return [run.id for run in reversed(listed.runs)]
+
+    async def _empty(self) -> None:
+        """Empty the engine's prefix cache."""
+        async with self.session.post(f"{self.url.removesuffix('/v1')}/reset_prefix_cache", raise_for_status=True):
+            pass
+
+    async def _again(self, run: Run) -> None:
+        """Send the prompts of its turns, one after the other, straight to the engine."""
+        assert isinstance(run.result, Execution)
+        messages, searches = run.result.conversation.messages, 0
+        role, search = self.config.roles.execution, self.config.search
+        sampling = Sampling(role.max_tokens, role.temperature, role.top_p, role.seed)
+        own = [at for at, message in enumerate(messages) if message.role == "assistant"]
+        for turn, at in enumerate(own, 1):
+            may_search = searches < search.max_searches and turn < search.max_turns
+            pattern = turn_pattern(searched=searches > 0, may_search=may_search) if self.structured else None
+            async with self.straight.stream(Prompt(messages[:at], sampling, STOP, pattern=pattern)) as deltas:
+                await gather(deltas, lambda _delta: None)
+            searches += messages[at].content.startswith("<search>")

@@ -1,20 +1,19 @@
-"""Whether the filter earns its place: the same training on everything that the rollouts hold, on what the filter lets
-through, and on gold trajectories of the same sub-queries; each compared with the untuned executor on a held-out world.
+"""The filter's worth: the same training on everything that the rollouts hold, on what the filter lets through, and on
+gold trajectories of the same sub-queries; each compared with the untuned executor on a held-out world.
 """
 
-import argparse
 import asyncio
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Annotated
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
+from msgspec import Meta
 
+from benchmarks.harness import tell, work_folder
 from benchmarks.mini_deployment import MiniDeployment, mini_deployment
 from executor_sft.__main__ import run
 from executor_sft.evaluate import BASE, Answered, Evaluation, answers, evaluation_of
@@ -31,9 +30,7 @@ from router.errors import RolegateError
 from router.models.model import ScriptedModel
 from router.trace.values import Execution
 from serving.config.file import load_config, preset
-from serving.engines.engine import Log
 from serving.files import write_atomically
-from serving.logs import errors_only
 
 _AT_ONCE = 32
 _ARMS = ("unfiltered", "filtered", "gold")
@@ -42,87 +39,75 @@ _MULTI: Mix = {"teacher_multi": 668}
 """The paper's mix, at most, for all arms: so they differ in what they learn from, and hardly in how much."""
 
 
-class Figures(msgspec.Struct, frozen=True):
-    """What was measured."""
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Its options."""
 
-    training_worlds: list[int]
-    trajectories: dict[str, int]
-    """What each training learnt from."""
-    evaluation: Evaluation
-    not_needed: dict[str, float | None]
+    worlds: Annotated[tuple[int, ...], Meta(description="seeds of those to train on")] = (9001, 9002, 9003, 9004)
+    questions: Annotated[int, Meta(ge=1, description="of each of them")] = 300
+    held_out: Annotated[int, Meta(description="seed of the world to ask about")] = 13
+    asked: Annotated[int, Meta(ge=1, description="questions about it")] = 200
+    recipe: Annotated[str, Meta(description="of the trainings")] = "mini"
+    work: Annotated[Path | None, Meta(description="keeps the steps' folders, to go on after a kill")] = None
+
+
+class Arm(msgspec.Struct, frozen=True):
+    """An executor that has learnt from one kind of trajectories; `base` has learnt from none."""
+
+    learnt_from: str
+    trajectories: int
+    not_needed: float | None
     """The share of second searches for sub-queries that one search answers, of those of the gold plans; None where
     there was no second search.
     """
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        prog="rolegate bench filtering", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--worlds", type=int, nargs="+", default=list(range(9001, 9005)), metavar="SEED", help="to train on"
-    )
-    parser.add_argument("--questions", type=int, default=300, metavar="N", help="of each of them (default: 300)")
-    parser.add_argument("--held-out", type=int, default=13, metavar="SEED", help="the world to ask about (default: 13)")
-    parser.add_argument("--asked", type=int, default=200, metavar="N", help="questions about it (default: 200)")
-    parser.add_argument("--recipe", default="mini", metavar="NAME", help="of the trainings (default: mini)")
-    parser.add_argument(
-        "--work", type=Path, metavar="DIR", help="keeps the steps' folders there, to go on after a kill"
-    )
-    parser.add_argument("--json", type=Path, metavar="OUT", help="where the figures go")
-    given = parser.parse_args(arguments)
-    errors_only()
-    with tempfile.TemporaryDirectory() as folder:
-        figures = asyncio.run(_measured(given, (given.work or Path(folder)).resolve()))
-    if given.json:
-        write_atomically(given.json, msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
-    _show(figures, Console())
-    return 0
+class Figures(msgspec.Struct, frozen=True):
+    """Arms, and how well each of them answers."""
+
+    arms: list[Arm]
+    evaluation: Evaluation
 
 
-async def _measured(given: argparse.Namespace, work: Path) -> Figures:
-    tell, mini_config = _teller(), load_config(preset("mini"))
-    student = Path(mini_config.engines["executor"].path)
-    async with mini_deployment(tell, mini_config, teacher=True) as mini:
-        gold = [sample for seed in given.worlds for sample in await _world(mini, work, seed, given.questions)]
-        rolled_out = [work / f"world-{seed}" / "rollouts" for seed in given.worlds]
-        mix = ",".join(f"{stratum}={count}" for stratum, count in (_SINGLE | _MULTI).items())
-        await _step("filter", *rolled_out, "--none", "--mix", mix, "--out", work / "unfiltered")
-        await _step("filter", *rolled_out, "--mix", mix, "--out", work / "filtered")
-        _write_gold(work / "gold", gold)
-        for arm in _ARMS:
-            await _step("dataset", work / arm, "--model", student, "--out", work / f"{arm}-data")
-            await _step(
-                "train",
-                *(work / f"{arm}-data", "--model", student, "--recipe", given.recipe, "--out", work / f"{arm}-trained"),
-            )
-        asked = _export(work / "held-out", World(given.held_out, "test"), given.asked)
-        adapters = {arm: work / f"{arm}-trained" / "model" for arm in _ARMS}
-        async with _bench(mini, work / "held-out", adapters) as bench:
-            answered = await answers(bench, [BASE, *_ARMS], _plain(asked), rollouts=1, concurrency=_AT_ONCE)
-            search = bench.config.search
-    return Figures(
-        given.worlds,
-        {arm: sum(1 for _ in (work / arm / RESULT).open()) for arm in _ARMS},
-        evaluation_of(answered, search, 1, None),
-        {name: _not_needed(found, asked) for name, found in answered.items()},
-    )
+async def measure(options: Options) -> Figures:
+    """Roll out, train three times, and evaluate. Raises `RolegateError`."""
+    config = load_config(preset("mini"))
+    student, arms = Path(config.engines["executor"].path), dict.fromkeys((BASE, *_ARMS), 0)
+    with work_folder(options.work) as work:
+        async with mini_deployment(tell, config, teacher=True) as mini:
+            gold = [kept for seed in options.worlds for kept in await _world(mini, work, seed, options.questions)]
+            rolled_out = [work / f"world-{seed}" / "rollouts" for seed in options.worlds]
+            mix = ",".join(f"{stratum}={count}" for stratum, count in (_SINGLE | _MULTI).items())
+            await _step("filter", *rolled_out, "--none", "--mix", mix, "--out", work / "unfiltered")
+            await _step("filter", *rolled_out, "--mix", mix, "--out", work / "filtered")
+            _write_gold(work / "gold", gold)
+            for arm in _ARMS:
+                data, trained = work / f"{arm}-data", work / f"{arm}-trained"
+                await _step("dataset", work / arm, "--model", student, "--out", data)
+                await _step("train", data, "--model", student, "--recipe", options.recipe, "--out", trained)
+                arms[arm] = sum(1 for _ in (work / arm / RESULT).open())
+            asked = _export(work / "held-out", World(options.held_out, "test"), options.asked)
+            adapters = {arm: work / f"{arm}-trained" / "model" for arm in _ARMS}
+            async with _bench(mini, work / "held-out", adapters) as bench:
+                plain = [Question(one.id, one.text, (one.answer,)) for one in asked]
+                answered = await answers(bench, list(arms), plain, rollouts=1, concurrency=_AT_ONCE)
+                evaluation = evaluation_of(answered, bench.config.search, 1, None)
+    found = [Arm(name, count, _not_needed(answered[name], asked)) for name, count in arms.items()]
+    return Figures(found, evaluation)
 
 
 async def _world(mini: MiniDeployment, work: Path, seed: int, count: int) -> list[FilteredSample]:
     """Roll out over a training world; the gold trajectories of its sub-queries."""
     folder = work / f"world-{seed}"
     asked = _export(folder, World(seed, "train"), count)
-    config = _config(mini, folder)
-    questions, out = folder / "questions.jsonl", folder / "rollouts"
-    await _step("rollout", "--config", config, "--questions", questions, "--out", out, "--concurrency", _AT_ONCE)
+    out = folder / "rollouts"
+    common = "--config", _config(mini, folder), "--questions", folder / "questions.jsonl", "--concurrency", _AT_ONCE
+    await _step("rollout", *common, "--out", out)
     async with _bench(mini, folder, {}) as bench:
         return [await _gold(bench, question, sub_query) for question in asked for sub_query in question.sub_queries]
 
 
 async def _gold(bench: Runtime, question: MiniQuestion, sub_query: SubQuery) -> FilteredSample:
-    """What a faultless executor does, with real passages."""
+    """A faultless executor's run, with real passages."""
     turns = [*(f"<search>{query}</search>" for query in sub_query.searches), report_text(sub_query.report)]
     role = bench.role("execution", bench.config.roles.execution)
     faultless = bench.executor(replace(role, model=ScriptedModel(turns)))
@@ -132,18 +117,16 @@ async def _gold(bench: Runtime, question: MiniQuestion, sub_query: SubQuery) -> 
 
 
 def _write_gold(folder: Path, gold: Sequence[FilteredSample]) -> None:
-    """Those that the retriever can carry out, in the filter's own kind of folder."""
+    """Keep those that the retriever can carry out, in the filter's own kind of folder: every point of the report must
+    stand in a passage that was found.
+    """
     step = Step.begin(folder, "gold", {}, {"trajectories": len(gold)})
     if step.finished is None:
-        carried_out = [sample for sample in gold if not sample.execution.failed and _found(sample)]
+        runs = [(kept, kept.execution) for kept in gold if not kept.execution.failed]
+        carried_out = [kept for kept, run in runs if all(run.citations(run.report.evidence))]
         chosen = mixed(carried_out, {"teacher_single": sum(_SINGLE.values()), **_MULTI}, seed=1)
         write_atomically(folder / RESULT, msgspec.json.Encoder().encode_lines(chosen))
         step.finish({"samples": len(chosen)}, [RESULT])
-
-
-def _found(sample: FilteredSample) -> bool:
-    """Whether every point of the report stands in a passage that was found."""
-    return all(sample.execution.citations(sample.execution.report.evidence))
 
 
 def _bench(mini: MiniDeployment, folder: Path, adapters: Mapping[str, Path]) -> AbstractAsyncContextManager[Runtime]:
@@ -162,10 +145,6 @@ def _export(folder: Path, world: World, count: int) -> list[MiniQuestion]:
     return list({question.text: question for question in export(world, folder, count)}.values())
 
 
-def _plain(asked: Sequence[MiniQuestion]) -> list[Question]:
-    return [Question(one.id, one.text, (one.answer,)) for one in asked]
-
-
 def _not_needed(answered: Sequence[Answered], asked: Sequence[MiniQuestion]) -> float | None:
     enough = {sub_query.text: len(sub_query.searches) for question in asked for sub_query in question.sub_queries}
     twice = [run for one in answered for run in one.executed if run.searches > 1 and run.sub_query in enough]
@@ -176,27 +155,3 @@ async def _step(command: str, *arguments: object) -> None:
     """Run a step of the distillation in a thread, as it runs an event loop of its own."""
     if status := await asyncio.to_thread(run, [command, *map(str, arguments)]):
         raise RolegateError(f"{command} ended with status {status}.")
-
-
-def _teller() -> Log:
-    console = Console(stderr=True)
-    return lambda step: console.print(step, style="dim")
-
-
-def _show(figures: Figures, console: Console) -> None:
-    table = Table("learnt from", title=f"{figures.evaluation.questions} held-out questions", title_justify="left")
-    for column in ("trajectories", "EM", "F1", "searches", "two or more", "of these not needed", "tokens"):
-        table.add_column(column, justify="right")
-    for row in figures.evaluation.rows:
-        not_needed = figures.not_needed[row.executor]
-        table.add_row(
-            "nothing" if row.executor == BASE else row.executor,
-            str(figures.trajectories.get(row.executor, "–")),
-            f"{row.exact_match:.3f}",
-            f"{row.f1:.3f}",
-            f"{row.searches:.3f}",
-            f"{row.multi_search:.4f}",
-            "–" if not_needed is None else f"{not_needed:.3f}",
-            f"{row.executor_tokens:.0f}",
-        )
-    console.print(table)

@@ -1,44 +1,57 @@
-"""How fast an index is built, how much memory that takes, and what a build costs after one document changed.
+"""Indexes of documents: how fast one is built, how much memory that takes, and what a build costs after one document
+changed; with --documents and --questions, whether questions about your own find the passage that answers them.
 
-Each build is a `rolegate index build` of its own, with the default embedder; the corpora are mini worlds.
+Each build is a `rolegate index build` of its own, with the default embedder, over mini worlds. The questions are JSON
+lines, `{"question", "document", "phrase"}`: a hit is a passage of a document whose name begins with `document`, with
+`phrase` in its text, among the k best.
 """
 
-import argparse
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from itertools import count, islice
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+from msgspec import Meta
 
-from executor_sft.miniworld.passages import Library
-from executor_sft.miniworld.world import World
-from router.errors import RolegateError
+from benchmarks.load import progress
+from benchmarks.retrieval import CUTS, mini_world_passages
+from router.errors import BadCorpus, RolegateError
 from router.protocol.evidence import Passage
-from serving.files import write_atomically
+from serving.retrieval.build import build_index
 from serving.retrieval.embedder import MiniLM
+from serving.retrieval.index import Index
 
-_BYTES_A_VECTOR = 4 * MiniLM.dimension
+_MEASURED = (
+    "import sys; from serving.cli.main import main; from benchmarks.index import peak_kb; "
+    "status = main(['index', 'build', *sys.argv[1:]]); print(peak_kb()); sys.exit(status)"
+)
 
 
-class Figures(msgspec.Struct, frozen=True):
-    """What the builds of one corpus measured."""
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Its options."""
+
+    passages: Annotated[tuple[int, ...], Meta(description="sizes of indexes to build, as 1000 10000")] = ()
+    documents: Annotated[tuple[Path, ...], Meta(description="files and folders of your own")] = ()
+    questions: Annotated[Path | None, Meta(description="JSON lines about these")] = None
+    index: Annotated[Path | None, Meta(description="keep their index in this folder, and use it if it is there")] = None
+
+
+class Build(msgspec.Struct, frozen=True):
+    """Builds of one corpus; times with loading the embedder."""
 
     passages: int
     build_s: float
-    """With loading the embedder, as all times here."""
     passages_per_s: float
     peak_mb: float
     """The most memory that the build held at any time, in MiB."""
     vectors_mb: float
-    """What the vectors alone take, in MiB."""
+    """The vectors alone, in MiB."""
     unchanged_s: float
     """Building again, with nothing changed."""
     changed_s: float
@@ -46,59 +59,106 @@ class Figures(msgspec.Struct, frozen=True):
     changed_peak_mb: float
 
 
+class Hits(msgspec.Struct, frozen=True):
+    """One ranking of the documents' passages."""
+
+    ranking: str
+    questions: int
+    hit: dict[int, float]
+    """By k: the share of questions with a hit among the first k."""
+    missed: list[str]
+    """Questions without a hit among the first five."""
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """Builds, and hits over the documents."""
+
+    builds: list[Build]
+    documents: int
+    skipped: list[str]
+    hits: list[Hits]
+
+
+class Question(msgspec.Struct, frozen=True):
+    """A question with what shows that it was found."""
+
+    question: str
+    document: str
+    phrase: str
+
+
 class _Done(msgspec.Struct, frozen=True):
     passages: int
     passages_embedded: int
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the builds, print a table and write the figures as JSON. Raises `RolegateError`."""
-    parser = argparse.ArgumentParser("rolegate bench index", description=__doc__)
-    parser.add_argument(
-        "--passages", type=int, nargs="+", default=[1_000, 10_000], metavar="N", help="sizes to measure"
-    )
-    parser.add_argument("--json", type=Path, required=True, help="where to write the figures")
-    options = parser.parse_args(argv)
-    console = Console(stderr=True)
-    figures = [measure(passages) for passages in track(options.passages, "building", console=console)]
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(options.json, msgspec.json.format(msgspec.json.encode(figures)) + b"\n")
-    Console().print(_table(figures))
-    return 0
+def measure(options: Options) -> Figures:
+    """Build, and ask. Raises `RolegateError`."""
+    with progress() as bar:
+        builds = [_builds(passages) for passages in bar.track(options.passages, description="building")]
+    if not (options.documents and options.questions):
+        return Figures(builds, 0, [], [])
+    questions, embedder = read_questions(options.questions), MiniLM()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.index or Path(scratch) / "index"
+        built = build_index(options.documents, folder, embedder, lexical=True)
+        hits = _hits(Index.open(folder, embedder), embedder, questions)
+    return Figures(builds, built.documents, [entry.error for entry in built.skipped], hits)
 
 
-def measure(passages: int) -> Figures:
+def read_questions(path: Path) -> list[Question]:
+    """The questions of a file of JSON lines. Raises `BadCorpus`."""
+    try:
+        questions = msgspec.json.Decoder(Question).decode_lines(path.read_bytes())
+    except OSError as error:
+        raise BadCorpus(f"{path}: cannot be read ({error.strerror}); name a file of JSON lines.") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadCorpus(f"{path}: {error}; a question needs question, document and phrase.") from error
+    if not questions:
+        raise BadCorpus(f"{path}: no questions; write one a line.")
+    return questions
+
+
+def _hits(index: Index, embedder: MiniLM, questions: Sequence[Question]) -> list[Hits]:
+    asked = [question.question for question in questions]
+    vectors = embedder.embed(asked, queries=True)
+    dense = Index(index.manifest, index.passages, index.dense, None)
+    hits = []
+    for name, ranking in (("dense", dense), ("fused", index)):
+        found = ranking.search(vectors, asked, max(CUTS))
+        ranks = [_rank(question, passages) for question, passages in zip(questions, found, strict=True)]
+        shares = {k: sum(rank <= k for rank in ranks) / len(ranks) for k in CUTS}
+        missed = [question for question, rank in zip(asked, ranks, strict=True) if rank > 5]
+        hits.append(Hits(name, len(asked), shares, missed))
+    return hits
+
+
+def _rank(question: Question, found: Sequence[Passage]) -> float:
+    """Rank of the first hit, from 1; infinity where there is none."""
+    phrase = " ".join(question.phrase.casefold().split())
+    for rank, passage in enumerate(found, 1):
+        text = " ".join(passage.text.casefold().split())
+        if passage.document.startswith(question.document) and phrase in text:
+            return rank
+    return float("inf")
+
+
+def _builds(passages: int) -> Build:
     """Build an index of so many passages in a hundred files, build it again, change a file and build it once more."""
     with tempfile.TemporaryDirectory() as scratch:
         documents, out = Path(scratch) / "documents", Path(scratch) / "index"
         documents.mkdir()
-        rows, size = _rows(), -(-passages // 100)
+        rows, size, encoder = mini_world_passages(), -(-passages // 100), msgspec.json.Encoder()
         for number, start in enumerate(range(0, passages, size)):
-            _write(documents / f"{number:02}.jsonl", list(islice(rows, min(size, passages - start))))
-        built = _build(documents, out)
-        unchanged = _build(documents, out)
-        _write(documents / "00.jsonl", list(islice(rows, size)))
-        changed = _build(documents, out)
-    return Figures(
-        passages=built[0].passages,
-        build_s=built[1],
-        passages_per_s=built[0].passages_embedded / built[1],
-        peak_mb=built[2],
-        vectors_mb=passages * _BYTES_A_VECTOR / 2**20,
-        unchanged_s=unchanged[1],
-        changed_s=changed[1],
-        changed_peak_mb=changed[2],
-    )
-
-
-def _rows() -> Iterator[Passage]:
-    for seed in count():
-        library = Library(World(seed, "train"))
-        yield from (msgspec.structs.replace(passage, id=f"{seed}-{passage.id}") for passage in library.passages)
-
-
-def _write(path: Path, rows: Sequence[Passage]) -> None:
-    path.write_bytes(msgspec.json.Encoder().encode_lines(rows))
+            file = documents / f"{number:02}.jsonl"
+            file.write_bytes(encoder.encode_lines(list(islice(rows, min(size, passages - start)))))
+        done, build_s, peak_mb = _build(documents, out)
+        _, unchanged_s, _ = _build(documents, out)
+        (documents / "00.jsonl").write_bytes(encoder.encode_lines(list(islice(rows, size))))
+        _, changed_s, changed_peak_mb = _build(documents, out)
+    vectors_mb = passages * 4 * MiniLM.dimension / 2**20
+    per_s = done.passages_embedded / build_s
+    return Build(done.passages, build_s, per_s, peak_mb, vectors_mb, unchanged_s, changed_s, changed_peak_mb)
 
 
 def _build(documents: Path, out: Path) -> tuple[_Done, float, float]:
@@ -110,25 +170,10 @@ def _build(documents: Path, out: Path) -> tuple[_Done, float, float]:
     elapsed_s = time.perf_counter() - started
     if finished.returncode != 0:
         raise RolegateError(f"the build failed: {finished.stderr.decode(errors='replace')[-500:]}")
-    done, peak_kb = finished.stdout.splitlines()
-    return msgspec.json.decode(done, type=_Done), elapsed_s, int(peak_kb) / 1024
+    done, peak = finished.stdout.splitlines()
+    return msgspec.json.decode(done, type=_Done), elapsed_s, int(peak) / 1024
 
 
 def peak_kb() -> int:
     """The most memory that this process has held, in KiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-_MEASURED = (
-    "import sys; from serving.cli.main import main; from benchmarks.index import peak_kb; "
-    "status = main(['index', 'build', *sys.argv[1:]]); print(peak_kb()); sys.exit(status)"
-)
-
-
-def _table(figures: Sequence[Figures]) -> Table:
-    columns = ("passages", "build s", "passages/s", "peak MiB", "vectors MiB", "unchanged s", "1 of 100 changed s")
-    table = Table(*columns, title="index build, all-MiniLM-L6-v2")
-    for row in figures:
-        numbers = (row.build_s, row.passages_per_s, row.peak_mb, row.vectors_mb, row.unchanged_s, row.changed_s)
-        table.add_row(str(row.passages), *(f"{number:.1f}" for number in numbers))
-    return table

@@ -1,145 +1,178 @@
-"""How late the gateway's event loop comes to what is due, while it gets hostile texts at every door: questions,
-conversations, sub-queries, queries, feedback and filters from clients, replies and errors from models, passages from
-retrieval. Harmless texts of the same sizes take turns with them in one run. Whoever comes while the loop is held waits
-for the rest of it, so a hold counts for as long as it lasts.
+"""Lateness of the gateway's event loop while it gets hostile texts at every door: questions, conversations,
+sub-queries, queries, feedback and filters from clients, replies and errors from models, passages from retrieval.
+Harmless texts of the same sizes take turns with them in one run. Whoever comes while the loop is held waits for the
+rest of it, so a hold counts for as long as it lasts.
 """
 
-import argparse
 import asyncio
 import gzip
 import random
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import aiohttp
 import grpc.aio
 import msgspec
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
-from rolegate.v1 import (
-    answer_service_pb2,
-    completion_service_pb2,
-    execution_service_pb2,
-    retrieval_service_pb2,
-    run_service_pb2,
-    usage_pb2,
-    usage_service_pb2,
-)
+from aiohttp import web
+from msgspec import Meta
+from rolegate.v1 import answer_service_pb2 as answer_pb
+from rolegate.v1 import completion_service_pb2 as completion_pb
+from rolegate.v1 import run_service_pb2 as run_pb
+from rolegate.v1 import usage_pb2
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
+from rolegate.v1.execution_service_pb2 import ExecuteRequest
 from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
+from rolegate.v1.retrieval_service_pb2 import SearchRequest
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
+from rolegate.v1.usage_service_pb2 import GetUsageRequest
 from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
-from benchmarks.canned_config import canned_config
-from benchmarks.child import child
-from benchmarks.gateway_child import EVERY_S
-from benchmarks.process_meter import ProcessMeter
+from benchmarks.gateway import EVERY_S, canned_config, gateway, played
+from benchmarks.harness import work_folder
+from benchmarks.load import in_flight, quantile
+from router.protocol.evidence import Passage
+from router.testing.openai_server import Behaviour, ChatRequest, Reply, replies, writes
 from router.testing.pathological import any_hostile, harmless
-from serving.files import write_atomically
-from serving.logs import errors_only
 
 _ROUNDS = 10
 _LONGEST_S = 60.0
+_NO_REPLY = 0.1
+"""The share of replies that are none."""
+_DEEP = b"[" * 100_000
+_BOMB, _LINES, _EVENTS = (
+    gzip.compress(piece * ((64 << 20) // len(piece)), 9) for piece in (b"x", b"\n", b"data: {}\n\n")
+)
+_INFLATES, _STREAM = {"Content-Encoding": "gzip"}, "text/event-stream"
+NO_REPLIES: tuple[Behaviour, ...] = (
+    replies(b'{"choices":' + _DEEP),
+    replies(b"data: " + _DEEP + b"\n\n", _STREAM),
+    replies(_DEEP, status=500),
+    replies(_BOMB, status=500, headers=_INFLATES),
+    replies(_BOMB, headers=_INFLATES),
+    replies(_LINES, _STREAM, headers=_INFLATES),
+    replies(_EVENTS, _STREAM, headers=_INFLATES),
+    replies(b"x" * (1 << 20), "text/plain", 400),
+    replies(b"x" * (1 << 21), _STREAM),
+)
+"""Bodies that inflate, JSON that is nested too deeply, lines and errors without an end."""
+
+Text = Callable[[int], str]
+"""A text of so many characters at most."""
+Call = Callable[[Text], Awaitable[object]]
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Its options."""
+
+    texts: Annotated[int, Meta(ge=_ROUNDS, description="of each kind")] = 10_000
+    in_flight: Annotated[int, Meta(ge=1, description="calls at once")] = 4
+    seed: Annotated[int, Meta(description="of the texts")] = 0
 
 
 class Lag(msgspec.Struct, frozen=True):
     """Milliseconds that the event loop was late, over all time of the rounds of a kind."""
 
-    p50: float
-    p99: float
-    p99_9: float
-    most: float
+    texts: str
+    p50_ms: float
+    p99_ms: float
+    p99_9_ms: float
+    most_ms: float
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Figures of one run of the benchmark."""
+    """Lag of both kinds, and what hostile texts left behind."""
 
-    texts: int
-    """Of each kind, at the doors; those of models and retrieval come on top."""
     outcomes: dict[str, int]
     """Of the hostile ones, by status."""
-    hostile: Lag
-    harmless: Lag
+    lag: list[Lag]
     own_mb: list[float]
     """Memory of the gateway's own after each pair of rounds."""
     descriptors: list[int]
     """Open files, after each pair of rounds."""
 
 
-Call = Callable[[Callable[[int], str]], Awaitable[object]]
-"""Calls with the texts that it makes, of so many characters at most."""
+class _Hostile:
+    """Models and a retriever that write whatever is hardest to read, most of it within the protocol."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance, self.hostile = random.Random(seed), False
+
+    def text(self, most: int) -> str:
+        """A text of the kind of now."""
+        made = any_hostile(self._chance, most)
+        return made if self.hostile else harmless(len(made))
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        """A completion, or something that is none."""
+        if self.hostile and self._chance.random() < _NO_REPLY:
+            return await self._chance.choice(NO_REPLIES)(request)
+        return await writes(lambda asked: Reply([self._written(asked)]))(request)
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        """Passages that are longer than what is shown of them."""
+        return [
+            [Passage(f"p{at}", self.text(400), self.text(20_000), 0.5, self.text(100)) for at in range(top_k)]
+            for _ in queries
+        ]
+
+    def _written(self, asked: ChatRequest) -> str:
+        if self.hostile and self._chance.random() < _NO_REPLY:
+            return self.text(200_000)
+        match asked.model, len(asked.texts):
+            case "delegator", 2:
+                return f"<search>{msgspec.json.encode([self.text(1500) for _ in range(4)]).decode()}</search>"
+            case "delegator", _:
+                return "<stop/>Enough evidence<stop>"
+            case "executor", 2:
+                return f"<search>{self.text(1500)}</search>"
+            case "executor", _:
+                points = "\n".join(f"- {self.text(2500)}" for _ in range(3))
+                return f"<answer>{self.text(2500)}</answer>\n<evidence>{points}</evidence>"
+        return f"<answer>{self.text(20_000)}</answer>"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        prog="rolegate bench lag", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--texts", type=int, default=10_000, metavar="N", help="of each kind (default: 10,000)")
-    parser.add_argument("--in-flight", type=int, default=4, metavar="N", help="at once (default: 4)")
-    parser.add_argument("--seed", type=int, default=0, help="of the texts")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="where the figures go")
-    given = parser.parse_args(arguments)
-    errors_only()
-    figures = asyncio.run(_measured(given.texts, given.in_flight, given.seed))
-    if given.json:
-        write_atomically(given.json, msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
-    _show(figures, Console())
-    return 0
-
-
-async def _measured(texts: int, at_once: int, seed: int) -> Figures:
-    outcomes, spans = Counter[str](), dict[bool, list[tuple[float, float]]]({True: [], False: []})
+async def measure(options: Options) -> Figures:
+    """Send texts of both kinds in turns."""
+    outcomes, spans = Counter[str](), list[tuple[bool, float, float]]()
     own_mb, descriptors = list[float](), list[int]()
+    outside, chance, each = _Hostile(options.seed), random.Random(options.seed), options.texts // _ROUNDS
     async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        upstream = await stack.enter_async_context(child("benchmarks.hostile_upstream", str(seed)))
-        base_url, retrieval = upstream.told
-        config, seen = canned_config(folder, base_url, retrieval, f"sqlite:///{folder}/runs.db"), folder / "lag.json"
-        session = await stack.enter_async_context(aiohttp.ClientSession())
-        async with child("benchmarks.gateway_child", str(config), "--quiet", "--lag", str(seen)) as gateway:
-            address, http = gateway.told
-            meter, chance = ProcessMeter(gateway.pid), random.Random(seed)
-            with Progress(console=Console(stderr=True)) as progress:
-                task = progress.add_task("texts", total=2 * texts)
-                async with grpc.aio.insecure_channel(address) as channel:
-                    calls = _calls(channel, session, http)
-                    for number in range(2 * _ROUNDS):
-                        hostile = number % 2 == 1
-                        await session.get(f"{base_url.removesuffix('/v1')}/{'hostile' if hostile else 'harmless'}")
-                        begun, turns = time.time(), iter(range(texts // _ROUNDS))
+        folder = stack.enter_context(work_folder(None))
+        models, retrieval = await stack.enter_async_context(played(outside, retriever=outside))
+        config, seen = canned_config(folder, [models.base_url], retrieval), folder / "lag.json"
+        async with (
+            gateway(config, str(seen)) as process,
+            aiohttp.ClientSession() as session,
+            grpc.aio.insecure_channel(process.words[0]) as channel,
+        ):
+            calls = _calls(channel, session, process.words[1])
 
-                        async def work(turns: Any = turns, hostile: bool = hostile) -> None:
-                            for _ in turns:
-                                outcome = await _called(chance.choice(calls), chance, hostile)
-                                outcomes[outcome] += hostile
-                                progress.advance(task)
+            async def send(_number: int) -> str:
+                return await _called(chance.choice(calls), outside.text)
 
-                        async with asyncio.TaskGroup() as group:
-                            for _ in range(at_once):
-                                group.create_task(work())
-                        spans[hostile].append((begun, time.time()))
-                        if hostile:
-                            own_mb.append(meter.own_bytes / 1e6)
-                            descriptors.append(meter.descriptors)
+            for number in range(2 * _ROUNDS):
+                outside.hostile, begun = number % 2 == 1, time.time()
+                found = await in_flight(send, range(each), options.in_flight, f"round {number + 1}")
+                spans.append((outside.hostile, begun, time.time()))
+                if outside.hostile:
+                    outcomes.update(found)
+                    own_mb.append(process.meter.own_bytes / 1e6)
+                    descriptors.append(process.meter.descriptors)
         late = msgspec.json.decode(seen.read_bytes(), type=list[tuple[float, float]])
-    lags = _lag(late, spans[True]), _lag(late, spans[False])
-    return Figures(texts // _ROUNDS * _ROUNDS, dict(outcomes.most_common()), *lags, own_mb, descriptors)
+    lags = [
+        _lag(name, late, [(begun, ended) for kind, begun, ended in spans if kind == hostile])
+        for name, hostile in (("hostile", True), ("harmless", False))
+    ]
+    return Figures(dict(outcomes.most_common()), lags, own_mb, descriptors)
 
 
-async def _called(call: Call, chance: random.Random, hostile: bool) -> str:
-    def text(most: int) -> str:
-        made = any_hostile(chance, most)
-        return made if hostile else harmless(len(made))
-
+async def _called(call: Call, text: Text) -> str:
+    """The status of a call."""
     try:
         async with asyncio.timeout(_LONGEST_S):
             await call(text)
@@ -152,13 +185,9 @@ async def _called(call: Call, chance: random.Random, hostile: bool) -> str:
 
 def _calls(channel: grpc.aio.Channel, session: aiohttp.ClientSession, http: str) -> list[Call]:
     """Every door, each with a text that is a little longer than it takes at most."""
-    answers, completions, executions = (
-        AnswerServiceStub(channel),
-        CompletionServiceStub(channel),
-        ExecutionServiceStub(channel),
-    )
-    runs, searches, usages = RunServiceStub(channel), RetrievalServiceStub(channel), UsageServiceStub(channel)
-    role, user = usage_pb2.ROLE_ANSWER, completion_service_pb2.ChatMessage
+    answers, completions, runs = AnswerServiceStub(channel), CompletionServiceStub(channel), RunServiceStub(channel)
+    execute, search = ExecutionServiceStub(channel).Execute, RetrievalServiceStub(channel).Search
+    usage = UsageServiceStub(channel).GetUsage
 
     async def drained(stream: Any) -> None:
         async for _ in stream:
@@ -166,42 +195,32 @@ def _calls(channel: grpc.aio.Channel, session: aiohttp.ClientSession, http: str)
 
     async def chat(content: str, *, stream: bool) -> None:
         body = {"model": "rolegate", "stream": stream, "messages": [{"role": "user", "content": content}]}
-        async with session.post(f"{http}/chat/completions", json=body, raise_for_status=True) as response:
-            await response.read()
+        await raw(msgspec.json.encode(body))
 
     async def raw(body: bytes, encoding: str = "identity") -> None:
         headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
         async with session.post(f"{http}/chat/completions", data=body, headers=headers) as response:
             response.raise_for_status()
+            await response.read()
 
-    def messages(text: Callable[[int], str]) -> list[completion_service_pb2.ChatMessage]:
-        return [user(role="user", content=text(500_000)) for _ in range(2)]
+    def conversation(text: Text, stops: int) -> dict[str, Any]:
+        messages = [completion_pb.ChatMessage(role="user", content=text(500_000)) for _ in range(2)]
+        return {"role": usage_pb2.ROLE_ANSWER, "messages": messages, "stop": [text(260) for _ in range(stops)]}
 
     bomb = gzip.compress(b"a" * (256 << 20))
-    feedback = run_service_pb2.SubmitFeedbackRequest
     return [
-        lambda text: answers.Answer(answer_service_pb2.AnswerRequest(question=text(4100))),
-        lambda text: drained(answers.StreamAnswer(answer_service_pb2.StreamAnswerRequest(question=text(4100)))),
-        lambda text: executions.Execute(execution_service_pb2.ExecuteRequest(sub_query=text(4100))),
-        lambda text: completions.Complete(
-            completion_service_pb2.CompleteRequest(
-                role=role, messages=messages(text), stop=[text(260) for _ in range(4)]
-            )
+        lambda text: answers.Answer(answer_pb.AnswerRequest(question=text(4100))),
+        lambda text: drained(answers.StreamAnswer(answer_pb.StreamAnswerRequest(question=text(4100)))),
+        lambda text: execute(ExecuteRequest(sub_query=text(4100))),
+        lambda text: completions.Complete(completion_pb.CompleteRequest(**conversation(text, 4))),
+        lambda text: drained(completions.StreamComplete(completion_pb.StreamCompleteRequest(**conversation(text, 17)))),
+        lambda text: search(SearchRequest(queries=[text(8200) for _ in range(8)], top_k=10)),
+        lambda text: runs.ListRuns(run_pb.ListRunsRequest(tenant=text(200_000), page_token=text(200_000))),
+        lambda text: runs.GetRun(run_pb.GetRunRequest(run_id=text(200_000))),
+        lambda text: runs.SubmitFeedback(
+            run_pb.SubmitFeedbackRequest(run_id=text(200), comment=text(500_000), gold_answer=text(500_000))
         ),
-        lambda text: drained(
-            completions.StreamComplete(
-                completion_service_pb2.StreamCompleteRequest(
-                    role=role, messages=messages(text), stop=[text(260) for _ in range(17)]
-                )
-            )
-        ),
-        lambda text: searches.Search(
-            retrieval_service_pb2.SearchRequest(queries=[text(8200) for _ in range(8)], top_k=10)
-        ),
-        lambda text: runs.ListRuns(run_service_pb2.ListRunsRequest(tenant=text(200_000), page_token=text(200_000))),
-        lambda text: runs.GetRun(run_service_pb2.GetRunRequest(run_id=text(200_000))),
-        lambda text: runs.SubmitFeedback(feedback(run_id=text(200), comment=text(500_000), gold_answer=text(500_000))),
-        lambda text: usages.GetUsage(usage_service_pb2.GetUsageRequest(tenant=text(200_000))),
+        lambda text: usage(GetUsageRequest(tenant=text(200_000))),
         lambda text: chat(text(4100), stream=False),
         lambda text: chat(text(4100), stream=True),
         lambda text: raw(text(1_000_000).encode(errors="replace")),
@@ -209,21 +228,9 @@ def _calls(channel: grpc.aio.Channel, session: aiohttp.ClientSession, http: str)
     ]
 
 
-def _lag(late: Sequence[tuple[float, float]], spans: Sequence[tuple[float, float]]) -> Lag:
+def _lag(name: str, late: Sequence[tuple[float, float]], spans: Sequence[tuple[float, float]]) -> Lag:
     seen: list[float] = []
     for due, lag_s in late:
         if any(begun <= due < ended for begun, ended in spans):
-            seen += [lag_s - waited * EVERY_S for waited in range(1 + int(max(0.0, lag_s) / EVERY_S))]
-    seen.sort()
-    p50, p99, p99_9 = (1000 * seen[int(share * (len(seen) - 1))] for share in (0.5, 0.99, 0.999))
-    return Lag(p50, p99, p99_9, 1000 * seen[-1])
-
-
-def _show(figures: Figures, console: Console) -> None:
-    table = Table("ms late", "p50", "p99", "p99.9", "most")
-    for name, lag in (("hostile", figures.hostile), ("harmless", figures.harmless)):
-        table.add_row(name, *(f"{value:.1f}" for value in msgspec.structs.astuple(lag)))
-    console.print(table)
-    console.print(f"{figures.texts:,} hostile texts: {figures.outcomes}", markup=False)
-    console.print(f"memory of its own, MB: {', '.join(f'{mb:.0f}' for mb in figures.own_mb)}")
-    console.print(f"open files: {', '.join(map(str, figures.descriptors))}")
+            seen += [1000 * (lag_s - waited * EVERY_S) for waited in range(1 + int(max(0.0, lag_s) / EVERY_S))]
+    return Lag(name, *(quantile(seen, share) for share in (0.5, 0.99, 0.999, 1.0)))

@@ -1,67 +1,84 @@
-"""What the gateway itself costs, its store on disk (SQLite, synchronous=FULL): models and retrieval that answer a
-two-hop question (8 model calls, 2 searches) with next to no work, the gateway, and whoever asks are processes of their
-own.
+"""The gateway's own costs in CPU, time and memory, before models that are played; variants of its config take turns.
 
-cost     milliseconds of CPU of the gateway for a question, while the models answer at once
-latency  models as slow as real ones, questions at a steady rate: what an answer takes beyond the time in which at least
-         one of its model calls was being worked on
-scale    memory and CPU of a question, with few and with many in flight
-litellm  the same calls through LiteLLM's SDK, and one `Complete` against one call through LiteLLM's proxy server, each
-         with one worker
+cost     CPU and memory of a question, with models that answer at once, at each number of questions in flight
+latency  time of an answer beyond that in which at least one of its model calls was being worked on, at a steady rate
+litellm  one call of a model: the gateway's `Complete`, LiteLLM's proxy server (with --litellm-proxy), and neither
 
 Times depend on the machine and on what else it does, and latency also on how long its disk takes to keep a write; both
-are told. Compare ratios of one run.
+are in the figures. Compare ratios of one run.
 """
 
-import argparse
 import asyncio
 import os
+import socket
 import statistics
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import aiohttp
+import grpc
 import msgspec
-from rich.console import Console
-from rich.table import Table
+import tomlkit
+from aiohttp import web
+from msgspec import Meta
+from rolegate.v1.completion_service_pb2 import ChatMessage, CompleteRequest
+from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
+from rolegate.v1.usage_pb2 import ROLE_ANSWER
 
-from benchmarks.asking import at_rate, in_flight
-from benchmarks.canned_gateway import canned_gateway
-from benchmarks.overhead_litellm import Figures as BesideLiteLLM
-from benchmarks.overhead_litellm import beside_litellm
-from serving.files import write_atomically
+from benchmarks.gateway import at_once, canned_config, gateway, played
+from benchmarks.harness import Child, Meter, work_folder
+from benchmarks.load import at_rate, clients, in_flight, quantile, question, timed
+from router.errors import RolegateError
+from router.models.openai_wire import REQUEST_ID
+from router.testing.openai_server import Behaviour, ChatRequest, Reply, writes
 
-_PARTS = ("cost", "latency", "scale", "litellm")
+Part = Literal["cost", "latency", "litellm"]
+_ROUNDS = 5
 _WARM = 64
-_PACE = ("--first-token", "0.05", "--tokens-a-second", "100")
-_LEVELS = (1, 10, 100, 1000, 3000)
-_MEMORY_FROM = 100
-"""Questions in flight from which on their memory stands out from everything else."""
+_FIRST_TOKEN_S, _TOKEN_S = 0.05, 0.01
+_CALLS, _AT_ONCE = 256, 64
+_READY_S = 180
+_PROXY = """
+model_list:
+  - model_name: answerer
+    litellm_params: {{model: openai/answerer, api_base: "{base_url}", api_key: none}}
+litellm_settings: {{telemetry: false, num_retries: 0}}
+general_settings: {{dangerously_permit_weak_or_unset_master_key: true}}
+"""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Its options."""
+
+    parts: Annotated[tuple[Part, ...], Meta(description="of cost, latency and litellm")] = ("cost", "latency")
+    questions: Annotated[int, Meta(ge=_ROUNDS, description="of each variant")] = 1000
+    rate: Annotated[float, Meta(gt=0, description="questions a second, of latency")] = 20.0
+    in_flight: Annotated[tuple[int, ...], Meta(description="questions at once, of cost")] = (1, 64, 1000)
+    variants: Annotated[tuple[str, ...], Meta(description="settings to compare, as search.early_dispatch=false")] = ()
+    folder: Annotated[Path | None, Meta(description="for the store, as its disk matters")] = None
+    litellm_proxy: Annotated[Path | None, Meta(description="the Python of an environment with litellm[proxy]")] = None
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Many questions, always so many at once."""
+    """Many questions, always so many at once; medians of the rounds."""
 
+    variant: str
     in_flight: int
-    questions: int
     cpu_ms: float
     """Of a question."""
-    questions_a_second: float
+    questions_per_s: float
     memory_kb: float
     """Of a question in flight, at most."""
 
-    @property
-    def questions_a_core_second(self) -> float:
-        """What one core is enough for."""
-        return 1000 / self.cpu_ms
-
 
 class Latency(msgspec.Struct, frozen=True):
-    """What answers take, in milliseconds."""
+    """Times of answers, in milliseconds."""
 
-    questions: int
-    questions_a_second: float
+    variant: str
     models_p50_ms: float
     """At least one model call was being worked on."""
     added_p50_ms: float
@@ -69,85 +86,214 @@ class Latency(msgspec.Struct, frozen=True):
     added_p99_ms: float
 
 
+class Call(msgspec.Struct, frozen=True):
+    """One call of a model, by one way."""
+
+    way: str
+    p50_ms: float
+    """One after the other."""
+    calls_per_s: float
+    """With 64 in flight."""
+    cpu_ms: float | None
+    """Of whatever stands before the model."""
+
+
 class Figures(msgspec.Struct, frozen=True):
-    """What was seen; None for what was not asked for."""
+    """Figures of the parts that were asked for."""
 
     load_average: tuple[float, float]
     """Of the machine in the last minute, at the beginning and at the end."""
     write_ms: float
-    """What the disk takes at the median to keep a write (fsync)."""
-    cost: Load | None = None
-    latency: Latency | None = None
-    scale: list[Load] | None = None
-    litellm: BesideLiteLLM | None = None
+    """Time of the disk to keep a write (fsync), at the median."""
+    cost: list[Load]
+    latency: list[Latency]
+    litellm: list[Call]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        prog="rolegate bench overhead", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(_PARTS)} (default: all)")
-    parser.add_argument("--questions", type=int, default=1000, metavar="N", help="of a part (default: 1000)")
-    parser.add_argument("--rate", type=float, default=20, metavar="N", help="questions a second (default: 20)")
-    parser.add_argument("--levels", type=int, nargs="+", default=_LEVELS, metavar="N", help="questions in flight")
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="where the store is put, as its disk matters")
-    parser.add_argument("--litellm-proxy", type=Path, metavar="PYTHON", help="of an environment with litellm[proxy]")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="where the figures go")
-    given = parser.parse_args(arguments)
-    if unknown := set(given.parts) - set(_PARTS):
-        parser.error(f"no such part: {', '.join(sorted(unknown))}")
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        figures = asyncio.run(_measured(given, Path(folder)))
-    if given.json:
-        write_atomically(given.json, msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
-    _show(figures, Console())
-    return 0
+@dataclass(slots=True)
+class Busy:
+    """Time in which at least one of some calls was being worked on."""
+
+    seconds: float = 0.0
+    _open: int = 0
+    _since: float = 0.0
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """A call, while this is open."""
+        if not self._open:
+            self._since = time.perf_counter()
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+            if not self._open:
+                self.seconds += time.perf_counter() - self._since
 
 
-async def _measured(given: argparse.Namespace, folder: Path) -> Figures:
-    parts, before, write_ms = given.parts or _PARTS, os.getloadavg()[0], _write_ms(folder)
-    with Console(stderr=True).status("measuring"):
-        cost = await _load(folder / "cost", 64, given.questions) if "cost" in parts else None
-        latency = await _latency(folder / "latency", given) if "latency" in parts else None
-        scale = None
-        if "scale" in parts:
-            scale = [await _load(folder / f"at-{level}", level, max(300, 2 * level)) for level in given.levels]
-        litellm = None
-        if "litellm" in parts:
-            async with canned_gateway(folder / "litellm") as gateway:
-                litellm = await beside_litellm(gateway, given.litellm_proxy, given.questions)
-    return Figures((before, os.getloadavg()[0]), write_ms, cost, latency, scale, litellm)
+@dataclass(slots=True)
+class _Variant:
+    name: str
+    process: Child
+    rows: list[tuple[float, ...]] = field(default_factory=list)
 
 
-async def _load(folder: Path, at_once: int, questions: int) -> Load:
-    async with canned_gateway(folder) as gateway, gateway.asking(at_once) as ask:
-        await in_flight(ask, _WARM, at_once)
+async def measure(options: Options) -> Figures:
+    """Measure the parts. Raises `RolegateError`."""
+    before, parts = os.getloadavg()[0], options.parts
+    with work_folder(options.folder) as folder:
+        write_ms, levels = _write_ms(folder), options.in_flight if "cost" in parts else ()
+        cost = [row for number in levels for row in await _cost(folder, options, number)]
+        latency = await _latency(folder, options) if "latency" in parts else []
+        litellm = await _calls(folder, options) if "litellm" in parts else []
+    return Figures((before, os.getloadavg()[0]), write_ms, cost, latency, litellm)
+
+
+@asynccontextmanager
+async def _variants(folder: Path, options: Options, play: Behaviour) -> AsyncIterator[list[_Variant]]:
+    async with AsyncExitStack() as stack:
+        models, retrieval = await stack.enter_async_context(played(play))
+        running = []
+        for name in ("", *options.variants):
+            key, _, value = name.partition("=")
+            section, _, key = key.rpartition(".")
+            sections: Any = {section: {key: tomlkit.value(value)}} if name else {}
+            home = folder / f"{time.time_ns()}"
+            config = canned_config(home, [models.base_url], retrieval, **sections)
+            running.append(_Variant(name or "as it is", await stack.enter_async_context(gateway(config))))
+        yield running
+
+
+async def _cost(folder: Path, options: Options, number: int) -> list[Load]:
+    each = max(number, options.questions // _ROUNDS)
+    async with _variants(folder, options, writes(at_once)) as variants:
+        for turn in range(-1, _ROUNDS):
+            for variant in variants:
+                async with clients(variant.process.words[0], number) as ask:
+                    begun = time.perf_counter()
+                    async with variant.process.meter.watching() as used:
+                        await in_flight(ask, range(each), number, f"{variant.name}, {number} in flight")
+                    if turn >= 0:  # the first round warms up
+                        rate = each / (time.perf_counter() - begun)
+                        variant.rows.append((used.cpu_s / each * 1000, rate, used.grown_bytes / number / 1000))
+    return [Load(one.name, number, *map(statistics.median, zip(*one.rows, strict=True))) for one in variants]
+
+
+async def _latency(folder: Path, options: Options) -> list[Latency]:
+    busy: dict[str, Busy] = {}
+    paced = writes(lambda asked: Reply(at_once(asked).tokens, (), _FIRST_TOKEN_S, lambda: _TOKEN_S))
+
+    async def play(request: web.Request) -> web.StreamResponse:
+        run_id = ChatRequest("", [], request_id=request.headers.get(REQUEST_ID, "")).run_id
+        with busy.setdefault(run_id, Busy()).working():
+            return await paced(request)
+
+    async with _variants(folder, options, play) as variants:
+        for turn in range(-1, _ROUNDS):
+            for variant in variants:
+                async with clients(variant.process.words[0], 1) as ask:
+                    await at_rate(_added(ask, busy, variant.rows if turn >= 0 else []), _numbers(options), options.rate)
+    return [_times(variant) for variant in variants]
+
+
+def _numbers(options: Options) -> range:
+    return range(options.questions // _ROUNDS)
+
+
+def _added(
+    ask: Callable[[int], Awaitable[str]], busy: dict[str, Busy], rows: list[tuple[float, ...]]
+) -> Callable[[int], Awaitable[None]]:
+    async def measured(number: int) -> None:
         begun = time.perf_counter()
-        async with gateway.meter.watching() as used:
-            await in_flight(ask, questions, at_once)
-        rate = questions / (time.perf_counter() - begun)
-    return Load(at_once, questions, used.cpu_s / questions * 1000, rate, used.grown_bytes / at_once / 1000)
+        run_id = await ask(number)
+        rows.append((time.perf_counter() - begun, busy[run_id].seconds))
+
+    return measured
 
 
-async def _latency(folder: Path, given: argparse.Namespace) -> Latency:
-    async with canned_gateway(folder, *_PACE) as gateway, gateway.asking(1) as ask:
-        took: dict[str, float] = {}
+def _times(variant: _Variant) -> Latency:
+    added = [(took_s - busy_s) * 1000 for took_s, busy_s in variant.rows]
+    models_ms = statistics.median(busy_s for _, busy_s in variant.rows) * 1000
+    return Latency(variant.name, models_ms, statistics.median(added), quantile(added, 0.99))
 
-        async def note(number: int) -> None:
-            begun = time.perf_counter()
-            run_id = str(await ask(number))
-            took[run_id] = time.perf_counter() - begun
 
-        await in_flight(note, _WARM, _WARM)
-        took.clear()
-        await at_rate(note, given.questions, given.rate)
-        busy = await gateway.busy_s()
-    added = [(seconds - busy[run_id]) * 1000 for run_id, seconds in took.items()]
-    models = statistics.median(busy[run_id] for run_id in took) * 1000
-    return Latency(
-        given.questions, given.rate, models, statistics.median(added), statistics.quantiles(added, n=100)[-1]
-    )
+async def _calls(folder: Path, options: Options) -> list[Call]:
+    """A call straight to a model, through the gateway, and through LiteLLM's proxy, in turns."""
+    async with AsyncExitStack() as stack:
+        models, retrieval = await stack.enter_async_context(played())
+        process = await stack.enter_async_context(
+            gateway(canned_config(folder / "complete", [models.base_url], retrieval))
+        )
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(process.words[0]))
+        stub = CompletionServiceStub(channel)
+
+        def posts(base_url: str) -> Callable[[int], Awaitable[None]]:
+            async def ask(number: int) -> None:
+                said = [{"role": "user", "content": question(number)}]
+                body = {"model": "answerer", "messages": said, "max_tokens": 64}
+                async with session.post(f"{base_url}/chat/completions", json=body, raise_for_status=True) as response:
+                    await response.read()
+
+            return ask
+
+        async def completes(number: int) -> None:
+            said = [ChatMessage(role="user", content=question(number))]
+            await stub.Complete(CompleteRequest(role=ROLE_ANSWER, messages=said), timeout=60)
+
+        ways: dict[str, tuple[Callable[[int], Awaitable[None]], Meter | None]] = {
+            "straight": (posts(models.base_url), None),
+            "Complete": (completes, process.meter),
+        }
+        if options.litellm_proxy:
+            proxied = await stack.enter_async_context(_litellm_proxy(options.litellm_proxy, folder, models.base_url))
+            ways["LiteLLM's proxy"] = posts(proxied[1]), proxied[0]
+        rows: dict[str, list[tuple[float, ...]]] = {name: [] for name in ways}
+        for turn in range(-1, _ROUNDS):
+            for name, (ask, meter) in ways.items():
+                p50_s = statistics.median(await in_flight(timed(ask), range(_WARM), 1, name))
+                cpu_s, begun = meter.cpu_s if meter else 0.0, time.perf_counter()
+                await in_flight(ask, range(_CALLS), _AT_ONCE, name)
+                rate = _CALLS / (time.perf_counter() - begun)
+                if turn >= 0:
+                    used_s = meter.cpu_s - cpu_s if meter else 0.0
+                    rows[name].append((p50_s * 1000, rate, used_s / _CALLS * 1000))
+    medians = {name: [statistics.median(column) for column in zip(*row, strict=True)] for name, row in rows.items()}
+    return [Call(name, p50, rate, cpu if ways[name][1] else None) for name, (p50, rate, cpu) in medians.items()]
+
+
+@asynccontextmanager
+async def _litellm_proxy(python: Path, folder: Path, base_url: str) -> AsyncIterator[tuple[Meter, str]]:
+    """LiteLLM's proxy server with one worker. Raises `RolegateError` where it does not begin."""
+    config = folder / "litellm.yaml"
+    config.write_text(_PROXY.format(base_url=base_url), "utf-8")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with (folder / "litellm.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(python.with_name("litellm"), "--config", config, "--host", "127.0.0.1", "--port", str(port)),
+            *("--num_workers", "1", "--telemetry", "False"),
+            cwd=folder,
+            env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        async with asyncio.timeout(_READY_S), aiohttp.ClientSession(raise_for_status=True) as session:
+            while process.returncode is None:
+                with suppress(aiohttp.ClientError):
+                    async with session.get(f"http://127.0.0.1:{port}/health/liveliness"):
+                        break
+                await asyncio.sleep(0.5)
+            else:
+                raise RolegateError(f"LiteLLM's proxy server does not begin; see {folder / 'litellm.log'}.")
+        yield Meter(process.pid), f"http://127.0.0.1:{port}/v1"
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
 
 
 def _write_ms(folder: Path) -> float:
@@ -159,48 +305,3 @@ def _write_ms(folder: Path) -> float:
             os.fsync(file.fileno())
             took.append(time.perf_counter() - begun)
     return statistics.median(took) * 1000
-
-
-def _show(figures: Figures, console: Console) -> None:
-    low, high = figures.load_average
-    console.print(f"load average {low:.1f} to {high:.1f}; the disk keeps a write in {figures.write_ms:.2f} ms")
-    if loads := [*([figures.cost] if figures.cost else ()), *(figures.scale or ())]:
-        table = Table(title="models that answer at once", title_justify="left")
-        for column in ("in flight", "CPU ms a question", "a second of one core", "a second", "kB a question"):
-            table.add_column(column, justify="right")
-        for row in loads:
-            rates = f"{row.questions_a_core_second:.0f}", f"{row.questions_a_second:.0f}"
-            table.add_row(f"{row.in_flight:,}", f"{row.cpu_ms:.2f}", *rates, f"{row.memory_kb:.0f}")
-        console.print(table)
-    if figures.scale:
-        memory = [row.memory_kb for row in figures.scale if row.in_flight >= _MEMORY_FROM]
-        console.print(f"largest to smallest: CPU {_spread([row.cpu_ms for row in figures.scale]):.2f}", end="")
-        console.print(f", memory from {_MEMORY_FROM} in flight on {_spread(memory):.2f}" if memory else "")
-    if told := figures.latency:
-        console.print(
-            f"{told.questions} questions, {told.questions_a_second:g} a second, models {told.models_p50_ms:.0f} ms: "
-            f"added p50 {told.added_p50_ms:.2f} ms, p99 {told.added_p99_ms:.2f} ms"
-        )
-    if figures.litellm:
-        _show_litellm(figures.litellm, console)
-
-
-def _spread(values: Sequence[float]) -> float:
-    return max(values) / min(values)
-
-
-def _show_litellm(figures: BesideLiteLLM, console: Console) -> None:
-    table = Table(title="one call of a model", title_justify="left")
-    for column in ("", "CPU ms", "added p50 ms", "a second", "MB"):
-        table.add_column(column, justify="right" if column else "left")
-    for name, way in (("Complete", figures.complete), ("LiteLLM's proxy", figures.proxy)):
-        if way:
-            values = f"{way.cpu_ms:.2f}", f"{way.added_p50_ms:.2f}", f"{way.calls_a_second:.0f}", f"{way.own_mb:.0f}"
-            table.add_row(name, *values)
-    console.print(table)
-    console.print(
-        f"CPU of a question: {figures.question_cpu_ms:.2f} ms; its model calls alone through LiteLLM's SDK: "
-        f"{figures.sdk_cpu_ms:.2f} ms"
-    )
-    for name, ratio in figures.ratios.items():
-        console.print(f"{name}: {ratio:.1f}")

@@ -1,110 +1,127 @@
-"""How much of the evidence that a question takes is found by searching with the question itself, and how fast.
+"""Retrieval's accuracy, speed and load.
 
-A question counts as hit at k where all of its supporting passages are found (full evidence); recall is the share of
-them. Where gold sub-questions are the queries, each of them brings its first k passages, which is what a faultless
-delegator would see; beside it stands the question itself with as many passages as they bring in all.
+With --data: how much of the evidence that a question takes is found by searching with the question itself. A question
+counts as hit at k where all of its supporting passages are found (full evidence); recall is the share of them. Where
+gold sub-questions are the queries, each of them brings its first k passages, which is what a faultless delegator would
+see; beside it stands the question itself with as many passages as they bring in all.
+
+With --load: how many searches a second an index is good for when many callers ask at once, each query searched for
+alone, against batches of whatever is waiting, in turns over the same distinct queries; and whether each query finds the
+same both ways. The larger the index, the more a batch saves, as all its queries go over the vectors together. Passages
+are those of mini worlds. Only the first ones are embedded, as that takes long; the vectors of the others are theirs,
+moved a little.
 """
 
-import argparse
+import random
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import count, islice
 from pathlib import Path
 from statistics import fmean
+from typing import Annotated
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+import numpy as np
+from msgspec import Meta
 
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.datasets.reader import read_entries
+from benchmarks.harness import Check
+from benchmarks.load import in_flight, progress, quantile, timed
+from executor_sft.miniworld.passages import Library
+from executor_sft.miniworld.world import World
 from router.errors import BadCorpus
-from serving.files import write_atomically
+from router.protocol.evidence import Passage
+from serving.files import replacing
 from serving.retrieval.build import build_index
 from serving.retrieval.dense import Hit
-from serving.retrieval.embedder import Embedder, MiniLM
+from serving.retrieval.embedder import Embedder, MiniLM, Vectors
 from serving.retrieval.index import DEPTH, Index, fuse
+from serving.retrieval.searcher import IndexSearcher
 
 CUTS = (1, 3, 5, 10)
 WHOLE, AS_MANY, SUB_QUESTIONS = "question", "question, as many passages", "gold sub-questions"
+_EMBEDDED, _MOVED = 2_000, 0.5
+_TURNS, _LONE, _TOP_K = 4, 32, 3
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Its options."""
+
+    data: Annotated[Path | None, Meta(description="a folder with corpus.jsonl and questions.jsonl")] = None
+    index: Annotated[Path | None, Meta(description="keep its index in this folder, and use it if it is there")] = None
+    gold_sub_questions: Annotated[bool, Meta(description="search with each question's sub-questions too")] = False
+    picture: Annotated[Path | None, Meta(description="PNG to draw the hits into")] = None
+    load: Annotated[tuple[int, ...], Meta(description="passages of indexes to search, as 10000 100000 300000")] = ()
+    callers: Annotated[int, Meta(ge=1, description="who ask at once")] = 64
+    queries: Annotated[int, Meta(ge=1, description="all different")] = 1024
+    batch: Annotated[int, Meta(ge=1, description="queries at most")] = 64
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What one ranking found, by k: means over the questions."""
+    """What one ranking finds for one kind of query: means over the questions."""
 
+    query: str
+    """`question`; with gold sub-questions, the other two, too."""
+    ranking: str
+    """`dense`, `lexical` or `fused`."""
     hit: dict[int, float]
-    """The share of questions with full evidence."""
+    """By k: the share of questions with full evidence."""
     recall: dict[int, float]
-    """The share of a question's evidence."""
+    """By k: the share of a question's evidence."""
+
+
+class Load(msgspec.Struct, frozen=True):
+    """Searches of many callers, each of whom asks again as soon as it has an answer."""
+
+    passages: int
+    batch: int
+    """Queries of a batch, at most."""
+    queries_per_s: float
+    median_ms: float
+    p99_ms: float
+    lone_median_ms: float
+    """Of a caller who is alone."""
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What one run measured."""
+    """Figures of the parts that were asked for."""
 
-    data: str
-    """The name of the data folder."""
-    embedder: str
     passages: int
     questions: int
     passages_per_s: float | None
     """Embedded and indexed, BM25 included; None where the index was there already."""
-    queries_per_s: float
+    queries_per_s: float | None
     """Embedded and ranked in one batch, by all rankings."""
-    found: dict[str, dict[str, Found]]
-    """By query (`question`; with gold sub-questions, the other two) and ranking (`dense`, `lexical`, `fused`)."""
+    found: list[Found]
+    load: list[Load]
+    checks: list[Check]
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the benchmark, print a table and write the figures as JSON. Raises `RolegateError`."""
-    parser = argparse.ArgumentParser(
-        "rolegate bench retrieval", description="Full-evidence hit@k and recall@k of dense, lexical and fused search."
-    )
-    parser.add_argument("--data", type=Path, required=True, help="a folder with corpus.jsonl and questions.jsonl")
-    parser.add_argument("--json", type=Path, required=True, help="where to write the figures")
-    parser.add_argument("--index", type=Path, help="keep the index in this folder, and use it if it is there")
-    parser.add_argument(
-        "--gold-sub-questions", action="store_true", help="search with each question's sub-questions too"
-    )
-    parser.add_argument("--picture", type=Path, metavar="PNG", help="draw the figures")
-    options = parser.parse_args(argv)
+async def measure(options: Options) -> Figures:
+    """Measure. Raises `BadCorpus`, `BadIndex` and what the embedder raises."""
+    embedder, passages, questions, found = MiniLM(), 0, list[BenchmarkQuestion](), list[Found]()
+    indexed, ranked, loads, checks = None, None, list[Load](), list[Check]()
     with tempfile.TemporaryDirectory() as scratch:
-        index = options.index or Path(scratch) / "index"
-        figures = measure(options.data, index, MiniLM(), sub_questions=options.gold_sub_questions)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(options.json, msgspec.json.format(msgspec.json.encode(figures)) + b"\n")
-    if options.picture:
-        from benchmarks.retrieval_picture import draw
-
-        draw(figures, options.picture)
-    Console().print(*_tables(figures), _speed(figures), sep="\n")
-    return 0
-
-
-def measure(data: Path, index_folder: Path, embedder: Embedder, *, sub_questions: bool = False) -> Figures:
-    """Rank the corpus for every question. Raises `BadCorpus`, `BadIndex` and what the embedder raises."""
-    questions = read_questions(data / "questions.jsonl", sub_questions=sub_questions)
-    index, passages_per_s = _indexed(data / "corpus.jsonl", index_folder, embedder)
-    steps = [question.sub_questions if sub_questions else () for question in questions]
-    queries = [query for question, asked in zip(questions, steps, strict=True) for query in (question.question, *asked)]
-    started = time.perf_counter()
-    rankings = _rankings(index, embedder, queries)
-    elapsed_s = time.perf_counter() - started
-    found: dict[str, dict[str, Found]] = {}
-    for name, hits in rankings.items():
-        documents = iter([_documents(index, each) for each in hits])
-        ranked = [[next(documents) for _ in range(1 + len(asked))] for asked in steps]
-        for query, each in _found(questions, ranked).items():
-            found.setdefault(query, {})[name] = each
-    return Figures(
-        data=data.name,
-        embedder=embedder.identity,
-        passages=len(index.passages),
-        questions=len(questions),
-        passages_per_s=passages_per_s,
-        queries_per_s=len(queries) / elapsed_s,
-        found=found,
-    )
+        if options.data:
+            questions = read_questions(options.data / "questions.jsonl", sub_questions=options.gold_sub_questions)
+            folder = options.index or Path(scratch) / "index"
+            index, indexed = _indexed(options.data / "corpus.jsonl", folder, embedder)
+            passages = len(index.passages)
+            found, ranked = _ranked(index, embedder, questions, sub_questions=options.gold_sub_questions)
+        moving = MovingEmbedder(embedder)
+        for number in options.load:
+            corpus, folder = Path(scratch) / "corpus.jsonl", Path(scratch) / str(number)
+            corpus.write_bytes(msgspec.json.Encoder().encode_lines(mini_world_passages(number)))
+            build_index([corpus], folder, moving)
+            rows, different = await searched(Index.open(folder, moving), moving, options)
+            loads += rows
+            checks.append(Check("queries find the same both ways", not different, f"{different} of {number} passages"))
+    if options.picture and found:
+        draw(found, options.picture)
+    return Figures(passages, len(questions), indexed, ranked, found, loads, checks)
 
 
 def read_questions(path: Path, *, sub_questions: bool = False) -> list[BenchmarkQuestion]:
@@ -124,8 +141,7 @@ def read_questions(path: Path, *, sub_questions: bool = False) -> list[Benchmark
 def _indexed(corpus: Path, folder: Path, embedder: Embedder) -> tuple[Index, float | None]:
     embedder.embed(["warm up"], queries=False)  # loading the model is not indexing
     started = time.perf_counter()
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with progress() as bar:
         tasks = {stage: bar.add_task(stage, total=None) for stage in ("reading", "embedding")}
         built = build_index(
             [corpus],
@@ -138,36 +154,45 @@ def _indexed(corpus: Path, folder: Path, embedder: Embedder) -> tuple[Index, flo
     return Index.open(folder, embedder), built.embedded / elapsed_s if built.embedded else None
 
 
-def _rankings(index: Index, embedder: Embedder, questions: Sequence[str]) -> dict[str, list[list[Hit]]]:
+def _ranked(
+    index: Index, embedder: Embedder, questions: Sequence[BenchmarkQuestion], *, sub_questions: bool
+) -> tuple[list[Found], float]:
+    """What all rankings find, and how many queries a second they go through."""
+    steps = [question.sub_questions if sub_questions else () for question in questions]
+    queries = [query for question, asked in zip(questions, steps, strict=True) for query in (question.question, *asked)]
+    started = time.perf_counter()
     assert index.lexical is not None
-    dense = index.dense.search(embedder.embed(questions, queries=True), DEPTH)
-    lexical = index.lexical.search(questions, DEPTH)
+    dense = index.dense.search(embedder.embed(queries, queries=True), DEPTH)
+    lexical = index.lexical.search(queries, DEPTH)
     fused = [fuse(rankings, DEPTH) for rankings in zip(dense, lexical, strict=True)]
-    return {"dense": dense, "lexical": lexical, "fused": fused}
+    per_s = len(queries) / (time.perf_counter() - started)
+    found: list[Found] = []
+    for name, hits in (("dense", dense), ("lexical", lexical), ("fused", fused)):
+        documents = iter([_documents(index, each) for each in hits])
+        found += _found(name, questions, [[next(documents) for _ in range(1 + len(asked))] for asked in steps])
+    return sorted(found, key=lambda one: (WHOLE, AS_MANY, SUB_QUESTIONS).index(one.query)), per_s
 
 
-def _found(questions: Sequence[BenchmarkQuestion], ranked: Sequence[Sequence[Sequence[str]]]) -> dict[str, Found]:
+def _found(
+    ranking: str, questions: Sequence[BenchmarkQuestion], ranked: Sequence[Sequence[Sequence[str]]]
+) -> Iterator[Found]:
     """`ranked`: for each question, the documents that it found, then those that each of its sub-questions found."""
-    found = {WHOLE: _scored(questions, lambda at, k: ranked[at][0][:k])}
+
+    def scored(query: str, documents: Callable[[int, int], Collection[str]]) -> Found:
+        recall = {
+            k: [
+                len(set(question.supporting).intersection(documents(at, k))) / len(set(question.supporting))
+                for at, question in enumerate(questions)
+            ]
+            for k in CUTS
+        }
+        hit = {k: fmean(share == 1 for share in each) for k, each in recall.items()}
+        return Found(query, ranking, hit, {k: fmean(each) for k, each in recall.items()})
+
+    yield scored(WHOLE, lambda at, k: ranked[at][0][:k])
     if any(len(each) > 1 for each in ranked):
-        found[AS_MANY] = _scored(questions, lambda at, k: ranked[at][0][: k * (len(ranked[at]) - 1)])
-        found[SUB_QUESTIONS] = _scored(questions, lambda at, k: {one for each in ranked[at][1:] for one in each[:k]})
-    return found
-
-
-def _scored(questions: Sequence[BenchmarkQuestion], documents: Callable[[int, int], Collection[str]]) -> Found:
-    """`documents`: what the question at a position sees at k."""
-    recall = {
-        k: [
-            len(set(question.supporting).intersection(documents(at, k))) / len(set(question.supporting))
-            for at, question in enumerate(questions)
-        ]
-        for k in CUTS
-    }
-    return Found(
-        {k: fmean(share == 1 for share in each) for k, each in recall.items()},
-        {k: fmean(each) for k, each in recall.items()},
-    )
+        yield scored(AS_MANY, lambda at, k: ranked[at][0][: k * (len(ranked[at]) - 1)])
+        yield scored(SUB_QUESTIONS, lambda at, k: {one for each in ranked[at][1:] for one in each[:k]})
 
 
 def _documents(index: Index, hits: Sequence[Hit]) -> list[str]:
@@ -175,17 +200,112 @@ def _documents(index: Index, hits: Sequence[Hit]) -> list[str]:
     return list(dict.fromkeys(index.passages[hit.row].document.partition("#")[2] for hit in hits))
 
 
-def _tables(figures: Figures) -> Iterator[Table]:
-    """One for each kind of query, none wider than a terminal."""
-    columns = [f"{name}@{k}" if k == CUTS[0] else f"@{k}" for name in ("hit", "recall") for k in CUTS]
-    title = f"{figures.data}: {figures.questions} questions, {figures.passages} passages"
-    for query, rankings in figures.found.items():
-        table = Table("", *columns, title=f"{title}; by {query}")
-        for ranking, found in rankings.items():
-            table.add_row(ranking, *(f"{each[k]:.3f}" for each in (found.hit, found.recall) for k in CUTS))
-        yield table
+def draw(found: Sequence[Found], path: Path) -> None:
+    """Write a PNG with a panel for each ranking, and a line for each kind of query."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rankings = list(dict.fromkeys(one.ranking for one in found))
+    figure = Figure(figsize=(3 * len(rankings) + 1, 3.8), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(rankings), sharey=True, squeeze=False)[0]
+    for axes, ranking in zip(panels, rankings, strict=True):
+        lines = [one for one in found if one.ranking == ranking]
+        for one in lines:
+            axes.plot(CUTS, [one.hit[k] for k in CUTS], marker="o", label=one.query)
+        axes.set(title=ranking, xlabel="k", xticks=CUTS, ylim=(0, 1))
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("questions with full evidence")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(lines))
+    with replacing(path) as unfinished:
+        figure.savefig(unfinished, format="png")
 
 
-def _speed(figures: Figures) -> str:
-    indexed = "" if figures.passages_per_s is None else f", {figures.passages_per_s:.0f} passages/s indexed"
-    return f"{figures.embedder}{indexed}, {figures.queries_per_s:.0f} queries/s"
+async def searched(index: Index, embedder: Embedder, options: Options) -> tuple[list[Load], int]:
+    """Search for so many different queries one by one, in batches, and from the cache; how many found something else.
+    Raises what the embedder raises.
+    """
+    asked = _queries(index, options.queries + _LONE)
+    lone, asked = asked[:_LONE], asked[_LONE:]
+    ways = [IndexSearcher(index, embedder, most=most, cache=0) for most in (1, options.batch)]
+    waited_s, elapsed_s = (list[float](), list[float]()), [0.0, 0.0]
+    found = dict[str, list[Passage]](), dict[str, list[Passage]]()
+
+    async def alone(way: IndexSearcher) -> float:
+        return statistics.median(await in_flight(timed(lambda query: way.search([query], _TOP_K)), lone, 1, "alone"))
+
+    try:
+        for way in ways:
+            await alone(way)  # warm
+        for turn in range(_TURNS):
+            for at, way in enumerate(ways):
+
+                async def ask(query: str, at: int = at, way: IndexSearcher = way) -> float:
+                    begun = time.perf_counter()
+                    (found[at][query],) = await way.search([query], _TOP_K)
+                    return time.perf_counter() - begun
+
+                begun = time.perf_counter()
+                waited_s[at].extend(await in_flight(ask, asked[turn::_TURNS], options.callers, "searching"))
+                elapsed_s[at] += time.perf_counter() - begun
+        lone_s = [await alone(way) for way in ways]
+    finally:
+        for way in ways:
+            await way.close()
+    rows = [
+        Load(
+            len(index.passages),
+            most,
+            len(waited_s[at]) / elapsed_s[at],
+            1000 * statistics.median(waited_s[at]),
+            1000 * quantile(waited_s[at], 0.99),
+            1000 * lone_s[at],
+        )
+        for at, most in enumerate((1, options.batch))
+    ]
+    return rows, sum(found[0][query] != found[1][query] for query in asked)
+
+
+class MovingEmbedder:
+    """Embeds the first passages that it sees, and moves their vectors for all others; queries it always embeds."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+        self.identity, self.dimension, self.max_tokens = embedder.identity, embedder.dimension, embedder.max_tokens
+        self.count_tokens = embedder.count_tokens
+        self._rng = np.random.default_rng(0)
+        self._known = np.empty((0, self.dimension), dtype=np.float32)
+
+    def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
+        """As `Embedder.embed`."""
+        if queries:
+            return self._embedder.embed(texts, queries=True)
+        if len(self._known) < _EMBEDDED:
+            vectors = self._embedder.embed(texts, queries=False)
+            self._known = np.concatenate((self._known, vectors))
+            return vectors
+        noise = self._rng.normal(0, _MOVED / self.dimension**0.5, (len(texts), self.dimension))
+        moved = self._known[self._rng.integers(len(self._known), size=len(texts))] + noise
+        moved /= np.linalg.norm(moved, axis=1, keepdims=True)
+        return moved.astype(np.float32)
+
+
+def mini_world_passages(number: int | None = None) -> Iterator[Passage]:
+    """So many passages of as many worlds as it takes, or without an end; the same ones every time."""
+    rows = (
+        msgspec.structs.replace(passage, id=f"{seed}-{passage.id}")
+        for seed in count()
+        for passage in Library(World(seed, "train")).passages
+    )
+    return islice(rows, number)
+
+
+def _queries(index: Index, number: int) -> list[str]:
+    """Different ones, of three to twelve words of a passage each."""
+    rng, queries = random.Random(0), dict[str, None]()
+    while len(queries) < number:
+        passage = index.passages[rng.randrange(len(index.passages))]
+        words = passage.text.split()
+        start = rng.randrange(len(words))
+        queries[f"{passage.title} {' '.join(words[start : start + rng.randint(3, 12)])}"] = None
+    return list(queries)

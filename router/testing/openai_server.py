@@ -32,6 +32,8 @@ USAGE = {
     "completion_tokens_details": {"reasoning_tokens": 3},
 }
 
+_TOKENS = web.RequestKey("tokens", dict[str, int])
+"""Of the reply to a request."""
 Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
 """One answer to one request."""
 
@@ -83,7 +85,7 @@ class OpenAIServer:
             try:
                 return await self._behaviours[0](request)
             finally:
-                self.tokens.update(request.get("tokens", {}))
+                self.tokens.update(request.get(_TOKENS, {}))
         self.bodies.append(await request.json())
         self.headers.append(dict(request.headers))
         self.request_ids.append(request.headers.get("X-Request-Id"))
@@ -219,10 +221,10 @@ def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
         )
         reply = script(asked)
         read = sum(len(text.split()) for text in asked.texts)
-        request["tokens"] = {"prompt": read, "generation": len(reply.reasoning) + len(reply.tokens)}
+        tokens = request[_TOKENS] = {"prompt": read, "generation": len(reply.reasoning) + len(reply.tokens)}
         if not asked.stream:
             choice = {"message": {"role": "assistant", "content": "".join(reply.tokens)}, "finish_reason": "stop"}
-            usage = _usage(read, request["tokens"]["generation"])
+            usage = _usage(read, tokens["generation"])
             return web.Response(
                 body=msgspec.json.encode({"choices": [choice], "usage": usage}), content_type="application/json"
             )

@@ -8,8 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace
 from rolegate.client import AsyncClient
 
-from benchmarks.canned_config import canned_config
-from benchmarks.canned_upstream import CannedModels, canned_upstream
+from benchmarks.gateway import canned_config, played
 from serving.composition import running_gateway
 from serving.config.config import TelemetryConfig
 from serving.config.file import load_config
@@ -37,9 +36,9 @@ async def watched_gateway(
 ) -> AsyncIterator[WatchedGateway]:
     """It runs while the context is open."""
     told: list[str] = []
-    async with canned_upstream(CannedModels()) as (models, retrieval):
-        file = canned_config(folder, models, retrieval, f"sqlite:///{folder}/runs.db", reuse=True)
+    async with played() as (models, retrieval):
+        file = canned_config(folder, [models.base_url], retrieval, reuse={"enabled": True})
         config = load_config(file)
         config = replace(config, telemetry=telemetry, server=replace(config.server, http_hosts=hosts))
         async with running_gateway(config, "127.0.0.1:0", told.append, http) as address, AsyncClient(address) as client:
-            yield WatchedGateway(address, client, models, told)
+            yield WatchedGateway(address, client, models.base_url, told)

@@ -7,11 +7,10 @@ from typing import Any, cast
 
 import grpc
 import pytest
-from rich.console import Console
 from rolegate.client import AsyncClient, GatewayError
 from rolegate.v1.executor_version_service_pb2 import ExecutorVersion
 
-from benchmarks.loop_asking import Asked, LoopAsking
+from benchmarks.loop import Asking, Stage
 from executor_sft.jsonl import JsonlFile
 from executor_sft.miniworld.questions import Question
 
@@ -59,25 +58,26 @@ def notes(tmp_path: Path) -> Path:
     return tmp_path / "asked.jsonl"
 
 
-async def asked(gateway: Gateway, path: Path) -> Asked:
+async def asked(gateway: Gateway, path: Path) -> tuple[int, int, int]:
     """What has come of the logged questions, with those that were asked before."""
     with closing(JsonlFile(path)) as notes:
-        asking = LoopAsking(cast(AsyncClient, gateway), 2, notes, Console(quiet=True))
-        await asking.all("logged", QUESTIONS, "logged", feedback=True)
-        return asking.asked("logged")
+        asking = Asking(cast(AsyncClient, gateway), 2, notes)
+        await asking.all("logged", QUESTIONS, feedback=True)
+        found = asking.asked("logged")
+        return found.questions, found.right, found.failed
 
 
 async def test_every_question_once(notes: Path) -> None:
     """Right answers are told, and requests that fail are counted."""
     gateway = Gateway(fails=("3",))
-    assert await asked(gateway, notes) == Asked(questions=9, right=3, failed=1)
+    assert await asked(gateway, notes) == (9, 3, 1)
     assert sorted(gateway.asked) == [str(number) for number in range(9)]
     assert sorted(gateway.gold) == [str(number) for number in range(9) if number != 3]
 
 
 async def test_a_model_that_cannot_be_understood_is_wrong(notes: Path) -> None:
     """Which is no request that fails: nothing but the model is to blame."""
-    assert await asked(Gateway(fails=("3",), reason="MALFORMED_OUTPUT"), notes) == Asked(9, right=3, failed=0)
+    assert await asked(Gateway(fails=("3",), reason="MALFORMED_OUTPUT"), notes) == (9, 3, 0)
 
 
 async def test_a_loop_that_was_stopped(notes: Path) -> None:
@@ -87,7 +87,7 @@ async def test_a_loop_that_was_stopped(notes: Path) -> None:
         await asked(first, notes)
     with notes.open("ab") as file:
         file.write(b'{"stage":"log')  # a line that a kill has torn
-    assert await asked(second, notes) == Asked(questions=9, right=3, failed=1)
+    assert await asked(second, notes) == (9, 3, 1)
     assert sorted(first.asked + second.asked) == [str(number) for number in range(9)]
 
 
@@ -95,9 +95,10 @@ async def test_stages_are_apart(notes: Path) -> None:
     """The same questions are asked before and after."""
     gateway = Gateway()
     with closing(JsonlFile(notes)) as file:
-        asking = LoopAsking(cast(AsyncClient, gateway), 2, file, Console(quiet=True))
-        for stage in ("before", "after"):
-            await asking.all(stage, QUESTIONS[:3], stage, feedback=False)
+        asking = Asking(cast(AsyncClient, gateway), 2, file)
+        stages: tuple[Stage, ...] = "before", "after"
+        for stage in stages:
+            await asking.all(stage, QUESTIONS[:3], feedback=False)
     assert (len(gateway.asked), gateway.gold) == (6, [])
 
 
@@ -106,10 +107,10 @@ async def test_asking_until_there_is_a_decision(
     notes: Path, decides_at: int, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or until nothing is left to ask; a decision that was seen is not asked for again."""
-    monkeypatch.setattr("benchmarks.loop_asking._LAST_TRIALS_S", 0.0)
+    monkeypatch.setattr("benchmarks.loop._LAST_TRIALS_S", 0.0)
     gateway = Gateway(decides_at=decides_at)
     with closing(JsonlFile(notes)) as file:
-        asking = LoopAsking(cast(AsyncClient, gateway), 2, file, Console(quiet=True))
+        asking = Asking(cast(AsyncClient, gateway), 2, file)
         for _ in range(2):
             assert await asking.until_decided("swap", VERSION, QUESTIONS) == f"EXECUTOR_VERSION_STATE_{state}"
         assert asking.asked("swap").questions == len(gateway.asked) <= 9

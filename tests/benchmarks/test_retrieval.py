@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.retrieval import main, read_questions
+from benchmarks.__main__ import main
+from benchmarks.retrieval import read_questions
 from router.errors import BadCorpus
 from serving.documents.rows import read_rows
 from serving.retrieval.lexical import LexicalIndex, write_lexical
@@ -64,13 +65,14 @@ def test_only_full_evidence_is_a_hit(data: Path, tmp_path: Path, capsys: pytest.
     """One of three questions has all of its evidence first, two have it among the first three, one never."""
     out = tmp_path / "out" / "figures.json"
 
-    assert main(["--data", str(data), "--json", str(out)]) == 0
+    assert main(["retrieval", "--data", str(data), "--json", str(out)]) == 0
 
     figures = json.loads(out.read_bytes())
-    assert (figures["data"], figures["passages"], figures["questions"]) == ("tiny", 3, 3)
-    assert set(figures["found"]) == {"question"}
-    assert set(figures["found"]["question"]) == {"dense", "lexical", "fused"}
-    for found in figures["found"]["question"].values():
+    assert (figures["passages"], figures["questions"]) == (3, 3)
+    assert [(one["query"], one["ranking"]) for one in figures["found"]] == [
+        ("question", name) for name in ("dense", "lexical", "fused")
+    ]
+    for found in figures["found"]:
         assert found["hit"] == pytest.approx({"1": 1 / 3, "3": 2 / 3, "5": 2 / 3, "10": 2 / 3})
         assert found["recall"] == pytest.approx({"1": 1 / 2, "3": 2 / 3, "5": 2 / 3, "10": 2 / 3})
     assert figures["passages_per_s"] > 0
@@ -83,11 +85,13 @@ def test_gold_sub_questions_beside_the_question(data: Path, tmp_path: Path) -> N
     """
     write(data, "questions.jsonl", STEPS)
     out, picture = tmp_path / "figures.json", tmp_path / "figures.png"
-    argv = ["--data", str(data), "--json", str(out), "--gold-sub-questions", "--picture", str(picture)]
+    argv = ["retrieval", "--data", str(data), "--json", str(out), "--gold-sub-questions", "--picture", str(picture)]
 
     assert main(argv) == 0
 
-    found = json.loads(out.read_bytes())["found"]
+    found: dict[str, dict[str, Any]] = {}
+    for one in json.loads(out.read_bytes())["found"]:
+        found.setdefault(one["query"], {})[one["ranking"]] = one
     assert list(found) == ["question", "question, as many passages", "gold sub-questions"]
     for ranking, each in found["gold sub-questions"].items():
         assert each["hit"]["1"] == 0.5, ranking
@@ -100,7 +104,15 @@ def test_gold_sub_questions_beside_the_question(data: Path, tmp_path: Path) -> N
 
 def test_a_kept_index_is_used_again(data: Path, tmp_path: Path) -> None:
     """The second run embeds nothing; with another corpus the index is brought up to date."""
-    argv = ["--data", str(data), "--json", str(tmp_path / "figures.json"), "--index", str(tmp_path / "index")]
+    argv = [
+        "retrieval",
+        "--data",
+        str(data),
+        "--json",
+        str(tmp_path / "figures.json"),
+        "--index",
+        str(tmp_path / "index"),
+    ]
     main(argv)
     main(argv)
     assert json.loads((tmp_path / "figures.json").read_bytes())["passages_per_s"] is None
@@ -137,3 +149,13 @@ def test_bm25_on_hotpotqa_finds_what_it_is_known_to_find(tmp_path: Path) -> None
         for question, hits in zip(questions, rankings, strict=True)
     )
     assert hits / len(questions) == pytest.approx(0.508, abs=0.02)
+
+
+def test_load_is_measured_both_ways(tmp_path: Path) -> None:
+    """A small index with a real embedder: figures of both ways, and no query that finds something else."""
+    out = tmp_path / "figures.json"
+    sizes = ["--load", "60", "--queries", "24", "--callers", "6"]
+    assert main(["retrieval", *sizes, "--json", str(out)]) == 0
+    rows = json.loads(out.read_bytes())["load"]
+    assert [(row["passages"], row["batch"]) for row in rows] == [(60, 1), (60, 64)]
+    assert all(row["queries_per_s"] > 0 for row in rows)

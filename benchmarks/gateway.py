@@ -1,0 +1,148 @@
+"""A gateway in a process of its own, before models that are played: `python -m benchmarks.gateway CONFIG [LAG_FILE]`.
+
+It listens on free ports of the loopback, prints the addresses of gRPC and of HTTP, and goes on until its standard input
+ends. In LAG_FILE it keeps pairs of a Unix time and how many seconds late its event loop came to it.
+
+The played models answer a two-hop question: 3 calls of the delegator, 2 executor runs of 2 turns with a search each,
+and 1 call of the answerer.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+import tomlkit
+
+from benchmarks.harness import Child, child
+from router.edge.grpc.server import Server
+from router.protocol.evidence import Passage
+from router.runs.live import meanwhile
+from router.search.retrieval import Retriever
+from router.testing.openai_server import Behaviour, ChatRequest, OpenAIServer, Reply, serving, writes
+from serving.composition import running_gateway
+from serving.config.file import load_config
+from serving.logs import errors_only
+from serving.retrieval.services import RetrievalServicer
+from serving.signals import collect_seldom
+
+EVERY_S = 0.005
+"""Between two looks at how late the event loop is."""
+MODELS = {"delegation": "delegator", "execution": "executor", "answer": "answerer"}
+_PASSAGE = Passage("p1", "Heat", "Heat is a film by Michael Mann, who was born in Chicago in 1943.", 0.9)
+
+
+def canned(asked: ChatRequest) -> str:
+    """The text of a role's turn; sub-queries and queries repeat the question, so that no two questions share any."""
+    about, turns = asked.texts[1] if len(asked.texts) > 1 else "", len(asked.texts)
+    match asked.model:
+        case "delegator" if turns > 4:
+            return "<stop/>Enough evidence<stop>"
+        case "delegator":
+            return f"<search>{json.dumps([('First: ' if turns == 2 else 'Then: ') + about])}</search>"
+        case "executor" if turns == 2:
+            return f"<search>{about}</search>"
+        case "executor":
+            return "<answer>Michael Mann</answer>\n<evidence>Heat is a film by Michael Mann</evidence>"
+    return "<answer>in 1943</answer>"
+
+
+def at_once(asked: ChatRequest) -> Reply:
+    """A role's turn without any delay."""
+    return Reply.of(canned(asked))
+
+
+class OnePassage:
+    """Finds the same for every query."""
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
+        """As `Retriever.search`."""
+        return [[_PASSAGE][:top_k] for _ in queries]
+
+
+@asynccontextmanager
+async def played(*behaviours: Behaviour, retriever: Retriever | None = None) -> AsyncIterator[tuple[OpenAIServer, str]]:
+    """Models in this process, and the address of a retrieval."""
+    async with serving(recording=False) as models, retrieval(retriever or OnePassage()) as address:
+        models.plays(*behaviours or (writes(at_once),))
+        yield models, address
+
+
+@asynccontextmanager
+async def retrieval(retriever: Retriever) -> AsyncIterator[str]:
+    """A retrieval service in this process; host:port."""
+    server = Server(None, RetrievalServicer(retriever))
+    port = await server.start("127.0.0.1:0")
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.drain(0)
+
+
+def canned_config(
+    folder: Path,
+    base_urls: Sequence[str],
+    retrieval: str,
+    roles: Mapping[str, Mapping[str, Any]] | None = None,
+    **sections: Mapping[str, Any],
+) -> Path:
+    """Write the config of a gateway before played models, with its store, into a new `folder`; its file. Executor runs
+    are not shared unless a section says so. `roles`: further keys of each.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    further = roles or {}
+    common = {"base_url": base_urls[0], "replicas": list(base_urls[1:]), "max_tokens": 64}
+    config: dict[str, Any] = {
+        "server": {"store": f"sqlite:///{folder}/runs.db"},
+        "retrieval": {"address": retrieval},
+        "reuse": {"enabled": False},
+        "roles": {
+            role: {
+                "model": model,
+                "prompt": f"shipped:prompts/full/{role}.txt",
+                **common,
+                **further.get(role, {}),
+            }
+            for role, model in MODELS.items()
+        },
+    }
+    for name, section in sections.items():
+        config[name] = {**config.get(name, {}), **section}
+    (file := folder / "rolegate.toml").write_text(tomlkit.dumps(config), "utf-8")
+    return file
+
+
+def gateway(config: Path, *lag: str) -> AbstractAsyncContextManager[Child]:
+    """A gateway in a process of its own; its words are the addresses of gRPC and of HTTP."""
+    return child("benchmarks.gateway", str(config), *lag)
+
+
+async def _serve(config: Path, lag: Path | None) -> None:
+    told: list[str] = []
+    late: list[tuple[float, float]] = []
+
+    async def watch() -> None:
+        while lag is not None:
+            due = time.time() + EVERY_S
+            await asyncio.sleep(EVERY_S)
+            late.append((due, time.time() - due))
+
+    serving = running_gateway(load_config(config), "127.0.0.1:0", told.append, "127.0.0.1:0")
+    async with meanwhile(watch()), serving as address:
+        collect_seldom()
+        print(address, told[-1].rpartition(" ")[2], flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+    if lag is not None:
+        lag.write_bytes(msgspec.json.encode(late))
+
+
+if __name__ == "__main__":
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    errors_only()
+    asyncio.run(_serve(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None))

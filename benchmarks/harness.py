@@ -1,0 +1,237 @@
+"""One way to run a benchmark: options from a struct, figures as JSON and as tables, child processes, meters.
+
+A benchmark is a module with a struct `Options`, whose fields are its command line, and a function `measure`, from those
+to a struct of figures. Figures may hold `checks`; where one does not hold, the exit status is 1.
+"""
+
+import argparse
+import asyncio
+import inspect
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+import msgspec
+import psutil
+from msgspec.inspect import BoolType, Metadata, StructType, VarTupleType
+from rich.console import Console
+from rich.table import Table
+
+from router.errors import BadRequest, RolegateError
+from router.runs.live import meanwhile
+from serving.files import write_atomically
+from serving.logs import errors_only
+
+Kind = TypeVar("Kind", bound=msgspec.Struct)
+_METER_EVERY_S = 0.1
+
+
+class Check(msgspec.Struct, frozen=True):
+    """Something that has to hold."""
+
+    check: str
+    held: bool
+    seen: str = ""
+
+
+def run(benchmark: ModuleType, arguments: Sequence[str]) -> int:
+    """Run a benchmark; 1 where a check did not hold. Raises `RolegateError`."""
+    options, out = parsed(benchmark.Options, benchmark.__name__, benchmark.__doc__ or "", arguments)
+    errors_only()
+    figures: Any = benchmark.measure(options)
+    if inspect.iscoroutine(figures):
+        figures = asyncio.run(figures)
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
+    getattr(benchmark, "show", show)(figures, Console())
+    return int(not all(check.held for check in getattr(figures, "checks", ())))
+
+
+def parsed(kind: type[Kind], module: str, text: str, arguments: Sequence[str]) -> tuple[Kind, Path | None]:
+    """Options out of a command line, and where `--json` wants the figures."""
+    name = module.rpartition(".")[2].replace("_", "-")
+    parser = argparse.ArgumentParser(
+        f"rolegate bench {name}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    info = msgspec.inspect.type_info(kind)
+    assert isinstance(info, StructType)
+    for field in info.fields:
+        of, described = field.type, ""
+        if isinstance(of, Metadata):
+            described = (of.extra_json_schema or {}).get("description", "")
+            of = of.type
+        flag = f"--{field.name.replace('_', '-')}"
+        if isinstance(of, BoolType):
+            parser.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=described)
+            continue
+        values = field.default if isinstance(field.default, tuple) else (field.default,)
+        unsaid = values in ((), (None,), (msgspec.NODEFAULT,))
+        parser.add_argument(
+            flag,
+            nargs="+" if isinstance(of, VarTupleType) else None,
+            required=field.required,
+            default=argparse.SUPPRESS,
+            help=described if unsaid else f"{described} (default: {' '.join(map(str, values))})",
+        )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures go")
+    given = vars(parser.parse_args(arguments))
+    out = given.pop("json")
+    try:
+        return msgspec.convert(given, kind, strict=False, dec_hook=lambda of, value: of(value)), out
+    except msgspec.ValidationError as error:
+        parser.error(str(error))
+
+
+def show(figures: msgspec.Struct, console: Console) -> None:
+    """Print figures: lists of structs as tables, all else as lines."""
+    for name, value in msgspec.structs.asdict(figures).items():
+        title, rows = name.replace("_", " "), value if isinstance(value, list | tuple) else ()
+        if isinstance(value, msgspec.Struct):
+            show(value, console)
+        elif rows and isinstance(rows[0], msgspec.Struct):
+            fields = [field.name for field in msgspec.structs.fields(rows[0])]
+            table = Table(*(field.replace("_", " ") for field in fields), title=title, title_justify="left")
+            for row in rows:
+                table.add_row(*map(shown, msgspec.structs.astuple(row)))
+            console.print(table)
+        else:
+            console.print(f"{title}: {shown(value)}", highlight=False, markup=False)
+
+
+def shown(value: object) -> str:
+    """A value as people read it."""
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.asdict(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {shown(one)}" for name, one in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(shown, value)) or "none"
+    if value is None or isinstance(value, bool):
+        return {None: "–", True: "yes", False: "NO"}[value]
+    if isinstance(value, float):
+        return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def tell(step: str) -> None:
+    """Print a step of a start to the standard error."""
+    print(step, file=sys.stderr)
+
+
+@contextmanager
+def work_folder(kept: Path | None) -> Iterator[Path]:
+    """The folder that is to be kept, or one that is deleted at the end."""
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+        yield kept.resolve()
+        return
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A child process that has begun."""
+
+    process: asyncio.subprocess.Process
+    words: list[str]
+    """Of its first line."""
+    meter: "Meter"
+
+
+@asynccontextmanager
+async def child(module: str, *arguments: str) -> AsyncIterator[Child]:
+    """Run `python -m module arguments…`, which prints a line when it is ready and goes on until its standard input
+    ends. Raises `RolegateError` where it ends before.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", module, *arguments), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        if not (line := await process.stdout.readline()):
+            raise RolegateError(f"{module} ended before it was ready (code {await process.wait()}).")
+        yield Child(process, line.decode().split(), Meter(process.pid))
+    finally:
+        process.stdin.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(30):
+                await process.wait()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@dataclass(slots=True)
+class Used:
+    """What a process used while it was watched; known at the end."""
+
+    cpu_s: float = 0.0
+    """In user mode and in the kernel."""
+    grown_bytes: int = 0
+    """How much more memory of its own it had at most than at the beginning."""
+
+
+class Meter:
+    """Watches one process from outside."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = psutil.Process(pid)
+
+    @property
+    def cpu_s(self) -> float:
+        """Seconds of CPU so far, in user mode and in the kernel."""
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
+
+    @property
+    def own_bytes(self) -> int:
+        """Memory that it shares with nobody."""
+        return int(self._process.memory_full_info().uss)
+
+    @property
+    def descriptors(self) -> int:
+        """Open files and sockets."""
+        return int(self._process.num_fds())
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[Used]:
+        """Measure what is used while this is open."""
+        used, cpu_s, before = Used(), self.cpu_s, self.own_bytes
+
+        async def look() -> None:
+            while True:
+                await asyncio.sleep(_METER_EVERY_S)
+                used.grown_bytes = max(used.grown_bytes, self.own_bytes - before)
+
+        async with meanwhile(look()):
+            yield used
+        used.cpu_s = self.cpu_s - cpu_s
+
+
+@contextmanager
+def cores_apart() -> Iterator[Callable[[], None]]:
+    """Bind this process to half of its cores, and with it what it starts; what is yielded moves it alone to the others.
+    Raises `BadRequest` where that cannot be.
+    """
+    if not hasattr(os, "sched_setaffinity") or len(cores := sorted(os.sched_getaffinity(0))) < 2:
+        raise BadRequest("--apart: this system binds no process to cores, or has one only; leave the option out.")
+
+    def bind(some: Sequence[int]) -> None:
+        for thread in Path("/proc/self/task").iterdir():
+            with suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(int(thread.name), some)
+
+    half = len(cores) // 2
+    bind(cores[:half])
+    try:
+        yield lambda: bind(cores[half:])
+    finally:
+        bind(cores)

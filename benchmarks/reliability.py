@@ -1,0 +1,474 @@
+"""Nothing is lost and all is booked exactly, while everything around the gateway fails, and it is killed itself.
+
+Fault proxies stand before all of its upstreams; what they do is drawn by a seed.
+
+faults   played models, of which a share of calls goes wrong: resets, storms of 429 and of 503, calls that are never
+         answered, streams that drip or are cut, lying usage, invalid UTF-8, duplicated chunks, stuck health endpoints
+kills    played models, and a gateway that is killed (SIGKILL) at random moments and started again, many times
+replica  models as slow as real ones, of which one replica dies again and again: the others' questions notice nothing
+engines  real vLLM engines (the preset `mini`): kills of the gateway, then of each engine, which is started again
+
+It ends with 1 where anything did not hold, which is named.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import statistics
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count, cycle
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import psutil
+from msgspec import Meta
+from rolegate.client import AsyncClient
+from rolegate.v1.usage_service_pb2 import ReconciliationVerdict
+from sqlalchemy import Connection, func, select
+
+from benchmarks.gateway import OnePassage, at_once, canned_config, gateway, retrieval
+from benchmarks.harness import Check, Meter, tell, work_folder
+from benchmarks.load import ANSWERED, Ended, Outcomes, ask_until, at_rate, quantile, question
+from benchmarks.mini_deployment import demo_questions, mini_deployment
+from router.runs.live import meanwhile
+from router.store.database import Database
+from router.store.schema import CALLS, RUNS
+from router.testing.fault_proxy import (
+    FAULTS,
+    SEARCH_FAULTS,
+    Counted,
+    Fault,
+    FaultPlan,
+    FaultProxy,
+    FaultyRetriever,
+    State,
+    fault_proxies,
+)
+from router.testing.openai_server import ChatRequest, Reply, serving, writes
+from router.trace.call import WHOLE
+from serving.config.config import RolesConfig
+
+Part = Literal["faults", "kills", "replica", "engines"]
+_BACKBONES, _EXECUTORS = 2, 3
+_COUNTABLE: tuple[Fault, ...] = "overloaded", "cut"
+"""Faults that leave the upstream's own count comparable with the ledger."""
+_HURRIED_SHARE, _LEAST_S = 0.2, 0.5
+_LATE_S, _GROWTH, _SLOWER = 0.1, 0.1, 0.1
+_EVERY_S, _PAUSE_S = 0.5, 0.5
+_DEATHS: tuple[State, ...] = "gone", "silent"
+_TIMES = 3
+"""How often a replica dies of each death, with as many questions between as while it is dead."""
+_AT_ENGINES, _BACK_WITHIN_S, _CALM_S, _AFTERWARDS = 4, 600.0, 5.0, 10
+_API_SERVER = "vllm.entrypoints.openai.api_server"
+_AGREE = ("EQUAL", "WITHIN_BOUNDS")
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Its options."""
+
+    parts: Annotated[tuple[Part, ...], Meta(description="of faults, kills, replica and engines")] = (
+        "faults",
+        "kills",
+        "replica",
+    )
+    questions: Annotated[int, Meta(ge=4, description="of faults and replica; of engines a tenth")] = 2000
+    in_flight: Annotated[int, Meta(ge=1, description="questions at once")] = 32
+    share: Annotated[float, Meta(ge=0, le=1, description="of calls at which something fails")] = 0.05
+    kills: Annotated[int, Meta(ge=1, description="of gateways; of engines' gateways a tenth")] = 30
+    rate: Annotated[float, Meta(gt=0, description="questions a second, of replica")] = 8.0
+    longest: Annotated[float, Meta(gt=0, description="seconds between kills")] = 2.0
+    seed: Annotated[int, Meta(description="of the faults")] = 0
+    folder: Annotated[Path | None, Meta(description="where the stores are put, and kept")] = None
+
+
+class Accounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What clients and upstreams saw, compared with what is in the store; all lists should be empty."""
+
+    attempts: int
+    """That came to an upstream."""
+    rows: dict[str, int]
+    """Of the ledger, by outcome."""
+    unaccounted: list[str]
+    """Attempts that came to an upstream, and that the ledger does not have, or has at another one."""
+    again: list[str]
+    """Attempts that came more than once."""
+    invented: list[str]
+    """Rows of attempts that came to an end without having come to any upstream."""
+    miscounted: list[str]
+    """Completed calls that the upstream counted otherwise."""
+    lost: list[str]
+    """Runs whose answer a client received, and which are not in the store with all that the client was told."""
+    stuck: list[str]
+    """Runs and calls that have not ended."""
+
+
+class PartFigures(msgspec.Struct, frozen=True):
+    """How one part went."""
+
+    part: str
+    ended: Outcomes
+    lag_ms: float
+    """How late this process itself was at most, as clients, proxies and played models run in it."""
+    faults: dict[str, int]
+    accounts: Accounts
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """Checks, and what they rest on."""
+
+    checks: list[Check]
+    parts: list[PartFigures]
+
+
+@dataclass(slots=True)
+class Stand:
+    """A gateway's config, the proxies before its upstreams, and clients that ask it."""
+
+    config: Path
+    deployments: Mapping[str, FaultProxy]
+    """By the name that the ledger has for what is behind it."""
+    plans: Sequence[FaultPlan]
+    timeout_s: float
+    chance: random.Random
+    ended: list[Ended] = field(default_factory=list)
+    lag_s: float = 0.0
+
+    @property
+    def store(self) -> str:
+        """URL of the gateway's store."""
+        return f"sqlite:///{self.config.parent}/runs.db"
+
+    def fail(self, share: float) -> None:
+        """Let this share of calls go wrong from now on."""
+        for plan in self.plans:
+            plan.share = share
+
+    async def watch(self) -> None:
+        """See how late this process is, for ever."""
+        while True:
+            due = time.perf_counter() + 0.05
+            await asyncio.sleep(0.05)
+            self.lag_s = max(self.lag_s, time.perf_counter() - due)
+
+    async def ask(self, client: AsyncClient, text: str, *, hurried_share: float = _HURRIED_SHARE) -> Ended | None:
+        """Ask a question, sometimes with less time than the gateway gives; None where the gateway is gone."""
+        hurried = self.chance.random() < hurried_share
+        deadline_s = self.chance.uniform(_LEAST_S, self.timeout_s) if hurried else self.timeout_s
+        ended = await ask_until(client, text, deadline_s, hurried=hurried)
+        if ended.outcome.startswith("UNAVAILABLE,"):
+            return None
+        self.ended.append(ended)
+        return ended
+
+    async def keep_asking(self, address: str, texts: Iterator[str], at_once: int) -> None:
+        """Ask, until there is nothing to ask or the gateway is gone."""
+
+        async def work(client: AsyncClient) -> None:
+            for text in texts:
+                if (ended := await self.ask(client, text)) is None:
+                    return
+                if ended.outcome != ANSWERED:
+                    await asyncio.sleep(_PAUSE_S)
+
+        async with AsyncClient(address) as client, asyncio.TaskGroup() as group:
+            for _ in range(at_once):
+                group.create_task(work(client))
+
+    async def figures(self) -> PartFigures:
+        """Sum up, once the gateway has ended."""
+        faults = sum((plan.seen for plan in self.plans), Counter[str]())
+        found = await accounts(self.store, self.ended, self.deployments)
+        return PartFigures(
+            self.config.parent.name, Outcomes.of(self.ended), self.lag_s * 1000, dict(faults.most_common()), found
+        )
+
+
+async def measure(options: Options) -> Figures:
+    """Run the parts. Raises `RolegateError`."""
+    checks, parts = list[Check](), list[PartFigures]()
+    run = {"faults": _faults, "kills": _kills, "replica": _replica, "engines": _engines}
+    with work_folder(options.folder) as folder:
+        for part in options.parts:
+            tell(f"reliability: {part}")
+            stand, found = await run[part](folder / part, options)
+            parts.append(await stand.figures())
+            late = [one for one in stand.ended if one.late_s > _LATE_S + stand.lag_s]
+            found = [*ended_and_booked(stand.ended, late, parts[-1].accounts), *found]
+            checks += [msgspec.structs.replace(one, check=f"{part}: {one.check}") for one in found]
+    return Figures(checks, parts)
+
+
+def ended_and_booked(ended: Sequence[Ended], late: Sequence[Ended], found: Accounts) -> Iterator[Check]:
+    """What has to hold wherever questions are asked."""
+    untyped, answered = [one.outcome for one in ended if not one.typed], sum(one.outcome == ANSWERED for one in ended)
+    yield Check("none ends 100 ms after its deadline", not late, f"{len(late)} of {len(ended)}")
+    yield Check("each ends in an answer or a typed error", not untyped, _named(untyped))
+    yield Check("some are answered", answered > 0, f"{answered} of {len(ended)}")
+    yield Check("every attempt is booked", found.attempts > 0 and not found.unaccounted, _named(found.unaccounted))
+    for text, names in (
+        ("no attempt comes twice", found.again),
+        ("no row is invented", found.invented),
+        ("completed calls are booked as upstreams counted them", found.miscounted),
+        ("no answer is lost", found.lost),
+        ("nothing is left open", found.stuck),
+    ):
+        yield Check(text, not names, _named(names))
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}" if names else "none"
+
+
+@asynccontextmanager
+async def _canned(
+    folder: Path, options: Options, faults: Sequence[Fault], timeout_s: float = 8.0, pace: float = 0.0
+) -> AsyncIterator[Stand]:
+    """Played models with replicas, and a retrieval, behind fault proxies. `folder` is named after the part. `pace`:
+    tokens a second; 0 for all at once.
+    """
+
+    def reply(asked: ChatRequest) -> Reply:
+        return Reply(at_once(asked).tokens, (), 0.05, lambda: 1 / pace) if pace else at_once(asked)
+
+    searching = FaultPlan(f"{options.seed} retrieval", 0.0, SEARCH_FAULTS if faults == FAULTS else ("overloaded",))
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(serving(recording=False)) for _ in range(_BACKBONES + _EXECUTORS)]
+        for server in servers:
+            server.plays(writes(reply))
+        address = await stack.enter_async_context(retrieval(FaultyRetriever(OnePassage(), searching)))
+        upstreams = [server.base_url for server in servers]
+        proxies = await stack.enter_async_context(fault_proxies(upstreams, options.seed, faults))
+        urls = [proxy.base_url for proxy in proxies]
+        waits = {"connect_timeout_s": 1.0, "first_token_timeout_s": timeout_s / 8, "call_timeout_s": timeout_s / 2}
+        executors = {"base_url": urls[_BACKBONES], "replicas": urls[_BACKBONES + 1 :], "fallbacks": ["delegation"]}
+        roles: dict[str, dict[str, Any]] = {"delegation": waits, "execution": waits | executors, "answer": waits}
+        config = canned_config(folder, urls[:_BACKBONES], address, roles, server={"timeout_s": timeout_s})
+        plans = [searching, *(proxy.plan for proxy in proxies)]
+        stand = Stand(config, dict(zip(urls, proxies, strict=True)), plans, timeout_s, random.Random(options.seed))
+        await stack.enter_async_context(meanwhile(stand.watch()))
+        yield stand
+
+
+async def _faults(folder: Path, options: Options) -> tuple[Stand, list[Check]]:
+    async with _canned(folder, options, FAULTS) as stand, gateway(stand.config) as process:
+        samples = list[tuple[float, float]]()
+        stand.fail(options.share)
+        async with meanwhile(_sample(process.meter, samples)):
+            texts = iter([question(number) for number in range(options.questions)])
+            await stand.keep_asking(process.words[0], texts, options.in_flight)
+    return stand, [*_growth("memory", [mb for mb, _ in samples]), *_growth("open files", [n for _, n in samples])]
+
+
+async def _sample(meter: Meter, samples: list[tuple[float, float]]) -> None:
+    while True:
+        samples.append((meter.own_bytes / 1e6, meter.descriptors))
+        await asyncio.sleep(_EVERY_S)
+
+
+def _growth(name: str, samples: Sequence[float]) -> Iterator[Check]:
+    """Compare the second quarter, when all is warm, with the last one."""
+    quarter = len(samples) // 4
+    if quarter:
+        first, last = statistics.median(samples[quarter : 2 * quarter]), statistics.median(samples[-quarter:])
+        yield Check(f"{name} within 10 %", last <= first * (1 + _GROWTH), f"{first:.1f}, then {last:.1f}")
+
+
+async def _kills(folder: Path, options: Options) -> tuple[Stand, list[Check]]:
+    async with _canned(folder, options, _COUNTABLE) as stand:
+        stand.fail(options.share)
+        await _killed(stand, map(question, count()), options.kills, options.in_flight, options.longest)
+        stand.fail(0.0)
+        return stand, [await _reconciled(stand)]
+
+
+async def _killed(stand: Stand, texts: Iterator[str], kills: int, at_once: int, longest_s: float) -> None:
+    """Ask gateways that are killed at random moments, one after the other."""
+    for _ in range(kills):
+        async with gateway(stand.config) as process:
+            asking = asyncio.create_task(stand.keep_asking(process.words[0], texts, at_once))
+            await asyncio.sleep(stand.chance.uniform(0, longest_s))
+            process.process.kill()
+            await asking
+
+
+async def _reconciled(stand: Stand) -> Check:
+    """Start the gateway once more, and compare its ledger with the upstreams' own counters."""
+    async with gateway(stand.config) as process, AsyncClient(process.words[0]) as client:
+        names = [ReconciliationVerdict.Name(row.verdict) for row in await client.reconcile()]
+    verdicts = [name.removeprefix("RECONCILIATION_VERDICT_") for name in names]
+    held = bool(verdicts) and all(verdict in _AGREE for verdict in verdicts)
+    return Check("the ledger agrees with the upstreams' counters", held, _named(sorted(set(verdicts))))
+
+
+async def _replica(folder: Path, options: Options) -> tuple[Stand, list[Check]]:
+    """Ask while an executor's replica is dead, and as much while it lives, in turns."""
+    each = max(1, options.questions // (4 * _TIMES))
+    async with _canned(folder, options, _COUNTABLE, 20.0, 100.0) as stand:
+        name, dead = list(stand.deployments.items())[_BACKBONES]
+        by_state: dict[State, list[Ended]] = {"well": [], "gone": [], "silent": []}
+        async with gateway(stand.config) as process, AsyncClient(process.words[0]) as client:
+            await stand.ask(client, question(0))  # warms up
+            for state in ("well", *_DEATHS) * _TIMES:
+                await dead.become(state)
+                texts = [f"{question(len(stand.ended))} {number}" for number in range(each)]
+                asked = await at_rate(lambda text: stand.ask(client, text, hurried_share=0.0), texts, options.rate)
+                by_state[state] += [one for one in asked if one]
+        called = await _callers(stand.store, name)
+        well_s = _untouched(by_state["well"], called)
+        checks = []
+        for state in _DEATHS:
+            others_s, usual_s = _untouched(by_state[state], called), quantile(well_s, 0.99)
+            p99_s = quantile(others_s, 0.99)
+            seen = f"{usual_s:.2f} s, then {p99_s:.2f} s of {len(others_s)}"
+            held = bool(others_s) and p99_s <= usual_s * (1 + _SLOWER)
+            checks.append(Check(f"one {state}, p99 of others within 10 %", held, seen))
+    return stand, checks
+
+
+def _untouched(ended: Sequence[Ended], called: set[str]) -> list[float]:
+    """Seconds of answers whose runs did not call a deployment."""
+    return [one.took_s for one in ended if one.outcome == ANSWERED and one.run_id not in called]
+
+
+async def _callers(store: str, deployment: str) -> set[str]:
+    """The runs that called it, or tried to."""
+    database = await Database.open(store)
+    wanted = select(CALLS.c.run_id).distinct().where(CALLS.c.deployment == deployment)
+    try:
+        return await database.read(lambda connection: set(connection.scalars(wanted)))
+    finally:
+        await database.close()
+
+
+async def _engines(folder: Path, options: Options) -> tuple[Stand, list[Check]]:
+    folder.mkdir(parents=True)
+    questions, kills = max(4, options.questions // 10), max(1, options.kills // 10)
+    texts = cycle(demo_questions(folder / "world", 500))
+    async with (
+        mini_deployment(tell) as mini,
+        fault_proxies(list(mini.engines.values()), options.seed, _COUNTABLE) as proxies,
+    ):
+        urls = dict(zip(mini.engines, (proxy.base_url for proxy in proxies), strict=True))
+        waits = {"first_token_timeout_s": 10.0, "call_timeout_s": 20.0}
+        roles = {name: msgspec.structs.replace(role, **waits) for name, role in mini.of.roles.by_name.items()}
+        server = msgspec.structs.replace(mini.of.server, timeout_s=30.0)
+        of = msgspec.structs.replace(mini.of, roles=RolesConfig(**roles), server=server)
+        file = folder / "rolegate.toml"
+        msgspec.structs.replace(mini, of=of).config(file, f"sqlite:///{folder}/runs.db", urls)
+        deployments = {proxy.base_url: proxy for proxy in proxies}
+        stand = Stand(file, deployments, [proxy.plan for proxy in proxies], 30.0, random.Random(options.seed))
+        async with meanwhile(stand.watch()):
+            stand.fail(options.share)
+            await _killed(stand, texts, kills, _AT_ENGINES, 4 * options.longest)
+            async with gateway(file) as process:
+                some = iter([next(texts) for _ in range(questions)])
+                await stand.keep_asking(process.words[0], some, _AT_ENGINES)
+            stand.fail(0.0)
+            checks = [await _reconciled(stand), await _engines_killed(stand, texts)]
+    return stand, checks
+
+
+async def _engines_killed(stand: Stand, texts: Iterator[str]) -> Check:
+    """Kill each engine and let one hang while questions are asked; once all are back, every question is answered."""
+    victims = [(name, signal.SIGKILL) for name in sorted(_api_servers())]
+    async with gateway(stand.config) as process, AsyncClient(process.words[0]) as client:
+        for name, how in [*victims, (victims[0][0], signal.SIGSTOP)]:
+            asking = asyncio.create_task(stand.keep_asking(process.words[0], texts, _AT_ENGINES))
+            back = await _back(name, how)
+            asking.cancel()
+            with suppress(asyncio.CancelledError):
+                await asking
+            if not back:
+                return Check("engines are started again", False, f"{name} is not, after {how.name}")
+        await asyncio.sleep(_CALM_S)
+        last = [await stand.ask(client, next(texts), hurried_share=0.0) for _ in range(_AFTERWARDS)]
+    answered = sum(one is not None and one.outcome in (ANSWERED, "MALFORMED_OUTPUT") for one in last)
+    return Check("engines are started again, and answer", answered == len(last), f"{answered} of {len(last)}")
+
+
+def _api_servers() -> dict[str, psutil.Process]:
+    """The API servers of the engines, by the name of their model."""
+    found = {}
+    for process in psutil.Process(os.getpid()).children():
+        with suppress(psutil.Error):
+            if _API_SERVER in (command := process.cmdline()):
+                found[command[command.index("--served-model-name") + 1]] = process
+    return found
+
+
+async def _back(name: str, how: signal.Signals) -> bool:
+    """Send the signal to an engine, and see that another one takes its place."""
+    process = _api_servers()[name]
+    process.send_signal(how)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_BACK_WITHIN_S):
+            while True:
+                await asyncio.sleep(_EVERY_S)
+                another = _api_servers().get(name)
+                if another is not None and another.pid != process.pid:
+                    return True
+    return False
+
+
+async def accounts(store: str, ended: Iterable[Ended], deployments: Mapping[str, FaultProxy]) -> Accounts:
+    """Compare the store of a gateway that has ended with what clients and proxies saw."""
+    database = await Database.open(store)
+    try:
+        return await database.read(
+            lambda connection: compared(
+                connection,
+                ended,
+                {name: proxy.attempts for name, proxy in deployments.items()},
+                {name: usage for proxy in deployments.values() for name, usage in proxy.counted.items()},
+            )
+        )
+    finally:
+        await database.close()
+
+
+def compared(
+    connection: Connection, ended: Iterable[Ended], seen: Mapping[str, Sequence[str]], counted: Mapping[str, Counted]
+) -> Accounts:
+    """`seen`: request ids by deployment, as the ledger names it; `counted`: the upstreams' counts by request id."""
+    calls, came = CALLS.c, Counter(name for names in seen.values() for name in names)
+    rows = {f"{row.run_id}-{row.number}": row for row in connection.execute(select(CALLS))}
+    statuses = {row.run_id: row.status for row in connection.execute(select(RUNS.c.run_id, RUNS.c.status))}
+    tokens = func.coalesce(func.sum(calls.prompt_tokens + calls.completion_tokens), 0)
+    summed = connection.execute(select(calls.run_id, func.count(), tokens).group_by(calls.run_id))
+    sums = {run_id: (attempts, total) for run_id, attempts, total in summed}
+    whole = (*WHOLE, "refused", "garbled")
+    booked = {name: Counted(row.prompt_tokens, row.completion_tokens) for name, row in rows.items() if row.counted}
+    return Accounts(
+        attempts=sum(came.values()),
+        rows=dict(Counter(row.outcome for row in rows.values()).most_common()),
+        unaccounted=[
+            f"{name or 'one without a name'} at {deployment}"
+            for deployment, names in seen.items()
+            for name in names
+            if name not in rows or rows[name].deployment != deployment
+        ],
+        again=[name for name, times in came.items() if times > 1],
+        invented=[name for name, row in rows.items() if name not in came and row.outcome in whole],
+        miscounted=[
+            name
+            for name, row in rows.items()
+            if row.outcome == "completed" and name in counted and booked.get(name) != counted[name]
+        ],
+        lost=[
+            one.run_id
+            for one in ended
+            if one.outcome == ANSWERED
+            and (statuses.get(one.run_id), sums.get(one.run_id, (0, 0))) != ("finished", (one.attempts, one.tokens))
+        ],
+        stuck=[
+            *(run_id for run_id, status in statuses.items() if status == "running"),
+            *(name for name, row in rows.items() if row.outcome == "open"),
+        ],
+    )

@@ -1,0 +1,126 @@
+"""Options, figures and child processes of benchmarks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Literal
+
+import msgspec
+import pytest
+from msgspec import Meta
+
+from benchmarks.__main__ import main
+from benchmarks.harness import Check, child, cores_apart, parsed, run
+from router.errors import BadRequest, RolegateError
+
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    world: int
+    parts: tuple[Literal["cost", "latency"], ...] = ("cost",)
+    share: Annotated[float, Meta(ge=0, description="of calls")] = 0.5
+    apart: bool = False
+    folder: Path | None = None
+
+
+class Row(msgspec.Struct, frozen=True):
+    name: str
+    share: float | None
+
+
+class Figures(msgspec.Struct, frozen=True):
+    checks: list[Check]
+    rows: list[Row]
+    counts: dict[str, int]
+
+
+def test_options_are_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each has a flag, of its own type, with its default; `--json` goes beside."""
+    words = ["--world", "7", "--parts", "latency", "cost", "--share", "0.25", "--apart", "--folder", "a", "--json", "b"]
+    options, out = parsed(Options, "benchmarks.some_name", "It measures.", words)
+    assert options == Options(world=7, parts=("latency", "cost"), share=0.25, apart=True, folder=Path("a"))
+    assert out == Path("b")
+    assert parsed(Options, "name", "", ["--world", "1"]) == (Options(world=1), None)
+    with pytest.raises(SystemExit):
+        parsed(Options, "benchmarks.some_name", "It measures.", ["--help"])
+    shown = capsys.readouterr().out
+    assert "rolegate bench some-name" in shown and "of calls (default: 0.5)" in shown
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--world", "x"], ["--world", "1", "--share", "-1"], ["--world", "1", "--parts", "c"]]
+)
+def test_options_that_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Types and ranges are the struct's."""
+    with pytest.raises(SystemExit):
+        parsed(Options, "name", "", words)
+    assert "error:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_figures(held: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are written as JSON and shown as tables; a check that does not hold makes the status 1."""
+
+    async def measure(options: Options) -> Figures:
+        return Figures([Check("all is well", held, "seen")], [Row("one", 0.25), Row("two", None)], {"asked": 1234})
+
+    benchmark = ModuleType("benchmarks.some")
+    benchmark.__dict__.update(Options=Options, measure=measure)
+    assert run(benchmark, ["--world", "1", "--json", str(tmp_path / "new" / "out.json")]) == (0 if held else 1)
+    assert json.loads((tmp_path / "new" / "out.json").read_bytes())["rows"][1] == {"name": "two", "share": None}
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ("all is well", "0.250", "–", "asked: 1,234", "yes" if held else "NO"))
+
+
+def test_every_benchmark_has_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    """All that are listed can be asked for help."""
+    names = [
+        "mini",
+        "retrieval",
+        "index",
+        "filtering",
+        "loop",
+        "overhead",
+        "early-dispatch",
+        "executor",
+        "reliability",
+        "lag",
+    ]
+    for name in names:
+        with pytest.raises(SystemExit, match="0"):
+            main([name, "--help"])
+        assert f"rolegate bench {name}" in capsys.readouterr().out
+
+
+async def test_a_child_that_does_not_begin() -> None:
+    """It says so, with its status."""
+    with pytest.raises(RolegateError, match=r"json\.tool ended before it was ready \(code \d"):
+        async with child("json.tool", "/nowhere"):
+            pass
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="there is nothing to share out on this system, or on one core")
+def test_cores_apart() -> None:
+    """What is started first has one half, this process then the other, and in the end everything, as before."""
+    with pytest.raises(ZeroDivisionError), cores_apart() as move_away:
+        script = "import os; print(*os.sched_getaffinity(0))"
+        theirs = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+        move_away()
+        assert sorted([*map(int, theirs.split()), *os.sched_getaffinity(0)]) == CORES
+        raise ZeroDivisionError
+    assert sorted(os.sched_getaffinity(0)) == CORES
+
+
+@pytest.mark.skipif(not CORES, reason="this system binds no process to cores")
+def test_one_core_has_no_halves() -> None:
+    """It says so before anything is started."""
+    try:
+        os.sched_setaffinity(0, CORES[:1])
+        with pytest.raises(BadRequest, match="leave the option out"), cores_apart():
+            pass
+    finally:
+        os.sched_setaffinity(0, CORES)

@@ -1,0 +1,87 @@
+"""Ways to ask many times."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import grpc
+import pytest
+from rolegate.client import AsyncClient, GatewayError
+
+from benchmarks.load import Ended, Outcomes, ask_until, at_rate, in_flight, quantile
+
+
+async def test_so_many_at_once() -> None:
+    """Never more than asked for; results come in the order of what was asked."""
+    now, most = 0, 0
+
+    async def ask(number: int) -> int:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.01 * (number % 3))
+        now -= 1
+        return number * number
+
+    assert await in_flight(ask, range(20), 4) == [number * number for number in range(20)]
+    assert most == 4
+
+
+async def test_at_a_rate() -> None:
+    """Slow answers do not hold back what comes after them; the pace is the same for the same seed."""
+    loop = asyncio.get_running_loop()
+
+    async def ask(_number: int) -> float:
+        begun = loop.time()
+        await asyncio.sleep(0.2)
+        return begun
+
+    begun = loop.time()
+    times = await at_rate(ask, range(40), 200.0)
+    assert times == sorted(times)
+    assert times[-1] - begun == pytest.approx(0.2, abs=0.15)
+
+
+def test_quantiles() -> None:
+    """Of nothing, too."""
+    assert [quantile(range(100), share) for share in (0.0, 0.5, 0.99, 1.0)] == [0, 50, 99, 99]
+    assert quantile([], 0.5) == 0.0
+
+
+class Gateway:
+    """Answers, or fails."""
+
+    def __init__(self, error: GatewayError | None = None) -> None:
+        self.error = error
+
+    async def ask(self, question: str, timeout_s: float) -> Any:
+        if self.error:
+            raise self.error
+        usage = [SimpleNamespace(attempts=2, prompt_tokens=10, completion_tokens=5)] * 2
+        return SimpleNamespace(run_id="run-1", usage=usage)
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "outcome", "typed"),
+    [
+        ("OUT_OF_TIME", grpc.StatusCode.DEADLINE_EXCEEDED, "OUT_OF_TIME", True),
+        ("INTERNAL", grpc.StatusCode.INTERNAL, "INTERNAL", False),
+        ("", grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED, by the client", True),
+        ("", grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE, by the client", False),
+    ],
+)
+async def test_questions_that_fail(reason: str, code: grpc.StatusCode, outcome: str, typed: bool) -> None:
+    """An error of the gateway's own, or the client's own deadline, is typed; anything else is not."""
+    ended = await ask_until(cast(AsyncClient, Gateway(GatewayError("no", code, reason))), "Who?", 5.0)
+    assert (ended.outcome, ended.typed, ended.run_id) == (outcome, typed, "")
+    assert ended.late_s < 0
+
+
+async def test_questions_that_are_answered() -> None:
+    """With what the answer says that it took."""
+    ended = await ask_until(cast(AsyncClient, Gateway()), "Who?", 5.0)
+    assert (ended.outcome, ended.run_id, ended.attempts, ended.tokens) == ("answered", "run-1", 4, 30)
+    late = Ended("OUT_OF_TIME", True, 5.2, 5.0)
+    found = Outcomes.of([ended, late])
+    assert (found.questions, found.outcomes) == (2, {"answered": 1, "OUT_OF_TIME": 1})
+    assert found.latest_ms == pytest.approx(200.0)

@@ -1,0 +1,126 @@
+"""The benchmark of kills and of failing upstreams."""
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from sqlalchemy import create_engine
+
+from benchmarks.__main__ import main
+from benchmarks.load import Ended
+from benchmarks.reliability import Accounts, compared, ended_and_booked
+from router.testing.fault_proxy import Counted
+
+GOOD = Accounts(
+    attempts=8, rows={"completed": 8}, unaccounted=[], again=[], invented=[], miscounted=[], lost=[], stuck=[]
+)
+LATE = "none ends 100 ms after its deadline"
+
+
+def ended(outcome: str = "answered", *, typed: bool = True) -> Ended:
+    return Ended(outcome, typed, 4.0, 5.0, "run-1", 8, 100)
+
+
+def failed(ones: Sequence[Ended], late: Sequence[Ended] = (), found: Accounts = GOOD) -> list[str]:
+    return [check.check for check in ended_and_booked(ones, late, found) if not check.held]
+
+
+def test_what_did_not_hold_is_named() -> None:
+    """One check fails for each fault."""
+    assert failed([ended(), ended("OUT_OF_TIME")]) == []
+    assert failed([ended()], [ended()]) == [LATE]
+    assert failed([ended(), ended("INTERNAL", typed=False)]) == ["each ends in an answer or a typed error"]
+    assert failed([ended("OVERLOADED")]) == failed([]) == ["some are answered"]
+    changes: dict[str, dict[str, Any]] = {
+        "no answer is lost": {"lost": ["run-1"]},
+        "nothing is left open": {"stuck": ["run-1"]},
+        "every attempt is booked": {"unaccounted": ["run-1-0"]},
+        "no attempt comes twice": {"again": ["run-1-0"]},
+        "no row is invented": {"invented": ["run-1-0"]},
+        "completed calls are booked as upstreams counted them": {"miscounted": ["run-1-0"]},
+    }
+    for check, change in changes.items():
+        assert failed([ended()], (), msgspec.structs.replace(GOOD, **change)) == [check]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], int]:
+    """A few questions, some of whose calls fail: the store, the figures, and the exit status."""
+    folder = tmp_path_factory.mktemp("reliability")
+    options = ["--parts", "faults", "--questions", "24", "--in-flight", "12", "--share", "0.1", "--seed", "3"]
+    status = main(["reliability", *options, "--folder", str(folder), "--json", str(folder / "out.json")])
+    return folder / "faults" / "runs.db", json.loads((folder / "out.json").read_bytes()), status
+
+
+def test_questions_through_faults_end_well(run: tuple[Path, dict[str, Any], int]) -> None:
+    """All of them end, and every attempt is booked; whether memory stays as it is cannot be seen in so few."""
+    _, figures, _ = run
+    wrong = {check["check"] for check in figures["checks"] if not check["held"]}
+    assert wrong <= {f"faults: {LATE}", "faults: memory within 10 %", "faults: open files within 10 %"}
+    (part,) = figures["parts"]
+    assert part["ended"]["questions"] == sum(part["ended"]["outcomes"].values()) == 24
+    assert part["accounts"]["attempts"] > 24
+    assert set(part["faults"]) > {"none"}
+
+
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        ("DELETE FROM calls WHERE number = 3", "unaccounted"),
+        ("UPDATE calls SET deployment = 'elsewhere' WHERE number = 3", "unaccounted"),
+        ("UPDATE calls SET outcome = 'open' WHERE number = 3", "stuck"),
+        ("UPDATE runs SET status = 'running'", "stuck"),
+        ("UPDATE runs SET status = 'failed'", "lost"),
+        ("UPDATE calls SET prompt_tokens = prompt_tokens + 1 WHERE number = 0", "lost"),
+        ("UPDATE calls SET prompt_tokens = prompt_tokens + 1 WHERE number = 0", "miscounted"),
+        ("UPDATE calls SET number = 99 WHERE number = 3", "invented"),
+    ],
+)
+def test_accounts_tell_what_is_missing(
+    run: tuple[Path, dict[str, Any], int], tmp_path: Path, change: str, differs: str
+) -> None:
+    """Whatever is taken from a store, or changed in it, is told."""
+    (copy := tmp_path / "runs.db").write_bytes(run[0].read_bytes())
+    with sqlite3.connect(copy) as database:
+        rows = database.execute(
+            "SELECT run_id, number, deployment, outcome, prompt_tokens, completion_tokens FROM calls"
+        ).fetchall()
+        runs = database.execute(
+            "SELECT run_id, count(*), sum(coalesce(prompt_tokens, 0) + coalesce(completion_tokens, 0)) FROM calls "
+            "JOIN runs USING (run_id) WHERE status = 'finished' GROUP BY run_id"
+        ).fetchall()
+    ones = [Ended("answered", True, 1.0, 5.0, *row) for row in runs]
+    seen: dict[str, list[str]] = {}
+    counted = {}
+    for run_id, number, deployment, outcome, read, wrote in rows:
+        seen.setdefault(deployment, []).append(f"{run_id}-{number}")
+        if outcome == "completed":
+            counted[f"{run_id}-{number}"] = Counted(read, wrote)
+
+    def found() -> Accounts:
+        engine = create_engine(f"sqlite:///{copy}")
+        with engine.connect() as connection:
+            accounts = compared(connection, ones, seen, counted)
+        engine.dispose()
+        return accounts
+
+    before = found()
+    assert failed(ones, (), before) == []
+    with sqlite3.connect(copy) as database:
+        database.execute(change)
+    assert getattr(found(), differs) != getattr(before, differs)
+
+
+@pytest.mark.slow
+def test_kills_lose_nothing(tmp_path: Path) -> None:
+    """A gateway that is killed again and again has all that was acknowledged, and books what its upstreams count."""
+    out = tmp_path / "out.json"
+    options = ["--kills", "3", "--longest", "8", "--in-flight", "8", "--share", "0.1", "--json", str(out)]
+    assert main(["reliability", "--parts", "kills", *options]) == 0
+    assert "kills: the ledger agrees with the upstreams' counters" in {
+        check["check"] for check in json.loads(out.read_bytes())["checks"]
+    }

@@ -1,0 +1,181 @@
+"""Faults by a seed, and the proxies that have them, between a real client and a real server."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from router.errors import UpstreamError, UpstreamGarbled, UpstreamUnavailable
+from router.models.model import Completion, Message, Prompt, Sampling, gather
+from router.models.openai_client import OpenAIHTTP
+from router.protocol.evidence import Passage
+from router.search.retrieval import FixedRetriever
+from router.testing.fault_proxy import (
+    FAULTS,
+    Counted,
+    Fault,
+    FaultPlan,
+    FaultProxy,
+    FaultyRetriever,
+    corrupted,
+    fault_proxies,
+)
+from router.testing.openai_server import Reply, serving, writes
+
+TEXT = "<answer>in 1943</answer>"
+PROMPT = Prompt((Message("system", "Report."), Message("user", "Who?")), Sampling(64), (), request_id="run-1-0")
+EVENTS = b'data: {"choices":[{"index":0,"delta":{"content":"word"}}],"usage":{"prompt_tokens":3}}\n\ndata: [DONE]\n\n'
+LINES = EVENTS.splitlines(keepends=True)
+
+
+@pytest.fixture
+async def proxy() -> AsyncIterator[FaultProxy]:
+    """Before models that are played."""
+    async with serving(recording=False) as server, fault_proxies([server.base_url], 0) as (proxy,):
+        server.plays(writes(lambda _asked: Reply.of(TEXT)))
+        yield proxy
+
+
+@pytest.fixture
+async def model(proxy: FaultProxy) -> AsyncIterator[OpenAIHTTP]:
+    """A model, through it."""
+    async with aiohttp.ClientSession() as session:
+        yield OpenAIHTTP(session, proxy.base_url, "answerer")
+
+
+async def asked(model: OpenAIHTTP, timeout_s: float = 5.0) -> Completion:
+    async with asyncio.timeout(timeout_s), model.stream(PROMPT) as deltas:
+        return await gather(deltas, lambda _delta: None)
+
+
+async def ends(proxy: FaultProxy, model: OpenAIHTTP, fault: Fault) -> set[str]:
+    """Texts and errors of some calls with a fault."""
+    found = set[str]()
+    for seed in range(12):
+        proxy.plan = FaultPlan(f"{seed}", 1.0, (fault,))
+        try:
+            found.add((await asked(model)).text)
+        except UpstreamError as error:
+            found.add(type(error).__name__)
+    return found
+
+
+def test_the_same_seed_gives_the_same_faults() -> None:
+    """Another seed gives others; every kind comes, and about as often as wanted."""
+    now = [0.0]
+    plans = [FaultPlan(seed, 0.5, clock=lambda: now[0]) for seed in ("a", "a", "b")]
+    drawn = []
+    for plan in plans:
+        faults = []
+        for tick in range(2000):
+            now[0] = tick / 10
+            faults.append(plan.next())
+        drawn.append(faults)
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert set(drawn[0]) == {None, *FAULTS}
+    assert 900 < drawn[0].count(None) < 1050
+    assert plans[0].seen.total() == 2000
+
+
+def test_a_storm_hits_every_call_until_it_is_over() -> None:
+    """For as long as it lasts, whatever the share of other faults."""
+    now = [0.0]
+    plan = FaultPlan("s", 1.0, ("throttled",), clock=lambda: now[0])
+    assert plan.next() == "throttled"
+    plan.share = 1e-9
+    assert {plan.next() for _ in range(100)} == {"throttled"}
+    now[0] = 10.0
+    assert plan.next() is None
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_corrupted_lines(fault: Fault) -> None:
+    """Chunks are corrupted as named; other lines, and the end of the stream, are left as they are."""
+    chunks = {b"".join(corrupted(LINES[0], fault, random.Random(seed))) for seed in range(30)}
+    match fault:
+        case "invalid_utf8":
+            assert any(b"\xff" in chunk or b"\xc3" in chunk or b"\xed" in chunk for chunk in chunks)
+        case "lying_usage":
+            assert len(chunks) > 10 and all(chunk.decode() for chunk in chunks)
+        case "duplicated":
+            assert {chunk.count(b"word") for chunk in chunks} == {1, 2, 3}
+        case _:
+            assert chunks == {LINES[0]}
+    assert [*corrupted(LINES[2], fault, random.Random(0))] == [LINES[2]]
+
+
+async def test_passing_on(proxy: FaultProxy, model: OpenAIHTTP) -> None:
+    """Text and usage come as the upstream gives them; the attempt and the upstream's own count are known."""
+    completion = await asked(model)
+    assert (completion.text, proxy.attempts, proxy.plan.seen) == (TEXT, ["run-1-0"], {"none": 1})
+    assert completion.usage is not None
+    assert proxy.counted == {"run-1-0": Counted(completion.usage.prompt_tokens, completion.usage.completion_tokens)}
+
+
+@pytest.mark.parametrize("fault", ["reset", "throttled", "overloaded"])
+async def test_calls_that_fail_at_once(proxy: FaultProxy, model: OpenAIHTTP, fault: Fault) -> None:
+    """Connections that are reset, and storms, which servers that did not begin tell of."""
+    proxy.plan = FaultPlan("0", 1.0, (fault,))
+    with pytest.raises(UpstreamUnavailable) as failed:
+        await asked(model)
+    assert (failed.value.unspent, failed.value.throttled) == (fault != "reset", fault == "throttled")
+    assert (proxy.attempts, proxy.counted) == (["run-1-0"], {})
+
+
+@pytest.mark.parametrize("state", ["well", "silent"])
+async def test_no_answer(proxy: FaultProxy, model: OpenAIHTTP, state: Any) -> None:
+    """A black hole and a silent server never answer; the call had come."""
+    await proxy.become(state)
+    proxy.plan = FaultPlan("0", float(state == "well"), ("black_hole",))
+    with pytest.raises(TimeoutError):
+        await asked(model, 0.3)
+    assert proxy.attempts == ["run-1-0"]
+
+
+async def test_streams_with_faults(proxy: FaultProxy, model: OpenAIHTTP) -> None:
+    """Cut streams are not whole, dripping ones are in the end; lies about usage cost nothing of the text."""
+    assert await ends(proxy, model, "cut") == {"UpstreamUnavailable", TEXT}
+    assert UpstreamGarbled.__name__ in await ends(proxy, model, "invalid_utf8")
+    assert await ends(proxy, model, "lying_usage") == {TEXT}
+    assert any(text.count("1943") > 1 for text in await ends(proxy, model, "duplicated"))
+    proxy.plan = FaultPlan("6", 1.0, ("drip",))
+    assert (await asked(model)).text == TEXT
+
+
+async def test_a_replica_goes_and_comes_back(proxy: FaultProxy, model: OpenAIHTTP) -> None:
+    """While it is gone, nobody listens; then it is there again, at the same address."""
+    there = proxy.base_url
+    await proxy.become("gone")
+    with pytest.raises(UpstreamUnavailable):
+        await asked(model)
+    assert not proxy.attempts
+    await proxy.become("well")
+    assert (proxy.base_url, (await asked(model)).text) == (there, TEXT)
+
+
+async def test_a_stuck_health_endpoint(proxy: FaultProxy) -> None:
+    """Requests of other kinds hang for half of the share."""
+    url = f"{proxy.base_url.removesuffix('/v1')}/metrics"
+    async with aiohttp.ClientSession() as session:
+        async with session.get(url) as response:
+            assert "vllm:prompt_tokens_total" in await response.text()
+        proxy.plan.share = 2.0
+        with pytest.raises(TimeoutError):
+            await session.get(url, timeout=aiohttp.ClientTimeout(total=0.3))
+    assert proxy.plan.seen == {"stuck": 1}
+
+
+async def test_searches_fail_as_planned() -> None:
+    """They fail, or hang; without a plan they are passed on."""
+    passage = Passage("p", "Heat", "Heat is a film.", 1.0)
+    inner = FixedRetriever({"who": [passage]})
+    assert await FaultyRetriever(inner, FaultPlan("s", 0.0)).search(["who"], 1) == [[passage]]
+    with pytest.raises(UpstreamUnavailable):
+        await FaultyRetriever(inner, FaultPlan("s", 1.0, ("reset",))).search(["who"], 1)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await FaultyRetriever(inner, FaultPlan("s", 1.0, ("black_hole",))).search(["who"], 1)
+    assert inner.queries == ["who"]

@@ -1,0 +1,50 @@
+"""The fake OpenAI server where a function writes its replies."""
+
+import time
+
+import aiohttp
+
+from router.models.model import Message, Prompt, Sampling, Usage, gather
+from router.models.openai_client import OpenAIHTTP
+from router.testing.openai_server import ChatRequest, Reply, serving, writes
+
+PROMPT = Prompt((Message("system", "Be short."), Message("user", "Who wrote it?")), Sampling(64), request_id="run-1-7")
+
+
+async def test_replies_of_a_function() -> None:
+    """Each is asked for with what the request says; tokens are counted in the reply and over all of them."""
+    seen: list[ChatRequest] = []
+
+    def script(asked: ChatRequest) -> Reply:
+        seen.append(asked)
+        return Reply.of(f"as {asked.model} said")
+
+    async with serving(recording=False) as server, aiohttp.ClientSession() as session:
+        server.plays(writes(script))
+        model = OpenAIHTTP(session, server.base_url, "any")
+        whole = await model.complete(PROMPT)
+        async with model.stream(PROMPT) as deltas:
+            streamed = await gather(deltas, lambda _delta: None)
+        metrics = await (await session.get(f"{server.base_url.removesuffix('/v1')}/metrics")).text()
+    assert whole.text == streamed.text == "as any said"
+    assert whole.usage == streamed.usage == Usage(5, 3)
+    assert [(one.texts[1], one.run_id, one.stream) for one in seen] == [
+        ("Who wrote it?", "run-1", False),
+        ("Who wrote it?", "run-1", True),
+    ]
+    assert "vllm:prompt_tokens_total 10\n" in metrics
+    assert "vllm:generation_tokens_total 6\n" in metrics
+
+
+async def test_a_pace() -> None:
+    """Tokens of reasoning and of text come one by one, after the first has been waited for."""
+    times: list[float] = []
+    async with serving(recording=False) as server, aiohttp.ClientSession() as session:
+        server.plays(writes(lambda _asked: Reply(["a", "b", "c"], ["hm"], 0.1, lambda: 0.05)))
+        begun = time.perf_counter()
+        async with OpenAIHTTP(session, server.base_url, "any").stream(PROMPT) as deltas:
+            reply = await gather(
+                deltas, lambda delta: times.append(time.perf_counter() - begun) if delta.text else None
+            )
+    assert reply.text == "abc"
+    assert times[0] >= 0.15 and times[2] - times[0] >= 0.08
