@@ -23,7 +23,7 @@ _BENCHMARKS = {
     "executors": "the naive, the distilled and the teaching executor on held-out mini worlds",
     "filtering": "what an executor learns with the filter, without it, and from gold trajectories",
     "loop": "from logged traffic to a better executor in service, and a degraded one out of it",
-    "overhead": "what the gateway itself costs in CPU, time and memory, by variants of its config, beside LiteLLM",
+    "overhead": "what the gateway itself costs in CPU, time and memory, variants of its config in turns",
     "early-dispatch": "what it brings to begin with sub-queries while the delegator still writes its block",
     "executor": "the executor's throughput through the gateway beside the engine's own, and what held output brings",
     "reliability": "whether anything is lost, late or booked wrongly while upstreams fail and the gateway is killed",

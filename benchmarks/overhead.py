@@ -2,65 +2,45 @@
 
 cost     CPU and memory of a question, with models that answer at once, at each number of questions in flight
 latency  time of an answer beyond that in which at least one of its model calls was being worked on, at a steady rate
-litellm  one call of a model: the gateway's `Complete`, LiteLLM's proxy server (with --litellm-proxy), and neither
 
 Times depend on the machine and on what else it does, and latency also on how long its disk takes to keep a write; both
 are in the figures. Compare ratios of one run.
 """
 
-import asyncio
 import os
-import socket
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import aiohttp
-import grpc
 import msgspec
 import tomlkit
 from aiohttp import web
 from msgspec import Meta
-from rolegate.v1.completion_service_pb2 import ChatMessage, CompleteRequest
-from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
-from rolegate.v1.usage_pb2 import ROLE_ANSWER
 
 from benchmarks.gateway import at_once, canned_config, gateway, played
-from benchmarks.harness import Child, Meter, work_folder
-from benchmarks.load import at_rate, clients, in_flight, quantile, question, timed
-from router.errors import RolegateError
+from benchmarks.harness import Child, work_folder
+from benchmarks.load import at_rate, clients, in_flight, quantile
 from router.models.openai_wire import REQUEST_ID
 from router.testing.openai_server import Behaviour, ChatRequest, Reply, writes
 
-Part = Literal["cost", "latency", "litellm"]
+Part = Literal["cost", "latency"]
 _ROUNDS = 5
-_WARM = 64
 _FIRST_TOKEN_S, _TOKEN_S = 0.05, 0.01
-_CALLS, _AT_ONCE = 256, 64
-_READY_S = 180
-_PROXY = """
-model_list:
-  - model_name: answerer
-    litellm_params: {{model: openai/answerer, api_base: "{base_url}", api_key: none}}
-litellm_settings: {{telemetry: false, num_retries: 0}}
-general_settings: {{dangerously_permit_weak_or_unset_master_key: true}}
-"""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Its options."""
 
-    parts: Annotated[tuple[Part, ...], Meta(description="of cost, latency and litellm")] = ("cost", "latency")
+    parts: Annotated[tuple[Part, ...], Meta(description="of cost and latency")] = ("cost", "latency")
     questions: Annotated[int, Meta(ge=_ROUNDS, description="of each variant")] = 1000
     rate: Annotated[float, Meta(gt=0, description="questions a second, of latency")] = 20.0
     in_flight: Annotated[tuple[int, ...], Meta(description="questions at once, of cost")] = (1, 64, 1000)
     variants: Annotated[tuple[str, ...], Meta(description="settings to compare, as search.early_dispatch=false")] = ()
     folder: Annotated[Path | None, Meta(description="for the store, as its disk matters")] = None
-    litellm_proxy: Annotated[Path | None, Meta(description="the Python of an environment with litellm[proxy]")] = None
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -86,18 +66,6 @@ class Latency(msgspec.Struct, frozen=True):
     added_p99_ms: float
 
 
-class Call(msgspec.Struct, frozen=True):
-    """One call of a model, by one way."""
-
-    way: str
-    p50_ms: float
-    """One after the other."""
-    calls_per_s: float
-    """With 64 in flight."""
-    cpu_ms: float | None
-    """Of whatever stands before the model."""
-
-
 class Figures(msgspec.Struct, frozen=True):
     """Figures of the parts that were asked for."""
 
@@ -107,7 +75,6 @@ class Figures(msgspec.Struct, frozen=True):
     """Time of the disk to keep a write (fsync), at the median."""
     cost: list[Load]
     latency: list[Latency]
-    litellm: list[Call]
 
 
 @dataclass(slots=True)
@@ -146,8 +113,7 @@ async def measure(options: Options) -> Figures:
         write_ms, levels = _write_ms(folder), options.in_flight if "cost" in parts else ()
         cost = [row for number in levels for row in await _cost(folder, options, number)]
         latency = await _latency(folder, options) if "latency" in parts else []
-        litellm = await _calls(folder, options) if "litellm" in parts else []
-    return Figures((before, os.getloadavg()[0]), write_ms, cost, latency, litellm)
+    return Figures((before, os.getloadavg()[0]), write_ms, cost, latency)
 
 
 @asynccontextmanager
@@ -216,84 +182,6 @@ def _times(variant: _Variant) -> Latency:
     added = [(took_s - busy_s) * 1000 for took_s, busy_s in variant.rows]
     models_ms = statistics.median(busy_s for _, busy_s in variant.rows) * 1000
     return Latency(variant.name, models_ms, statistics.median(added), quantile(added, 0.99))
-
-
-async def _calls(folder: Path, options: Options) -> list[Call]:
-    """A call straight to a model, through the gateway, and through LiteLLM's proxy, in turns."""
-    async with AsyncExitStack() as stack:
-        models, retrieval = await stack.enter_async_context(played())
-        process = await stack.enter_async_context(
-            gateway(canned_config(folder / "complete", [models.base_url], retrieval))
-        )
-        session = await stack.enter_async_context(aiohttp.ClientSession())
-        channel = await stack.enter_async_context(grpc.aio.insecure_channel(process.words[0]))
-        stub = CompletionServiceStub(channel)
-
-        def posts(base_url: str) -> Callable[[int], Awaitable[None]]:
-            async def ask(number: int) -> None:
-                said = [{"role": "user", "content": question(number)}]
-                body = {"model": "answerer", "messages": said, "max_tokens": 64}
-                async with session.post(f"{base_url}/chat/completions", json=body, raise_for_status=True) as response:
-                    await response.read()
-
-            return ask
-
-        async def completes(number: int) -> None:
-            said = [ChatMessage(role="user", content=question(number))]
-            await stub.Complete(CompleteRequest(role=ROLE_ANSWER, messages=said), timeout=60)
-
-        ways: dict[str, tuple[Callable[[int], Awaitable[None]], Meter | None]] = {
-            "straight": (posts(models.base_url), None),
-            "Complete": (completes, process.meter),
-        }
-        if options.litellm_proxy:
-            proxied = await stack.enter_async_context(_litellm_proxy(options.litellm_proxy, folder, models.base_url))
-            ways["LiteLLM's proxy"] = posts(proxied[1]), proxied[0]
-        rows: dict[str, list[tuple[float, ...]]] = {name: [] for name in ways}
-        for turn in range(-1, _ROUNDS):
-            for name, (ask, meter) in ways.items():
-                p50_s = statistics.median(await in_flight(timed(ask), range(_WARM), 1, name))
-                cpu_s, begun = meter.cpu_s if meter else 0.0, time.perf_counter()
-                await in_flight(ask, range(_CALLS), _AT_ONCE, name)
-                rate = _CALLS / (time.perf_counter() - begun)
-                if turn >= 0:
-                    used_s = meter.cpu_s - cpu_s if meter else 0.0
-                    rows[name].append((p50_s * 1000, rate, used_s / _CALLS * 1000))
-    medians = {name: [statistics.median(column) for column in zip(*row, strict=True)] for name, row in rows.items()}
-    return [Call(name, p50, rate, cpu if ways[name][1] else None) for name, (p50, rate, cpu) in medians.items()]
-
-
-@asynccontextmanager
-async def _litellm_proxy(python: Path, folder: Path, base_url: str) -> AsyncIterator[tuple[Meter, str]]:
-    """LiteLLM's proxy server with one worker. Raises `RolegateError` where it does not begin."""
-    config = folder / "litellm.yaml"
-    config.write_text(_PROXY.format(base_url=base_url), "utf-8")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with (folder / "litellm.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            *(python.with_name("litellm"), "--config", config, "--host", "127.0.0.1", "--port", str(port)),
-            *("--num_workers", "1", "--telemetry", "False"),
-            cwd=folder,
-            env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"},
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        async with asyncio.timeout(_READY_S), aiohttp.ClientSession(raise_for_status=True) as session:
-            while process.returncode is None:
-                with suppress(aiohttp.ClientError):
-                    async with session.get(f"http://127.0.0.1:{port}/health/liveliness"):
-                        break
-                await asyncio.sleep(0.5)
-            else:
-                raise RolegateError(f"LiteLLM's proxy server does not begin; see {folder / 'litellm.log'}.")
-        yield Meter(process.pid), f"http://127.0.0.1:{port}/v1"
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
 
 
 def _write_ms(folder: Path) -> float:
