@@ -60,6 +60,15 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
     "reasons": {},
     "commands": {
         "serve --workers": Dropped("Several gateways share one PostgreSQL behind a gRPC balancer instead."),
+        "bench budgets": Dropped("Quotas under many requests at once are tested."),
+        "bench chaos": Dropped("Its checks are those of bench reliability."),
+        "bench crashes": Dropped("Its checks are those of bench reliability."),
+        "bench documents": Dropped("Its questions are asked by bench index."),
+        "bench durability": Dropped("It measured a single feature of the store."),
+        "bench fuzz": Dropped("Every target has a property beside its reader's tests."),
+        "bench reconciliation": Dropped("Its checks are those of bench reliability."),
+        "bench retrieval-load": Dropped("It is a part of bench retrieval."),
+        "bench usage": Dropped("Exact sums and their plans are tested."),
     },
     "json": {
         "cells.model": Dropped("That a model is not served is told in the cell of its endpoint."),
@@ -73,5 +82,6 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
     "added": {
         "commands: index build --verbose": "It names the files of kinds that are not read.",
         "json: passed_over_files": "The files of kinds that are not read.",
+        "commands: bench reliability": "Kills and failing upstreams in one benchmark instead of four.",
     },
 }
