@@ -1,10 +1,10 @@
 """A role: a model with its prompt, its sampling and its timeouts."""
 
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -63,7 +63,7 @@ class Role:
         """A fresh conversation whose first user turn is `text`."""
         return (Message("system", self.system), Message("user", text))
 
-    async def ask(
+    def ask(
         self,
         messages: tuple[Message, ...],
         stop: tuple[str, ...],
@@ -74,7 +74,7 @@ class Role:
         pattern: str | None = None,
         until: float = math.inf,
         on_text: OnText | None = None,
-    ) -> Completion:
+    ) -> Coroutine[Any, Any, Completion]:
         """The model's next turn. `pattern`: what it has to match, where the endpoint can see to that. `until`: when it
         is due, in the event loop's time; no pause is begun that would take longer. `on_text`: who hears it as it is
         written, where it is streamed.
@@ -83,7 +83,7 @@ class Role:
         worth it.
         """
         call = _Call(messages, stop, ledger, sub_query, pattern, until, on_text)
-        return await self._or_a_fallback(lambda role, why: role._attempts(call, why).completion(), purpose)
+        return self._or_a_fallback(lambda role, why: role._attempts(call, why).completion(), purpose)
 
     async def stream(
         self, messages: tuple[Message, ...], stop: tuple[str, ...], ledger: Ledger, *, until: float = math.inf

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from typing import Any
 
@@ -154,7 +154,8 @@ class OpenAIHTTP:
             options = self._options if stream else None
             if prompt.pattern is not None and not self._structures:
                 prompt = msgspec.structs.replace(prompt, pattern=None)
-            response = await self._post(prompt, self._body(prompt, stream=stream, options=options))
+            with self._translated():
+                response = await self._post(prompt, self._body(prompt, stream=stream, options=options))
             if response.status == 200:
                 return response
             said = _said(await self._body_of(response, most=_MOST_SAID, cut=True))
@@ -165,17 +166,16 @@ class OpenAIHTTP:
                 raise failure
             self._options = options.fewer
 
-    async def _post(self, prompt: Prompt, body: dict[str, Any]) -> aiohttp.ClientResponse:
+    def _post(self, prompt: Prompt, body: dict[str, Any]) -> Awaitable[aiohttp.ClientResponse]:
         name = {REQUEST_ID: prompt.request_id} if prompt.request_id else {}
-        with self._translated():
-            return await self._session.post(
-                self._url,
-                data=msgspec.json.encode(body),
-                headers={**self._headers, **name},
-                timeout=self._timeout,
-                allow_redirects=False,
-                raise_for_status=False,
-            )
+        return self._session.post(
+            self._url,
+            data=msgspec.json.encode(body),
+            headers={**self._headers, **name},
+            timeout=self._timeout,
+            allow_redirects=False,
+            raise_for_status=False,
+        )
 
     def _body(self, prompt: Prompt, *, stream: bool = False, options: StreamOptions | None = None) -> dict[str, Any]:
         thinking, extra = self._thinking, self._extra

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from router.calls.role import Role
 from router.ledger.ledger import Ledger
-from router.models.model import Message
+from router.models.model import Completion, Message
 from router.protocol import prompts
 from router.protocol.decision import Decision, Dispatch, EarlyReader, parse_decision
 from router.protocol.tags import Malformed
@@ -34,12 +34,20 @@ class Delegator:
         """The next decision; malformed output is corrected once. `early`: who begins with what is certain to be
         dispatched while the decision is still being written.
         """
-        decision, conversation = await self._ask(conversation, ledger, early)
-        if isinstance(decision, Malformed):
+        purposes: tuple[Purpose, ...] = ("first", "correction")
+        on_text = (lambda: EarlyReader(self.max_sub_queries, early.begin).feed) if early else None
+        for purpose in purposes:
+            # No stop string in a correction: one that was met while the model was thinking would be met again.
+            stop = STOP if purpose == "first" else ()
+            output = await self.role.ask(conversation.messages, stop, ledger, purpose=purpose, on_text=on_text)
+            decision = self._parsed(output)
+            said = Message("assistant", prompts.said(output.text))
+            conversation = Conversation((*conversation.messages, said), (*conversation.outputs, output))
+            if purpose == "correction" or not isinstance(decision, Malformed):
+                break
             if early:
                 await early.drop()
             conversation = _told(conversation, prompts.CORRECT_DELEGATION)
-            decision, conversation = await self._ask(conversation, ledger, early, "correction")
         return decision, conversation
 
     def inform(
@@ -51,20 +59,11 @@ class Delegator:
 
     def over_limit(self, conversation: Conversation) -> tuple[str, ...]:
         """What the last decision would have dispatched besides."""
-        last = conversation.outputs[-1]
-        decision = parse_decision(last.text, limit=self.max_sub_queries, cut=last.finish_reason == "length")
+        decision = self._parsed(conversation.outputs[-1])
         return decision.over_limit if isinstance(decision, Dispatch) else ()
 
-    async def _ask(
-        self, conversation: Conversation, ledger: Ledger, early: Dispatching | None, purpose: Purpose = "first"
-    ) -> tuple[Decision, Conversation]:
-        # No stop string in a correction: one that was met while the model was thinking would be met again.
-        stop = STOP if purpose == "first" else ()
-        on_text = (lambda: EarlyReader(self.max_sub_queries, early.begin).feed) if early else None
-        output = await self.role.ask(conversation.messages, stop, ledger, purpose=purpose, on_text=on_text)
-        decision = parse_decision(output.text, limit=self.max_sub_queries, cut=output.finish_reason == "length")
-        said = Message("assistant", prompts.said(output.text))
-        return decision, Conversation((*conversation.messages, said), (*conversation.outputs, output))
+    def _parsed(self, output: Completion) -> Decision:
+        return parse_decision(output.text, limit=self.max_sub_queries, cut=output.finish_reason == "length")
 
 
 def _told(conversation: Conversation, text: str) -> Conversation:

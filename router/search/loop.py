@@ -2,9 +2,9 @@
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -46,7 +46,7 @@ class FactorizedSearch:
         self._max_rounds, self._require_evidence = max_rounds, require_evidence
         self._early_dispatch, self._topology = early_dispatch, topology
 
-    async def run(self, question: str, context: RunContext) -> Trajectory:
+    def run(self, question: str, context: RunContext) -> Coroutine[Any, Any, Trajectory]:
         """Answer `question`. Raises `UpstreamError` where the delegator or the answerer fails, `OutOfTime` where the
         deadline passes, `BudgetExhausted` where nothing was found by the time that the budget does not suffice; an
         executor's failure is a result that found nothing, a delegator that cannot be understood one that has stopped,
@@ -54,7 +54,7 @@ class FactorizedSearch:
         """
         delegation = self._delegator.open(question)
         opened = Trajectory("", "rounds_exhausted", delegation=delegation, topology=self._topology)
-        return await self.proceed(question, opened, context)
+        return self.proceed(question, opened, context)
 
     async def again(self, question: str, found: Trajectory, context: RunContext) -> Trajectory:
         """What this executor would have made of a run that another one worked in. The sub-queries of each round are
