@@ -16,6 +16,7 @@ from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 from executor_sft.evaluate import Evaluation
 from executor_sft.miniworld.export import write_config
 from executor_sft.miniworld.questions import Question
+from executor_sft.rollouts import Rollout
 from executor_sft.step import read_manifest
 from serving.config.config import Config
 from tests.end_to_end.conftest import Demo
@@ -36,15 +37,18 @@ async def test_logged_questions_become_a_shadow(demo: Demo, demo_engines: Config
     logged = [one for one in _questions(_LOGGED + _HELD_OUT, single_search=False) if one.text not in known][:_LOGGED]
     # Held-out ones are asked too, and must not be trained on.
     await asyncio.gather(*(_ask(demo, question) for question in held_out + logged))
-    lines = [{"id": one.id, "text": one.text, "answer": one.answer} for one in held_out]
-    (tmp_path / "held_out.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(lines))
+    questions = [{"id": one.id, "text": one.text, "answer": one.answer} for one in held_out]
+    (tmp_path / "held_out.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(questions))
     (tmp_path / "recipe.toml").write_text(_RECIPE)
     write_config(demo_engines, tmp_path / "rolegate.toml")
     await _retrain(demo, tmp_path)
 
     figures = read_manifest(tmp_path / "work" / "mined").figures
     assert figures["selection"]["evaluation"] >= _HELD_OUT
-    assert 0 < figures["questions"] <= _LOGGED
+    lines = (tmp_path / "work" / "mined" / "rollouts.jsonl").read_bytes().splitlines()
+    mined = {msgspec.json.decode(line, type=Rollout).question.text for line in lines}
+    assert mined & {question.text for question in logged}
+    assert not mined & known
     evaluation = msgspec.json.decode((tmp_path / "work/evaluated/evaluation.json").read_bytes(), type=Evaluation)
     assert evaluation.questions == len({one.text for one in held_out})
     versions = ExecutorVersionServiceStub(demo.channel)

@@ -1,4 +1,4 @@
-"""Rollouts over a held-out mini world, with real engines and real retrieval; the mini executor teaches itself."""
+"""Rollouts over the demo's world, with real engines and real retrieval; the mini executor teaches itself."""
 
 import re
 from pathlib import Path
@@ -6,23 +6,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from executor_sft.miniworld.export import export, over
+from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
 from executor_sft.questions import read_questions
 from executor_sft.rollouts import CALLS, ROLLOUTS, Rollout, roll_out_all, rollout_worker
 from executor_sft.runtime import Runtime, open_runtime
 from router.ledger.reconciliation import Tokens, VLLMCounts
 from serving.config.config import Config, DistillationConfig
+from tests.end_to_end.test_demo import DEMO_SEED
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
 @pytest.fixture
-def config(demo_engines: Config, tmp_path: Path) -> Config:
-    """The demo's models over another world, with the executor as its own teacher."""
-    export(World(13, "test"), tmp_path, 6)
-    config = over(demo_engines, tmp_path)
-    return msgspec.structs.replace(config, distillation=DistillationConfig(teacher=config.roles.execution))
+def config(demo_engines: Config) -> Config:
+    """The demo's, with the executor as its own teacher."""
+    return msgspec.structs.replace(demo_engines, distillation=DistillationConfig(teacher=demo_engines.roles.execution))
 
 
 def without_scores(lines: bytes) -> bytes:
@@ -36,8 +35,9 @@ async def counted(bench: Runtime) -> dict[str, Tokens]:
     return {role.model: (await counts.read(str(role.base_url))).tokens for role in roles}
 
 
-async def test_a_tiny_world(config: Config, tmp_path: Path) -> None:
+async def test_a_few_questions(config: Config, tmp_path: Path) -> None:
     """All questions are rolled out; the sums are what the engines themselves counted; a second time costs nothing."""
+    export(World(DEMO_SEED, "test"), tmp_path, 6)
     questions = read_questions(tmp_path / "questions.jsonl")[0]
     async with open_runtime(config, lambda step: None, cache=tmp_path / CALLS, teacher=True) as bench:
         before = await counted(bench)
