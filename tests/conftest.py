@@ -40,9 +40,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 
 def _file(test: str) -> str:
-    """The tests of `end_to_end` share an engine, and count as one file."""
-    folder, is_there, _ = test.partition("end_to_end/")
-    return folder if is_there else test.partition("::")[0]
+    """The tests of `end_to_end` share an engine, those of `contract` their gateways: each folder counts as one file."""
+    path = test.partition("::")[0]
+    return next((folder for folder in ("end_to_end/", "contract/") if folder in path), path)
 
 
 @pytest.fixture(scope="session", autouse=True)
