@@ -55,6 +55,11 @@ _SEARCHED = (
     Message("assistant", f"<search>{_FOUNDER}</search>"),
     Message("user", prompts.documents((Passage("1", "Fluskaes House", _FOUNDED, 1),), last=True)),
 )
+_LETTERS = Passage("1", "The Tarour Letters", _PAIRS[0][1].evidence[0], 1)
+_READ = (
+    Message("assistant", f"<search>{_PAIRS[0][0]}</search>"),
+    Message("user", prompts.documents((_LETTERS,), last=True)),
+)
 _FIRST, _LAST = (turn_pattern(searched=searched, may_search=not searched) for searched in (False, True))
 _SUB_QUERY, _REPORT = prompts.request(_FOUNDER), "an <answer> with its <evidence>"
 _PAIR = (_FOUNDER, Report("Skilneist Pingir", (_FOUNDED,)))
@@ -69,6 +74,7 @@ TURNS: dict[RoleName, tuple[Turn, ...]] = {
         Turn("a <search> block", _executes(Search), executor.STOP, _SUB_QUERY, pattern=_FIRST),
         Turn("a <search> block", _executes(Search), executor.STOP, prompts.request(_PAIRS[0][0]), pattern=_FIRST),
         Turn(_REPORT, _executes(ReportTurn), executor.STOP, _SUB_QUERY, _SEARCHED, _LAST),
+        Turn(_REPORT, _executes(ReportTurn), executor.STOP, prompts.request(_PAIRS[0][0]), _READ, _LAST),
     ),
     "answer": (
         Turn("an <answer>", _answers, answerer.STOP, prompts.answer_request(_COMPARISON, _PAIRS)),

@@ -15,6 +15,7 @@ from router.edge.grpc.server import Server
 from router.search.retrieval import FixedRetriever
 from router.testing import openai_server
 from router.testing.openai_server import MODEL, USAGE, Behaviour, OpenAIServer, fails, hang, replies, says
+from router.trace.call import RoleName
 from serving.cli.main import main
 from serving.config.file import load_config
 from serving.live_check.estimate import Measured, estimate
@@ -27,7 +28,7 @@ from tests.scripted_gateway import environment
 ROLE = '[roles.{name}]\nbase_url = "{url}"\nmodel = "{model}"\nprompt = "prompt.txt"\nmax_tokens = 256\n{extra}\n'
 EMBEDDER = '[retrieval]\nindex = "index"\n[retrieval.embedder]\nbase_url = "{url}"\nmodel = "tiny"\n'
 PRICE = "[prices.{name}]\nprompt = 1.0\ncompletion = 2.0\n"
-ROLES = ("delegation", "execution", "answer")
+ROLES: tuple[RoleName, ...] = ("delegation", "execution", "answer")
 
 
 @pytest_asyncio.fixture
@@ -150,7 +151,7 @@ async def test_a_good_endpoint_passes(server: OpenAIServer, tmp_path: Path, caps
     for role in ROLES:
         assert cells(said, role) == {
             "reachable": (True, ""),
-            "protocol": (True, "2 of 2" if role == "answer" else "3 of 3"),
+            "protocol": (True, f"{len(TURNS[role])} of {len(TURNS[role])}"),
             "stops": (True, "honoured"),
             "usage": (True, "counted"),
             "schema": (True, "followed"),
@@ -229,14 +230,14 @@ async def test_a_model_that_cannot_do_the_job(
 
     assert (status, said["works"]) == (1, False)
     for role in ROLES:
-        assert cells(said, role)["protocol"] == (False, "0 of 2" if role == "answer" else "0 of 3")
+        assert cells(said, role)["protocol"] == (False, f"0 of {len(TURNS[role])}")
         assert said["found"]["roles"][role]["cells"]["protocol"]["needed"]
         assert quoted in advice(said, role, "protocol")
         assert max(map(len, advice(said, role, "protocol").split("“"))) < 250
     assert "<search> block was due" in advice(said, "execution", "protocol")
 
 
-@pytest.mark.parametrize("case", [("<stop/>", 0, "2 of 3"), ("<search>", 1, "1 of 3")])
+@pytest.mark.parametrize("case", [("<stop/>", 0, "2 of 3"), ("<evidence>", 1, "2 of 4")])
 async def test_a_slip_is_a_warning(
     case: tuple[str, int, str], server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -263,7 +264,7 @@ async def test_what_was_written_is_shown_in_the_table(server: OpenAIServer, tmp_
     )
 
     assert status == 1
-    assert shown.count("✗ 0 of 3") == 2
+    assert [shown.count(f"✗ 0 of {turns}") for turns in (2, 3, 4)] == [1, 1, 1]
     assert "\\x1b]0;owned\\x07hello" in shown
     assert "\x1b" not in shown
 
