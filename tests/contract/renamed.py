@@ -55,7 +55,7 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
     "upstream": {},
     "http": {},
     "metrics": {
-        "rolegate_hedges": Dropped("Calls are not hedged any more."),
+        "rolegate_hedges_total": Dropped("Calls are not hedged any more."),
     },
     "reasons": {},
     "commands": {
