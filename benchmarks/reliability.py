@@ -246,7 +246,7 @@ async def _canned(
         upstreams = [server.base_url for server in servers]
         proxies = await stack.enter_async_context(fault_proxies(upstreams, options.seed, faults))
         urls = [proxy.base_url for proxy in proxies]
-        waits = {"connect_timeout_s": 1.0, "first_token_timeout_s": timeout_s / 8, "call_timeout_s": timeout_s / 2}
+        waits = {"first_token_timeout_s": timeout_s / 8, "call_timeout_s": timeout_s / 2}
         executors = {"base_url": urls[_BACKBONES], "replicas": urls[_BACKBONES + 1 :], "fallbacks": ["delegation"]}
         roles: dict[str, dict[str, Any]] = {"delegation": waits, "execution": waits | executors, "answer": waits}
         config = canned_config(folder, urls[:_BACKBONES], address, roles, server={"timeout_s": timeout_s})

@@ -3,9 +3,8 @@
 Writes an adapter or whole weights (bf16) to DIR/model, and the loss of each step to DIR/loss.jsonl. Checkpoints are
 kept meanwhile: the same command goes on where a killed one was, and ends with the same model.
 
-It computes on the GPU where there is one, and else on the CPU. For several GPUs, start it with accelerate:
-
-  accelerate launch --num_processes 4 --use_fsdp --fsdp_version 2 -m executor_sft train DATASET --model … --out …
+It computes on the GPU where there is one, and else on the CPU. For several GPUs, start it with
+`accelerate launch --num_processes 4 --use_fsdp --fsdp_version 2 -m executor_sft train DATASET --model … --out …`.
 
 The batch of the recipe is the one over all of them.
 """

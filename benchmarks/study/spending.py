@@ -12,7 +12,7 @@ from benchmarks.study.cells import Cell
 from benchmarks.study.rows import Row
 from executor_sft.call_cache import CallCache
 from router.models.model import Usage
-from router.trace.call import Call, Price, RoleName, RoleTotal, sum_known, totals
+from router.trace.call import Call, Price, RoleName, RoleTotal, added, totals
 from serving.config.prices import price_of
 
 Prices = Mapping[RoleName, Price | None]
@@ -55,11 +55,7 @@ def merged(many: Iterable[RoleTotal]) -> list[RoleTotal]:
     groups: dict[tuple[RoleName, str], list[RoleTotal]] = {}
     for one in many:
         groups.setdefault((one.role, one.model), []).append(one)
-    counts = RoleTotal.__struct_fields__[2:]
-    return [
-        msgspec.structs.replace(group[0], **{name: sum_known([getattr(one, name) for one in group]) for name in counts})
-        for group in groups.values()
-    ]
+    return [msgspec.structs.replace(group[0], **added(group)) for group in groups.values()]
 
 
 def dollars(many: Sequence[RoleTotal]) -> float | None:

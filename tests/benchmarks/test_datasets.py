@@ -291,7 +291,7 @@ def test_sample_then_exclude(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ("1\nx\n", "exclude.txt:2: not a position"),
         ('{"outcome": "no_search", "id": "b-1"}\n', "not among the 3 questions (b-1, …)"),
         ('{"outcome": "no_search"}\n', "exclude.txt:1: does not say which question"),
-        ('{"outcome": "no_search", "id": "a-1"}\n{"outc', "exclude.txt, line 2: "),
+        ('{"outcome": "no_search", "id": "a-1"}\n{"outc', "exclude.txt:2: "),
         ('{"run_id": "r", "request": "A 1", "outcome": "no_search"}', ""),
     ],
 )

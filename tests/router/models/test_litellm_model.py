@@ -321,7 +321,7 @@ def test_import_is_lazy() -> None:
     """Importing the module and making a model imports no LiteLLM, and closing then does nothing."""
     code = """
 import asyncio, sys
-from router.litellm_model import LiteLLMModel, close_clients
+from router.models.litellm_client import LiteLLMModel, close_clients
 model = LiteLLMModel("deepseek/deepseek-chat", api_key="sk-secret")
 asyncio.run(close_clients())
 print("litellm" in sys.modules, model.name, model.endpoint, "sk-secret" in repr(model))
@@ -334,8 +334,8 @@ def test_import_in_a_thread() -> None:
     code = """
 import asyncio, os, sys, threading
 from router.errors import BadConfig
-from router.litellm_model import LiteLLMModel
-from router.model import Message, Prompt, Sampling
+from router.models.litellm_client import LiteLLMModel
+from router.models.model import Message, Prompt, Sampling
 
 class Watcher:
     def find_spec(self, name, path=None, target=None):

@@ -110,7 +110,7 @@ def test_runs_of_all_kinds(folder: Path, suffix: str, capsys: pytest.CaptureFixt
 KILLED_EXPORT = """
 import os, signal, sys
 from pathlib import Path
-from serving.retrieval.atomic_file import replacing
+from serving.files import replacing
 with replacing(Path(sys.argv[1])) as unfinished:
     unfinished.write_text("half a row")
     os.kill(os.getpid(), signal.SIGKILL)
