@@ -4,7 +4,7 @@ export Q ?= In which country is the birthplace of the spouse of Worfle Shenlei?
 
 WORK ?= study
 
-.PHONY: ask test test-engines test-all check study protos clean
+.PHONY: ask test test-engines test-all check study protos docs clean
 
 ask: $(VENV)/ready
 	@$(BIN)/rolegate ask --stream -- "$$Q"
@@ -28,6 +28,7 @@ check: $(VENV)/ready-dev
 	$(BIN)/mypy
 	PYTHONPATH=protos $(BIN)/lint-imports
 	$(BIN)/python scripts/size.py
+	$(BIN)/python scripts/configuration.py --check
 	@fresh=$$(mktemp -d) && $(MAKE) --no-print-directory protos OUT=$$fresh >/dev/null && \
 	  for file in $$(cd $$fresh && find . -type f); do cmp $$fresh/$$file protos/$$file || exit 1; done && \
 	  rm -r $$fresh && echo "generated code is fresh"
@@ -39,6 +40,9 @@ OUT ?= protos
 protos: $(VENV)/ready-dev
 	@PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=$(OUT) --pyi_out=$(OUT) \
 	  --grpc_python_out=$(OUT) --mypy_grpc_out=quiet:$(OUT) protos/rolegate/v1/*.proto
+
+docs: $(VENV)/ready-dev
+	@$(BIN)/python scripts/configuration.py
 
 clean:
 	rm -rf $(VENV)

@@ -1,0 +1,134 @@
+"""Write docs/configuration.md from the types of `serving/config/config.py`; `--check` compares instead."""
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from textwrap import dedent
+
+import msgspec
+from msgspec import NODEFAULT
+from msgspec.inspect import (
+    DictType,
+    Field,
+    LiteralType,
+    Metadata,
+    NoneType,
+    StructType,
+    Type,
+    UnionType,
+    VarTupleType,
+    type_info,
+)
+
+from serving.config.config import Config
+
+PAGE = Path(__file__).parent.parent / "docs/configuration.md"
+HEAD = """\
+# Configuration
+
+One TOML file; `rolegate init` writes one, `rolegate check` says all that is wrong in it. Without `--config` or
+`--preset`, commands take `./rolegate.toml`, or else the preset `mini`, the demo. Complete files:
+[`serving/presets`](../serving/presets). Paths are relative to the file; `~` is the home folder, and `shipped:` what
+comes with the package, as in `shipped:prompts/full/delegation.txt`. Unknown keys are refused. Secrets come from
+environment variables, which the file names.
+
+This page is made by `make docs` from the types in [`serving/config/config.py`](../serving/config/config.py).
+"""
+
+
+def page() -> str:
+    """The page: a table for each section of the file."""
+    keys: dict[type, list[str]] = {}
+    _collect("", Config, keys)
+    return "\n".join([HEAD, *(_section(cls, names) for cls, names in keys.items() if _fields(cls, plain=True))])
+
+
+def _collect(key: str, cls: type, keys: dict[type, list[str]]) -> None:
+    """Note by which keys each section is found."""
+    keys.setdefault(cls, []).append(key)
+    for name, inner in _sections(cls):
+        _collect(f"{key}.{name}" if key else name, inner, keys)
+
+
+def _section(cls: type, keys: Sequence[str]) -> str:
+    prose = _prose(cls)
+    rows = [
+        f"| `{field.encode_name}` | {_kind(field.type)} | {_default(field)} | {prose.get(field.name, '')} |"
+        for field in _fields(cls, plain=True)
+    ]
+    title = ", ".join(f"`[{key}]`" for key in keys)
+    lead = " ".join(inspect.cleandoc(cls.__doc__ or "").split())
+    return "\n".join([f"## {title}", "", lead, "", "| key | value | default | |", "|---|---|---|---|", *rows, ""])
+
+
+def _fields(cls: type, *, plain: bool = False) -> tuple[Field, ...]:
+    """Its fields; `plain` leaves out those that are sections."""
+    kind = type_info(cls)
+    assert isinstance(kind, StructType)
+    within = {name.removesuffix(".NAME") for name, _ in _sections(cls)} if plain else ()
+    return tuple(field for field in kind.fields if field.encode_name not in within)
+
+
+def _sections(cls: type) -> Iterator[tuple[str, type]]:
+    for field in _fields(cls):
+        match field.type:
+            case StructType(cls=inner) | UnionType(types=(StructType(cls=inner), *_)):
+                yield field.encode_name, inner
+            case DictType(value_type=StructType(cls=inner)):
+                yield f"{field.encode_name}.NAME", inner
+
+
+_WORDS = {
+    "StrType": "text",
+    "IntType": "whole number",
+    "FloatType": "number",
+    "BoolType": "true or false",
+    "DictType": "table",
+}
+_MOST = 10**6
+"""A higher limit only keeps slips out."""
+
+
+def _kind(kind: Type) -> str:
+    text = _WORDS.get(type(kind).__name__, "")
+    match kind:
+        case Metadata(type=inner, extra=extra):
+            text = (extra or {}).get("mark") or _kind(inner)
+        case UnionType(types=types):
+            text = " or ".join(_kind(each) for each in types if not isinstance(each, NoneType))
+        case VarTupleType(item_type=item):
+            text = f"list of: {_kind(item)}"
+        case LiteralType(values=values):
+            text = ", ".join(f"`{value}`" for value in values)
+    signs = (("≥", "ge"), (">", "gt"), ("≤", "le"), ("<", "lt"))
+    bounds = [(sign, getattr(kind, name, None)) for sign, name in signs]
+    limits = [f"{sign} {bound:g}" for sign, bound in bounds if bound is not None and bound <= _MOST]
+    return f"{text} {', '.join(limits)}".strip()
+
+
+def _default(field: Field) -> str:
+    if field.required:
+        return "required"
+    default = field.default_factory() if field.default is NODEFAULT else field.default
+    return "" if default is None else f"`{msgspec.json.encode(default).decode()}`"
+
+
+def _prose(cls: type) -> dict[str, str]:
+    """The text below each field."""
+    (body,) = ast.parse(dedent(inspect.getsource(cls))).body
+    assert isinstance(body, ast.ClassDef)
+    prose = {}
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                prose[name] = " ".join(words.split()).replace("|", "\\|")
+    return prose
+
+
+if __name__ == "__main__":
+    if "--check" not in sys.argv:
+        PAGE.write_text(page(), "utf-8")
+    elif PAGE.read_text("utf-8") != page():
+        sys.exit("docs/configuration.md: is not what the types say; run `make docs`.")
