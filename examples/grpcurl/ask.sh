@@ -7,6 +7,10 @@
 # standard error stream, with an exit status other than 0. The key, where the gateway wants one, is that of the
 # environment variable ROLEGATE_API_KEY.
 set -eu
+if [ "${1:-}" = --help ] || [ $# -lt 2 ]; then
+  sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
+  [ "${1:-}" = --help ] && exit 0 || exit 2
+fi
 address=$1
 method=rolegate.v1.AnswerService/${3:-Answer}
 request=$(printf '{"question": "%s"}' "$(printf %s "$2" | sed 's/[\\"]/\\&/g')")

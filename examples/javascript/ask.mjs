@@ -1,18 +1,23 @@
-// Asks a rolegate gateway from JavaScript:
-//
-//   npm install
-//   node ask.mjs HOST:PORT QUESTION [answer|stream]
-//
-// `answer` (the default) prints the response as one line of JSON, `stream` prints each event as one.
-// An error is printed as {"code", "message", "reason", "domain", "metadata"}, with exit status 1.
-// The key, where the gateway wants one, is that of the environment variable ROLEGATE_API_KEY.
+// Asks a rolegate gateway from JavaScript; `node ask.mjs --help` says how.
 
 import grpc from "@grpc/grpc-js";
 import protoLoader from "@grpc/proto-loader";
 import protobuf from "protobufjs";
 import { fileURLToPath } from "node:url";
 
+const HELP = `Ask a rolegate gateway from JavaScript:
+
+  npm install
+  node ask.mjs HOST:PORT QUESTION [answer|stream]
+
+"answer" (the default) prints the response as one line of JSON, "stream" prints each event as one.
+An error is printed as {"code", "message", "reason", "domain", "metadata"}, with exit status 1.
+The key, where the gateway wants one, is that of the environment variable ROLEGATE_API_KEY.`;
 const [address, question, method = "answer"] = process.argv.slice(2);
+if (process.argv.includes("--help") || !question || !["answer", "stream"].includes(method)) {
+  console.log(HELP);
+  process.exit(process.argv.includes("--help") ? 0 : 2);
+}
 const definition = protoLoader.loadSync("rolegate/v1/answer_service.proto", {
   includeDirs: [fileURLToPath(new URL("../../protos", import.meta.url))],
   keepCase: true,

@@ -1,9 +1,11 @@
-"""Asks a rolegate gateway from Python: `python ask.py HOST:PORT QUESTION [answer|stream]`.
+"""Ask a rolegate gateway from Python.
 
 `answer` (the default) prints the answer and the sentences that it rests on, `stream` also what happens on the way. An
-error goes to the standard error stream, with exit status 1.
+error goes to the standard error stream, with exit status 1. The key, where the gateway wants one, is that of the
+environment variable ROLEGATE_API_KEY.
 """
 
+import argparse
 import sys
 
 from rolegate.client import Client, GatewayError
@@ -18,14 +20,19 @@ def show(answer: AnswerResponse) -> None:
         print(f"  {citation.title}{page}: {citation.quote}")
 
 
-def main(address: str, question: str, method: str = "answer") -> int:
+def main() -> int:
     """Ask; the exit status."""
-    with Client(address) as client:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("address", metavar="HOST:PORT")
+    parser.add_argument("question", metavar="QUESTION")
+    parser.add_argument("method", nargs="?", choices=("answer", "stream"), default="answer")
+    given = parser.parse_args()
+    with Client(given.address) as client:
         try:
-            if method == "answer":
-                show(client.ask(question, timeout_s=60))
+            if given.method == "answer":
+                show(client.ask(given.question, timeout_s=60))
                 return 0
-            with client.stream(question, timeout_s=60) as events:  # leaving it early stops the work upstream
+            with client.stream(given.question, timeout_s=60) as events:  # leaving it early stops the work upstream
                 for event in events:
                     print(event.event_number, event.WhichOneof("event"))
             show(event.done)
@@ -37,4 +44,4 @@ def main(address: str, question: str, method: str = "answer") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())
