@@ -24,6 +24,20 @@ def plain_tracebacks() -> None:
     )
 
 
+def json_lines() -> None:
+    """Log a JSON object a line, with the run, tenant and request that it is about."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(ensure_ascii=True),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(),
+    )
+
+
 def _visible(_logger: object, _method: str, event: EventDict) -> EventDict:
     return {name: visible(value) if isinstance(value, str) else value for name, value in event.items()}
 

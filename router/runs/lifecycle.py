@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import structlog
+from structlog.contextvars import bound_contextvars
 
 from router.errors import NotFound, OutOfTime, RequestIdTaken, StoreFailed
 from router.ledger.budget import UNLIMITED, Allowance, Budget
@@ -157,7 +158,11 @@ class RunLifecycle:
                     on_event(event)
                 yield began
                 return
-            with self._live.running(start.id, start.kind, start.tenant, on_event) as live:
+            about = {"run_id": start.id, "tenant": tenant, "request_id": start.request_id}
+            with (
+                bound_contextvars(**{name: value for name, value in about.items() if value}),
+                self._live.running(start.id, start.kind, start.tenant, on_event) as live,
+            ):
                 self._observer.run_began()
                 live.on_event(RunStarted(start.id))
                 ledger = Ledger(
@@ -269,7 +274,6 @@ class RunLifecycle:
         run.live.end(stored)
         _log.info(
             "run.stored",
-            run_id=stored.id,
             kind=stored.kind,
             status=stored.status,
             calls=len(stored.calls),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from serving.cli.options import add_config, chosen_config, host_port, new_parser
 from serving.composition import running_gateway
+from serving.logs import json_lines
 from serving.signals import log_step, until_stopped
 
 
@@ -17,8 +18,12 @@ def serve(arguments: Sequence[str]) -> int:
         ("--http", "serve OpenAI's protocol here, not at server.http"),
     ):
         parser.add_argument(option, type=host_port, metavar="HOST:PORT", help=what)
+    what = "one JSON object a line, or text (default: telemetry.log_format)"
+    parser.add_argument("--log-format", choices=("text", "json"), help=what)
     given = parser.parse_args(arguments)
     config = chosen_config(given)
+    if (given.log_format or config.telemetry.log_format) == "json":
+        json_lines()
     address, http = given.address or config.server.address, given.http or config.server.http
     asyncio.run(until_stopped(running_gateway(config, address, log_step, http)))
     return 0

@@ -257,7 +257,10 @@ class VersionsConfig(Section, frozen=True):
 
 
 class TelemetryConfig(Section, frozen=True):
-    """Metrics and traces."""
+    """Log, metrics and traces."""
+
+    log_format: Literal["text", "json"] = "text"
+    """Form of the log of `rolegate serve`: lines to read, or a JSON object a line."""
 
     metrics: Address | None = None
     """The address at which Prometheus may ask for `/metrics`, without a key. Absent: nowhere."""
