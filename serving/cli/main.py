@@ -19,6 +19,7 @@ _COMMANDS = {
     "serve": "run the gateway until stopped",
     "ask": "ask a question, of a running gateway or of one started for it",
     "chat": "keep asking, in a terminal",
+    "search": "search a running gateway's passages",
     "mcp": "let agents ask a running gateway (Model Context Protocol)",
     "runs": "see, watch and cancel runs, and export their traces",
     "usage": "tokens and cost, and whether the engines agree",

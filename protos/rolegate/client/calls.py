@@ -21,6 +21,7 @@ from rolegate.client.requests import (
 )
 from rolegate.v1.answer_service_pb2 import AnswerRequest, AnswerResponse, StreamAnswerRequest, StreamAnswerResponse
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
+from rolegate.v1.evidence_pb2 import Passage
 from rolegate.v1.executor_version_service_pb2 import (
     ExecutorVersion,
     ExecutorVersionDecision,
@@ -32,6 +33,8 @@ from rolegate.v1.executor_version_service_pb2 import (
     SetExecutorVersionTrafficRequest,
 )
 from rolegate.v1.executor_version_service_pb2_grpc import ExecutorVersionServiceStub
+from rolegate.v1.retrieval_service_pb2 import SearchRequest
+from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 from rolegate.v1.run_service_pb2 import (
     VERDICT_ACCEPTED,
     VERDICT_REJECTED,
@@ -62,6 +65,7 @@ class Stubs:
     def __init__(self, channel: Any) -> None:
         self.answers, self.runs = AnswerServiceStub(channel), RunServiceStub(channel)
         self.usage, self.versions = UsageServiceStub(channel), ExecutorVersionServiceStub(channel)
+        self.retrieval = RetrievalServiceStub(channel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,12 @@ def stream(question: str, timeout_s: float = ANSWER_S, **terms: Unpack[Terms]) -
         StreamAnswerRequest(question=question, **terms_fields(terms)),
         timeout_s=timeout_s,
     )
+
+
+def search(query: str, top_k: int = 0) -> Call[Sequence[Passage]]:
+    """The nearest passages, best first; as many as the server's default where `top_k` is 0."""
+    request = SearchRequest(queries=[query], top_k=top_k)
+    return Call(lambda to: to.retrieval.Search, request, lambda response: response.results[0].passages)
 
 
 def run(run_id: str, *, trace: bool = False) -> Call[GetRunResponse]:

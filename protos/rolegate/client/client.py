@@ -74,6 +74,7 @@ class Client:
 
     ask = _called(calls.ask)
     stream = _streamed(calls.stream)
+    search = _called(calls.search)
     run = _called(calls.run)
     watch = _streamed(calls.watch)
     cancel = _called(calls.cancel)

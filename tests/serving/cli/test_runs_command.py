@@ -12,7 +12,7 @@ from rolegate.v1.answer_service_pb2 import AnswerOutcome
 
 from serving.cli.main import main
 from serving.cli.tables import calls_table, runs_table
-from tests.scripted_gateway import QUESTION
+from tests.scripted_gateway import DIRECTOR, QUESTION
 
 HEADER = "request status started (UTC) s"
 
@@ -51,6 +51,10 @@ def test_show(gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]) -> 
     assert "# role model why outcome prompt written cost s" in shown
     assert sum("first completed" in line for line in shown) == 8
     assert "all 8 144 unknown 36 unknown" in shown
+    assert [line for line in shown if line.startswith("round")] == ["round 1", "round 2"]
+    assert "[system] " not in "\n".join(shown)
+    assert main(["runs", "show", run_id, "--prompts", "--address", gateway]) == 0
+    assert {"delegation", "answer"} < set(lines(capsys))
     assert main(["runs", "show", run_id, "--json", "--address", gateway]) == 0
     whole = json.loads(capsys.readouterr().out)
     assert (whole["run"]["run_id"], len(whole["calls"]), whole["trace_json"]) == (run_id, 8, "")
@@ -164,3 +168,11 @@ def test_how_tokens_are_known() -> None:
     assert "1 answer m ≥7 ≥5 unknown 0.00" in shown
     assert "2 answer m ~7 ~5 unknown 0.00" in shown
     assert "3 answer m unknown unknown unknown 0.00" in shown
+
+
+def test_search(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`rolegate search` shows passages, best first, and their places; as JSON, too."""
+    assert main(["search", DIRECTOR, "--address", gateway]) == 0
+    assert lines(capsys)[:2] == ["0.900 Heat (p1)", "Heat is a film by Michael Mann. It [sic] is long."]
+    assert main(["search", DIRECTOR, "--top-k", "1", "--json", "--address", gateway]) == 0
+    assert json.loads(capsys.readouterr().out)["passage_id"] == "p1"
