@@ -4,10 +4,12 @@ import argparse
 from collections.abc import Sequence
 from itertools import islice
 
+import msgspec
 from rich.console import Console
 from rolegate.client import Client
 
 from router.errors import BadRequest
+from router.trace.run import Run
 from serving.cli.options import (
     FORMATS,
     add_command,
@@ -27,6 +29,7 @@ from serving.cli.tables import (
     runs_table,
     usage_table,
 )
+from serving.cli.trace_view import show_trace
 
 
 def runs(arguments: Sequence[str]) -> int:
@@ -50,7 +53,9 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("--until", type=moment, metavar="TIME", help="runs that started before")
     listing.add_argument("--tenant", default="", help="one tenant's only")
     listing.set_defaults(work=_list)
-    show = add_command(commands, "show", "one run", "Shows a run with its calls and sums, and the feedback on it.")
+    what = "Shows a run: sub-queries by round, reports and their evidence, calls and sums, and the feedback on it."
+    show = add_command(commands, "show", "one run", what)
+    show.add_argument("--prompts", action="store_true", help="show what each model read and wrote, too")
     show.add_argument("--trace", action="store_true", help="print all that was said and found, as JSON")
     show.set_defaults(work=_show)
     watch = add_command(
@@ -87,7 +92,7 @@ def _list(client: Client, given: argparse.Namespace) -> None:
 
 
 def _show(client: Client, given: argparse.Namespace) -> None:
-    found = client.run(given.run_id, trace=given.trace)
+    found = client.run(given.run_id, trace=given.trace or not given.json)
     if given.trace:
         print(found.trace_json)
     elif given.json:
@@ -98,6 +103,8 @@ def _show(client: Client, given: argparse.Namespace) -> None:
         for name, text in (("request", found.run.request), ("output", found.output)):
             if text:
                 console.print(f"{name}: {text}", markup=False, highlight=False)
+        if found.trace_json:
+            show_trace(console, msgspec.json.decode(found.trace_json, type=Run), prompts=given.prompts)
         for feedback in found.feedback:
             console.print(f"feedback: {feedback_line(feedback)}", markup=False, highlight=False)
         console.print(calls_table(found.calls))
