@@ -82,6 +82,9 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
     "added": {
         "commands: index build --verbose": "It names the files of kinds that are not read.",
         "json: passed_over_files": "The files of kinds that are not read.",
+        "commands: search": "Passages of a running gateway's index.",
+        "commands: runs show --prompts": "It shows what each model read and wrote.",
+        "commands: serve --log-format": "Logs for programs.",
         "commands: bench reliability": "Kills and failing upstreams in one benchmark instead of four.",
     },
 }
