@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Annotated, Any
 
 import grpc
@@ -46,7 +47,7 @@ async def _serve(to: Connection, timeout_s: float) -> None:
 
 def mcp_server(channel: grpc.aio.Channel, to: Connection, timeout_s: float) -> MCPServer:
     """The server, with the tools `ask` and `search` over a gateway's channel. What it refuses is a tool's error."""
-    server = MCPServer("rolegate", log_level="WARNING")
+    server = MCPServer("rolegate", version=version("rolegate"), log_level="WARNING")
 
     @server.tool(annotations=_READS)
     async def ask(
