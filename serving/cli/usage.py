@@ -45,7 +45,8 @@ def usage(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["reconcile"]:
         return _reconcile(arguments[1:])
     parser = new_parser("usage", __doc__)
-    parser.add_argument("--by", type=_by, default=("role", "model"), help="of tenant,role,model,version (role,model)")
+    what = "of tenant, role, model and version (default: role model)"
+    parser.add_argument("--by", nargs="+", default=["role", "model"], metavar="NAME", help=what)
     parser.add_argument("--per", choices=list(TIMES), help="split time, in UTC")
     parser.add_argument("--since", type=moment, metavar="TIME", help=FORMATS)
     parser.add_argument("--until", type=moment, metavar="TIME", help="calls that started before")
@@ -55,14 +56,15 @@ def usage(arguments: Sequence[str]) -> int:
     form.add_argument("--csv", action="store_true", help="print CSV, always with the same columns")
     add_connection(parser)
     given = parser.parse_args(arguments)
+    given.by = _by(given.by)
     return with_client(given, lambda client: _show(client, given))
 
 
-def _by(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(text.split(",")))
+def _by(words: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name for word in words for name in word.split(",") if name))
     for name in names:
         if name not in _DIMENSIONS:
-            raise BadConfig(f"--by {text}: {name!r} is none of {', '.join(_DIMENSIONS)}.")
+            raise BadConfig(f"--by: {name!r} is none of {', '.join(_DIMENSIONS)}.")
     return names
 
 

@@ -209,7 +209,7 @@ def test_moments_before_now(text: str, ago: timedelta) -> None:
         (["--since", "yesterday"], "'yesterday' is no time"),
         (["--since", "99999999999d"], "'99999999999d' is no time"),
         (["--since", "0001-01-01T00:00+01:00"], "'0001-01-01T00:00+01:00' is no time"),
-        (["--by", "role,colour"], "'colour' is none of tenant, role, model, version"),
+        (["--by", "role", "colour"], "'colour' is none of tenant, role, model, version"),
         (["--address", "127.0.0.1:1"], "no gateway answers at 127.0.0.1:1"),
         (
             ["--certificate", "/nowhere.pem"],
