@@ -2,8 +2,12 @@
 # Set up the virtual environment: sh scripts/setup.sh FOLDER [EXTRA,…]
 # Picks the GPU or the CPU install by looking for a GPU; ROLEGATE_INSTALL=cpu or gpu decides otherwise.
 set -eu
-venv=$1
+case $1 in
+    /*) venv=$1 ;;
+    *) venv=$PWD/$1 ;;
+esac
 extras=${2:+,$2}
+cd "$(dirname "$0")/.."
 
 python=
 for candidate in "${PYTHON:-}" python3 python3.13 python3.12 python3.11; do

@@ -1,9 +1,15 @@
 """Extras of rolegate that bring packages which are not there."""
 
 import re
+import shlex
+import sys
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, metadata
+from importlib.metadata import PackageNotFoundError, distribution, metadata
 from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import msgspec
 
 from router.errors import BadConfig
 
@@ -20,8 +26,8 @@ def need(command: str, *modules: str) -> None:
 
 
 def missing_extra(module: str | None, command: str) -> str:
-    """The extra to install where a command misses a module: that of the command's name where it brings the module,
-    else the smallest one that does; empty where none does.
+    """A shell command that installs the extra which brings a missing module: that of the command's name where it does,
+    else the smallest one; empty where none does.
     """
     try:
         lines = metadata(_OURS).get_all("Requires-Dist") or []
@@ -36,7 +42,13 @@ def missing_extra(module: str | None, command: str) -> str:
     if not bringing:
         return ""
     extra = min(bringing, key=lambda extra: (extra != command, len(brought[extra])))
-    return f"pip install 'rolegate[{extra}]', or in a checkout: sh scripts/setup.sh .venv {extra}"
+    setup = Path(__file__).parents[1] / "scripts/setup.sh"
+    if setup.is_file():  # a checkout, whose script knows which build of torch this machine takes
+        return shlex.join(["sh", str(setup), sys.prefix, extra])
+    told = distribution(_OURS).read_text("direct_url.json")
+    url = urlsplit(msgspec.json.decode(told)["url"] if told else "")
+    source = unquote(url.path) if url.scheme == "file" and Path(unquote(url.path)).exists() else _OURS
+    return shlex.join([sys.executable, "-m", "pip", "install", f"{source}[{extra}]"])
 
 
 def _packages(extra: str, needs: Mapping[str, list[re.Match[str]]]) -> set[str]:

@@ -508,7 +508,7 @@ def test_a_config_that_does_not_fit_its_index_is_not_called_fine(
 )
 def test_a_missing_package_names_its_extra(module: str, command: str, extra: str) -> None:
     """As a command that can be copied; the command's own extra first, which brings all that it needs."""
-    assert missing_extra(module, command).endswith(f"sh scripts/setup.sh .venv {extra}")
+    assert missing_extra(module, command) == f"sh {scripted_gateway.ROOT}/scripts/setup.sh {sys.prefix} {extra}"
     assert not missing_extra("no_such_package", "ask")
 
 
