@@ -2,25 +2,15 @@
 
 import asyncio
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any
 
 import msgspec
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
 
-from router.protocol.evidence import Report
 from router.trace.citation import Citation, cite_answer
 from router.trace.run import Run
-from router.trace.values import (
-    Conversation,
-    Event,
-    Execution,
-    Reported,
-    RoundStarted,
-    SearchDone,
-    SubQueryDispatched,
-    Trajectory,
-)
+from router.trace.values import Event, Execution, Reported, Trajectory
 
 _UNANSWERED = ("not_found", "no_search", "no_report", "timed_out", "model_failed", "retrieval_failed")
 
@@ -107,14 +97,10 @@ def answer_from_proto(response: pb.AnswerResponse) -> CitedAnswer:
     """The answer to a question."""
     outcome = pb.AnswerOutcome.Name(response.outcome).removeprefix("ANSWER_OUTCOME_").lower()
     results = tuple(map(sub_answer_from_proto, response.results))
-    return CitedAnswer(response.run_id, outcome, response.answer, _citations(response.citations), results)
-
-
-def report_from_proto(run_id: str, result: evidence_pb2.SubQueryResult) -> CitedAnswer:
-    """The report on one sub-query."""
-    reported = sub_answer_from_proto(result)
-    citations = _citations(citation for point in result.evidence for citation in point.citations)
-    return CitedAnswer(run_id, reported.outcome, result.answer, citations, (reported,))
+    citations = tuple(
+        Citation(at.passage_id, at.title, at.document, at.page or None, at.quote) for at in response.citations
+    )
+    return CitedAnswer(response.run_id, outcome, response.answer, citations, results)
 
 
 def sub_answer_from_proto(result: evidence_pb2.SubQueryResult) -> SubAnswer:
@@ -123,44 +109,30 @@ def sub_answer_from_proto(result: evidence_pb2.SubQueryResult) -> SubAnswer:
     return SubAnswer(result.sub_query, result.answer, outcome)
 
 
-def _citations(messages: Iterable[evidence_pb2.Citation]) -> tuple[Citation, ...]:
-    found = (Citation(at.passage_id, at.title, at.document, at.page or None, at.quote) for at in messages)
-    return tuple(dict.fromkeys(found))
-
-
 def progress_line(event: Event) -> str | None:
     """Rounds, sub-queries, searches and reports, each under what it belongs to; None for other events."""
-    match event:
-        case RoundStarted():
-            return f"round {event.round}"
-        case SubQueryDispatched():
-            return f"  → {event.index + 1}. {event.sub_query}"
-        case SearchDone():
-            return f"    searched “{event.query}”: {', '.join(event.titles) or 'nothing'}"
-        case Reported(index, Execution() as execution):
-            return f"  ← {index + 1}. {'could not be looked up' if execution.failed else execution.report.answer}"
-        case _:
-            return None
+    execution = event.execution if isinstance(event, Reported) else None
+    return _line(event, None if execution is None or execution.failed else execution.report.answer)
 
 
 def event_line(response: pb.StreamAnswerResponse) -> str | None:
     """The same of an event from the wire."""
+    result = response.reported.result
+    reported = result.outcome in (evidence_pb2.EXECUTION_OUTCOME_REPORTED, 0)
     kind = response.WhichOneof("event")
-    event: Event
-    if kind == "round_started":
-        event = RoundStarted(response.round_started.round)
-    elif kind == "sub_query_dispatched":
-        sent = response.sub_query_dispatched
-        event = SubQueryDispatched(sent.index, sent.round, sent.sub_query)
-    elif kind == "search_done":
-        done = response.search_done
-        event = SearchDone(done.index, done.query, tuple(done.titles))
-    elif kind == "reported":
-        result = response.reported.result
-        failed = result.outcome not in (evidence_pb2.EXECUTION_OUTCOME_REPORTED, 0)
-        outcome: Literal["no_report", "reported"] = "no_report" if failed else "reported"
-        execution = Execution(result.sub_query, Report(result.answer, ()), outcome, (), Conversation(()))
-        event = Reported(response.reported.index, execution)
-    else:
-        return None
-    return progress_line(event)
+    return _line(getattr(response, kind), result.answer if reported else None) if kind else None
+
+
+def _line(event: Any, answer: str | None) -> str | None:
+    """`event`: a value, or a message, whose fields have the same names. `answer`: of a report."""
+    match type(event).__name__:
+        case "RoundStarted":
+            return f"round {event.round}"
+        case "SubQueryDispatched":
+            return f"  → {event.index + 1}. {event.sub_query}"
+        case "SearchDone":
+            return f"    searched “{event.query}”: {', '.join(event.titles) or 'nothing'}"
+        case "Reported":
+            return f"  ← {event.index + 1}. {'could not be looked up' if answer is None else answer}"
+        case _:
+            return None

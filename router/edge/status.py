@@ -1,21 +1,15 @@
 """From our errors to `google.rpc.Status`: one table, one translator."""
 
-import asyncio
-import inspect
+import re
 import traceback
 from collections.abc import Mapping
-from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any
 
-import grpc
+import msgspec
 import structlog
-from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
-from grpc_status import rpc_status
 
-from router.edge.limits import check_sizes
 from router.errors import (
     AccessDenied,
     BadConfig,
@@ -46,6 +40,7 @@ from router.errors import (
     UpstreamUnavailable,
 )
 from router.trace.identity import LOCAL, Identity
+from router.trace.run import Run
 
 CALLER: ContextVar[Identity] = ContextVar("caller", default=LOCAL)
 """Set by whoever checks keys, before the call reaches its servicer."""
@@ -60,8 +55,6 @@ _log = structlog.get_logger("edge")
 DOMAIN = "rolegate"
 COME_BACK_S = 5.0
 """When to come back after what failed upstream did not say."""
-_ENDING_S = 0.1
-"""How long a slow reader may take for the status."""
 
 STATUS: dict[type[RolegateError], tuple[int, str]] = {
     BadRequest: (code_pb2.INVALID_ARGUMENT, "BAD_REQUEST"),
@@ -172,93 +165,26 @@ def innermost(error: BaseException) -> BaseException:
     return error
 
 
-class StatusInterceptor(grpc.aio.ServerInterceptor):
-    """Turns whatever a handler raises into a status."""
-
-    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Wrap the handler of the call."""
-        handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming:
-            return handler
-        return with_behaviour(handler, _translating(behaviour_of(handler)), _reading(handler.request_deserializer))
+_ROWS = {kind.__name__: row for kind, row in STATUS.items()}
 
 
-class WritingInterceptor(grpc.aio.ServerInterceptor):
-    """Writes what streams yield, so that all around it are coroutines, and ends streams that are not read."""
-
-    def __init__(self, reading_s: float = 60.0) -> None:
-        """`reading_s`: how long a client may take to read one message of a stream."""
-        self._reading_s = reading_s
-
-    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Wrap the handler of the call."""
-        handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming or not handler.response_streaming:
-            return handler
-        return with_behaviour(handler, _writing(handler.unary_stream, self._reading_s))
+def as_seen_by(run: Run, identity: Identity) -> Run:
+    """`run` without what is the operator's alone: addresses, and errors that may name them."""
+    if identity.tenant is None:
+        return run
+    name = run.error.partition(":")[0]
+    words = re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower() if name in _ROWS else "internal error"
+    calls = tuple(msgspec.structs.replace(call, deployment="") for call in run.calls)
+    return msgspec.structs.replace(run, calls=calls, error=words if run.error else "")
 
 
-def behaviour_of(handler: Any) -> Any:
-    """The function behind a handler of single requests."""
-    return handler.unary_stream if handler.response_streaming else handler.unary_unary
-
-
-def with_behaviour(handler: Any, behaviour: Any, read: Any = None) -> Any:
-    """The handler, doing something else. `read`: another deserializer."""
-    new: Any = (
-        grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
-    )
-    return new(behaviour, read or handler.request_deserializer, handler.response_serializer)
-
-
-def _reading(deserialize: Any) -> Any:
-    """Gives the error instead of raising it, which gRPC would tell as UNKNOWN, with a traceback in the log."""
-
-    def read(sent: bytes) -> Any:
-        try:
-            return deserialize(sent)
-        except DecodeError:
-            return BadRequest("The request is not a message of this method; is the client's proto file the same?")
-
-    return read
-
-
-def _translating(behaviour: Any) -> Any:
-    async def translated(request: Any, context: Any) -> Any:
-        try:
-            if isinstance(request, BadRequest):
-                raise request
-            check_sizes(request)
-            return await behaviour(request, context)
-        except (grpc.aio.AbortError, asyncio.CancelledError):
-            raise
-        except Exception as error:
-            await _abort(context, error)
-
-    return translated
-
-
-def _writing(behaviour: Any, reading_s: float) -> Any:
-    if inspect.iscoroutinefunction(behaviour):  # it writes to the context by itself, as health's Watch does
-        return behaviour
-
-    async def write(request: Any, context: Any) -> None:
-        async with aclosing(behaviour(request, context)) as responses:
-            async for response in responses:
-                try:
-                    async with asyncio.timeout(reading_s):
-                        await context.write(response)
-                except TimeoutError:
-                    raise SlowReader(f"Nothing was read for {reading_s:g} s, so the stream ends; read on.") from None
-
-    return write
-
-
-async def _abort(context: Any, error: Exception) -> None:
-    ending = context.abort_with_status(rpc_status.to_status(logged_status(error)))
-    if isinstance(error, SlowReader):
-        with suppress(TimeoutError):  # the status waits behind what is not read, and nobody for it
-            async with asyncio.timeout(_ENDING_S):
-                await ending
-    else:
-        await ending
+def failure_of(run: Run, identity: Identity) -> status_pb2.Status:
+    """The status with which a run that did not finish ends for those who watch it."""
+    if run.status == "cancelled":
+        return new_status(code_pb2.CANCELLED, f"Run {run.id} was cancelled.", "RUN_CANCELLED")
+    if run.status == "interrupted":
+        text = f"Run {run.id} was interrupted, because its gateway was killed; ask again."
+        return new_status(code_pb2.UNAVAILABLE, text, "RUN_INTERRUPTED")
+    code, reason = _ROWS.get(run.error.partition(":")[0], (code_pb2.INTERNAL, "INTERNAL"))
+    wait_s = COME_BACK_S if code == code_pb2.UNAVAILABLE else None
+    return new_status(code, f"Run {run.id} failed: {as_seen_by(run, identity).error}", reason, wait_s=wait_s)

@@ -1,118 +1,127 @@
-"""Answers, reports and events, from values to wire types."""
+"""Values to wire types: fields whose names agree are copied by one function, the others are said where they differ."""
 
 import asyncio
-from typing import assert_never
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
 
 import msgspec
+from google.protobuf.descriptor import EnumDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from rolegate.v1 import answer_service_pb2 as pb
-from rolegate.v1 import evidence_pb2
+from rolegate.v1 import evidence_pb2, run_service_pb2, usage_pb2, usage_service_pb2
+from rolegate.v1 import executor_version_service_pb2 as version_pb
 
-from router.edge.grpc.convert_usage import duration_to_proto, usage_to_proto
-from router.trace.citation import Citation, cite_answer
-from router.trace.run import Run
-from router.trace.values import (
-    AnswerOutcome,
-    AnswerWritten,
-    Event,
-    Execution,
-    ExecutionOutcome,
-    Reported,
-    RoundStarted,
-    RunStarted,
-    SearchDone,
-    SubQueryDispatched,
-    Trajectory,
-)
+from router.ledger.reconciliation import Reconciliation
+from router.ledger.usage import UsageReport
+from router.runs.archive import RunSummary, shortened
+from router.trace.call import Call, totals
+from router.trace.citation import cite_answer
+from router.trace.export import output_of, trace_json
+from router.trace.run import Feedback, Run
+from router.trace.values import Event, Execution, Reported, Trajectory
+from router.versions.book import Decision, ExecutorVersion, TrialFigures
 
-ANSWER_OUTCOMES: dict[AnswerOutcome, pb.AnswerOutcome] = {
-    "answered": pb.ANSWER_OUTCOME_ANSWERED,
-    "rounds_exhausted": pb.ANSWER_OUTCOME_ROUNDS_EXHAUSTED,
-    "no_search": pb.ANSWER_OUTCOME_NO_SEARCH,
-    "time_exhausted": pb.ANSWER_OUTCOME_TIME_EXHAUSTED,
-    "out_of_scope": pb.ANSWER_OUTCOME_OUT_OF_SCOPE,
-    "not_found": pb.ANSWER_OUTCOME_NOT_FOUND,
-    "budget_exhausted": pb.ANSWER_OUTCOME_BUDGET_EXHAUSTED,
+M = TypeVar("M", bound=Message)
+WIRE_NAMES = {
+    "call_id": "request_id",
+    "cost_nano_usd": "nano_usd",
+    "start_time": "started_at",
+    "time_to_first_token": "first_token_s",
+    "duration": "duration_s",
 }
-_EXECUTION_OUTCOMES: dict[ExecutionOutcome, evidence_pb2.ExecutionOutcome] = {
-    "reported": evidence_pb2.EXECUTION_OUTCOME_REPORTED,
-    "no_report": evidence_pb2.EXECUTION_OUTCOME_NO_REPORT,
-    "timed_out": evidence_pb2.EXECUTION_OUTCOME_TIMED_OUT,
-    "model_failed": evidence_pb2.EXECUTION_OUTCOME_MODEL_FAILED,
-    "retrieval_failed": evidence_pb2.EXECUTION_OUTCOME_RETRIEVAL_FAILED,
-    "budget_exhausted": evidence_pb2.EXECUTION_OUTCOME_BUDGET_EXHAUSTED,
-}
+"""Fields of messages that have another name here; units are in the wire's types."""
+_MOST_CHARS = 200_000
+"""Of a request and of an output, so that a run with all its feedback fits into the 4 MB that gRPC's clients take; the
+trace has all of both.
+"""
+
+
+def to_proto(kind: type[M], value: object, **given: Any) -> M:
+    """A message of `kind` with the fields of `value`, by name, and with those that are `given`. None leaves a field
+    out; times are seconds, and enums are their names in small letters, without the prefix.
+    """
+    fields = {}
+    for field in kind.DESCRIPTOR.fields:
+        known = given[field.name] if field.name in given else _named(value, WIRE_NAMES.get(field.name, field.name))
+        if known is not None:
+            fields[field.name] = _field_to_proto(field, known)
+    return kind(**fields)
+
+
+def _named(value: object, name: str) -> Any:
+    return value.count(name) if isinstance(value, Call) and not hasattr(value, name) else getattr(value, name)
+
+
+def _field_to_proto(field: Any, value: Any) -> Any:
+    if field.enum_type is not None:
+        return prefix_of(field.enum_type) + value.upper()
+    if field.message_type is None or isinstance(value, Message):
+        return value
+    match field.message_type.full_name:
+        case "google.protobuf.Timestamp":
+            return datetime.fromtimestamp(value, UTC)
+        case "google.protobuf.Duration":
+            return timedelta(seconds=value)
+    kind = GetMessageClass(field.message_type)
+    if field.is_repeated:
+        return [each if isinstance(each, Message) else to_proto(kind, each) for each in value]
+    return to_proto(kind, value)
+
+
+def prefix_of(enum: EnumDescriptor) -> str:
+    """The beginning of all names of an enum, such as `ROLE_`."""
+    return str(enum.values_by_number[0].name.removesuffix("UNSPECIFIED"))
 
 
 def execution_to_proto(execution: Execution) -> evidence_pb2.SubQueryResult:
     """A sub-query with its report and where its evidence stands."""
-    points = execution.report.evidence
-    return evidence_pb2.SubQueryResult(
-        sub_query=execution.sub_query,
-        answer=execution.report.answer,
-        evidence=[
-            evidence_pb2.EvidencePoint(text=point, citations=map(_citation_to_proto, cited))
-            for point, cited in zip(points, execution.citations(points), strict=True)
-        ],
-        outcome=_EXECUTION_OUTCOMES[execution.outcome],
+    report = execution.report
+    cited = zip(report.evidence, execution.citations(report.evidence), strict=True)
+    return to_proto(
+        evidence_pb2.SubQueryResult,
+        execution,
+        answer=report.answer,
+        evidence=[to_proto(evidence_pb2.EvidencePoint, None, text=text, citations=found) for text, found in cited],
         search_queries=[search.query for search in execution.searches],
-        shared_from=execution.shared_from,
     )
 
 
 async def answer_to_proto(run: Run) -> pb.AnswerResponse:
-    """The answer to a question, which `run` is the finished run of. Others get their turns in between, as citing takes
-    milliseconds for each execution where passages are long.
+    """The answer to a question, from its finished run. Others get their turns in between, as citing takes milliseconds
+    for each execution where passages are long.
     """
-    trajectory = run.result
-    assert isinstance(trajectory, Trajectory)
+    assert isinstance(run.result, Trajectory)
     results = list[evidence_pb2.SubQueryResult]()
-    for execution in trajectory.executions:
+    for execution in run.result.executions:
         results.append(execution_to_proto(execution))
         await asyncio.sleep(0)
     cited = [citation for result in results for point in result.evidence for citation in point.citations]
-    for search in trajectory.searches:
-        cited += map(_citation_to_proto, cite_answer(trajectory.answer, search.shown))
+    for search in run.result.searches:
+        cited += [to_proto(evidence_pb2.Citation, each) for each in cite_answer(run.result.answer, search.shown)]
         await asyncio.sleep(0)
-    return pb.AnswerResponse(
+    once = {citation.SerializeToString(deterministic=True): citation for citation in cited}
+    return to_proto(
+        pb.AnswerResponse,
+        run.result,
         run_id=run.id,
-        answer=trajectory.answer,
-        outcome=ANSWER_OUTCOMES[trajectory.outcome],
         results=results,
         usage=usage_to_proto(run.calls),
-        duration=duration_to_proto(run.duration_s),
-        citations={citation.SerializeToString(deterministic=True): citation for citation in cited}.values(),
+        duration=run.duration_s,
+        citations=once.values(),
     )
-
-
-def _citation_to_proto(citation: Citation) -> evidence_pb2.Citation:
-    return evidence_pb2.Citation(**msgspec.structs.asdict(citation))
 
 
 def event_to_proto(number: int, event: Event) -> pb.StreamAnswerResponse:
     """One numbered event."""
-    response = pb.StreamAnswerResponse(event_number=number)
-    match event:
-        case RunStarted():
-            response.run_started.run_id = event.run_id
-        case RoundStarted():
-            response.round_started.round = event.round
-        case SubQueryDispatched():
-            response.sub_query_dispatched.index = event.index
-            response.sub_query_dispatched.round = event.round
-            response.sub_query_dispatched.sub_query = event.sub_query
-        case SearchDone():
-            response.search_done.index = event.index
-            response.search_done.query = event.query
-            response.search_done.titles.extend(event.titles)
-        case Reported():
-            response.reported.index = event.index
-            if event.execution is not None:
-                response.reported.result.CopyFrom(execution_to_proto(event.execution))
-        case AnswerWritten():
-            response.answer_written.answer = event.answer
-        case _:
-            assert_never(event)
-    return response
+    name, given = type(event).__name__, {}
+    if isinstance(event, Reported):
+        given["result"] = None if event.execution is None else execution_to_proto(event.execution)
+    message = to_proto(getattr(pb, name), event, **given)
+    fields: dict[str, Any] = {re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(): message}
+    return pb.StreamAnswerResponse(event_number=number, **fields)
 
 
 async def last_events_to_proto(number: int, run: Run) -> tuple[pb.StreamAnswerResponse, pb.StreamAnswerResponse]:
@@ -122,3 +131,66 @@ async def last_events_to_proto(number: int, run: Run) -> tuple[pb.StreamAnswerRe
         pb.StreamAnswerResponse(event_number=number, usage_counted=pb.UsageCounted(usage=done.usage)),
         pb.StreamAnswerResponse(event_number=number + 1, done=done),
     )
+
+
+def run_to_proto(run: Run | RunSummary) -> run_service_pb2.Run:
+    """A run, without what was said in it."""
+    outcome = run.outcome if isinstance(run, RunSummary) else None
+    if isinstance(run, Run) and run.status == "finished" and isinstance(run.result, Trajectory):
+        outcome = run.result.outcome
+    duration = None if run.status == "running" else run.duration_s
+    return to_proto(run_service_pb2.Run, run, run_id=run.id, outcome=outcome, duration=duration)
+
+
+def whole_run_to_proto(run: Run, feedback: Iterable[Feedback], *, with_trace: bool) -> run_service_pb2.GetRunResponse:
+    """A run with what it spent, and what was said of it."""
+    return to_proto(
+        run_service_pb2.GetRunResponse,
+        run,
+        run=run_to_proto(msgspec.structs.replace(run, request=shortened(run.request, _MOST_CHARS))),
+        usage=usage_to_proto(run.calls),
+        trace_json=trace_json(run) if with_trace else None,
+        output=shortened(output_of(run), _MOST_CHARS),
+        feedback=map(feedback_to_proto, feedback),
+    )
+
+
+def feedback_to_proto(feedback: Feedback) -> run_service_pb2.Feedback:
+    """Feedback, as it was given."""
+    verdict = None if feedback.accepted is None else "accepted" if feedback.accepted else "rejected"
+    return to_proto(run_service_pb2.Feedback, feedback, verdict=verdict)
+
+
+def version_to_proto(version: ExecutorVersion, figures: TrialFigures | None = None) -> version_pb.ExecutorVersion:
+    """A version with what it has shown in its trial."""
+    return to_proto(
+        version_pb.ExecutorVersion,
+        version,
+        canary_share=version.share,
+        state_time=version.state_at,
+        register_time=version.registered_at,
+        manifest_json=version.manifest,
+        figures=figures,
+    )
+
+
+def decision_to_proto(decision: Decision) -> version_pb.ExecutorVersionDecision:
+    """A decision with what it rests on."""
+    return to_proto(version_pb.ExecutorVersionDecision, decision, time=decision.decided_at)
+
+
+def usage_to_proto(calls: tuple[Call, ...]) -> list[usage_pb2.RoleUsage]:
+    """Sums by role and model."""
+    return [to_proto(usage_pb2.RoleUsage, total) for total in totals(calls)]
+
+
+def usage_report_to_proto(report: UsageReport) -> usage_service_pb2.GetUsageResponse:
+    """Sums over many runs."""
+    kind = usage_service_pb2.UsageRow
+    rows = [to_proto(kind, row, bucket_start_time=row.bucket_start, usage=row) for row in report.rows]
+    return usage_service_pb2.GetUsageResponse(runs=report.runs, rows=rows)
+
+
+def reconciliation_to_proto(found: Reconciliation) -> usage_service_pb2.Reconciliation:
+    """The comparison with one deployment."""
+    return to_proto(usage_service_pb2.Reconciliation, found, start_time=found.start)

@@ -1,89 +1,144 @@
-"""What is asked for, from wire types to values."""
+"""Requests, from wire types to values; every function raises `BadRequest` for what cannot be used."""
 
 from typing import Any
 
+from google.protobuf.descriptor import EnumDescriptor
 from rolegate.v1 import answer_service_pb2 as answer_pb
-from rolegate.v1 import budget_pb2
+from rolegate.v1 import budget_pb2, run_service_pb2, usage_pb2, usage_service_pb2
 from rolegate.v1 import completion_service_pb2 as completion_pb
 from rolegate.v1 import execution_service_pb2 as execution_pb
+from rolegate.v1 import executor_version_service_pb2 as version_pb
 
-from router.edge.grpc.convert_usage import ROLE_NAMES
+from router.edge.grpc.convert import prefix_of
 from router.edge.status import caller
 from router.errors import BadRequest
 from router.ledger.budget import Budget
+from router.ledger.usage import UsageQuery
 from router.models.model import Message
+from router.runs.archive import RunFilter
 from router.runs.gateway import CompletionRequest
 from router.runs.lifecycle import RequestOptions
 from router.trace.call import RoleName
-from router.trace.values import TopologyName
+from router.trace.identity import Identity
+from router.trace.run import Feedback
 
 _LONGEST_REQUEST_ID = 128
 _MOST_BYTES = 1 << 20
 """Of a completion."""
 _MOST_STOPS, _LONGEST_STOP = 16, 256
 """OpenAI takes four; a stop's length is in characters."""
-_ROLES = {number: name for number, name in ROLE_NAMES.items() if name != "judge"}  # which no request asks
-_ROLE_ADVICE = "must be ROLE_DELEGATION, ROLE_EXECUTION or ROLE_ANSWER."
+_VERDICTS = {None: None, "accepted": True, "rejected": False}
+_Answer = answer_pb.AnswerRequest | answer_pb.StreamAnswerRequest
 _Completion = completion_pb.CompleteRequest | completion_pb.StreamCompleteRequest
-TOPOLOGIES: dict[int, TopologyName] = {
-    answer_pb.TOPOLOGY_UNSPECIFIED: "factorized",
-    answer_pb.TOPOLOGY_FACTORIZED: "factorized",
-    answer_pb.TOPOLOGY_SINGLE_AGENT: "single_agent",
-    answer_pb.TOPOLOGY_HOMOGENEOUS: "homogeneous",
-    answer_pb.TOPOLOGY_SEARCHER: "searcher",
-    answer_pb.TOPOLOGY_NO_RETRIEVAL: "no_retrieval",
-}
-Request = answer_pb.AnswerRequest | answer_pb.StreamAnswerRequest | execution_pb.ExecuteRequest | _Completion
+_Spanned = usage_service_pb2.GetUsageRequest | run_service_pb2.ListRunsRequest | run_service_pb2.ExportRunsRequest
 
 
-def options_from_proto(request: Request, context: Any) -> RequestOptions:
-    """On which options the call that is being served is made. Raises `BadRequest` for what cannot be used."""
+def enum_from_proto(enum: EnumDescriptor, number: int, field: str) -> Any:
+    """A value's name here, in small letters and without its prefix; None for the unspecified one. `field`: where it
+    stands in the request.
+    """
+    if number not in enum.values_by_number:
+        raise BadRequest(f"{field} is {number}; it must be a value of the enum {enum.name}.")
+    return enum.values_by_number[number].name.removeprefix(prefix_of(enum)).lower() if number else None
+
+
+def options_from_proto(request: _Answer | execution_pb.ExecuteRequest | _Completion, context: Any) -> RequestOptions:
+    """On which options the call that is being served is made."""
     request_id = request.request_id
-    if len(request_id) > _LONGEST_REQUEST_ID:
-        raise BadRequest(f"request_id has {len(request_id)} characters; at most {_LONGEST_REQUEST_ID} are allowed.")
-    if not request_id.isprintable():
-        raise BadRequest(f"request_id is {request_id!r}; use printable characters alone, such as a UUID's.")
+    if len(request_id) > _LONGEST_REQUEST_ID or not request_id.isprintable():
+        raise BadRequest(f"request_id must be at most {_LONGEST_REQUEST_ID} printable characters, such as a UUID.")
     no_cache = not isinstance(request, _Completion) and request.fresh
     return RequestOptions(caller(), context.time_remaining(), request_id, _budget(request.budget), no_cache)
 
 
-def topology_from_proto(request: answer_pb.AnswerRequest | answer_pb.StreamAnswerRequest) -> TopologyName:
-    """Who is to search and to answer. Raises `BadRequest` for what cannot be used."""
-    if request.topology not in TOPOLOGIES:
-        raise BadRequest(f"topology is {request.topology}; it must be a value of the enum Topology.")
-    return TOPOLOGIES[request.topology]
+def topology_from_proto(request: _Answer) -> Any:
+    """Who is to search and to answer."""
+    return enum_from_proto(answer_pb.Topology.DESCRIPTOR, request.topology, "topology") or "factorized"
 
 
-def completion_from_proto(
-    request: completion_pb.CompleteRequest | completion_pb.StreamCompleteRequest,
-) -> CompletionRequest:
-    """A model call. Raises `BadRequest` for what cannot be used."""
-    if request.role not in _ROLES:
-        raise BadRequest(f"role {_ROLE_ADVICE}")
+def completion_from_proto(request: _Completion) -> CompletionRequest:
+    """A model call."""
     if request.max_tokens < 0:
         raise BadRequest("max_tokens is negative; leave it 0 for the role's own limit.")
     if len(request.stop) > _MOST_STOPS:
         raise BadRequest(f"stop has {len(request.stop)} strings; at most {_MOST_STOPS} are allowed.")
     for position, stop in enumerate(request.stop):
-        if not stop:
-            raise BadRequest(f"stop[{position}] is empty; every output would end at its beginning.")
-        if len(stop) > _LONGEST_STOP:
-            raise BadRequest(f"stop[{position}] has {len(stop)} characters; at most {_LONGEST_STOP} are allowed.")
+        if not 0 < len(stop) <= _LONGEST_STOP:
+            raise BadRequest(f"stop[{position}] has {len(stop)} characters; it must have 1 to {_LONGEST_STOP}.")
     if request.ByteSize() > _MOST_BYTES:
         raise BadRequest(f"The request has {request.ByteSize()} bytes; at most {_MOST_BYTES} are allowed.")
     messages = tuple(_message(position, message) for position, message in enumerate(request.messages))
-    return CompletionRequest(_ROLES[request.role], messages, tuple(request.stop), request.max_tokens)
+    return CompletionRequest(_role(request.role, "role"), messages, tuple(request.stop), request.max_tokens)
+
+
+def state_from_proto(number: version_pb.ExecutorVersionState) -> Any:
+    """What a version of the executor is to do."""
+    if state := enum_from_proto(version_pb.ExecutorVersionState.DESCRIPTOR, number, "state"):
+        return state
+    raise BadRequest("state is absent; use EXECUTOR_VERSION_STATE_REGISTERED, _SHADOW or _CANARY.")
+
+
+def list_filter_from_proto(request: run_service_pb2.ListRunsRequest) -> RunFilter:
+    """Which runs are to be listed."""
+    status = enum_from_proto(run_service_pb2.RunStatus.DESCRIPTOR, request.status, "status")
+    kind = enum_from_proto(run_service_pb2.RunKind.DESCRIPTOR, request.kind, "kind")
+    return RunFilter(request.tenant or None, kind, status, *_span(request))
+
+
+def export_filter_from_proto(request: run_service_pb2.ExportRunsRequest) -> RunFilter:
+    """Which runs are to be exported."""
+    kind = enum_from_proto(run_service_pb2.RunKind.DESCRIPTOR, request.kind, "kind")
+    return RunFilter(request.tenant or None, kind, None, *_span(request), request.for_training)
+
+
+def feedback_from_proto(request: run_service_pb2.SubmitFeedbackRequest) -> Feedback:
+    """Feedback."""
+    verdict = enum_from_proto(run_service_pb2.Verdict.DESCRIPTOR, request.verdict, "verdict")
+    score = request.score if request.HasField("score") else None
+    return Feedback(request.run_id, _VERDICTS[verdict], score, request.gold_answer, request.comment)
+
+
+def usage_query_from_proto(request: usage_service_pb2.GetUsageRequest, identity: Identity) -> UsageQuery:
+    """What is to be summed, of one tenant alone where `identity` is one."""
+    dimensions = usage_service_pb2.UsageDimension.DESCRIPTOR
+    by = [enum_from_proto(dimensions, number, f"group_by[{at}]") for at, number in enumerate(request.group_by)]
+    if None in by:
+        raise BadRequest(f"group_by[{by.index(None)}] is unspecified; use USAGE_DIMENSION_TENANT, _ROLE, _MODEL, ….")
+    bucket = enum_from_proto(usage_service_pb2.UsageBucket.DESCRIPTOR, request.bucket, "bucket")
+    groups = tuple(dict.fromkeys(by)) or UsageQuery().by
+    return UsageQuery(*_span(request), identity.tenant or request.tenant or None, groups, bucket)
+
+
+def _span(request: _Spanned) -> tuple[float | None, float | None]:
+    """From when until when, in Unix time; None for no bound."""
+    times = dict[str, float | None](start_time=None, end_time=None)
+    for field in times:
+        if request.HasField(field):
+            try:
+                times[field] = getattr(request, field).ToNanoseconds() / 1e9
+            except ValueError as error:
+                raise BadRequest(f"{field}: {error}") from None
+    start, end = times.values()
+    if start is not None and end is not None and start >= end:
+        raise BadRequest("start_time is not before end_time; leave one of them out, or exchange them.")
+    return start, end
+
+
+def _role(number: usage_pb2.Role, field: str) -> Any:
+    role = enum_from_proto(usage_pb2.Role.DESCRIPTOR, number, field)
+    if role in (None, "judge"):  # which no request asks
+        raise BadRequest(f"{field} must be ROLE_DELEGATION, ROLE_EXECUTION or ROLE_ANSWER.")
+    return role
 
 
 def _budget(budget: budget_pb2.Budget) -> Budget:
     by_role: dict[RoleName, int] = {}
     for position, limit in enumerate(budget.role_budgets):
         field = f"budget.role_budgets[{position}]"
-        if limit.role not in _ROLES:
-            raise BadRequest(f"{field}.role {_ROLE_ADVICE}")
-        if _ROLES[limit.role] in by_role:
+        role = _role(limit.role, f"{field}.role")
+        if role in by_role:
             raise BadRequest(f"{field}.role has a limit already; leave one of them out.")
-        by_role[_ROLES[limit.role]] = _positive(f"{field}.max_total_tokens", limit.max_total_tokens)
+        by_role[role] = _positive(f"{field}.max_total_tokens", limit.max_total_tokens)
     tokens, cost = "max_total_tokens", "max_cost_nano_usd"
     return Budget(
         _positive(f"budget.{tokens}", budget.max_total_tokens) if budget.HasField(tokens) else None,

@@ -1,21 +1,13 @@
 """The gRPC server: services, health, reflection, limits."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
-from rolegate.v1 import (
-    answer_service_pb2,
-    completion_service_pb2,
-    execution_service_pb2,
-    executor_version_service_pb2,
-    retrieval_service_pb2,
-    run_service_pb2,
-    usage_service_pb2,
-)
 from rolegate.v1.answer_service_pb2_grpc import add_AnswerServiceServicer_to_server
 from rolegate.v1.completion_service_pb2_grpc import add_CompletionServiceServicer_to_server
 from rolegate.v1.execution_service_pb2_grpc import add_ExecutionServiceServicer_to_server
@@ -27,7 +19,7 @@ from rolegate.v1.usage_service_pb2_grpc import add_UsageServiceServicer_to_serve
 from router.access import Access
 from router.calls.health import Readiness
 from router.edge.grpc.health import Health
-from router.edge.grpc.keys import KeyInterceptor
+from router.edge.grpc.interceptor import CallInterceptor
 from router.edge.grpc.services import (
     AnswerServicer,
     CompletionServicer,
@@ -38,8 +30,6 @@ from router.edge.grpc.services import (
 )
 from router.edge.limits import Limits
 from router.edge.listening import TLS, check_listening, warn_unencrypted
-from router.edge.observing import ObservingInterceptor
-from router.edge.status import StatusInterceptor, WritingInterceptor
 from router.errors import BadConfig
 from router.runs.gateway import Gateway
 from router.runs.live import meanwhile
@@ -61,49 +51,34 @@ class Server:
         tls: TLS | None = None,
         readiness: Readiness | None = None,
         limits: Limits | None = None,
-        reuse_port: bool = False,
         observer: Observer | None = None,
     ) -> None:
         """`access`: without it, everybody may ask for everything, from wherever the address can be reached.
-        `readiness`: what is down, for `health`. `limits`: None for the defaults. `reuse_port`: whether other servers
-        may listen at the same address.
+        `readiness`: what is down, for `health`. `limits`: None for the defaults.
         """
         limits = limits or Limits()
-        guards: list[grpc.aio.ServerInterceptor] = [ObservingInterceptor(observer)] if observer else []
-        guards += [KeyInterceptor(access)] if access else []
         self._server = grpc.aio.server(
-            interceptors=[StatusInterceptor(), *guards, WritingInterceptor(limits.reading_s)],
-            options=[*limits.grpc_options.items(), ("grpc.so_reuseport", int(reuse_port))],
+            interceptors=[CallInterceptor(access, observer, limits.reading_s)],
+            options=[*limits.grpc_options.items(), ("grpc.so_reuseport", 0)],
         )
         self._access, self._tls = access, tls
         self._gateway, self._health = gateway, Health(readiness)
-        self._names: list[str] = []
         self._beside = AsyncExitStack()
         self._health.add_to(self._server)
-        if gateway is not None:
-            add_AnswerServiceServicer_to_server(AnswerServicer(gateway), self._server)
-            add_CompletionServiceServicer_to_server(CompletionServicer(gateway), self._server)
-            add_ExecutionServiceServicer_to_server(ExecutionServicer(gateway), self._server)
-            self._names += [
-                _service_name(module, service)
-                for module, service in (
-                    (answer_service_pb2, "AnswerService"),
-                    (completion_service_pb2, "CompletionService"),
-                    (execution_service_pb2, "ExecutionService"),
-                )
-            ]
-        if runs is not None:
-            add_RunServiceServicer_to_server(runs, self._server)
-            self._names.append(_service_name(run_service_pb2, "RunService"))
-        if usage is not None:
-            add_UsageServiceServicer_to_server(usage, self._server)
-            self._names.append(_service_name(usage_service_pb2, "UsageService"))
-        if versions is not None:
-            add_ExecutorVersionServiceServicer_to_server(versions, self._server)
-            self._names.append(_service_name(executor_version_service_pb2, "ExecutorVersionService"))
-        if retrieval is not None:
-            add_RetrievalServiceServicer_to_server(retrieval, self._server)
-            self._names.append(_service_name(retrieval_service_pb2, "RetrievalService"))
+        self._names: list[str] = []
+        served: tuple[tuple[str, Any, Callable[[Any, grpc.aio.Server], None]], ...] = (
+            ("AnswerService", gateway and AnswerServicer(gateway), add_AnswerServiceServicer_to_server),
+            ("CompletionService", gateway and CompletionServicer(gateway), add_CompletionServiceServicer_to_server),
+            ("ExecutionService", gateway and ExecutionServicer(gateway), add_ExecutionServiceServicer_to_server),
+            ("RunService", runs, add_RunServiceServicer_to_server),
+            ("UsageService", usage, add_UsageServiceServicer_to_server),
+            ("ExecutorVersionService", versions, add_ExecutorVersionServiceServicer_to_server),
+            ("RetrievalService", retrieval, add_RetrievalServiceServicer_to_server),
+        )
+        for service, servicer, add in served:
+            if servicer is not None:
+                add(servicer, self._server)
+                self._names.append(f"rolegate.v1.{service}")
         reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
 
     async def start(self, address: str) -> int:
@@ -144,8 +119,3 @@ class Server:
             await self._beside.aclose()
             if self._gateway is not None:
                 await self._gateway.settled()
-
-
-def _service_name(module: Any, service: str) -> str:
-    name: str = module.DESCRIPTOR.services_by_name[service].full_name
-    return name

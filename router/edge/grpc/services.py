@@ -1,6 +1,6 @@
-"""The wire side of answering."""
+"""The services on the wire: each method converts, calls, converts."""
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from grpc_status import rpc_status
@@ -17,29 +17,32 @@ from rolegate.v1 import run_service_pb2_grpc as run_pb_grpc
 from rolegate.v1 import usage_service_pb2 as usage_pb
 from rolegate.v1 import usage_service_pb2_grpc as usage_pb_grpc
 
-from router.edge.grpc.convert import answer_to_proto, event_to_proto, execution_to_proto, last_events_to_proto
-from router.edge.grpc.convert_request import completion_from_proto, options_from_proto, topology_from_proto
-from router.edge.grpc.convert_run import (
-    as_seen_by,
+from router.edge.grpc.convert import (
+    answer_to_proto,
     decision_to_proto,
-    export_filter_from_proto,
-    failure_of,
-    feedback_from_proto,
+    event_to_proto,
+    execution_to_proto,
     feedback_to_proto,
-    list_filter_from_proto,
+    last_events_to_proto,
+    reconciliation_to_proto,
     run_to_proto,
-    state_from_proto,
+    usage_report_to_proto,
+    usage_to_proto,
     version_to_proto,
     whole_run_to_proto,
 )
-from router.edge.grpc.convert_usage import (
-    reconciliation_to_proto,
+from router.edge.grpc.convert_request import (
+    completion_from_proto,
+    export_filter_from_proto,
+    feedback_from_proto,
+    list_filter_from_proto,
+    options_from_proto,
+    state_from_proto,
+    topology_from_proto,
     usage_query_from_proto,
-    usage_report_to_proto,
-    usage_to_proto,
 )
 from router.edge.observing import Running
-from router.edge.status import caller
+from router.edge.status import as_seen_by, caller, failure_of
 from router.errors import BadRequest
 from router.ledger.reconciliation import Reconciler
 from router.ledger.usage import Usages
@@ -73,9 +76,10 @@ class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):
         async with Running[Event, Run](
             lambda tell: self._gateway.answer(request.question, options, tell, topology)
         ) as running:
-            async for event in running:
-                yield event_to_proto(number, event)
-                number += 1
+            async for events in running:
+                for event in events:
+                    yield event_to_proto(number, event)
+                    number += 1
             run = await running.result()
         for last in await last_events_to_proto(number, run):
             yield last
@@ -108,32 +112,25 @@ class CompletionServicer(completion_pb_grpc.CompletionServiceServicer):
         """Call the model of a role and pass on what it writes."""
         asked, options = completion_from_proto(request), options_from_proto(request, context)
         told = False
-        async with Running[Delta, Run](lambda tell: self._gateway.complete(asked, options, tell), merged) as running:
-            async for delta in running:
-                if delta.text or delta.reasoning:
+        async with Running[Delta, Run](lambda tell: self._gateway.complete(asked, options, tell)) as running:
+            async for deltas in running:
+                for piece in _pieces("".join(delta.text for delta in deltas), "".join(d.reasoning for d in deltas)):
                     told = True
-                    yield completion_pb.StreamCompleteResponse(text=delta.text, reasoning=delta.reasoning)
+                    yield piece
             run = await running.result()
         output = _output(run)
-        if not told and (output.text or output.reasoning):  # of an earlier request of the same name
-            yield completion_pb.StreamCompleteResponse(text=output.text, reasoning=output.reasoning)
+        for piece in () if told else _pieces(output.text, output.reasoning):  # of an earlier request of the same name
+            yield piece
         yield completion_pb.StreamCompleteResponse(
             finish_reason=output.finish_reason, usage=usage_to_proto(run.calls)[0], run_id=run.id
         )
 
 
-def merged(deltas: Iterable[Delta]) -> Iterator[Delta]:
-    """In pieces that go into a message each."""
-    texts, reasonings, size = list[str](), list[str](), 0
-    for delta in deltas:
-        more = len(delta.text) + len(delta.reasoning)
-        if size and size + more > _PIECE_CHARS:
-            yield Delta("".join(texts), "".join(reasonings))
-            texts, reasonings, size = [], [], 0
-        texts.append(delta.text)
-        reasonings.append(delta.reasoning)
-        size += more
-    yield Delta("".join(texts), "".join(reasonings))
+def _pieces(text: str, reasoning: str) -> Iterator[completion_pb.StreamCompleteResponse]:
+    """Messages that hold so much, none of them too large for a client."""
+    for at in range(0, max(len(text), len(reasoning)), _PIECE_CHARS):
+        end = at + _PIECE_CHARS
+        yield completion_pb.StreamCompleteResponse(text=text[at:end], reasoning=reasoning[at:end])
 
 
 def _output(run: Run) -> Completion:

@@ -192,9 +192,9 @@ async def _streamed(request: web.Request, asked: ChatRequest, work: Work, readin
 
     try:
         async with Running[Event, Run](work) as running:
-            async for event in running:
-                if line := progress_line(event):
-                    await send(chunk(stream, Said(reasoning_content=f"{line}\n")))
+            async for events in running:
+                if lines := "".join(f"{line}\n" for line in map(progress_line, events) if line):
+                    await send(chunk(stream, Said(reasoning_content=lines)))
             run = await running.result()
         with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
         for reply in await last_chunks(stream, run, with_usage=with_usage):

@@ -27,14 +27,13 @@ class HTTPServer:
         access: Access | None = None,
         tls: TLS | None = None,
         limits: Limits | None = None,
-        reuse_port: bool = False,
         hosts: Iterable[str] = (),
     ) -> None:
         """`grace_s`: how long running requests may take to finish once it is drained. `access`: the application lets
-        in by keys; without it, any address will do. `limits`: None for the defaults. `reuse_port`: whether other
-        servers may listen at the same address. `hosts`: names of this server, beside that in its address.
+        in by keys; without it, any address will do. `limits`: None for the defaults. `hosts`: names of this server,
+        beside that in its address.
         """
-        self._access, self._tls, self._limits, self._reuse_port = access, tls, limits or Limits(), reuse_port
+        self._access, self._tls, self._limits = access, tls, limits or Limits()
         # aiohttp waits this long twice, for the request and then for its task, and for ever if it is 0.
         timeout_s = max(grace_s / 2, _AT_ONCE_S)
         self._runner = web.AppRunner(
@@ -68,7 +67,6 @@ class HTTPServer:
                 int(port),
                 ssl=context,
                 ssl_handshake_timeout=self._limits.opening_s if context else None,
-                reuse_port=self._reuse_port or None,
             )
         except (OSError, ValueError, OverflowError) as error:
             await self._runner.cleanup()

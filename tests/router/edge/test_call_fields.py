@@ -3,7 +3,7 @@
 from rolegate.v1.run_service_pb2 import UpstreamCall
 from rolegate.v1.usage_pb2 import RoleUsage
 
-from router.edge.grpc.convert_usage import WIRE_NAMES
+from router.edge.grpc.convert import WIRE_NAMES
 from router.models.model import TOKEN_COUNTS, Usage
 from router.store.rows import ENDED_CALL
 from router.store.schema import CALLS, USAGE_HOURS

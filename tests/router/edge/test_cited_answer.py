@@ -4,7 +4,7 @@ import pytest
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
 
-from router.edge.rendering import CitedAnswer, SubAnswer, answer_from_proto, report_from_proto
+from router.edge.rendering import CitedAnswer, SubAnswer, answer_from_proto
 from router.trace.citation import Citation
 
 CITATION = Citation("p1", "Heat", "films.pdf", 3, "Heat is a film\n  by Michael Mann.")
@@ -58,7 +58,7 @@ def test_no_search_and_out_of_scope() -> None:
 
 
 def test_from_the_wire() -> None:
-    """Outcomes by their names, no page where there is none, and each sentence of a report once."""
+    """Outcomes by their names, and no page where there is none."""
     message = evidence_pb2.Citation(passage_id="p1", title="Heat", quote="It is.")
     point = evidence_pb2.EvidencePoint(text="It is.", citations=[message])
     outcome = evidence_pb2.EXECUTION_OUTCOME_REPORTED
@@ -68,4 +68,3 @@ def test_from_the_wire() -> None:
     )
     citations, results = (Citation("p1", "Heat", "", None, "It is."),), (SubAnswer("Is it?", "yes"),)
     assert answer_from_proto(response) == CitedAnswer("run-1", "answered", "yes", citations, results)
-    assert report_from_proto("run-1", result) == CitedAnswer("run-1", "reported", "yes", citations, results)

@@ -19,7 +19,7 @@ from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 
 from router.edge.grpc.server import Server
-from router.edge.grpc.services import RunServicer, merged
+from router.edge.grpc.services import RunServicer
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.limits import Limits
@@ -152,20 +152,17 @@ async def test_a_reader_of_http_that_takes_nothing() -> None:
             assert len(await ended(reader.read())) < len(long)
 
 
-async def test_what_a_slow_reader_misses_is_merged() -> None:
-    """Many small pieces wait for it as few, and nothing is lost."""
+async def test_a_slow_reader_gets_everything() -> None:
+    """What it missed comes at once, and nothing is lost."""
 
-    async def work(tell: Callable[[Delta], None]) -> int:
-        for number in range(100_000):
-            tell(Delta(str(number % 10)))
+    async def work(tell: Callable[[int], None]) -> int:
+        for number in range(1000):
+            tell(number)
         return 7
 
-    async with Running[Delta, int](work, merged) as running:
+    async with Running[int, int](work) as running:
         assert await running.result() == 7
-        texts = [delta.text async for delta in running]
-    assert "".join(texts) == "0123456789" * 10_000
-    assert len(texts) < 300
-    assert max(map(len, texts)) <= 65536
+        assert [number async for numbers in running for number in numbers] == list(range(1000))
 
 
 @pytest.mark.parametrize(

@@ -1,39 +1,50 @@
 """Whatever has a name inside has one on the wire."""
 
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import pytest
-from rolegate.v1.executor_version_service_pb2 import ExecutorVersionState
-from rolegate.v1.run_service_pb2 import RunKind as WireKind
-from rolegate.v1.usage_pb2 import Role as WireRole
+from rolegate.v1 import answer_service_pb2 as answer_pb
+from rolegate.v1 import evidence_pb2, run_service_pb2, usage_pb2, usage_service_pb2
+from rolegate.v1 import executor_version_service_pb2 as version_pb
 
-from router.edge.grpc.convert_run import run_to_proto, state_from_proto, version_to_proto
-from router.edge.grpc.convert_usage import ROLES
+from router.edge.grpc.convert import prefix_of, run_to_proto
+from router.edge.grpc.convert_request import enum_from_proto
+from router.errors import BadRequest
+from router.ledger.reconciliation import Verdict
+from router.ledger.usage import Bucket, Dimension
 from router.trace.call import RoleName
-from router.trace.run import RunKind
-from router.versions.book import ExecutorVersion, VersionState
+from router.trace.run import RunKind, RunStatus
+from router.trace.values import AnswerOutcome, ExecutionOutcome, TopologyName
+from router.versions.book import VersionState
 from tests.router.store.stored import run
 
 
-def test_roles() -> None:
-    """All of them, each its own."""
-    assert {name: WireRole.Name(number) for name, number in ROLES.items()} == {
-        name: f"ROLE_{name.upper()}" for name in get_args(RoleName)
-    }
+@pytest.mark.parametrize(
+    ("enum", "names"),
+    [
+        (answer_pb.AnswerOutcome, AnswerOutcome),
+        (answer_pb.Topology, TopologyName),
+        (evidence_pb2.ExecutionOutcome, ExecutionOutcome),
+        (version_pb.ExecutorVersionState, VersionState),
+        (run_service_pb2.RunKind, RunKind),
+        (run_service_pb2.RunStatus, RunStatus),
+        (usage_pb2.Role, RoleName),
+        (usage_service_pb2.ReconciliationVerdict, Verdict),
+        (usage_service_pb2.UsageBucket, Bucket),
+        (usage_service_pb2.UsageDimension, Dimension),
+    ],
+)
+def test_an_enum_and_its_names(enum: Any, names: Any) -> None:
+    """Both have the same values, and a number is read as the name that it was written for."""
+    assert {enum_from_proto(enum.DESCRIPTOR, number, "x") for number in enum.values()} == {None, *get_args(names)}
+    assert enum.Name(0) == f"{prefix_of(enum.DESCRIPTOR)}UNSPECIFIED"
+    with pytest.raises(BadRequest, match=r"^x is 99"):
+        enum_from_proto(enum.DESCRIPTOR, 99, "x")
 
 
 @pytest.mark.parametrize("kind", get_args(RunKind))
-def test_kinds_of_runs(kind: RunKind) -> None:
+def test_a_run_of_each_kind(kind: RunKind) -> None:
     """Also those that nobody asks for."""
-    assert run_to_proto(msgspec.structs.replace(run("run-1"), kind=kind)).kind == WireKind.Value(
-        f"RUN_KIND_{kind.upper()}"
-    )
-
-
-@pytest.mark.parametrize("state", get_args(VersionState))
-def test_states_of_versions(state: VersionState) -> None:
-    """Both ways."""
-    number = version_to_proto(ExecutorVersion("executor-000001", state, 0.0, 1.0, 1.0)).state
-    assert number == ExecutorVersionState.Value(f"EXECUTOR_VERSION_STATE_{state.upper()}")
-    assert state_from_proto(number) == state
+    number = run_to_proto(msgspec.structs.replace(run("run-1"), kind=kind)).kind
+    assert enum_from_proto(run_service_pb2.RunKind.DESCRIPTOR, number, "kind") == kind

@@ -19,8 +19,8 @@ from rolegate.v1.retrieval_service_pb2_grpc import (
 )
 
 from router.calls.health import Readiness
+from router.edge.grpc.interceptor import CallInterceptor
 from router.edge.http.server import HTTPServer
-from router.edge.status import StatusInterceptor
 from router.errors import BadRequest, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
 from router.protocol.evidence import Passage
 from router.search.retrieval import FixedRetriever, Retriever
@@ -85,7 +85,7 @@ async def post(session: aiohttp.ClientSession, body: object) -> tuple[int, Any]:
 @asynccontextmanager
 async def served(retriever: Retriever | None, **options: Any) -> AsyncIterator[str]:
     """The address of a real gRPC server; None has it answer nothing to anything."""
-    server = grpc.aio.server(interceptors=[StatusInterceptor()])
+    server = grpc.aio.server(interceptors=[CallInterceptor()])
     servicer = RetrievalServicer(retriever, **options) if retriever else ShortServicer()
     add_RetrievalServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -1,0 +1,143 @@
+"""All that stands around a gRPC method: keys, limits, an observer, and statuses for errors."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import code_pb2
+from grpc_status import rpc_status
+
+from router.access import Access, check_scope
+from router.edge.limits import check_sizes
+from router.edge.status import CALLER, logged_status, status_code
+from router.errors import BadRequest, SlowReader
+from router.runs.observers import Observer
+from router.trace.identity import KeyScope
+
+_OURS = "/rolegate.v1."
+_ENDING_S = 0.1
+"""How long a slow reader may take for the status."""
+_SCOPES: dict[str, KeyScope] = {
+    "AnswerService": "ask",
+    "CompletionService": "ask",
+    "ExecutionService": "ask",
+    "ExecutorVersionService": "operate",
+    "RetrievalService": "ask",
+    "RunService": "ask",
+    "RunService/ExportRuns": "train",
+    "UsageService": "ask",
+    "UsageService/ReconcileUsage": "operate",
+}
+
+
+def needed_scope(method: str) -> KeyScope:
+    """The scope that a method such as `/rolegate.v1.RunService/GetRun` needs: its own, or its service's."""
+    name = method.removeprefix(_OURS)
+    return _SCOPES[name if name in _SCOPES else name.partition("/")[0]]
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Lets calls in by their key, for as long as it is good, tells their handlers who calls and an observer what comes
+    of them, writes what streams yield, and turns whatever is raised into a status. What is not `rolegate.v1`, such as
+    the health, needs no key.
+    """
+
+    def __init__(self, access: Access | None = None, observer: Observer | None = None, reading_s: float = 60.0) -> None:
+        """`reading_s`: how long a client may take to read one message of a stream."""
+        self._access, self._observer, self._reading_s = access, observer, reading_s
+
+    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Wrap the handler of the call."""
+        handler, method = await continuation(handler_call_details), str(handler_call_details.method)
+        if handler is None or handler.request_streaming:
+            return handler
+        metadata = {key: str(value) for key, value in handler_call_details.invocation_metadata or ()}
+
+        async def served(request: Any, context: Any) -> Any:
+            try:
+                with self._observed(method, metadata):
+                    if isinstance(request, BadRequest):
+                        raise request
+                    check_sizes(request)
+                    async with self._admitted(method, metadata):
+                        return await self._served(handler, request, context)
+            except (grpc.aio.AbortError, asyncio.CancelledError):
+                raise
+            except Exception as error:
+                await _abort(context, error)
+
+        read = _reading(handler.request_deserializer)
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(served, read, handler.response_serializer)
+        return grpc.unary_unary_rpc_method_handler(served, read, handler.response_serializer)
+
+    @contextmanager
+    def _observed(self, method: str, metadata: Mapping[str, str]) -> Iterator[None]:
+        if self._observer is None or not method.startswith(_OURS):
+            yield
+            return
+        begun, code = time.monotonic(), int(code_pb2.OK)
+        self._observer.request_began(method, metadata)
+        try:
+            yield
+        except asyncio.CancelledError:
+            code = code_pb2.CANCELLED
+            raise
+        except Exception as error:
+            code = status_code(error)
+            raise
+        finally:
+            self._observer.request_ended(method, code_pb2.Code.Name(code), time.monotonic() - begun)
+
+    @asynccontextmanager
+    async def _admitted(self, method: str, metadata: Mapping[str, str]) -> AsyncIterator[None]:
+        if self._access is None or not method.startswith(_OURS):
+            yield
+            return
+        identity = await self._access.identify(metadata.get("authorization", ""))
+        # gRPC serves each call in a task of its own, so that this reaches its handler and no other.
+        CALLER.set(identity)
+        check_scope(identity, needed_scope(method))
+        async with self._access.serving(identity):
+            yield
+
+    async def _served(self, handler: Any, request: Any, context: Any) -> Any:
+        if not handler.response_streaming:
+            return await handler.unary_unary(request, context)
+        if inspect.iscoroutinefunction(handler.unary_stream):  # it writes by itself, as health's Watch does
+            return await handler.unary_stream(request, context)
+        async with aclosing(handler.unary_stream(request, context)) as responses:
+            async for response in responses:
+                try:
+                    async with asyncio.timeout(self._reading_s):
+                        await context.write(response)
+                except TimeoutError:
+                    said = f"Nothing was read for {self._reading_s:g} s, so the stream ends; read on."
+                    raise SlowReader(said) from None
+
+
+def _reading(deserialize: Any) -> Any:
+    """Gives the error instead of raising it, which gRPC would tell as UNKNOWN, with a traceback in the log."""
+
+    def read(sent: bytes) -> Any:
+        try:
+            return deserialize(sent)
+        except DecodeError:
+            return BadRequest("The request is not a message of this method; is the client's proto file the same?")
+
+    return read
+
+
+async def _abort(context: Any, error: Exception) -> None:
+    ending = context.abort_with_status(rpc_status.to_status(logged_status(error)))
+    if isinstance(error, SlowReader):
+        with suppress(TimeoutError):  # the status waits behind what is not read, and nobody for it
+            async with asyncio.timeout(_ENDING_S):
+                await ending
+    else:
+        await ending
