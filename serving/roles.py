@@ -15,7 +15,6 @@ from router.calls.timeouts import Timeouts
 from router.models.litellm_client import LiteLLMModel
 from router.models.model import Model, Sampling
 from router.models.openai_client import OpenAIHTTP
-from router.models.session import Bodies
 from router.trace.call import Price, RoleName
 from router.trace.values import TopologyName
 from serving.config.config import Config, RoleConfig
@@ -54,7 +53,7 @@ def new_role(
     """
     upstreams = upstreams or Upstreams()
     base_url = engines[config.engine] if config.engine else config.base_url
-    models = _models(config, session, [base_url, *config.replicas] if base_url else [], upstreams.bodies)
+    models = _models(config, session, [base_url, *config.replicas] if base_url else [])
     places = [model.endpoint for model in models]
     if config.engine:
         places[0] = f"engines.{config.engine}"
@@ -92,23 +91,13 @@ def deployments(*roles: Mapping[Any, Role]) -> dict[str, str | None]:
     }
 
 
-def _models(
-    config: RoleConfig, session: aiohttp.ClientSession, base_urls: Sequence[str], bodies: Bodies
-) -> list[Model]:
+def _models(config: RoleConfig, session: aiohttp.ClientSession, base_urls: Sequence[str]) -> list[Model]:
     """The role's model at each of these, or a provider's where there are none."""
     key = api_key(config.api_key_env)
     if not base_urls:
         return [LiteLLMModel(config.model, api_key=key, extra_body=config.extra_body)]
     return [
-        OpenAIHTTP(
-            session,
-            base_url,
-            config.model,
-            api_key=key,
-            thinking=config.thinking,
-            extra_body=config.extra_body,
-            bodies=bodies,
-        )
+        OpenAIHTTP(session, base_url, config.model, api_key=key, thinking=config.thinking, extra_body=config.extra_body)
         for base_url in base_urls
     ]
 

@@ -11,7 +11,6 @@ from typing import Literal
 from router.calls.limits import RoleTraffic
 from router.errors import UpstreamError, UpstreamGarbled, UpstreamUnavailable
 from router.models.model import Model
-from router.models.session import Bodies
 from router.trace.call import RoleName
 
 _IN_A_ROW = 5
@@ -192,7 +191,6 @@ class Upstreams:
     def __init__(self) -> None:
         self.endpoints: dict[str, Endpoint] = {}
         """By deployment, as the ledger names it."""
-        self.bodies = Bodies()
         self.roles: dict[RoleName, RoleTraffic] = {}
 
     def endpoint(self, deployment: str) -> Endpoint:

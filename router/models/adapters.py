@@ -9,6 +9,7 @@ import aiohttp
 import msgspec
 
 from router.errors import JSON_ERRORS, BadVersion, UpstreamUnavailable
+from router.models.openai_wire import ErrorReply, FailureReply
 from router.models.session import read_body
 
 _LOADING_S = 120.0
@@ -16,8 +17,6 @@ _MOST_CHARS = 300
 
 
 _RANK = re.compile(r"LoRA rank (\d+) is greater than max_lora_rank (\d+)")
-_SHAPES = ("size of tensor", "shape", "target modules")
-"""What vLLM lets through of errors in reading weights that are not the model's."""
 
 
 class _Model(msgspec.Struct):
@@ -28,14 +27,6 @@ class _Model(msgspec.Struct):
 
 class _Models(msgspec.Struct):
     data: list[_Model]
-
-
-class _Error(msgspec.Struct):
-    message: str
-
-
-class _Failure(msgspec.Struct):
-    error: _Error
 
 
 class Adapters:
@@ -94,18 +85,17 @@ class Adapters:
 
 
 def _reason(said: bytes, folder: Path) -> str:
-    try:
-        message = msgspec.json.decode(said, type=_Failure).error.message
-    except JSON_ERRORS:  # there is no such route
+    reply = FailureReply()
+    with suppress(*JSON_ERRORS):
+        reply = msgspec.json.decode(said, type=FailureReply)
+    if not isinstance(reply.error, ErrorReply):  # there is no such route
         return (
             "it loads no adapters while it runs; set engines.….adapter_rank, or start it with --enable-lora and "
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
         )
+    message = reply.error.message
     if rank := _RANK.search(message):
         return f"its rank is {rank[1]}, and the engine takes {rank[2]} at most; raise engines.….adapter_rank."
     if "No adapter found" in message:
         return f"it finds no adapter in {folder}; the folder must be there where the engine runs, too."
-    said_short = " ".join(message.split())[:_MOST_CHARS]
-    if any(word in message for word in _SHAPES):
-        return f"its weights do not fit the model that the engine serves; was it trained on another one? ({said_short})"
-    return said_short
+    return " ".join(message.split())[:_MOST_CHARS]

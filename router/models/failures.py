@@ -2,17 +2,16 @@
 
 import math
 import re
-import time
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from email.utils import parsedate_to_datetime
 from urllib.parse import unquote
 
 import aiohttp
 from aiohttp.http import HttpProcessingError
 
 from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.models.session import BodyTooLong
 
 _USERINFO = re.compile(r"(?<=://)[^/\s]*@")
 _SHORTEST_NESTED = 16
@@ -114,7 +113,7 @@ _WRONG_ADDRESS = (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, aiohttp.Red
 _WRONG_CERTIFICATE = (aiohttp.ClientConnectorCertificateError, aiohttp.ServerFingerprintMismatch)
 _SSL = re.compile(r" ssl:(<[^>]*>|\w+)")
 """What aiohttp puts behind a host: how its certificate is checked, by name or as an object."""
-_GARBLED = (aiohttp.ClientResponseError, HttpProcessingError)
+_GARBLED = (aiohttp.ClientResponseError, HttpProcessingError, BodyTooLong)
 
 
 class Upstream:
@@ -183,25 +182,10 @@ class Upstream:
 
 
 def _pause_s(headers: Mapping[str, str]) -> float | None:
-    """How long the server asks to be left alone; None where it does not say."""
-    milliseconds, after = _number(headers.get("retry-after-ms")), headers.get("retry-after")
-    if milliseconds is not None:
-        return milliseconds / 1000
-    seconds = _number(after)
-    return _until(after, headers.get("date")) if seconds is None else seconds
-
-
-def _number(said: str | None) -> float | None:
-    try:
-        number = float(said or "")
-    except ValueError:
-        return None
-    return number if math.isfinite(number) and number >= 0 else None
-
-
-def _until(date: str | None, now: str | None) -> float | None:
-    """The seconds to a date, by the server's own clock where it tells the time; None for what is no date."""
-    with suppress(ValueError):
-        then = parsedate_to_datetime(date or "").timestamp()
-        return max(0.0, then - (parsedate_to_datetime(now).timestamp() if now else time.time()))
+    """How long the server asks to be left alone; None where it does not say, or gives a date."""
+    for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        with suppress(ValueError):
+            pause_s = float(headers.get(name, "")) * unit_s
+            if math.isfinite(pause_s) and pause_s >= 0:
+                return pause_s
     return None

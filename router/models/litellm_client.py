@@ -14,15 +14,7 @@ import msgspec
 from router.errors import BadConfig
 from router.models.failures import Upstream, without_userinfo
 from router.models.model import Completion, Delta, Prompt, Usage
-from router.models.openai_wire import (
-    REQUEST_ID,
-    ChatReply,
-    StreamOptions,
-    UsageReply,
-    chat_body,
-    completion,
-    convert_reply,
-)
+from router.models.openai_wire import REQUEST_ID, ChatReply, chat_body, completion, convert_reply, convert_usage
 from router.models.streaming import StreamedReply
 
 
@@ -66,13 +58,13 @@ class LiteLLMModel:
         if reply.choice is None:
             raise self._upstream.garbled("a reply without choices")
         # LiteLLM fills in zeros where the provider does not count; a real prompt has at least one token.
-        counted = reply.usage if reply.usage and reply.usage.prompt_tokens else None
-        return completion(reply.choice, counted, prompt.stop)
+        counted = reply.counted
+        return completion(reply.choice, counted if counted and counted.prompt_tokens else None, prompt.stop)
 
     @asynccontextmanager
     async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
         """The output as it is written; the last delta has the finish reason and the usage."""
-        chunks = await self._call(prompt, stream=True, options=StreamOptions(include_usage=True))
+        chunks = await self._call(prompt, stream=True, options={"include_usage": True})
         try:
             async with aclosing(self._deltas(chunks, prompt.stop)) as deltas:
                 yield deltas
@@ -84,7 +76,7 @@ class LiteLLMModel:
         self._litellm = await asyncio.to_thread(load_litellm)
         return await asyncio.to_thread(_count, self._litellm, self.name.removeprefix("openai/"), prompt, text)
 
-    async def _call(self, prompt: Prompt, *, stream: bool = False, options: StreamOptions | None = None) -> Any:
+    async def _call(self, prompt: Prompt, *, stream: bool = False, options: Mapping[str, bool] | None = None) -> Any:
         """LiteLLM's reply, or its iterator of chunks."""
         if self._litellm is None:
             self._litellm = await asyncio.to_thread(load_litellm)
@@ -184,7 +176,7 @@ def _is_made_up(chunks: Any, chunk: ChatReply) -> bool:
     return finished and not (chunks.received_finish_reason or chunks.intermittent_finish_reason)
 
 
-def _counted(chunks: Any, usage: UsageReply | None) -> UsageReply | None:
+def _counted(chunks: Any, usage: Any) -> Any:
     """The usage, as far as the provider reported it; LiteLLM counts the rest with a tokenizer of its own choice."""
     reported = [chunk.usage for chunk in chunks.chunks if getattr(chunk, "usage", None)]
     if usage is None or not reported:
@@ -192,4 +184,4 @@ def _counted(chunks: Any, usage: UsageReply | None) -> UsageReply | None:
     details = [one.completion_tokens_details for one in reported if one.completion_tokens_details]
     if any(one.reasoning_tokens is not None for one in details):
         return usage
-    return msgspec.structs.replace(usage, completion_tokens_details=None)
+    return msgspec.structs.replace(convert_usage(usage), completion_tokens_details=None)

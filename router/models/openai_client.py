@@ -21,66 +21,33 @@ from router.models.openai_wire import (
     EventReader,
     EventTooLong,
     FailureReply,
-    StreamOptions,
     chat_body,
     completion,
     read_reply,
 )
-from router.models.session import Bodies, read_body
+from router.models.session import BodyTooLong, read_body
 from router.models.streaming import StreamedReply
 
+_FOREIGN = (aiohttp.ClientError, HttpProcessingError, OSError)
 _RENDERED = ("messages", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 _NOT_THERE = frozenset({401, 403, 404, 405, 501})
-_TIMEOUT = aiohttp.ClientTimeout(total=5)
-
-
-class _Tokens(msgspec.Struct, frozen=True):
-    count: int
-
-
-class VLLMTokenizer:
-    """Counts by `POST /tokenize`. An endpoint that has no such thing is not asked again."""
-
-    def __init__(self, session: aiohttp.ClientSession, base_url: str, model: str, headers: Mapping[str, str]) -> None:
-        """`base_url`: that of the completions, such as `http://127.0.0.1:8000/v1`."""
-        self._session, self._model, self._headers = session, model, headers
-        self._url = f"{base_url.rstrip('/').removesuffix('/v1')}/tokenize"
-        self._there = True
-
-    async def prompt_tokens(self, chat: Mapping[str, Any]) -> int | None:
-        """Those of a chat completion's prompt, its template included. `chat`: the body of that request."""
-        fields = {name: chat[name] for name in _RENDERED if name in chat}
-        return await self._count({"add_generation_prompt": True, **fields})
-
-    async def text_tokens(self, text: str) -> int | None:
-        """Those of a text by itself."""
-        return await self._count({"prompt": text, "add_special_tokens": False}) if text else 0
-
-    async def _count(self, asked: dict[str, Any]) -> int | None:
-        if not self._there:
-            return None
-        body = msgspec.json.encode({"model": self._model, **asked})
-        with suppress(aiohttp.ClientError, HttpProcessingError, OSError, *JSON_ERRORS):
-            async with self._session.post(self._url, data=body, headers=self._headers, timeout=_TIMEOUT) as response:
-                self._there = response.status not in _NOT_THERE
-                return msgspec.json.decode(await read_body(response), type=_Tokens).count if response.ok else None
-        return None
-
-
+_TOKENIZING = aiohttp.ClientTimeout(total=5)
 _DONE = b"[DONE]"
 _NOTHING = Delta()
 _LINGER_S = 1.0
 _MOST_BYTES, _MOST_STREAMED, _MOST_SAID, _MOST_A_TOKEN = 8 << 20, 64 << 20, 64 << 10, 2 << 10
 """Bytes of a whole reply, of a stream with all that stands around its pieces, of what a server says of a failure, and
-of a stream for each token. No model writes as much, and what does not end must not be kept, nor hold up others while
-it is decoded.
+of a stream for each token. No model writes as much, and what does not end must not be kept.
 """
-_PIECE = 16 << 10
-"""Bytes of a stream that are read at once."""
+_STREAM_OPTIONS = ({"include_usage": True, "continuous_usage_stats": True}, {"include_usage": True}, None)
+"""What a stream is asked to tell, from vLLM's count with every chunk down to what any endpoint takes."""
 _OPTION = re.compile("stream_options|include_usage|continuous_usage_stats")
 _STRUCTURE = re.compile("structured.outputs?|grammar|regex", re.IGNORECASE)
-_THINKS = "think>"
 _failure = msgspec.json.Decoder(FailureReply)
+
+
+class _Tokens(msgspec.Struct, frozen=True):
+    count: int
 
 
 class OpenAIHTTP:
@@ -101,32 +68,25 @@ class OpenAIHTTP:
         connect_timeout_s: float = 5.0,
         thinking: bool | None = None,
         extra_body: Mapping[str, Any] | None = None,
-        bodies: Bodies | None = None,
     ) -> None:
-        """`base_url`: such as `http://127.0.0.1:8000/v1`. `bodies`: what it shares with other models; None for nothing.
-
-        `thinking`: for chat templates that know `enable_thinking`. `extra_body`: further fields of every request, which
-        win over those that are set here, but for model, messages and stream.
+        """`base_url`: such as `http://127.0.0.1:8000/v1`. `thinking`: for chat templates that know `enable_thinking`; a
+        model that thinks is not held to patterns, which would be in its way. `extra_body`: further fields of every
+        request, which win over those that are set here, but for model, messages and stream.
         """
+        base_url, api_key = base_url.rstrip("/"), api_key and api_key.strip()
         self._session, self._thinking, self._extra = session, thinking, extra_body
-        self._bodies = bodies or Bodies()
-        # Nothing may be in the way of a model that thinks in its text: what it writes freely shows whether it does.
-        self._structures: bool | None = True if thinking is False else None
-        self._options: StreamOptions | None = StreamOptions(include_usage=True, continuous_usage_stats=True)
-        self.name, self.endpoint = model, without_userinfo(base_url.rstrip("/"))
-        self._url = f"{base_url.rstrip('/')}/chat/completions"
+        self._structures, self._tokenizes, self._options = not thinking, True, 0
+        self.name, self.endpoint = model, without_userinfo(base_url)
+        self._url, self._tokenizer = f"{base_url}/chat/completions", f"{base_url.removesuffix('/v1')}/tokenize"
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
         self._headers = {"Content-Type": "application/json"}
         if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key.strip()}"
-        self._tokenizer = VLLMTokenizer(session, base_url, model, self._headers)
-        self._upstream = Upstream(model, base_url.rstrip("/"), api_key and api_key.strip(), extra_body)
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._upstream = Upstream(model, base_url, api_key, extra_body)
 
     async def complete(self, prompt: Prompt) -> Completion:
         """The whole output at once."""
-        whole = await self._whole(await self._ask(prompt), prompt.stop)
-        self._learn(prompt, whole.text)
-        return whole
+        return await self._whole(await self._ask(prompt), prompt.stop)
 
     @asynccontextmanager
     async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
@@ -139,10 +99,26 @@ class OpenAIHTTP:
             response.release()  # closes the connection, unless the reply was read to its end
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
-        """As vLLM's tokenizer counts it; None where there is none."""
-        chat = self._body(prompt)
-        read, written = await asyncio.gather(self._tokenizer.prompt_tokens(chat), self._tokenizer.text_tokens(text))
+        """As vLLM's `POST /tokenize` counts the prompt, its template included, and the text; None where there is none,
+        and where there was none it is not asked for again.
+        """
+        body = self._body(prompt)
+        chat = {"add_generation_prompt": True, **{name: body[name] for name in _RENDERED if name in body}}
+        read = await self._tokens(chat)
+        written = await self._tokens({"prompt": text, "add_special_tokens": False}) if text else 0
         return None if read is None or written is None else Usage(read, written)
+
+    async def _tokens(self, asked: dict[str, Any]) -> int | None:
+        if not self._tokenizes:
+            return None
+        body = msgspec.json.encode({"model": self.name, **asked})
+        with suppress(*_FOREIGN, *JSON_ERRORS):
+            async with self._session.post(
+                self._tokenizer, data=body, headers=self._headers, timeout=_TOKENIZING
+            ) as response:
+                self._tokenizes = response.status not in _NOT_THERE
+                return msgspec.json.decode(await read_body(response), type=_Tokens).count if response.ok else None
+        return None
 
     async def _ask(self, prompt: Prompt, *, stream: bool = False) -> aiohttp.ClientResponse:
         """The reply, its body unread. Raises for every status but 200.
@@ -151,20 +127,20 @@ class OpenAIHTTP:
         needs. An endpoint that does not know these options, or no patterns, is asked without them, now and later.
         """
         while True:
-            options = self._options if stream else None
+            options = _STREAM_OPTIONS[self._options] if stream else None
             if prompt.pattern is not None and not self._structures:
                 prompt = msgspec.structs.replace(prompt, pattern=None)
             with self._translated():
                 response = await self._post(prompt, self._body(prompt, stream=stream, options=options))
-            if response.status == 200:
-                return response
-            said = _said(await self._body_of(response, most=_MOST_SAID, cut=True))
+                if response.status == 200:
+                    return response
+                said = await _said(response)
             failure = self._upstream.from_status(response.status, said, response.headers)
-            if self._unhold(prompt, failure):
+            if self._gives_up_pattern(prompt, failure):
                 continue
             if options is None or response.status not in (400, 422) or not _OPTION.search(said):
                 raise failure
-            self._options = options.fewer
+            self._options = _STREAM_OPTIONS.index(options) + 1
 
     def _post(self, prompt: Prompt, body: dict[str, Any]) -> Awaitable[aiohttp.ClientResponse]:
         name = {REQUEST_ID: prompt.request_id} if prompt.request_id else {}
@@ -177,33 +153,38 @@ class OpenAIHTTP:
             raise_for_status=False,
         )
 
-    def _body(self, prompt: Prompt, *, stream: bool = False, options: StreamOptions | None = None) -> dict[str, Any]:
+    def _body(
+        self, prompt: Prompt, *, stream: bool = False, options: Mapping[str, bool] | None = None
+    ) -> dict[str, Any]:
         thinking, extra = self._thinking, self._extra
         return chat_body(self.name, prompt, stream=stream, options=options, thinking=thinking, extra=extra)
 
     async def _whole(self, response: aiohttp.ClientResponse, stop: tuple[str, ...]) -> Completion:
-        reply = self._decoded(await self._body_of(response))
+        try:
+            with self._translated():
+                reply = self._decoded(await read_body(response, _MOST_BYTES))
+        finally:
+            response.release()
         if reply.choice is None:
             raise self._upstream.garbled("a reply without choices")
-        return completion(reply.choice, reply.usage, stop, thinks=self._thinking is not False)
+        return completion(reply.choice, reply.counted, stop, thinks=self._thinking is not False)
 
     async def _deltas(self, response: aiohttp.ClientResponse, prompt: Prompt) -> AsyncGenerator[Delta, None]:
         if response.content_type == "application/json":  # an endpoint that cannot stream
             whole = await self._whole(response, prompt.stop)
-            self._learn(prompt, whole.text)
             yield Delta(whole.text, whole.reasoning, whole.finish_reason, whole.usage, whole.overran)
             return
-        reply, written = StreamedReply(prompt.stop, thinks=self._thinking is not False), list[str]()
-        ended = False
+        reply = StreamedReply(prompt.stop, thinks=self._thinking is not False)
+        begun = ended = False
         most = min(_MOST_STREAMED, MAX_EVENT_BYTES + _MOST_A_TOKEN * prompt.sampling.max_tokens)
         async with aclosing(self._events(response, reply, most)) as received:
             async for events in received:
                 delta, ended, failure = self._read(events, reply)
                 if delta != _NOTHING:
-                    written.append(delta.text)
+                    begun = True
                     yield delta
                 if failure is not None:
-                    if written or not self._unhold(prompt, failure):
+                    if begun or not self._gives_up_pattern(prompt, failure):
                         raise failure
                     # vLLM looks at a stream's pattern only once it has begun to answer.
                     async with self.stream(msgspec.structs.replace(prompt, pattern=None)) as anew:
@@ -214,9 +195,7 @@ class OpenAIHTTP:
                     break
         if not reply.whole:
             raise self._upstream.unavailable("the stream was cut before its end")
-        end = reply.end()
-        self._learn(prompt, "".join((*written, end.text)))
-        yield end
+        yield reply.end()
         if ended and not reply.abandoned:
             await _linger(response)
 
@@ -239,77 +218,36 @@ class OpenAIHTTP:
     async def _events(
         self, response: aiohttp.ClientResponse, reply: StreamedReply, most: int
     ) -> AsyncGenerator[list[bytes], None]:
-        """The events of each read, up to the end of the body or up to where it breaks off once `reply` is whole. Where
-        much is there at once, others get their turns in between.
-        """
+        """The events of each read, up to the end of the body or up to where it breaks off once `reply` is whole."""
         if response.content_type != "text/event-stream":
             raise self._upstream.garbled(f"{response.content_type} where an event stream was asked for")
         reader, size = EventReader(), 0
-        with self._bodies.reading() as hold:
-            while True:
-                try:
-                    with self._translated():
-                        received = await response.content.readany()
-                    size += len(received)
-                    self._check_size(size, most)
-                    for start in range(0, len(received), _PIECE):
-                        events = reader.feed(received[start : start + _PIECE])
-                        self._check_room(hold(reader.size))
-                        if events:
-                            yield events
-                        if len(received) >= _PIECE:
-                            await asyncio.sleep(0)
-                except EventTooLong as error:
-                    raise self._upstream.garbled(str(error)) from error
-                except UpstreamUnavailable:
-                    if not reply.whole:
-                        raise
-                    return
-                if not received:
-                    return
+        while True:
+            try:
+                with self._translated():
+                    received = await response.content.readany()
+                size += len(received)
+                if size > most:
+                    raise self._upstream.garbled(f"a reply of more than {most >> 20} MiB")
+                events = reader.feed(received)
+            except EventTooLong as error:
+                raise self._upstream.garbled(str(error)) from error
+            except UpstreamUnavailable:
+                if not reply.whole:
+                    raise
+                return
+            if not received:
+                return
+            yield events
+            await asyncio.sleep(0)  # where much is there at once, others get their turns in between
 
-    def _unhold(self, prompt: Prompt, failure: UpstreamError) -> bool:
+    def _gives_up_pattern(self, prompt: Prompt, failure: UpstreamError) -> bool:
         """Whether it is the prompt's pattern that is refused; none is sent from then on."""
         refused = isinstance(failure, UpstreamRefused) and _STRUCTURE.search(str(failure)) is not None
-        if prompt.pattern is None or not refused:
-            return False
-        self._structures = False
-        return True
-
-    def _learn(self, prompt: Prompt, text: str) -> None:
-        """Look whether the model may be held to patterns."""
-        if self._structures is None and prompt.pattern is not None:
-            if _THINKS in text:
-                self._structures = False
-            elif re.fullmatch(prompt.pattern, text):
-                self._structures = True
-
-    async def _body_of(self, response: aiohttp.ClientResponse, *, most: int = _MOST_BYTES, cut: bool = False) -> bytes:
-        """The body, inflated, of `most` bytes at most; `cut`: a longer one is cut, instead of being an error."""
-        body = bytearray()
-        try:
-            with self._translated(), self._bodies.reading() as hold:
-                while received := await response.content.readany():
-                    body += received
-                    self._check_room(hold(len(body)))
-                    if len(received) >= _PIECE:
-                        await asyncio.sleep(0)  # what inflates is there at once, however much it is
-                    if cut and len(body) > most:
-                        response.close()
-                        return bytes(body[:most])
-                    self._check_size(len(body), most)
-        except BaseException:
-            response.close()
-            raise
-        return bytes(body)
-
-    def _check_size(self, size: int, most: int) -> None:
-        if size > most:
-            raise self._upstream.garbled(f"a reply of more than {most >> 20} MiB")
-
-    def _check_room(self, there: bool) -> None:
-        if not there:
-            raise self._upstream.unavailable("the replies that are being read fill the memory that they may have")
+        if prompt.pattern is not None and refused:
+            self._structures = False
+            return True
+        return False
 
     def _decoded(self, body: bytes) -> ChatReply:
         try:
@@ -326,12 +264,16 @@ class OpenAIHTTP:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except (aiohttp.ClientError, HttpProcessingError, OSError) as error:
+        except _FOREIGN as error:
             raise self._upstream.from_transport(error) from error
 
 
-def _said(body: bytes) -> str:
+async def _said(response: aiohttp.ClientResponse) -> str:
     """What went wrong, from the body of a reply with an error status."""
+    try:
+        body = await read_body(response, _MOST_SAID)
+    except BodyTooLong as error:
+        return str(error)
     with suppress(*JSON_ERRORS):
         if said := _failure.decode(body).said:
             return said
@@ -340,8 +282,7 @@ def _said(body: bytes) -> str:
 
 async def _linger(response: aiohttp.ClientResponse) -> None:
     """Read the end of the body that follows the last event at once, so that the connection can be used again."""
-    if response.content.is_eof():
-        return
-    with suppress(TimeoutError, aiohttp.ClientError, HttpProcessingError, OSError):
-        async with asyncio.timeout(_LINGER_S):
-            await response.content.readany()
+    if not response.content.is_eof():
+        with suppress(TimeoutError, *_FOREIGN):
+            async with asyncio.timeout(_LINGER_S):
+                await response.content.readany()

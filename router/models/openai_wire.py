@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from router.models.model import Completion, Message, Prompt, Usage, end_at_stop
+from router.models.model import Completion, Prompt, Usage, end_at_stop
 
 _CUT = frozenset({"length", "max_tokens", "model_length", "insufficient_system_resource"})
 """Names for an output that was ended before its end: OpenAI's, and what others write."""
@@ -135,46 +135,34 @@ class ChatReply(msgspec.Struct, frozen=True):
     """A whole reply or one chunk of a stream; or an error, which some servers send with status 200."""
 
     choices: tuple[Choice, ...] | None = None
-    usage: UsageReply | None = None
+    usage: Any = None
     error: ErrorReply | str | None = None
 
     @property
     def choice(self) -> Choice | None:
         """The first output; no more than one is ever asked for."""
-        for choice in self.choices or ():
-            if choice.index == 0:
-                return choice
-        return None
+        return next((choice for choice in self.choices or () if choice.index == 0), None)
+
+    @property
+    def counted(self) -> Usage | None:
+        """The usage, possible or not; None where it is not told. What is no count at all is one that cannot be."""
+        try:
+            return None if self.usage is None else convert_usage(self.usage).usage()
+        except msgspec.ValidationError:
+            return Usage(-1, -1)
 
 
-class _Uncounted(msgspec.Struct, frozen=True):
-    """A `ChatReply`, whatever is said of usage."""
-
-    choices: tuple[Choice, ...] | None = None
-    error: ErrorReply | str | None = None
-
-
-_NO_COUNT = UsageReply(-1, -1)
-"""Stands for what is no count at all: like any that cannot be, it is not believed."""
-_reply, _uncounted = msgspec.json.Decoder(ChatReply), msgspec.json.Decoder(_Uncounted)
-
-
-def read_reply(body: bytes) -> ChatReply:
-    """The reply, or chunk, that `body` holds. Raises `msgspec.DecodeError` and `UnicodeDecodeError`."""
-    try:
-        return _reply.decode(body)
-    except msgspec.ValidationError:
-        reply = _uncounted.decode(body)
-        return ChatReply(reply.choices, _NO_COUNT, reply.error)
+read_reply = msgspec.json.Decoder(ChatReply).decode
 
 
 def convert_reply(raw: object) -> ChatReply:
-    """The same of an object with such attributes. Raises `msgspec.ValidationError`."""
-    try:
-        return msgspec.convert(raw, ChatReply, from_attributes=True)
-    except msgspec.ValidationError:
-        reply = msgspec.convert(raw, _Uncounted, from_attributes=True)
-        return ChatReply(reply.choices, _NO_COUNT, reply.error)
+    """The reply in an object with such attributes. Raises `msgspec.ValidationError`."""
+    return msgspec.convert(raw, ChatReply, from_attributes=True)
+
+
+def convert_usage(raw: object) -> UsageReply:
+    """The usage in a table, or in an object with such attributes. Raises `msgspec.ValidationError`."""
+    return msgspec.convert(raw, UsageReply, from_attributes=True)
 
 
 class FailureReply(msgspec.Struct, frozen=True):
@@ -191,7 +179,7 @@ class FailureReply(msgspec.Struct, frozen=True):
         return error or self.message or self.detail or ""
 
 
-def completion(choice: Choice, usage: UsageReply | None, stop: tuple[str, ...], *, thinks: bool = True) -> Completion:
+def completion(choice: Choice, counted: Usage | None, stop: tuple[str, ...], *, thinks: bool = True) -> Completion:
     """The whole output, ended at `stop`. A whole reply that gives no finish reason counts as stopped.
 
     `thinks`: False for a model whose thinking is switched off; what its engine took for reasoning is then the output.
@@ -199,7 +187,6 @@ def completion(choice: Choice, usage: UsageReply | None, stop: tuple[str, ...], 
     thought = choice.said.thought
     written = choice.said.text or ("" if thinks else thought)
     text, finish_reason = end_at_stop(written, stop, choice.ended or "stop", choice.matched)
-    counted = usage.usage() if usage else None
     return Completion(text, finish_reason, thought, counted, overran=len(text) < len(written))
 
 
@@ -208,82 +195,36 @@ REQUEST_ID = "X-Request-Id"
 _OURS = frozenset({"model", "messages", "stream"})
 
 
-class StreamOptions(msgspec.Struct, frozen=True):
-    """What a stream tells beside its text."""
-
-    include_usage: bool
-    continuous_usage_stats: bool | msgspec.UnsetType = msgspec.UNSET
-    """vLLM's: the count so far with every chunk."""
-
-    @property
-    def fewer(self) -> "StreamOptions | None":
-        """What to ask an endpoint for that refuses this; None for nothing."""
-        return None if self.continuous_usage_stats is msgspec.UNSET else StreamOptions(True)
-
-
-class TemplateKwargs(msgspec.Struct, frozen=True):
-    """vLLM's: what the chat template is rendered with."""
-
-    enable_thinking: bool
-
-
-class StructuredOutputs(msgspec.Struct, frozen=True):
-    """vLLM's: what the output has to match."""
-
-    regex: str
-
-
-class ChatRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The body of `POST /chat/completions`; what is not set is not sent."""
-
-    model: str
-    messages: tuple[Message, ...]
-    max_tokens: int
-    temperature: float
-    top_p: float
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    """vLLM's: the last message is the assistant's, and is gone on with."""
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    chat_template_kwargs: TemplateKwargs | None = None
-    structured_outputs: StructuredOutputs | None = None
-
-
 def chat_body(
     model: str,
     prompt: Prompt,
     *,
     stream: bool = False,
-    options: StreamOptions | None = None,
+    options: Mapping[str, bool] | None = None,
     thinking: bool | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The request for `prompt`, ready for JSON. `options`: what a stream tells beside its text. `thinking`: the
-    template's `enable_thinking`; None leaves it alone. A last message of the assistant's is continued.
+    """The request for `prompt`, ready for JSON; what is not set is not sent. `options`: what a stream tells beside its
+    text. `thinking`: vLLM's `enable_thinking` of the chat template; None leaves it alone. A last message of the
+    assistant's is continued.
 
     `extra`: further fields. They win over those here, but for model, messages and stream; tables are merged.
     """
-    sampling = prompt.sampling
-    continues = bool(prompt.messages) and prompt.messages[-1].role == "assistant"
-    request = ChatRequest(
-        model=model,
-        messages=prompt.messages,
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        seed=sampling.seed,
-        stop=prompt.stop,
-        add_generation_prompt=not continues,
-        continue_final_message=continues,
-        stream=stream,
-        stream_options=options,
-        chat_template_kwargs=None if thinking is None else TemplateKwargs(thinking),
-        structured_outputs=None if prompt.pattern is None else StructuredOutputs(prompt.pattern),
-    )
-    body: dict[str, Any] = msgspec.to_builtins(request)
+    sampling = msgspec.to_builtins(prompt.sampling)
+    body: dict[str, Any] = {"model": model, "messages": msgspec.to_builtins(prompt.messages)}
+    body |= {name: value for name, value in sampling.items() if value is not None}
+    if prompt.stop:
+        body["stop"] = list(prompt.stop)
+    if prompt.messages and prompt.messages[-1].role == "assistant":
+        body |= {"add_generation_prompt": False, "continue_final_message": True}
+    if stream:
+        body["stream"] = True
+    if options:
+        body["stream_options"] = dict(options)
+    if thinking is not None:
+        body["chat_template_kwargs"] = {"enable_thinking": thinking}
+    if prompt.pattern is not None:
+        body["structured_outputs"] = {"regex": prompt.pattern}
     for name, value in (extra or {}).items():
         if name not in _OURS:
             both = isinstance(value, Mapping) and isinstance(body.get(name), Mapping)
@@ -302,46 +243,33 @@ class EventTooLong(ValueError):
 class EventReader:
     """Feed it what arrives; it returns the data of every event that is complete by then.
 
-    Lines end in LF, CR LF or CR. Comments, fields other than `data` and events without data are passed over; what
-    stands after the last blank line is no event, as the standard has it.
+    Comments, fields other than `data` and events without data are passed over; what stands after the last blank line
+    is no event, as the standard has it.
     """
 
     def __init__(self) -> None:
-        self._rest: list[bytes] = []
-        self._after_cr = False
-        self._data: list[bytes] = []
-        self._size = self._rest_size = 0
-
-    @property
-    def size(self) -> int:
-        """Bytes that are kept until their event is complete."""
-        return self._rest_size + self._size
+        self._line, self._data = bytearray(), bytearray()
 
     def feed(self, received: bytes) -> list[bytes]:
         """The data of the events that `received` completes. Raises `EventTooLong`."""
-        if self._after_cr and received:
-            received, self._after_cr = received.removeprefix(b"\n"), False
-        self._after_cr |= received.endswith(b"\r")
-        self._rest.append(received)
-        self._rest_size += len(received)
         events: list[bytes] = []
-        if b"\n" in received or b"\r" in received:  # a long line is put together once, not with every piece
-            lines = b"".join(self._rest).splitlines(keepends=True)
-            self._rest = [lines.pop()] if not lines[-1].endswith((b"\n", b"\r")) else []
-            self._rest_size = sum(map(len, self._rest))
-            bare = (line.rstrip(b"\r\n") for line in lines)
-            events = [event for line in bare if (line or self._data) and (event := self._line(line))]
-        if self.size > MAX_EVENT_BYTES:
+        first, *others = received.split(b"\n")
+        self._line += first
+        for following in others:
+            if event := self._end_line():
+                events.append(event)
+            self._line = bytearray(following)
+        if len(self._line) + len(self._data) > MAX_EVENT_BYTES:
             raise EventTooLong(f"an event of more than {MAX_EVENT_BYTES} bytes")
         return events
 
-    def _line(self, line: bytes) -> bytes:
+    def _end_line(self) -> bytes:
         """Take one line; the event's data where the line is blank and so ends it."""
+        line = self._line.removesuffix(b"\r")
         if not line:
-            event, self._data, self._size = b"\n".join(self._data), [], 0
+            event, self._data = bytes(self._data[:-1]), bytearray()
             return event
         field, _, value = line.partition(b":")
         if field == b"data":
-            self._data.append(value.removeprefix(b" "))
-            self._size += len(value) + 1  # even empty lines fill the memory
+            self._data += value.removeprefix(b" ") + b"\n"
         return b""

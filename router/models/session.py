@@ -1,7 +1,4 @@
-"""The connections to models' endpoints, and how much of what comes over them is kept."""
-
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+"""Connections to models' endpoints, and bounds for what comes over them."""
 
 import aiohttp
 
@@ -14,30 +11,8 @@ def upstream_session(most: int = 0) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=most, keepalive_timeout=_IDLE_S))
 
 
-class Bodies:
-    """Memory for the replies that are being read, shared by all calls of a gateway."""
-
-    def __init__(self, most: int = 256 << 20) -> None:
-        """`most`: bytes that all of them may hold together, inflated."""
-        self._left = most
-
-    @contextmanager
-    def reading(self) -> Iterator[Callable[[int], bool]]:
-        """Read a reply. The function takes how many bytes of it are held now, and tells whether there is room."""
-        held = 0
-
-        def hold(size: int) -> bool:
-            nonlocal held
-            if size - held > self._left:
-                return False
-            self._left -= size - held
-            held = size
-            return True
-
-        try:
-            yield hold
-        finally:
-            self._left += held
+class BodyTooLong(aiohttp.ClientError):
+    """A body that does not end where it should."""
 
 
 async def read_body(response: aiohttp.ClientResponse, most: int = 4 << 20) -> bytes:
@@ -47,5 +22,5 @@ async def read_body(response: aiohttp.ClientResponse, most: int = 4 << 20) -> by
         body += received
         if len(body) > most:
             response.close()
-            raise aiohttp.ClientPayloadError(f"a body of more than {most >> 20} MiB")
+            raise BodyTooLong(f"a reply of more than {most >> 10} KiB")
     return bytes(body)

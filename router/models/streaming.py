@@ -69,7 +69,7 @@ class StreamedReply:
 
     def take(self, chunk: ChatReply) -> Delta:
         """What `chunk` adds to the output; an empty delta where it adds nothing. The finish reason waits for `end`."""
-        usage = chunk.usage.usage() if chunk.usage else None
+        usage = chunk.counted
         self._usage = largest(self._usage, usage)
         choice = chunk.choice
         if choice is None:

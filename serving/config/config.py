@@ -180,7 +180,7 @@ class RoleConfig(Section, frozen=True):
     """Roles whose models are asked, in this order, where this one's is not to be had; the prompt stays this role's."""
     structured: bool = True
     """Of the execution role: its turns are held to their form by vLLM's structured outputs, where the endpoint has them
-    and the model does not think in its text."""
+    and `thinking` is not true. False for a model that thinks in its text."""
 
 
 class RolesConfig(Section, frozen=True):

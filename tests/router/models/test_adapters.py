@@ -73,14 +73,6 @@ async def test_a_folder_that_is_not_there(session: aiohttp.ClientSession, tmp_pa
             await Adapters(session, server.base_url).load(NAME, tmp_path / "gone")
 
 
-async def test_weights_of_another_model(session: aiohttp.ClientSession, tmp_path: Path) -> None:
-    """What the engine says of tensors is told as what it means."""
-    async with adapter_server() as server:
-        server.shapes = SHAPES
-        with pytest.raises(BadVersion, match=r"do not fit the model that the engine serves.*size of tensor a"):
-            await Adapters(session, server.base_url).load(NAME, adapter(tmp_path))
-
-
 async def test_an_engine_that_loads_none(session: aiohttp.ClientSession, tmp_path: Path) -> None:
     """How it must be started is told."""
     async with adapter_server(updating=False) as server:

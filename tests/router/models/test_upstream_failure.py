@@ -7,21 +7,15 @@ import pytest
 from aiohttp.http import HttpProcessingError
 
 from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
-from router.models.failures import MAX_SAID_CHARS, Upstream
+from router.models.failures import Upstream
 
 UPSTREAM = Upstream("tiny", "http://x/v1", "sk-secret")
 
-REFUSED = {
-    "InvalidURL",
-    "InvalidUrlClientError",
-    "InvalidUrlRedirectClientError",
-    "RedirectClientError",
-    "NonHttpUrlClientError",
-    "NonHttpUrlRedirectClientError",
-    "ClientConnectorCertificateError",
-    "ServerFingerprintMismatch",
-}
-GARBLED = {"ClientResponseError", "ContentTypeError", "WSServerHandshakeError", "TooManyRedirects"}
+REFUSED = set(
+    "InvalidURL InvalidUrlClientError InvalidUrlRedirectClientError RedirectClientError NonHttpUrlClientError "
+    "NonHttpUrlRedirectClientError ClientConnectorCertificateError ServerFingerprintMismatch".split()
+)
+GARBLED = {"BodyTooLong", "ClientResponseError", "ContentTypeError", "WSServerHandshakeError", "TooManyRedirects"}
 
 
 def _family(error: type[Exception]) -> Iterator[type[Exception]]:
@@ -77,56 +71,25 @@ def test_statuses(kind: type[UpstreamError], statuses: tuple[int, ...]) -> None:
     assert {type(UPSTREAM.from_status(status, "no")) for status in statuses} == {kind}
 
 
-@pytest.mark.parametrize(
-    ("status", "hint"),
-    [
-        (404, "serves"),
-        (401, "API key"),
-        (403, "key"),
-        (400, "too long"),
-        (400, "system_role = false"),
-        (413, "fewer or shorter passages"),
-    ],
-)
-def test_hints(status: int, hint: str) -> None:
-    """A refusal says what to do about it."""
-    assert hint in str(UPSTREAM.from_status(status, "no"))
-
-
 TOO_LONG = {
     "OpenAI": "Input tokens exceed the configured limit of 272000 tokens. (context_length_exceeded)",
-    "OpenAI, older": "This model's maximum context length is 8192 tokens. However, your messages resulted in 8227",
     "OpenAI, a minute's limit": "Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 41000. "
     "The input or output tokens must be reduced in order to run successfully.",
     "vLLM 0.32": "This model's maximum context length is 2048 tokens. However, your prompt contains at least 2049 "
     "input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input "
     "prompt.",
-    "vLLM 0.32, by characters": "This model's maximum context length is 2048 tokens. However, your prompt contains "
-    "90000 characters (more than 40960 characters, which is the upper bound for 2048 input tokens).",
-    "vLLM 0.32, when it counts": "Input length (2100) exceeds model's maximum context length (2048).",
     "vLLM, its engine": "The decoder prompt (length 10127) is longer than the maximum model length of 8192. Make sure "
     "that `max_model_len` is no smaller than the number of text tokens.",
-    "vLLM, no room to write": "The decoder prompt (length 8192) plus the number of requested output tokens (at least "
-    "1) is longer than the maximum model length of 8192.",
     "SGLang": "The input (61709 tokens) is longer than the model's context length (40960 tokens).",
-    "SGLang, its memory": "Input length (160062 tokens) exceeds the maximum allowed length (59862 tokens).",
     "llama.cpp": "request (4521 tokens) exceeds the available context size (4096 tokens), try increasing it",
-    "llama.cpp, by type": "too much (exceed_context_size_error)",
     "llama-cpp-python": "Requested tokens (2285) exceed context window of 2048",
     "LM Studio": "Trying to keep the first 9000 tokens when context the overflows. However, the model is loaded with "
     "context length of only 4096 tokens",
     "Ollama": "the input length exceeds the context length",
     "TGI": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 4000 and 512",
-    "TGI, the prompt alone": "Input validation error: `inputs` must have less than 4095 tokens. Given: 5120",
     "Anthropic": "prompt is too long: 210000 tokens > 200000 maximum",
-    "Anthropic, both": "input length and `max_tokens` exceed context limit: 199759 + 8192 > 200000",
-    "DeepSeek": "This model's maximum context length is 65536 tokens. However, you requested 69648 tokens (69648 in "
-    "the messages, 0 in the completion). Please reduce the length of the messages or completion.",
-    "OpenRouter": "This endpoint's maximum context length is 16384 tokens. However, you requested about 94307 tokens",
-    "Groq": "Please reduce the length of the messages or completion. (context_length_exceeded)",
     "Mistral": "Prompt contains 40000 tokens and 0 draft tokens, too large for model with 32768 maximum context length",
     "Gemini": "The input token count (317740) exceeds the maximum number of tokens allowed (131072).",
-    "Vertex AI": "Unable to submit request because the input token count is 40000 but model only supports up to 32768.",
     "xAI": "This model's maximum prompt length is 131072 but the request contains 537812 tokens.",
     "Cohere": "too many tokens: total number of tokens in the prompt cannot exceed 4081 - received 5000.",
     "Qwen": "<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 129024]",
@@ -162,9 +125,6 @@ def test_not_too_long(said: str) -> None:
     assert type(UPSTREAM.from_status(400, said)) is UpstreamRefused
 
 
-NOW = {"date": "Wed, 21 Oct 2026 07:28:00 GMT"}
-
-
 @pytest.mark.parametrize(
     ("headers", "seconds"),
     [
@@ -176,14 +136,11 @@ NOW = {"date": "Wed, 21 Oct 2026 07:28:00 GMT"}
         ({"retry-after": "soon"}, None),
         ({"retry-after-ms": "20", "retry-after": "1"}, 0.02),
         ({"retry-after-ms": "soon", "retry-after": "1"}, 1.0),
-        ({"retry-after": "Wed, 21 Oct 2026 07:28:12 GMT", **NOW}, 12.0),
-        ({"retry-after": "Wed, 21 Oct 2026 07:27:00 GMT", **NOW}, 0.0),
-        ({"retry-after": "Wed, 21 Oct 2026 07:28:12 GMT", "date": "today"}, None),
-        ({"retry-after": "Thu, 01 Jan 1970 00:00:00 GMT"}, 0.0),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:12 GMT"}, None),
     ],
 )
 def test_retry_after(headers: Mapping[str, str], seconds: float | None) -> None:
-    """Milliseconds, seconds, or a date by the server's own clock; nonsense counts as not said."""
+    """Milliseconds or seconds; a date or nonsense counts as not said."""
     error = UPSTREAM.from_status(429, "slow down", headers)
     assert isinstance(error, UpstreamUnavailable)
     assert error.retry_after_s == seconds
@@ -211,8 +168,3 @@ def test_key_stays_secret() -> None:
     error = UPSTREAM.from_status(401, "wrong key sk-secret")
     assert "sk-secret" not in f"{error} {error!r}"
     assert "wrong key ***" in str(error)
-
-
-def test_short() -> None:
-    """A page of HTML does not become a page of log."""
-    assert len(str(UPSTREAM.garbled("x" * 10_000))) < MAX_SAID_CHARS + 100
