@@ -10,35 +10,8 @@ import msgspec
 import structlog
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from router.errors import (
-    AccessDenied,
-    BadConfig,
-    BadCorpus,
-    BadDocument,
-    BadIndex,
-    BadRequest,
-    BadVersion,
-    BudgetExhausted,
-    ContextTooLong,
-    MalformedOutput,
-    NoKey,
-    NotFound,
-    OutOfTime,
-    Overloaded,
-    PriceUnknown,
-    QuotaExhausted,
-    RequestIdTaken,
-    RolegateError,
-    RunCancelled,
-    SameId,
-    SlowReader,
-    StoreFailed,
-    TooMuch,
-    UpstreamError,
-    UpstreamGarbled,
-    UpstreamRefused,
-    UpstreamUnavailable,
-)
+from router import errors
+from router.errors import RolegateError, UpstreamError, UpstreamGarbled, UpstreamUnavailable
 from router.trace.identity import LOCAL, Identity
 from router.trace.run import Run
 
@@ -56,45 +29,58 @@ DOMAIN = "rolegate"
 COME_BACK_S = 5.0
 """When to come back after what failed upstream did not say."""
 
+_CODES: dict[int, tuple[type[RolegateError], ...]] = {
+    code_pb2.INVALID_ARGUMENT: (errors.BadRequest,),
+    code_pb2.FAILED_PRECONDITION: (
+        errors.BadConfig,
+        errors.BadIndex,
+        errors.BadCorpus,
+        errors.SameId,
+        errors.BadDocument,
+        errors.TooMuch,
+        errors.BadVersion,
+        errors.PriceUnknown,
+        errors.UpstreamRefused,
+        errors.ContextTooLong,
+        errors.MalformedOutput,
+    ),
+    code_pb2.NOT_FOUND: (errors.NotFound,),
+    code_pb2.ALREADY_EXISTS: (errors.RequestIdTaken,),
+    code_pb2.CANCELLED: (errors.RunCancelled,),
+    code_pb2.DEADLINE_EXCEEDED: (errors.OutOfTime,),
+    code_pb2.RESOURCE_EXHAUSTED: (errors.BudgetExhausted, errors.QuotaExhausted, errors.Overloaded),
+    code_pb2.ABORTED: (errors.SlowReader,),
+    code_pb2.PERMISSION_DENIED: (errors.AccessDenied,),
+    code_pb2.UNAUTHENTICATED: (errors.NoKey,),
+    code_pb2.UNAVAILABLE: (errors.StoreFailed, UpstreamUnavailable, UpstreamGarbled),
+}
+_REASONS: dict[type[RolegateError], str] = {errors.NotFound: "RUN_NOT_FOUND"}
+"""Reasons that are not the class's name."""
+
+
+def _words(name: str) -> str:
+    """The name of a class in words: `Upstream Unavailable`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", " ", name)
+
+
 STATUS: dict[type[RolegateError], tuple[int, str]] = {
-    BadRequest: (code_pb2.INVALID_ARGUMENT, "BAD_REQUEST"),
-    BadConfig: (code_pb2.FAILED_PRECONDITION, "BAD_CONFIG"),
-    BadIndex: (code_pb2.FAILED_PRECONDITION, "BAD_INDEX"),
-    BadCorpus: (code_pb2.FAILED_PRECONDITION, "BAD_CORPUS"),
-    SameId: (code_pb2.FAILED_PRECONDITION, "SAME_ID"),
-    BadDocument: (code_pb2.FAILED_PRECONDITION, "BAD_DOCUMENT"),
-    TooMuch: (code_pb2.FAILED_PRECONDITION, "TOO_MUCH"),
-    BadVersion: (code_pb2.FAILED_PRECONDITION, "BAD_VERSION"),
-    NotFound: (code_pb2.NOT_FOUND, "RUN_NOT_FOUND"),
-    RequestIdTaken: (code_pb2.ALREADY_EXISTS, "REQUEST_ID_TAKEN"),
-    RunCancelled: (code_pb2.CANCELLED, "RUN_CANCELLED"),
-    OutOfTime: (code_pb2.DEADLINE_EXCEEDED, "OUT_OF_TIME"),
-    BudgetExhausted: (code_pb2.RESOURCE_EXHAUSTED, "BUDGET_EXHAUSTED"),
-    QuotaExhausted: (code_pb2.RESOURCE_EXHAUSTED, "QUOTA_EXHAUSTED"),
-    PriceUnknown: (code_pb2.FAILED_PRECONDITION, "PRICE_UNKNOWN"),
-    Overloaded: (code_pb2.RESOURCE_EXHAUSTED, "OVERLOADED"),
-    SlowReader: (code_pb2.ABORTED, "SLOW_READER"),
-    AccessDenied: (code_pb2.PERMISSION_DENIED, "ACCESS_DENIED"),
-    NoKey: (code_pb2.UNAUTHENTICATED, "NO_KEY"),
-    StoreFailed: (code_pb2.UNAVAILABLE, "STORE_FAILED"),
-    UpstreamUnavailable: (code_pb2.UNAVAILABLE, "UPSTREAM_UNAVAILABLE"),
-    UpstreamRefused: (code_pb2.FAILED_PRECONDITION, "UPSTREAM_REFUSED"),
-    ContextTooLong: (code_pb2.FAILED_PRECONDITION, "CONTEXT_TOO_LONG"),
-    UpstreamGarbled: (code_pb2.UNAVAILABLE, "UPSTREAM_GARBLED"),
-    MalformedOutput: (code_pb2.FAILED_PRECONDITION, "MALFORMED_OUTPUT"),
+    kind: (code, _REASONS.get(kind) or _words(kind.__name__).replace(" ", "_").upper())
+    for code, kinds in _CODES.items()
+    for kind in kinds
 }
 """Every error class that is raised (the test walks the tree), its status code and its reason."""
 
 _FOR_TENANTS: dict[type[RolegateError], str] = {
-    BadConfig: "The gateway is not set up for this; tell its operator.",
-    BadIndex: "The gateway's index cannot be used; tell its operator.",
-    BadVersion: "The gateway is not set up for this; tell its operator.",
-    PriceUnknown: "Your limit is in dollars, and what a model costs is not known; tell the gateway's operator.",
+    errors.BadConfig: "The gateway is not set up for this; tell its operator.",
+    errors.BadIndex: "The gateway's index cannot be used; tell its operator.",
+    errors.BadVersion: "The gateway is not set up for this; tell its operator.",
+    errors.PriceUnknown: "Your limit is in dollars, and what a model costs is not known; tell the gateway's operator.",
     UpstreamUnavailable: "{who} is not available for now; try again later.",
-    UpstreamRefused: "{who} refuses what it is asked; tell the gateway's operator.",
-    ContextTooLong: "{who} takes no prompt as long as this one; ask for something shorter.",
+    errors.UpstreamRefused: "{who} refuses what it is asked; tell the gateway's operator.",
+    errors.ContextTooLong: "{who} takes no prompt as long as this one; ask for something shorter.",
     UpstreamGarbled: "{who} answered something that cannot be used; try again, or tell the gateway's operator.",
-    MalformedOutput: "{who} does not follow the gateway's protocol, so it cannot do its work; tell the operator.",
+    errors.MalformedOutput: "{who} does not follow the gateway's protocol, so it cannot do its work; tell the "
+    "operator.",
 }
 """What tenants are told instead of texts that name addresses, files, or what engines said."""
 
@@ -173,7 +159,7 @@ def as_seen_by(run: Run, identity: Identity) -> Run:
     if identity.tenant is None:
         return run
     name = run.error.partition(":")[0]
-    words = re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower() if name in _ROWS else "internal error"
+    words = _words(name).lower() if name in _ROWS else "internal error"
     calls = tuple(msgspec.structs.replace(call, deployment="") for call in run.calls)
     return msgspec.structs.replace(run, calls=calls, error=words if run.error else "")
 

@@ -67,18 +67,6 @@ def test_an_answer(client: openai.OpenAI) -> None:
     assert [citation["passage_id"] for citation in told["citations"]] == ["p1", "p2"]
 
 
-def test_usage(client: openai.OpenAI) -> None:
-    """The sum over the roles, each of which is told beside it."""
-    reply = client.chat.completions.create(model="rolegate", messages=asking(QUESTION))
-
-    roles = details(reply)["usage"]
-    assert [role["role"] for role in roles] == ["delegation", "execution", "answer"]
-    assert reply.usage is not None
-    assert reply.usage.prompt_tokens == sum(role["prompt_tokens"] for role in roles) > 0
-    assert reply.usage.completion_tokens == sum(role["completion_tokens"] for role in roles) > 0
-    assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
-
-
 def test_a_stream(client: openai.OpenAI) -> None:
     """What happens is told as reasoning, then comes the answer, then the tokens."""
     chunks = list(
@@ -109,15 +97,6 @@ def test_a_report(client: openai.OpenAI) -> None:
 
     assert reply.choices[0].message.content == "Michael Mann\n\nSources:\n[1] Heat: “Heat is a film by Michael Mann.”"
     assert [role["role"] for role in details(reply)["usage"]] == ["execution"]
-
-
-def test_a_refused_question(client: openai.OpenAI) -> None:
-    """What is wrong and what to do, whichever way it was asked."""
-    for stream in (False, True):
-        with pytest.raises(openai.BadRequestError) as refused:
-            client.chat.completions.create(model="rolegate", messages=asking(" "), stream=stream)
-        assert (refused.value.code, refused.value.type) == ("BAD_REQUEST", "invalid_request_error")
-        assert "question is empty; put a question in plain words into it." in refused.value.message
 
 
 def test_an_unknown_model(client: openai.OpenAI) -> None:

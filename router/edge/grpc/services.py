@@ -10,8 +10,8 @@ from rolegate.v1 import completion_service_pb2 as completion_pb
 from rolegate.v1 import completion_service_pb2_grpc as completion_pb_grpc
 from rolegate.v1 import execution_service_pb2 as execution_pb
 from rolegate.v1 import execution_service_pb2_grpc as execution_pb_grpc
-from rolegate.v1 import executor_version_service_pb2 as executor_version_pb
-from rolegate.v1 import executor_version_service_pb2_grpc as executor_version_pb_grpc
+from rolegate.v1 import executor_version_service_pb2 as version_pb
+from rolegate.v1 import executor_version_service_pb2_grpc as version_pb_grpc
 from rolegate.v1 import run_service_pb2 as run_pb
 from rolegate.v1 import run_service_pb2_grpc as run_pb_grpc
 from rolegate.v1 import usage_service_pb2 as usage_pb
@@ -153,57 +153,55 @@ class ExecutionServicer(execution_pb_grpc.ExecutionServiceServicer):
         )
 
 
-class ExecutorVersionServicer(executor_version_pb_grpc.ExecutorVersionServiceServicer):
+class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
     """Converts, calls, converts."""
 
     def __init__(self, versions: Versions) -> None:
         self._versions = versions
 
     async def ListExecutorVersions(
-        self, _request: executor_version_pb.ListExecutorVersionsRequest, _context: Any
-    ) -> executor_version_pb.ListExecutorVersionsResponse:
+        self, _request: version_pb.ListExecutorVersionsRequest, _context: Any
+    ) -> version_pb.ListExecutorVersionsResponse:
         """All versions, newest first."""
         found = await self._versions.list()
-        return executor_version_pb.ListExecutorVersionsResponse(versions=[version_to_proto(*each) for each in found])
+        return version_pb.ListExecutorVersionsResponse(versions=[version_to_proto(*each) for each in found])
 
     async def RegisterExecutorVersion(
-        self, request: executor_version_pb.RegisterExecutorVersionRequest, _context: Any
-    ) -> executor_version_pb.RegisterExecutorVersionResponse:
+        self, request: version_pb.RegisterExecutorVersionRequest, _context: Any
+    ) -> version_pb.RegisterExecutorVersionResponse:
         """Check, load, and put on record."""
         version = await self._versions.register(request.version)
-        return executor_version_pb.RegisterExecutorVersionResponse(version=version_to_proto(version))
+        return version_pb.RegisterExecutorVersionResponse(version=version_to_proto(version))
 
     async def SetExecutorVersionTraffic(
-        self, request: executor_version_pb.SetExecutorVersionTrafficRequest, _context: Any
-    ) -> executor_version_pb.SetExecutorVersionTrafficResponse:
+        self, request: version_pb.SetExecutorVersionTrafficRequest, _context: Any
+    ) -> version_pb.SetExecutorVersionTrafficResponse:
         """Let it be tried, or not."""
         state = state_from_proto(request.state)
         version = await self._versions.set_traffic(request.version, state, request.canary_share)
         figures = await self._versions.figures(version)
-        return executor_version_pb.SetExecutorVersionTrafficResponse(version=version_to_proto(version, figures))
+        return version_pb.SetExecutorVersionTrafficResponse(version=version_to_proto(version, figures))
 
     async def PromoteExecutorVersion(
-        self, request: executor_version_pb.PromoteExecutorVersionRequest, _context: Any
-    ) -> executor_version_pb.PromoteExecutorVersionResponse:
+        self, request: version_pb.PromoteExecutorVersionRequest, _context: Any
+    ) -> version_pb.PromoteExecutorVersionResponse:
         """Make it the active one."""
         version = await self._versions.promote(request.version)
-        return executor_version_pb.PromoteExecutorVersionResponse(version=version_to_proto(version))
+        return version_pb.PromoteExecutorVersionResponse(version=version_to_proto(version))
 
     async def RollBackExecutorVersion(
-        self, request: executor_version_pb.RollBackExecutorVersionRequest, _context: Any
-    ) -> executor_version_pb.RollBackExecutorVersionResponse:
+        self, request: version_pb.RollBackExecutorVersionRequest, _context: Any
+    ) -> version_pb.RollBackExecutorVersionResponse:
         """Take it out of service."""
         active = await self._versions.roll_back(request.version)
-        return executor_version_pb.RollBackExecutorVersionResponse(
-            active=None if active is None else version_to_proto(active)
-        )
+        return version_pb.RollBackExecutorVersionResponse(active=None if active is None else version_to_proto(active))
 
     async def ListExecutorVersionDecisions(
-        self, request: executor_version_pb.ListExecutorVersionDecisionsRequest, _context: Any
-    ) -> executor_version_pb.ListExecutorVersionDecisionsResponse:
+        self, request: version_pb.ListExecutorVersionDecisionsRequest, _context: Any
+    ) -> version_pb.ListExecutorVersionDecisionsResponse:
         """What was decided, oldest first."""
         found = await self._versions.decisions(request.version or None, request.after_number)
-        return executor_version_pb.ListExecutorVersionDecisionsResponse(decisions=map(decision_to_proto, found))
+        return version_pb.ListExecutorVersionDecisionsResponse(decisions=map(decision_to_proto, found))
 
 
 _PAGE, _LARGEST_PAGE = 50, 1000

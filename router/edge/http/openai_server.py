@@ -1,4 +1,4 @@
-"""An OpenAI-compatible door to the gateway, for chat tools and agents that speak nothing else.
+"""An OpenAI-compatible server, for chat tools and agents that speak nothing else.
 
 `POST /v1/chat/completions`, `GET /v1/models`, `GET /v1/models/{id}` and `GET /health`. The model `rolegate` answers
 questions; `rolegate-executor` works on one sub-query and reports. The question is the text of the last user message:
@@ -8,7 +8,10 @@ each question stands alone, so that a system message and earlier turns are not u
 
 import asyncio
 import math
+import secrets
+import time
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from typing import Any, get_args
 
 import msgspec
@@ -18,16 +21,16 @@ from google.rpc import code_pb2
 
 from router.access import Access, check_scope
 from router.calls.health import Need, Readiness
-from router.edge.http.openai_wire import ChatRequest, Said, chunk, last_chunks, opened, whole
 from router.edge.limits import Limits
 from router.edge.listening import is_loopback
 from router.edge.observing import Running, observing
-from router.edge.rendering import progress_line
+from router.edge.rendering import CitedAnswer, cited_answer, progress_line
 from router.edge.status import CALLER, caller, logged_status, reason_of, retry_after_s
 from router.errors import JSON_ERRORS, BadRequest
 from router.runs.gateway import Gateway
 from router.runs.lifecycle import RequestOptions
 from router.runs.observers import Observer
+from router.trace.call import RoleTotal, sum_known, totals
 from router.trace.run import Run
 from router.trace.values import Event, OnEvent
 
@@ -46,51 +49,61 @@ HTTP_STATUS = {
     code_pb2.DEADLINE_EXCEEDED: 504,
 }
 """As `google/rpc/code.proto` maps them."""
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """What went wrong, for people (`message`) and for programs."""
-
-    message: str
-    type: str
-    param: str | None
-    """The field of the request that is wrong, where one is known."""
-    code: str
-
-
-def failure(status: int, message: str, code: str, param: str | None = None) -> dict[str, Failure]:
-    """The body that goes with an HTTP status."""
-    return {"error": Failure(message, "server_error" if status >= 500 else "invalid_request_error", param, code)}
-
-
-def failed(error: Exception) -> tuple[int, dict[str, Failure]]:
-    """Status and body for what a request raised, which is logged."""
-    status = logged_status(error)
-    number = HTTP_STATUS[status.code]
-    return number, failure(number, status.message, reason_of(status))
-
-
-def refused(error: Exception) -> web.Response:
-    """The whole response to a request that raised `error`; it says when to come back where the error does."""
-    number, body = failed(error)
-    wait_s = retry_after_s(error)
-    headers = {"Retry-After": str(math.ceil(wait_s))} if number in (429, 503) and wait_s is not None else {}
-    if number == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return json_response(number, body, headers)
-
-
-def json_response(status: int, content: object, headers: dict[str, str] | None = None) -> web.Response:
-    """A response of JSON."""
-    body = msgspec.json.encode(content)
-    return web.Response(status=status, body=body, headers=headers, content_type="application/json")
-
-
 MAX_BODY_BYTES = 1 << 20
 ANSWERING, EXECUTING = "rolegate", "rolegate-executor"
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-
 Work = Callable[[OnEvent], Coroutine[Any, Any, Run]]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A part of a message; only those of type `text` have one."""
+
+    type: str
+    text: str = ""
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """A turn."""
+
+    role: str
+    content: str | tuple[Part, ...] | None = None
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """The wishes for the end of a stream."""
+
+    include_usage: bool | None = None
+
+
+class ChatRequest(msgspec.Struct, frozen=True):
+    """The fields that are read of a request; further ones are ignored."""
+
+    model: str
+    messages: tuple[ChatMessage, ...]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    tool_choice: Any = None
+    fresh: bool | None = None
+    """Not OpenAI's: whether all is to be worked on anew, as the field of that name over gRPC."""
+
+    @property
+    def question(self) -> str:
+        """The text of the last user message; nothing else is used. Raises `BadRequest` for what cannot be done."""
+        if self.n not in (None, 1):
+            raise BadRequest(f"n is {self.n}; there is one answer to a question.")
+        if self.tool_choice not in (None, "auto", "none"):
+            raise BadRequest("tool_choice demands a tool, but this model calls none; leave it out.")
+        asked = [number for number, message in enumerate(self.messages) if message.role == "user"]
+        if not asked:
+            raise BadRequest("messages has no message of role `user`; the last one is the question.")
+        content = self.messages[asked[-1]].content or ""
+        if isinstance(content, str):
+            return content
+        for number, part in enumerate(content):
+            if part.type != "text":
+                raise BadRequest(f"messages[{asked[-1]}].content[{number}] is of type {part.type!r}; send text alone.")
+        return "\n".join(part.text for part in content)
 
 
 def openai_app(
@@ -109,82 +122,76 @@ def openai_app(
     limits = limits or Limits()
 
     async def complete(request: web.Request) -> web.StreamResponse:
-        if request.content_type != "application/json":
-            raise web.HTTPUnsupportedMediaType(text="Send the body as application/json.")
-        asked = _decoded(await _body(request, limits.opening_s))
+        asked = await _asked(request, limits.opening_s)
         if asked.model not in (ANSWERING, EXECUTING):
             return _unknown(asked.model)
-        work = _admitted(access, _work(gateway, asked)) if access else _work(gateway, asked)
+        question, options = asked.question, RequestOptions(identity=caller(), no_cache=bool(asked.fresh))
+
+        async def work(emit: OnEvent) -> Run:
+            async with access.serving(caller()) if access else nullcontext():
+                if asked.model == EXECUTING:
+                    return await gateway.execute(question, options)
+                return await gateway.answer(question, options, emit)
+
         if asked.stream:
             return await _streamed(request, asked, work, limits.reading_s)
-        return json_response(200, await whole(asked.model, await work(lambda _event: None)))
+        run = await work(lambda _event: None)
+        cited, spent = await cited_answer(run), totals(run.calls)
+        message = {"role": "assistant", "content": cited.text}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        reply = _reply(asked.model, "chat.completion", choices=[choice], rolegate=_details(cited, spent))
+        return _json(200, reply | _usage(spent))
 
     async def models(_request: web.Request) -> web.Response:
-        return json_response(200, {"object": "list", "data": [_model(ANSWERING), _model(EXECUTING)]})
+        return _json(200, {"object": "list", "data": [_model(ANSWERING), _model(EXECUTING)]})
 
     async def model(request: web.Request) -> web.Response:
         name = request.match_info["name"]
-        return json_response(200, _model(name)) if name in (ANSWERING, EXECUTING) else _unknown(name)
+        return _json(200, _model(name)) if name in (ANSWERING, EXECUTING) else _unknown(name)
 
     async def health(_request: web.Request) -> web.Response:
         down = readiness is not None and readiness.down(get_args(Need))
-        return json_response(503, {"status": "unavailable"}) if down else json_response(200, {"status": "ok"})
+        return _json(503, {"status": "unavailable"}) if down else _json(200, {"status": "ok"})
 
     watched = [observing(observer)] if observer else []
     middlewares = [*watched, _openai_errors, _admitting(access)]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY_BYTES)
-    app.add_routes(
-        [
-            web.post("/v1/chat/completions", complete),
-            web.get("/v1/models", models),
-            web.get("/v1/models/{name}", model),
-            web.get("/health", health),
-        ]
-    )
+    app.router.add_post("/v1/chat/completions", complete)
+    app.router.add_get("/v1/models", models)
+    app.router.add_get("/v1/models/{name}", model)
+    app.router.add_get("/health", health)
     return app
 
 
-def _work(gateway: Gateway, asked: ChatRequest) -> Work:
-    question, options = asked.question, RequestOptions(identity=caller(), no_cache=bool(asked.fresh))
-    if asked.model == EXECUTING:
-        return lambda _emit: gateway.execute(question, options)
-    return lambda emit: gateway.answer(question, options, emit)
-
-
-def _admitted(access: Access, work: Work) -> Work:
-    """The same, for as long as the caller's key is good."""
-
-    async def admitted(emit: OnEvent) -> Run:
-        async with access.serving(caller()):
-            return await work(emit)
-
-    return admitted
-
-
-async def _body(request: web.Request, within_s: float) -> bytes:
+async def _asked(request: web.Request, within_s: float) -> ChatRequest:
+    if request.content_type != "application/json":
+        raise web.HTTPUnsupportedMediaType(text="Send the body as application/json.")
     try:
         async with asyncio.timeout(within_s):
-            return await request.read()
+            return msgspec.json.decode(await request.read(), type=ChatRequest)
     except TimeoutError:
         raise web.HTTPRequestTimeout(text="The body did not come in time.") from None
+    except JSON_ERRORS as error:
+        raise BadRequest(f"The body is no chat completion request: {error}.") from None
 
 
 async def _streamed(request: web.Request, asked: ChatRequest, work: Work, reading_s: float) -> web.StreamResponse:
     """Tell what happens as reasoning, then the answer; nothing is sent before anything has happened. A client that
     takes nothing for `reading_s` seconds is left.
     """
-    response, stream = web.StreamResponse(headers=_SSE), opened(asked.model)
+    response, stream = web.StreamResponse(headers=_SSE), _reply(asked.model, "chat.completion.chunk")
 
-    async def send(content: object) -> None:
+    async def send(delta: dict[str, str], finish_reason: str | None = None, **details: Any) -> None:
         if not response.prepared:
             await response.prepare(request)
-            await send(chunk(stream, Said("assistant")))
-        await write(b"data: %b\n\n" % msgspec.json.encode(content))
+            await send({"role": "assistant"})
+        choice = {"index": 0, "finish_reason": finish_reason, "delta": delta}
+        await write(msgspec.json.encode({**stream, "choices": [choice], **details}))
 
     async def write(event: bytes) -> None:
         try:
             async with asyncio.timeout(reading_s):
-                await response.write(event)
+                await response.write(b"data: %b\n\n" % event)
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()
@@ -194,17 +201,61 @@ async def _streamed(request: web.Request, asked: ChatRequest, work: Work, readin
         async with Running[Event, Run](work) as running:
             async for events in running:
                 if lines := "".join(f"{line}\n" for line in map(progress_line, events) if line):
-                    await send(chunk(stream, Said(reasoning_content=lines)))
+                    await send({"reasoning_content": lines})
             run = await running.result()
-        with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-        for reply in await last_chunks(stream, run, with_usage=with_usage):
-            await send(reply)
-        await write(b"data: [DONE]\n\n")
+        cited, spent = await cited_answer(run), totals(run.calls)
+        await send({"content": cited.text})
+        await send({}, "stop", rolegate=_details(cited, spent))
+        if asked.stream_options and asked.stream_options.include_usage:
+            await write(msgspec.json.encode({**stream, "choices": [], **_usage(spent)}))
+        await write(b"[DONE]")
     except Exception as error:
         if not response.prepared or isinstance(error, ClientConnectionResetError):
             raise
-        await send(failed(error)[1])
+        await write(msgspec.json.encode(_failed(error)[1]))
     return response
+
+
+def _reply(model: str, kind: str, **fields: Any) -> dict[str, Any]:
+    name = f"chatcmpl-{secrets.token_hex(12)}"
+    return {"id": name, "object": kind, "created": int(time.time()), "model": model, **fields}
+
+
+def _details(cited: CitedAnswer, spent: list[RoleTotal]) -> dict[str, Any]:
+    return {**msgspec.structs.asdict(cited), "usage": spent}
+
+
+def _usage(spent: list[RoleTotal]) -> dict[str, Any]:
+    """The sum over roles; nothing where no engine told anything. A detail that no engine told is null."""
+    if spent and all(role.attempts == role.attempts_without_usage for role in spent):
+        return {}
+    read, written = sum(role.prompt_tokens for role in spent), sum(role.completion_tokens for role in spent)
+    usage = {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": read + written,
+        "prompt_tokens_details": {"cached_tokens": sum_known([role.cached_tokens for role in spent])},
+        "completion_tokens_details": {"reasoning_tokens": sum_known([role.reasoning_tokens for role in spent])},
+    }
+    return {"usage": usage}
+
+
+def _failure(status: int, message: str, code: str, param: str | None = None) -> dict[str, Any]:
+    """The body that goes with an HTTP status. `param`: the field of the request that is wrong, where one is known."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _failed(error: Exception) -> tuple[int, dict[str, Any]]:
+    """Status and body for what a request raised, which is logged."""
+    status = logged_status(error)
+    number = HTTP_STATUS[status.code]
+    return number, _failure(number, status.message, reason_of(status))
+
+
+def _json(status: int, content: object, headers: dict[str, str] | None = None) -> web.Response:
+    body = msgspec.json.encode(content)
+    return web.Response(status=status, body=body, headers=headers, content_type="application/json")
 
 
 @web.middleware
@@ -214,11 +265,16 @@ async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamRe
         return await handler(request)
     except web.HTTPException as error:
         code = error.reason.lower().replace(" ", "_")
-        return json_response(error.status, failure(error.status, error.text or error.reason, code))
+        return _json(error.status, _failure(error.status, error.text or error.reason, code))
     except ClientConnectionResetError:  # the client is gone
         raise
     except Exception as error:
-        return refused(error)
+        number, body = _failed(error)
+        wait_s = retry_after_s(error)
+        headers = {"Retry-After": str(math.ceil(wait_s))} if number in (429, 503) and wait_s is not None else {}
+        if number == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return _json(number, body, headers)
 
 
 def _admitting(access: Access | None) -> Middleware:
@@ -239,17 +295,10 @@ def _check_origin(origin: str) -> None:
         raise web.HTTPForbidden(text="Web pages of other hosts cannot ask here.")
 
 
-def _decoded(body: bytes) -> ChatRequest:
-    try:
-        return msgspec.json.decode(body, type=ChatRequest)
-    except JSON_ERRORS as error:
-        raise BadRequest(f"The body is no chat completion request: {error}.") from None
-
-
 def _model(name: str) -> dict[str, object]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "rolegate"}
 
 
 def _unknown(name: str) -> web.Response:
     message = f"There is no model {name!r} here; there are {ANSWERING} and {EXECUTING}."
-    return json_response(404, failure(404, message, "model_not_found", "model"))
+    return _json(404, _failure(404, message, "model_not_found", "model"))

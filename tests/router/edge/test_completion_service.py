@@ -11,7 +11,7 @@ from rolegate.v1 import completion_service_pb2 as pb
 from rolegate.v1 import usage_pb2
 from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 
-from router.errors import UpstreamError, UpstreamRefused, UpstreamUnavailable
+from router.errors import UpstreamError, UpstreamRefused
 from router.models.model import Completion, Delta, Message, Prompt, ScriptedModel, Usage
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
@@ -94,21 +94,6 @@ async def test_a_stream_that_is_repeated() -> None:
     assert [(piece.text, piece.reasoning) for piece in again] == [("a b c", "hm"), ("", "")]
     assert again[-1] == first[-1]
     assert len(model.prompts) == 1
-
-
-async def test_unknown_usage_is_counted_as_such() -> None:
-    """Where the engine did not count, the response says that one attempt is not counted."""
-    async with served(Deployment(answerer=ScriptedModel([Completion("a", "stop")])).gateway()) as channel:
-        usage = (await stub_of(channel).Complete(asked())).usage
-    assert (usage.attempts, usage.attempts_without_usage, usage.HasField("cached_tokens")) == (1, 1, False)
-
-
-async def test_retries_are_counted() -> None:
-    """An attempt that failed is an attempt."""
-    model = ScriptedModel([UpstreamUnavailable("loading", endpoint="e", retry_after_s=0.0), SAID])
-    async with served(Deployment(answerer=model, attempts=2).gateway()) as channel:
-        usage = (await stub_of(channel).Complete(asked())).usage
-    assert (usage.attempts, usage.attempts_without_usage, usage.completion_tokens) == (2, 1, 3)
 
 
 BAD: list[tuple[pb.CompleteRequest, str]] = [

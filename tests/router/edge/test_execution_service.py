@@ -11,8 +11,7 @@ from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 from router.errors import UpstreamRefused, UpstreamUnavailable
 from router.models.model import Answer, ScriptedModel
 from router.trace.values import Execution
-from tests.router.clock import ended
-from tests.router.deployment import Deployment, HeldModel, Kept, finds, report
+from tests.router.deployment import Deployment, Kept, finds, report
 from tests.router.edge.wire import info_of, served
 
 if TYPE_CHECKING:
@@ -79,14 +78,3 @@ async def test_bad_sub_queries(sub_query: str) -> None:
         with pytest.raises(grpc.aio.AioRpcError, match="sub_query") as caught:
             await stub_of(channel).Execute(pb.ExecuteRequest(sub_query=sub_query))
     assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
-
-
-async def test_a_client_that_cancels() -> None:
-    """Its work upstream stops, and the run is stored as cancelled."""
-    store, model = Kept(), HeldModel(ScriptedModel([]))
-    async with served(Deployment(executor=model).gateway(store)) as channel:
-        call = stub_of(channel).Execute(pb.ExecuteRequest(sub_query=SUB_QUERY))
-        await ended(model.called.wait())
-        call.cancel()
-        await ended(model.cancelled.wait())
-        assert (await store.next()).status == "cancelled"

@@ -10,7 +10,6 @@ import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.descriptor_pool import Default
-from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from rolegate.v1 import answer_service_pb2 as pb
@@ -30,7 +29,7 @@ from router.edge.grpc.server import Server
 from router.edge.grpc.services import RunServicer
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
-from router.errors import BadConfig, QuotaExhausted, UpstreamUnavailable
+from router.errors import BadConfig, UpstreamUnavailable
 from router.ledger.journal import Began, Earlier, RunStart
 from router.models.model import ScriptedModel
 from router.runs.archive import ExportedRun, RunFilter
@@ -275,24 +274,6 @@ async def test_what_a_revoked_key_asked_for_ends() -> None:
     assert sorted(run.status for run in store.runs) == ["cancelled"] * 7 + ["finished"]
 
 
-class Full(Kept):
-    """A journal whose tenants have spent everything."""
-
-    async def begin(self, start: RunStart) -> Began | Earlier:
-        raise QuotaExhausted(f"{start.tenant} has spent all of today's tokens.", retry_after_s=12.5)
-
-
-async def test_a_quota_tells_when_to_come_back() -> None:
-    """In the details that gRPC clients know, and in the metadata."""
-    text, key = new_key("acme", ["ask"])
-    async with guarded(KeptAccounts(key), store=Full()) as channel:
-        error = await refused(AnswerServiceStub(channel).Answer(ASK, metadata=bearer(text)))
-    assert (error.code(), info_of(error).reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXHAUSTED")
-    assert info_of(error).metadata["retry_after_s"] == "12.500"
-    packed = dict(error.trailing_metadata() or ())["grpc-status-details-bin"]
-    assert error_details_pb2.RetryInfo.DESCRIPTOR.full_name.encode() in packed
-
-
 @asynccontextmanager
 async def door(accounts: KeptAccounts, store: Kept | None = None) -> AsyncIterator[aiohttp.ClientSession]:
     """A session with a door that knows keys."""
@@ -328,13 +309,6 @@ async def test_the_door_takes_the_same_keys() -> None:
         assert store.starts == {}
         assert (await posted(session, asks))[0] == 200
     assert [(start.tenant, start.key_id) for start in store.starts.values()] == [("acme", asking.key_id)]
-
-
-async def test_the_door_tells_when_to_come_back() -> None:
-    text, key = new_key("acme", ["ask"])
-    async with door(KeptAccounts(key), Full()) as session:
-        status, headers, reply = await posted(session, text)
-    assert (status, headers["Retry-After"], reply["error"]["code"]) == (429, "13", "QUOTA_EXHAUSTED")
 
 
 async def test_without_keys_only_this_machine_is_listened_to() -> None:

@@ -16,7 +16,6 @@ from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
-from router.access import Access, new_key
 from router.edge.grpc.server import Server
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
@@ -26,16 +25,11 @@ from router.models.openai_client import OpenAIHTTP
 from router.protocol.evidence import Passage
 from router.runs.gateway import Gateway
 from router.runs.lifecycle import RequestOptions
-from router.search.agents import SingleAgent
-from router.search.executor import ExecutorLimits
-from router.search.loop import Topology
 from router.search.retrieval import FixedRetriever
 from router.testing import openai_server
 from router.testing.openai_server import MODEL, Behaviour, fails, replies, says
-from router.trace.identity import SCOPES
 from router.trace.values import NOT_FOUND, Trajectory
-from tests.router.accounts import KeptAccounts
-from tests.router.deployment import STOP, Deployment, Kept, block, finds, report, role
+from tests.router.deployment import STOP, Deployment, Kept, block, finds, report
 from tests.router.edge.wire import info_of, served
 
 if TYPE_CHECKING:
@@ -154,43 +148,6 @@ async def test_a_model_that_does_not_follow_the_protocol(name: str, deployment: 
     assert f"{name} at " in (error.details() or "")
     assert "does not follow the protocol of its role" in (error.details() or "")
     assert [run.status for run in store.runs] == ["failed"]
-
-
-async def test_tenants_are_told_in_plain_words() -> None:
-    """Without an address or a model's name."""
-    sent, key = new_key("acme", SCOPES)
-    deployment = Deployment(executor=ScriptedModel(lambda _prompt: "hello", "secret-model"))
-    server = Server(deployment.gateway(), None, access=Access(KeptAccounts(key)))
-    async with served(server) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub_of(channel).Answer(ASKED, metadata=(("authorization", f"Bearer {sent}"),))
-    said = (
-        "The model for execution does not follow the gateway's protocol, so it cannot do its work; tell the operator."
-    )
-    assert caught.value.details() == said
-
-
-@pytest.mark.parametrize("searches", [True, False])
-async def test_a_main_agent_that_does_not_follow_the_protocol(searches: bool) -> None:
-    """So it is where one model works alone."""
-    deployment = Deployment()
-    model = role("delegation", ScriptedModel(lambda _prompt: "" if searches else "<search>x</search>"))
-    agent = SingleAgent(model, deployment.retriever if searches else None, ExecutorLimits())
-    gateway = deployment.gateway(topologies={"single_agent": Topology(agent, {"delegation": model})})
-    error = await refused(gateway, pb.AnswerRequest(question=QUESTION, topology=pb.TOPOLOGY_SINGLE_AGENT))
-    assert (error.code(), info_of(error).reason) == (PRECONDITION, "MALFORMED_OUTPUT")
-
-
-async def test_a_stop_without_a_search_is_an_answer() -> None:
-    """A report in proper form that says that there is nothing is one, too."""
-    async with served(Deployment(ScriptedModel([STOP])).gateway()) as channel:
-        stopped = await stub_of(channel).Answer(ASKED)
-    executor = ScriptedModel(["<search>Heat</search>", report("not found", "Nothing there tells.")])
-    deployment = Deployment(executor=executor, answerer=ScriptedModel(["<answer>not found</answer>"]))
-    async with served(deployment.gateway()) as channel:
-        nothing = await stub_of(channel).Answer(ASKED)
-    assert (stopped.answer, stopped.outcome) == (NOT_FOUND, pb.ANSWER_OUTCOME_NO_SEARCH)
-    assert (nothing.answer, nothing.outcome) == (NOT_FOUND, pb.ANSWER_OUTCOME_NOT_FOUND)
 
 
 DOWN = UpstreamUnavailable("down", endpoint="e")

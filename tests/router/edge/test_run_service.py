@@ -452,11 +452,3 @@ def _copied(connection: Connection) -> None:
         f"INSERT INTO runs (run_id, request, {columns}) "
         f"SELECT 'copy-' || i, substr(request, 1, 600), {columns} FROM runs, n WHERE run_id = 'run-0'"
     )
-
-
-async def test_a_run_that_there_is_not() -> None:
-    """Is not found."""
-    async with showing(Kept()) as stub:
-        with pytest.raises(grpc.aio.AioRpcError, match="'run-1'") as caught:
-            await stub.SubmitFeedback(pb.SubmitFeedbackRequest(run_id="run-1", comment="good"))
-    assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.NOT_FOUND, "RUN_NOT_FOUND")

@@ -106,13 +106,6 @@ async def test_a_port_in_use() -> None:
     await first.drain(0)
 
 
-@pytest.mark.parametrize("address", ["nonsense", "no.such.host.invalid:1"])
-async def test_an_address_that_is_none(address: str) -> None:
-    """So is an address at which nothing can listen."""
-    with pytest.raises(BadConfig, match=r"^server\.address"):
-        await Server(None, None).start(address)
-
-
 async def test_watchers_are_told_of_the_drain() -> None:
     """A watch is pushed the change, also when another watcher of the same service has left before."""
     server = whole_server(Deployment())

@@ -16,12 +16,10 @@ from router.errors import (
     BadIndex,
     BadRequest,
     BadVersion,
-    OutOfTime,
     Overloaded,
     PriceUnknown,
     QuotaExhausted,
     RolegateError,
-    StoreFailed,
     UpstreamError,
     UpstreamGarbled,
     UpstreamRefused,
@@ -168,16 +166,6 @@ async def test_over_a_channel(error: UpstreamError, code: grpc.StatusCode, reaso
         assert dict(info_of(caught).metadata) == {"role": "delegation", **comes_back}
 
 
-async def test_a_bug_over_a_channel() -> None:
-    """A bug is internal, and the client learns nothing of it."""
-    async with served(Deployment(ScriptedModel([])).gateway()) as channel:
-        stub = AnswerServiceStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Answer(pb.AnswerRequest(question="why?"))
-    assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
-    assert "StopIteration" not in str(caught.value)
-
-
 async def test_an_executors_bug_over_a_channel() -> None:
     """So is one that came through the task group of the executors."""
     async with served(Deployment(executor=ScriptedModel([])).gateway()) as channel:
@@ -198,10 +186,3 @@ async def test_a_failed_store_over_a_channel() -> None:
             await stub.Answer(pb.AnswerRequest(question="why?"))
     assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.UNAVAILABLE, "STORE_FAILED")
     assert "Michael Mann" not in str(caught.value)
-
-
-def test_the_codes_that_clients_act_upon() -> None:
-    """A client retries what is UNAVAILABLE, mends what is INVALID_ARGUMENT, and gives more time to the rest."""
-    assert STATUS[BadRequest][0] == code_pb2.INVALID_ARGUMENT
-    assert STATUS[OutOfTime][0] == code_pb2.DEADLINE_EXCEEDED
-    assert STATUS[StoreFailed][0] == STATUS[UpstreamUnavailable][0] == code_pb2.UNAVAILABLE

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 from rolegate.v1 import usage_pb2
 from rolegate.v1 import usage_service_pb2 as pb
 from rolegate.v1.answer_service_pb2 import AnswerRequest
@@ -161,31 +162,15 @@ async def test_a_tenants_key_sums_its_own() -> None:
         (pb.GetUsageRequest(group_by=[pb.USAGE_DIMENSION_ROLE, pb.USAGE_DIMENSION_UNSPECIFIED]), r"group_by\[1\]"),
         (pb.GetUsageRequest(group_by=[9]), r"group_by\[0\]"),  # type: ignore[list-item]
         (pb.GetUsageRequest(bucket=9), "bucket"),  # type: ignore[arg-type]
+        (pb.GetUsageRequest(start_time=Timestamp(seconds=2**62)), "start_time"),
     ],
 )
 async def test_what_there_is_not(request_: pb.GetUsageRequest, named: str) -> None:
-    """A group or a bucket that is none is the client's to mend."""
+    """A group, a bucket or a moment that is none is the client's to mend."""
     async with sums_of(Told()) as stub:
         with pytest.raises(grpc.aio.AioRpcError, match=named) as caught:
             await stub.GetUsage(request_)
     assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
-
-
-async def test_a_span() -> None:
-    """Bounds are moments of starting; what is absent has none."""
-    async with served(whole_server(Deployment())) as channel:
-        before = datetime.now(UTC) - timedelta(seconds=1)
-        await AnswerServiceStub(channel).Answer(AnswerRequest(question="Who directed Heat?"))
-        after = datetime.now(UTC) + timedelta(seconds=1)
-        spans = [
-            pb.GetUsageRequest(start_time=before, end_time=after),
-            pb.GetUsageRequest(start_time=before),
-            pb.GetUsageRequest(end_time=after),
-            pb.GetUsageRequest(start_time=after),
-            pb.GetUsageRequest(end_time=before),
-        ]
-        runs = [(await stub_of(channel).GetUsage(span)).runs for span in spans]
-    assert runs == [1, 1, 1, 0, 0]
 
 
 async def test_a_span_that_ends_before_it_begins() -> None:
@@ -195,16 +180,6 @@ async def test_a_span_that_ends_before_it_begins() -> None:
         with pytest.raises(grpc.aio.AioRpcError, match="start_time") as caught:
             await stub.GetUsage(pb.GetUsageRequest(start_time=now, end_time=now))
     assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
-
-
-async def test_a_moment_that_there_is_not() -> None:
-    """Is the client's to mend, too."""
-    request = pb.GetUsageRequest()
-    request.start_time.seconds = 2**62
-    async with sums_of(Told()) as stub:
-        with pytest.raises(grpc.aio.AioRpcError, match="start_time") as caught:
-            await stub.GetUsage(request)
-    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_reconciliation() -> None:

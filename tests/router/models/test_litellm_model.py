@@ -21,10 +21,8 @@ from router.testing.openai_server import (
     Behaviour,
     OpenAIServer,
     break_off,
-    end_event,
     event,
     fails,
-    hang,
     hang_on,
     lose,
     replies,
@@ -76,13 +74,6 @@ async def test_both_ways(
     openai_server.plays(behaviour)
     assert await model.complete(PROMPT) == expected
     assert joined(await streamed(model)) == expected
-
-
-async def test_named_stop(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
-    """A stop string that a whole reply names is part of the text; in a stream LiteLLM does not pass the name on."""
-    openai_server.plays(says("a", stop_reason="</x>"))
-    assert (await model.complete(PROMPT)).text == "a</x>"
-    assert joined(await streamed(model)).text == "a"
 
 
 async def test_ignored_stop(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
@@ -247,14 +238,6 @@ async def test_every_error(model: LiteLLMModel) -> None:
         assert status is None or isinstance(upstream.from_status(status, ""), UpstreamRefused | UpstreamUnavailable)
 
 
-async def test_retry_after(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
-    """Retry-After reaches whoever retries."""
-    openai_server.plays(fails(429, "slow down", retry_after="7"))
-    with pytest.raises(UpstreamUnavailable) as caught:
-        await model.complete(PROMPT)
-    assert caught.value.retry_after_s == 7.0
-
-
 @pytest.mark.parametrize(
     "behaviour",
     [
@@ -278,38 +261,12 @@ async def test_finish_in_the_last_text(model: LiteLLMModel, openai_server: OpenA
     assert joined(await streamed(model)) == Completion("ab", "length", usage=COUNTED)
 
 
-async def test_late_end(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
-    """A stream without usage and without `[DONE]` is whole by its finish reason."""
-    openai_server.plays(streams(text_event("a"), end_event()))
-    assert joined(await streamed(model)) == Completion("a", "stop")
-
-
-async def test_cancelling(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
-    """A call that is cancelled is cancelled at the provider too."""
-    openai_server.plays(hang)
-    async with asyncio.TaskGroup() as group:
-        call = group.create_task(model.complete(PROMPT))
-        await openai_server.received.wait()
-        call.cancel()
-    await openai_server.sees_disconnect()
-
-
 async def test_leaving(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
     """Leaving a stream's context stops the work upstream."""
     openai_server.plays(streams(text_event("a"), then=hang_on))
     async with model.stream(PROMPT) as deltas:
         assert (await anext(deltas)).text == "a"
     await openai_server.sees_disconnect()
-
-
-async def test_the_readers_errors(model: LiteLLMModel) -> None:
-    """An error of the stream's reader stays what it is."""
-    error = ValueError("the reader's own")
-    with pytest.raises(ValueError, match="own") as caught:
-        async with model.stream(PROMPT) as deltas:
-            await anext(deltas)
-            raise error
-    assert caught.value is error
 
 
 def in_a_fresh_python(code: str) -> str:
