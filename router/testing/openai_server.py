@@ -6,7 +6,6 @@ what each request is answered with, and at which pace. Tokens are words; `GET /m
 
 import asyncio
 import hashlib
-import json
 import socket
 import struct
 import time
@@ -32,6 +31,7 @@ USAGE = {
     "completion_tokens_details": {"reasoning_tokens": 3},
 }
 
+_SSE = {"Content-Type": "text/event-stream; charset=utf-8"}
 _TOKENS = web.RequestKey("tokens", dict[str, int])
 """Of the reply to a request."""
 Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -43,11 +43,9 @@ class OpenAIServer:
 
     def __init__(self, base_url: str = "", *, recording: bool = True) -> None:
         """`recording`: keep what was asked, and serve `MODEL` only; without it any model is there."""
-        self.base_url = base_url
-        self.recording = recording
+        self.base_url, self.recording = base_url, recording
         self.tokens = Counter[str]()
         """`prompt` and `generation` tokens of what was answered by `writes`."""
-        self.started_at = time.time()
         self.bodies: list[dict[str, Any]] = []
         """The JSON of every request."""
         self.headers: list[dict[str, str]] = []
@@ -59,14 +57,13 @@ class OpenAIServer:
         """Set once a request is there."""
         self.context = 32_768
         """Tokens, as the list of models tells it."""
-        self.dimension = 8
-        """Of the embeddings."""
         self.salt = ""
         """Another one makes the embeddings those of another model."""
         self.tokenizes = False
         """Whether it counts tokens, as vLLM does; they are words."""
         self.counted: list[dict[str, Any]] = []
         """The JSON of every request to count."""
+        self._started_at = time.time()
         self._disconnected = asyncio.Event()
         self._behaviours: list[Behaviour] = [says("hello")]
 
@@ -81,24 +78,22 @@ class OpenAIServer:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer one request."""
-        if not self.recording:
-            try:
-                return await self._behaviours[0](request)
-            finally:
-                self.tokens.update(request.get(_TOKENS, {}))
-        self.bodies.append(await request.json())
-        self.headers.append(dict(request.headers))
-        self.request_ids.append(request.headers.get("X-Request-Id"))
-        self.connections.add(request.transport)
-        self.received.set()
-        if (model := self.bodies[-1]["model"]) != MODEL:
-            return await fails(404, f"The model `{model}` does not exist.")(request)
+        if self.recording:
+            self.bodies.append(await request.json())
+            self.headers.append(dict(request.headers))
+            self.request_ids.append(request.headers.get(REQUEST_ID))
+            self.connections.add(request.transport)
+            self.received.set()
+            if (model := self.bodies[-1]["model"]) != MODEL:
+                return await fails(404, f"The model `{model}` does not exist.")(request)
         play = self._behaviours.pop(0) if len(self._behaviours) > 1 else self._behaviours[0]
         try:
             return await play(request)
         except (asyncio.CancelledError, ConnectionError):
             self._disconnected.set()
             raise
+        finally:
+            self.tokens.update(request.get(_TOKENS, {}))
 
     async def models(self, _request: web.Request) -> web.Response:
         """The list of models."""
@@ -110,18 +105,18 @@ class OpenAIServer:
         if not self.tokenizes:
             raise web.HTTPNotFound
         texts = [message["content"] for message in body["messages"]] if "messages" in body else [body["prompt"]]
-        return web.json_response({"count": sum(len(text.split()) for text in texts), "tokens": []})
+        return web.json_response({"count": sum(len(text.split()) for text in texts)})
 
     async def embeddings(self, request: web.Request) -> web.Response:
-        """A vector of each text's own, from its digest."""
-        texts = [f"{self.salt}{text}" for text in (await request.json())["input"]]
-        digests = [hashlib.shake_256(text.encode()).digest(self.dimension) for text in texts]
+        """A vector of each text's own, of eight dimensions, from its digest."""
+        texts = (await request.json())["input"]
+        digests = [hashlib.shake_256(f"{self.salt}{text}".encode()).digest(8) for text in texts]
         data = [{"index": at, "embedding": [byte - 127.5 for byte in one]} for at, one in enumerate(digests)]
         return web.json_response({"object": "list", "data": data})
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """The tokens of all answers so far, and since when, as vLLM names them."""
-        samples: dict[str, float] = {"process_start_time_seconds": self.started_at}
+        samples: dict[str, float] = {"process_start_time_seconds": self._started_at}
         samples |= {f"vllm:{kind}_tokens_total": self.tokens[kind] for kind in ("prompt", "generation")}
         return web.Response(text="".join(f"{name} {value}\n" for name, value in samples.items()))
 
@@ -130,7 +125,6 @@ class OpenAIServer:
 async def serving(*, recording: bool = True) -> AsyncIterator[OpenAIServer]:
     """A server on a free port of the loopback."""
     app = web.Application(client_max_size=64 << 20)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     server = OpenAIServer(recording=recording)
     app.router.add_post("/v1/chat/completions", server.answer)
     app.router.add_post("/v1/messages", server.answer)  # Anthropic's
@@ -138,6 +132,7 @@ async def serving(*, recording: bool = True) -> AsyncIterator[OpenAIServer]:
     app.router.add_post("/tokenize", server.tokenize)
     app.router.add_post("/v1/embeddings", server.embeddings)
     app.router.add_get("/metrics", server.metrics)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
     server.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
@@ -216,55 +211,39 @@ def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
     """Write what `script` says to each request, streamed with the usage so far where that is asked for."""
 
     async def play(request: web.Request) -> web.StreamResponse:
-        asked = msgspec.structs.replace(
-            msgspec.json.decode(await request.read(), type=ChatRequest), request_id=request.headers.get(REQUEST_ID, "")
-        )
-        reply = script(asked)
-        read = sum(len(text.split()) for text in asked.texts)
-        tokens = request[_TOKENS] = {"prompt": read, "generation": len(reply.reasoning) + len(reply.tokens)}
+        asked = msgspec.json.decode(await request.read(), type=ChatRequest)
+        reply = script(msgspec.structs.replace(asked, request_id=request.headers.get(REQUEST_ID, "")))
+        read, wrote = sum(len(text.split()) for text in asked.texts), len(reply.reasoning) + len(reply.tokens)
+        request[_TOKENS] = {"prompt": read, "generation": wrote}
         if not asked.stream:
             choice = {"message": {"role": "assistant", "content": "".join(reply.tokens)}, "finish_reason": "stop"}
-            usage = _usage(read, tokens["generation"])
-            return web.Response(
-                body=msgspec.json.encode({"choices": [choice], "usage": usage}), content_type="application/json"
-            )
+            body = msgspec.json.encode({"choices": [choice], "usage": _usage(read, wrote)})
+            return web.Response(body=body, content_type="application/json")
         *deltas, end = _events(reply, read)
         if reply.token_s is None:
             return web.Response(body=b"".join((*deltas, end)), content_type="text/event-stream")
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        response, clock = web.StreamResponse(headers=_SSE), asyncio.get_running_loop().time
         with suppress(ConnectionResetError):  # who asked has left
             await response.prepare(request)
-            await _write(response, deltas, reply.first_token_s, reply.token_s)
+            due = clock() + reply.first_token_s
+            for delta in deltas:
+                await asyncio.sleep(due - clock())
+                await response.write(delta)
+                due += reply.token_s()
             await response.write(end)
         return response
 
     return play
 
 
-async def _write(
-    response: web.StreamResponse, deltas: Sequence[bytes], first_s: float, token_s: Callable[[], float]
-) -> None:
-    clock = asyncio.get_running_loop().time
-    due = clock() + first_s
-    for delta in deltas:
-        await asyncio.sleep(due - clock())
-        await response.write(delta)
-        due += token_s()
-
-
 def _events(reply: Reply, read: int) -> Iterator[bytes]:
     """A token each, and then the end in one."""
-    wrote = 0
-    for name, tokens in (("reasoning", reply.reasoning), ("content", reply.tokens)):
-        for token in tokens:
-            wrote += 1
-            yield _data({"choices": [{"index": 0, "delta": {name: token}}], "usage": _usage(read, wrote)})
-    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": _usage(read, wrote)}
-    yield _data(end) + _data({"choices": [], "usage": _usage(read, wrote)}) + DONE
-
-
-def _data(chunk: object) -> bytes:
-    return b"data: %b\n\n" % msgspec.json.encode(chunk)
+    tokens = [("reasoning", token) for token in reply.reasoning] + [("content", token) for token in reply.tokens]
+    for wrote, (name, token) in enumerate(tokens, 1):
+        yield event({"choices": [{"index": 0, "delta": {name: token}}], "usage": _usage(read, wrote)})
+    usage = _usage(read, len(tokens))
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": usage}
+    yield event(end) + event({"choices": [], "usage": usage}) + DONE
 
 
 def _usage(read: int, wrote: int) -> dict[str, int]:
@@ -275,7 +254,7 @@ def streams(*pieces: bytes, then: Callable[[web.Request], Awaitable[None]] | Non
     """Send an event stream in these pieces, whatever is in them; then end it, or do `then` first."""
 
     async def play(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        response = web.StreamResponse(headers=_SSE)
         await response.prepare(request)
         for piece in pieces:
             await response.write(piece)
@@ -345,7 +324,7 @@ DONE = b"data: [DONE]\n\n"
 
 def event(chunk: dict[str, Any]) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+    return b"data: %b\n\n" % msgspec.json.encode(chunk)
 
 
 def text_event(text: str, usage: dict[str, Any] | None = None) -> bytes:

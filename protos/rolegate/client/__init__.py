@@ -1,4 +1,4 @@
-"""A client of a rolegate gateway; it needs grpcio and protobuf alone."""
+"""A client of a rolegate gateway; it needs grpcio and googleapis-common-protos alone."""
 
 from rolegate.client.async_client import AsyncClient, AsyncStream
 from rolegate.client.client import Client, Stream

@@ -1,58 +1,26 @@
-"""Errors of a gateway: why it did not do what it was asked.
-
-They come as `google.rpc.Status`, which is read with protobuf alone: only the fields that are needed are declared, under
-names and in a pool of their own, so that they never meet those of googleapis-common-protos.
-"""
+"""Errors of a gateway: why it did not do what it was asked."""
 
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, Self
 
 import grpc
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
 
 _TRAILER = "grpc-status-details-bin"
 _DOMAIN = "rolegate"
-_DECLARED = """
-name: "rolegate_client.proto" package: "rolegate_client" syntax: "proto3"
-message_type { name: "Status"
-  field { name: "details" number: 3 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".rolegate_client.Detail" } }
-message_type { name: "Detail"
-  field { name: "type_url" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
-  field { name: "value" number: 2 label: LABEL_OPTIONAL type: TYPE_BYTES } }
-message_type { name: "ErrorInfo"
-  field { name: "reason" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
-  field { name: "domain" number: 2 label: LABEL_OPTIONAL type: TYPE_STRING }
-  field { name: "metadata" number: 3 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".rolegate_client.Entry" } }
-message_type { name: "Entry"
-  field { name: "key" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
-  field { name: "value" number: 2 label: LABEL_OPTIONAL type: TYPE_STRING } }
-"""
 
 
-def _error_info(trailers: Iterable[Any]) -> tuple[str, dict[str, str]]:
+def _error_info(trailers: Iterable[Any]) -> ErrorInfo:
     """The reason and the metadata in an error's trailers, pairs of key and value; empty where it is of no gateway."""
+    info = ErrorInfo()
     packed = next((value for key, value in trailers if key == _TRAILER), b"")
-    for detail in _decoded("Status", packed).details:
-        if detail.type_url.endswith("/google.rpc.ErrorInfo"):
-            info = _decoded("ErrorInfo", detail.value)
-            if info.domain == _DOMAIN:
-                return info.reason, {entry.key: entry.value for entry in info.metadata}
-    return "", {}
-
-
-@cache
-def _pool() -> descriptor_pool.DescriptorPool:
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(text_format.Parse(_DECLARED, descriptor_pb2.FileDescriptorProto()))
-    return pool
-
-
-def _decoded(name: str, packed: bytes) -> Any:
-    message = _pool().FindMessageTypeByName(f"rolegate_client.{name}")
-    return message_factory.GetMessageClass(message).FromString(packed)
+    for detail in Status.FromString(packed).details:
+        if detail.Unpack(info) and info.domain == _DOMAIN:
+            return info
+    return ErrorInfo()
 
 
 class GatewayError(Exception):
@@ -85,10 +53,11 @@ class GatewayError(Exception):
     def of(cls, error: grpc.RpcError, address: str) -> Self:
         """The error that gRPC raised in a call of the gateway at `address`."""
         code, details, trailers = error.code(), error.details() or "", error.trailing_metadata() or ()
-        reason, metadata = _error_info(trailers)
-        message = details if reason else _plainly(code, details, address)
-        wait_s = metadata.get("retry_after_s")
-        return cls(message, code, reason, metadata.get("role"), None if wait_s is None else float(wait_s))
+        info = _error_info(trailers)
+        message = details if info.reason else _plainly(code, details, address)
+        known = dict(info.metadata)
+        wait_s = float(known["retry_after_s"]) if "retry_after_s" in known else None
+        return cls(message, code, info.reason, known.get("role"), wait_s)
 
 
 @contextmanager
