@@ -53,6 +53,7 @@ async def test_the_tools(gateway: str) -> None:
     """Each says what it is for and what it takes."""
     async with client(gateway) as session:
         tools = {tool.name: tool for tool in (await session.list_tools()).tools}
+        assert session.server_info is not None
         assert session.server_info.version == version("rolegate")
     assert set(tools) == {"ask", "search"}
     assert tools["ask"].input_schema["required"] == ["question"]
