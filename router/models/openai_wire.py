@@ -48,39 +48,14 @@ class UsageReply(msgspec.Struct, frozen=True):
         return Usage(self.prompt_tokens, written, cached, reasoning)
 
 
-class Part(msgspec.Struct, frozen=True):
-    """A part of a content that is a list, as Mistral writes it: text, or thinking, which has parts of its own."""
-
-    text: str | None = None
-    thinking: "str | tuple[Part, ...] | None" = None
-
-
 class MessageReply(msgspec.Struct, frozen=True):
     """A message, or a chunk's piece of one."""
 
-    content: str | tuple[Part, ...] | None = None
+    content: str | None = None
     reasoning: str | None = None
     """vLLM's name."""
     reasoning_content: str | None = None
     """The name of DeepSeek's API and of LiteLLM."""
-
-    @property
-    def text(self) -> str:
-        """What was written, without the reasoning."""
-        return _text(self.content)
-
-    @property
-    def thought(self) -> str:
-        """The reasoning under either name, or in parts of its own."""
-        if self.reasoning or self.reasoning_content or not isinstance(self.content, tuple):
-            return self.reasoning or self.reasoning_content or ""
-        return "".join(_text(part.thinking) for part in self.content)
-
-
-def _text(content: str | tuple[Part, ...] | None) -> str:
-    if isinstance(content, tuple):
-        return "".join(part.text or "" for part in content)
-    return content or ""
 
 
 class ProviderFields(msgspec.Struct, frozen=True):
@@ -104,6 +79,11 @@ class Choice(msgspec.Struct, frozen=True):
     def said(self) -> MessageReply:
         """The message or the piece of one."""
         return self.message or self.delta or MessageReply()
+
+    @property
+    def thought(self) -> str:
+        """The reasoning under either name."""
+        return self.said.reasoning or self.said.reasoning_content or ""
 
     @property
     def ended(self) -> str | None:
@@ -184,8 +164,8 @@ def completion(choice: Choice, counted: Usage | None, stop: tuple[str, ...], *, 
 
     `thinks`: False for a model whose thinking is switched off; what its engine took for reasoning is then the output.
     """
-    thought = choice.said.thought
-    written = choice.said.text or ("" if thinks else thought)
+    thought = choice.thought
+    written = choice.said.content or ("" if thinks else thought)
     text, finish_reason = end_at_stop(written, stop, choice.ended or "stop", choice.matched)
     return Completion(text, finish_reason, thought, counted, overran=len(text) < len(written))
 

@@ -6,7 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from router.models.model import Completion, Delta, Usage, end_at_stop, largest
-from router.models.openai_wire import ChatReply, MessageReply
+from router.models.openai_wire import ChatReply
 
 
 class StopCut:
@@ -74,10 +74,11 @@ class StreamedReply:
         choice = chunk.choice
         if choice is None:
             return Delta(usage=usage)
-        said = MessageReply() if self._finish_reason is not None else choice.said  # it ended before
+        if self._finish_reason is not None:  # it ended before
+            return Delta(usage=usage)
         if choice.finish_reason:
             self._finish_reason, self._matched = choice.ended, choice.matched
-        written, thought = said.text, said.thought
+        written, thought = choice.said.content or "", choice.thought
         reasoning = "" if self._cut.met else thought
         self._silent &= not written
         if not self._thinks:

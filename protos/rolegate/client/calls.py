@@ -19,42 +19,20 @@ from rolegate.client.requests import (
     terms_fields,
     utc,
 )
-from rolegate.v1.answer_service_pb2 import AnswerRequest, AnswerResponse, StreamAnswerRequest, StreamAnswerResponse
+from rolegate.v1 import answer_service_pb2 as answer_pb
+from rolegate.v1 import executor_version_service_pb2 as version_pb
+from rolegate.v1 import run_service_pb2 as run_pb
+from rolegate.v1 import usage_service_pb2 as usage_pb
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.evidence_pb2 import Passage
-from rolegate.v1.executor_version_service_pb2 import (
-    ExecutorVersion,
-    ExecutorVersionDecision,
-    ListExecutorVersionDecisionsRequest,
-    ListExecutorVersionsRequest,
-    PromoteExecutorVersionRequest,
-    RegisterExecutorVersionRequest,
-    RollBackExecutorVersionRequest,
-    SetExecutorVersionTrafficRequest,
-)
 from rolegate.v1.executor_version_service_pb2_grpc import ExecutorVersionServiceStub
 from rolegate.v1.retrieval_service_pb2 import SearchRequest
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
-from rolegate.v1.run_service_pb2 import (
-    VERDICT_ACCEPTED,
-    VERDICT_REJECTED,
-    VERDICT_UNSPECIFIED,
-    CancelRunRequest,
-    ExportRunsRequest,
-    ExportRunsResponse,
-    GetRunRequest,
-    GetRunResponse,
-    ListRunsRequest,
-    ListRunsResponse,
-    SubmitFeedbackRequest,
-    WatchRunRequest,
-)
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
-from rolegate.v1.usage_service_pb2 import GetUsageRequest, GetUsageResponse, ReconcileUsageRequest, Reconciliation
 from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
 _PAGE = 100
-_VERDICTS = {None: VERDICT_UNSPECIFIED, True: VERDICT_ACCEPTED, False: VERDICT_REJECTED}
+_VERDICTS = {None: run_pb.VERDICT_UNSPECIFIED, True: run_pb.VERDICT_ACCEPTED, False: run_pb.VERDICT_REJECTED}
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
@@ -84,20 +62,20 @@ class Call(Generic[Result]):
 # Each raises `ValueError` for a kind, a state, a topology or a dimension that there is not.
 
 
-def ask(question: str, timeout_s: float = ANSWER_S, **terms: Unpack[Terms]) -> Call[AnswerResponse]:
+def ask(question: str, timeout_s: float = ANSWER_S, **terms: Unpack[Terms]) -> Call[answer_pb.AnswerResponse]:
     """Answer a question, with what the answer rests on and what it cost. Where the connection breaks, it is asked once
     more, under the same request_id, which spends nothing twice.
     """
-    request = AnswerRequest(question=question, **terms_fields(terms))
+    request = answer_pb.AnswerRequest(question=question, **terms_fields(terms))
     request.request_id = request.request_id or str(uuid.uuid4())
     return Call(lambda to: to.answers.Answer, request, timeout_s=timeout_s, repeatable=True)
 
 
-def stream(question: str, timeout_s: float = ANSWER_S, **terms: Unpack[Terms]) -> Call[StreamAnswerResponse]:
+def stream(question: str, timeout_s: float = ANSWER_S, **terms: Unpack[Terms]) -> Call[answer_pb.StreamAnswerResponse]:
     """Answer a question and tell what happens on the way; the last event is `done`, with the whole answer."""
     return Call(
         lambda to: to.answers.StreamAnswer,
-        StreamAnswerRequest(question=question, **terms_fields(terms)),
+        answer_pb.StreamAnswerRequest(question=question, **terms_fields(terms)),
         timeout_s=timeout_s,
     )
 
@@ -108,33 +86,33 @@ def search(query: str, top_k: int = 0) -> Call[Sequence[Passage]]:
     return Call(lambda to: to.retrieval.Search, request, lambda response: response.results[0].passages)
 
 
-def run(run_id: str, *, trace: bool = False) -> Call[GetRunResponse]:
+def run(run_id: str, *, trace: bool = False) -> Call[run_pb.GetRunResponse]:
     """A run, running or ended, with its output, its calls, the feedback on it and, if wanted, its trace."""
-    return Call(lambda to: to.runs.GetRun, GetRunRequest(run_id=run_id, include_trace=trace))
+    return Call(lambda to: to.runs.GetRun, run_pb.GetRunRequest(run_id=run_id, include_trace=trace))
 
 
-def page(page_token: str, wanted: ListFilter) -> Call[ListRunsResponse]:
+def page(page_token: str, wanted: ListFilter) -> Call[run_pb.ListRunsResponse]:
     """A page of runs, newest first; the first one has no token."""
     status = wanted.get("status")
     named = status and f"RUN_STATUS_{status.upper()}"
-    request = ListRunsRequest(page_size=_PAGE, page_token=page_token, status=named, **filter_fields(wanted))
+    request = run_pb.ListRunsRequest(page_size=_PAGE, page_token=page_token, status=named, **filter_fields(wanted))
     return Call(lambda to: to.runs.ListRuns, request)
 
 
-def watch(run_id: str, after: int = 0, timeout_s: float | None = None) -> Call[StreamAnswerResponse]:
+def watch(run_id: str, after: int = 0, timeout_s: float | None = None) -> Call[answer_pb.StreamAnswerResponse]:
     """Events of an answer, as `stream` tells it, from the event after number `after` on."""
-    request = WatchRunRequest(run_id=run_id, after_event_number=after)
+    request = run_pb.WatchRunRequest(run_id=run_id, after_event_number=after)
     return Call(lambda to: to.runs.WatchRun, request, attrgetter("event"), timeout_s)
 
 
 def cancel(run_id: str) -> Call[None]:
     """Stop a run; one that has ended stays as it is."""
-    return Call(lambda to: to.runs.CancelRun, CancelRunRequest(run_id=run_id), lambda _: None)
+    return Call(lambda to: to.runs.CancelRun, run_pb.CancelRunRequest(run_id=run_id), lambda _: None)
 
 
 def feedback(run_id: str, **opinion: Unpack[Opinion]) -> Call[str]:
     """Say what became of an answer. The feedback's identifier."""
-    request = SubmitFeedbackRequest(
+    request = run_pb.SubmitFeedbackRequest(
         run_id=run_id,
         verdict=_VERDICTS[opinion.get("accepted")],
         score=opinion.get("score"),
@@ -144,16 +122,16 @@ def feedback(run_id: str, **opinion: Unpack[Opinion]) -> Call[str]:
     return Call(lambda to: to.runs.SubmitFeedback, request, attrgetter("feedback_id"))
 
 
-def export(timeout_s: float | None = None, **wanted: Unpack[ExportFilter]) -> Call[ExportRunsResponse]:
+def export(timeout_s: float | None = None, **wanted: Unpack[ExportFilter]) -> Call[run_pb.ExportRunsResponse]:
     """All runs that have ended, oldest first, with their traces."""
-    request = ExportRunsRequest(for_training=wanted.get("for_training", False), **filter_fields(wanted))
+    request = run_pb.ExportRunsRequest(for_training=wanted.get("for_training", False), **filter_fields(wanted))
     return Call(lambda to: to.runs.ExportRuns, request, timeout_s=timeout_s)
 
 
-def usage(**sums: Unpack[Sums]) -> Call[GetUsageResponse]:
+def usage(**sums: Unpack[Sums]) -> Call[usage_pb.GetUsageResponse]:
     """Tokens and cost of all calls."""
     bucket = sums.get("bucket")
-    request = GetUsageRequest(
+    request = usage_pb.GetUsageRequest(
         start_time=utc(sums.get("start")),
         end_time=utc(sums.get("end")),
         tenant=sums.get("tenant", ""),
@@ -163,42 +141,44 @@ def usage(**sums: Unpack[Sums]) -> Call[GetUsageResponse]:
     return Call(lambda to: to.usage.GetUsage, request)
 
 
-def reconcile() -> Call[Sequence[Reconciliation]]:
+def reconcile() -> Call[Sequence[usage_pb.Reconciliation]]:
     """The ledger, compared with what the engines counted."""
-    return Call(lambda to: to.usage.ReconcileUsage, ReconcileUsageRequest(), attrgetter("reconciliations"))
+    return Call(lambda to: to.usage.ReconcileUsage, usage_pb.ReconcileUsageRequest(), attrgetter("reconciliations"))
 
 
-def versions() -> Call[Sequence[ExecutorVersion]]:
+def versions() -> Call[Sequence[version_pb.ExecutorVersion]]:
     """Versions of the executor, newest first."""
-    return Call(lambda to: to.versions.ListExecutorVersions, ListExecutorVersionsRequest(), attrgetter("versions"))
+    return Call(
+        lambda to: to.versions.ListExecutorVersions, version_pb.ListExecutorVersionsRequest(), attrgetter("versions")
+    )
 
 
-def register_version(version: str) -> Call[ExecutorVersion]:
+def register_version(version: str) -> Call[version_pb.ExecutorVersion]:
     """Check a published version, load it, and put it on record."""
-    request = RegisterExecutorVersionRequest(version=version)
+    request = version_pb.RegisterExecutorVersionRequest(version=version)
     return Call(lambda to: to.versions.RegisterExecutorVersion, request, attrgetter("version"), ANSWER_S)
 
 
-def set_version_traffic(version: str, state: TriedState, share: float = 0.0) -> Call[ExecutorVersion]:
+def set_version_traffic(version: str, state: TriedState, share: float = 0.0) -> Call[version_pb.ExecutorVersion]:
     """Let a version work beside the active one, or for a share of the runs, or do nothing."""
     named = f"EXECUTOR_VERSION_STATE_{state.upper()}"
-    request = SetExecutorVersionTrafficRequest(version=version, state=named, canary_share=share)
+    request = version_pb.SetExecutorVersionTrafficRequest(version=version, state=named, canary_share=share)
     return Call(lambda to: to.versions.SetExecutorVersionTraffic, request, attrgetter("version"), ANSWER_S)
 
 
-def promote_version(version: str) -> Call[ExecutorVersion]:
+def promote_version(version: str) -> Call[version_pb.ExecutorVersion]:
     """Make a version the active one."""
-    request = PromoteExecutorVersionRequest(version=version)
+    request = version_pb.PromoteExecutorVersionRequest(version=version)
     return Call(lambda to: to.versions.PromoteExecutorVersion, request, attrgetter("version"), ANSWER_S)
 
 
-def roll_back_version(version: str) -> Call[ExecutorVersion]:
+def roll_back_version(version: str) -> Call[version_pb.ExecutorVersion]:
     """Take a version out of service. The one that is active now."""
-    request = RollBackExecutorVersionRequest(version=version)
+    request = version_pb.RollBackExecutorVersionRequest(version=version)
     return Call(lambda to: to.versions.RollBackExecutorVersion, request, attrgetter("active"))
 
 
-def version_decisions(version: str = "", after: int = 0) -> Call[Sequence[ExecutorVersionDecision]]:
+def version_decisions(version: str = "", after: int = 0) -> Call[Sequence[version_pb.ExecutorVersionDecision]]:
     """Decisions on one version, or on all, after decision number `after`; oldest first, at most 1000."""
-    request = ListExecutorVersionDecisionsRequest(version=version, after_number=after)
+    request = version_pb.ListExecutorVersionDecisionsRequest(version=version, after_number=after)
     return Call(lambda to: to.versions.ListExecutorVersionDecisions, request, attrgetter("decisions"))
