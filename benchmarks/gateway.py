@@ -23,7 +23,7 @@ import tomlkit
 from benchmarks.harness import Child, child
 from router.edge.grpc.server import Server
 from router.protocol.evidence import Passage
-from router.runs.live import meanwhile
+from router.runs.live import background_tasks
 from router.search.retrieval import Retriever
 from router.testing.openai_server import Behaviour, ChatRequest, OpenAIServer, Reply, serving, writes
 from serving.composition import running_gateway
@@ -101,7 +101,7 @@ def canned_config(
     config: dict[str, Any] = {
         "server": {"store": f"sqlite:///{folder}/runs.db"},
         "retrieval": {"address": retrieval},
-        "reuse": {"enabled": False},
+        "report_cache": {"enabled": False},
         "roles": {
             role: {
                 "model": model,
@@ -134,7 +134,7 @@ async def _serve(config: Path, lag: Path | None) -> None:
             late.append((due, time.time() - due))
 
     serving = running_gateway(load_config(config), "127.0.0.1:0", told.append, "127.0.0.1:0")
-    async with meanwhile(watch()), serving as address:
+    async with background_tasks(watch()), serving as address:
         collect_seldom()
         print(address, told[-1].rpartition(" ")[2], flush=True)
         await asyncio.to_thread(sys.stdin.read)

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from router.errors import BadRequest, RolegateError
-from router.runs.live import meanwhile
+from router.runs.live import background_tasks
 from serving.files import write_atomically
 from serving.logs import errors_only
 
@@ -211,7 +211,7 @@ class Meter:
                 await asyncio.sleep(_METER_EVERY_S)
                 used.grown_bytes = max(used.grown_bytes, self.own_bytes - before)
 
-        async with meanwhile(look()):
+        async with background_tasks(look()):
             yield used
         used.cpu_s = self.cpu_s - cpu_s
 

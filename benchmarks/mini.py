@@ -20,7 +20,7 @@ from benchmarks.mini_report import MiniReport, report, show
 from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.world import World
 from serving.composition import running_gateway
-from serving.config.config import ReuseConfig
+from serving.config.config import ReportCacheConfig
 from serving.config.file import load_config, preset
 
 __all__ = ["Options", "measure", "show"]
@@ -46,7 +46,7 @@ async def measure(options: Options) -> MiniReport:
     with tempfile.TemporaryDirectory() as folder:
         questions = export(World(options.seed, "test"), Path(folder), options.questions)
         config = over(load_config(options.config or preset("mini")), Path(folder))
-        config = msgspec.structs.replace(config, reuse=ReuseConfig(enabled=False))
+        config = msgspec.structs.replace(config, report_cache=ReportCacheConfig(enabled=False))
         async with (
             running_gateway(config, "127.0.0.1:0", tell) as address,
             grpc.aio.insecure_channel(address) as channel,

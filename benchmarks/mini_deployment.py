@@ -10,7 +10,7 @@ import msgspec
 from executor_sft.miniworld.export import export, write_config
 from executor_sft.miniworld.world import World
 from router.edge.grpc.server import Server
-from serving.config.config import Config, DistillationConfig, ReuseConfig, RoleConfig, RolesConfig
+from serving.config.config import Config, DistillationConfig, ReportCacheConfig, RoleConfig, RolesConfig
 from serving.config.file import load_config, preset
 from serving.engines.engine import Log
 from serving.retrieval.opening import open_retriever
@@ -52,7 +52,7 @@ class MiniDeployment(msgspec.Struct, frozen=True):
             self.of,
             roles=RolesConfig(delegation=at(roles.delegation), execution=at(roles.execution), answer=at(roles.answer)),
             engines={},
-            reuse=ReuseConfig(enabled=False),
+            report_cache=ReportCacheConfig(enabled=False),
             retrieval=retrieval,
             server=msgspec.structs.replace(self.of.server, store=store, http=None),
             distillation=DistillationConfig(teacher=at(teacher) if teacher and teacher.engine in urls else None),

@@ -80,7 +80,7 @@ def write_worlds(config: Config, work: Path, worlds: Sequence[int], questions: i
     config = msgspec.structs.replace(
         config,
         retrieval=retrieval,
-        search=msgspec.structs.replace(config.search, scope=None),
+        search=msgspec.structs.replace(config.search, vocabulary=None),
         server=msgspec.structs.replace(config.server, store=f"sqlite:///{work}/runs.db"),
         versions=msgspec.structs.replace(config.versions, start=None),
     )

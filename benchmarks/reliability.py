@@ -36,7 +36,7 @@ from benchmarks.gateway import OnePassage, at_once, canned_config, gateway, retr
 from benchmarks.harness import Check, Meter, tell, work_folder
 from benchmarks.load import ANSWERED, Ended, Outcomes, ask_until, at_rate, quantile, question
 from benchmarks.mini_deployment import demo_questions, mini_deployment
-from router.runs.live import meanwhile
+from router.runs.live import background_tasks
 from router.store.database import Database
 from router.store.schema import CALLS, RUNS
 from router.testing.fault_proxy import (
@@ -252,7 +252,7 @@ async def _canned(
         config = canned_config(folder, urls[:_BACKBONES], address, roles, server={"timeout_s": timeout_s})
         plans = [searching, *(proxy.plan for proxy in proxies)]
         stand = Stand(config, dict(zip(urls, proxies, strict=True)), plans, timeout_s, random.Random(options.seed))
-        await stack.enter_async_context(meanwhile(stand.watch()))
+        await stack.enter_async_context(background_tasks(stand.watch()))
         yield stand
 
 
@@ -260,7 +260,7 @@ async def _faults(folder: Path, options: Options) -> tuple[Stand, list[Check]]:
     async with _canned(folder, options, FAULTS) as stand, gateway(stand.config) as process:
         samples = list[tuple[float, float]]()
         stand.fail(options.share)
-        async with meanwhile(_sample(process.meter, samples)):
+        async with background_tasks(_sample(process.meter, samples)):
             texts = iter([question(number) for number in range(options.questions)])
             await stand.keep_asking(process.words[0], texts, options.in_flight)
     return stand, [*_growth("memory", [mb for mb, _ in samples]), *_growth("open files", [n for _, n in samples])]
@@ -364,7 +364,7 @@ async def _engines(folder: Path, options: Options) -> tuple[Stand, list[Check]]:
         msgspec.structs.replace(mini, of=of).config(file, f"sqlite:///{folder}/runs.db", urls)
         deployments = {proxy.base_url: proxy for proxy in proxies}
         stand = Stand(file, deployments, [proxy.plan for proxy in proxies], 30.0, random.Random(options.seed))
-        async with meanwhile(stand.watch()):
+        async with background_tasks(stand.watch()):
             stand.fail(options.share)
             await _killed(stand, texts, kills, _AT_ENGINES, 4 * options.longest)
             async with gateway(file) as process:
@@ -443,7 +443,7 @@ def compared(
     tokens = func.coalesce(func.sum(calls.prompt_tokens + calls.completion_tokens), 0)
     summed = connection.execute(select(calls.run_id, func.count(), tokens).group_by(calls.run_id))
     sums = {run_id: (attempts, total) for run_id, attempts, total in summed}
-    whole = (*WHOLE, "refused", "garbled")
+    whole = (*WHOLE, "refused", "protocol_error")
     booked = {name: Counted(row.prompt_tokens, row.completion_tokens) for name, row in rows.items() if row.counted}
     return Accounts(
         attempts=sum(came.values()),

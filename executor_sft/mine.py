@@ -28,7 +28,7 @@ from router.store.archive import SQLArchive
 from router.trace.call import Call, Price, RoleName, totals
 from router.trace.run import Feedback, Run
 from router.trace.values import NOT_FOUND, Trajectory
-from serving.cli.options import FORMATS, moment
+from serving.cli.options import FORMATS, time_argument
 from serving.cli.store import opened_store
 from serving.config.config import Config
 from serving.config.file import load_config
@@ -248,8 +248,8 @@ async def _selected(config: Config, options: Options) -> Selection | None:
     wanted = RunFilter(
         tenant=options.tenant,
         kind="answer",
-        start=moment(options.since).timestamp() if options.since else None,
-        end=moment(options.until).timestamp() if options.until else None,
+        start=time_argument(options.since).timestamp() if options.since else None,
+        end=time_argument(options.until).timestamp() if options.until else None,
         training=True,
     )
     roles, teacher = config.roles, teacher_config(config)

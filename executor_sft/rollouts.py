@@ -91,7 +91,7 @@ def check_execution(execution: Execution, index: int, context: RunContext) -> No
             if not calls:  # nobody was asked
                 raise UpstreamUnavailable("left alone, as its last calls failed", endpoint="the executor's endpoint")
             last = calls[-1]
-            kind = UpstreamUnavailable if last.outcome in ("unavailable", "unreachable") else UpstreamRefused
+            kind = UpstreamUnavailable if last.outcome in ("unavailable", "connect_error") else UpstreamRefused
             error = kind(f"model {last.model!r}: {last.outcome}", endpoint=last.deployment)
             error.role = last.role
             raise error

@@ -18,7 +18,7 @@ class Amount(msgspec.Struct, frozen=True):
         return Amount(self.tokens + other.tokens, None if unknown else (self.nano_usd or 0) + (other.nano_usd or 0))
 
 
-class Left(msgspec.Struct, frozen=True):
+class Remaining(msgspec.Struct, frozen=True):
     """The rest of a limit, in tokens or in money."""
 
     of: Literal["tokens", "nano_usd"]

@@ -5,9 +5,9 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 ├── BadConfig                  the configuration, or a file that it names, cannot be used
 ├── BadIndex                   an index folder is incomplete, damaged, or of another embedder
 ├── BadCorpus                  a row of a corpus cannot be used
-│   └── SameId                 its id is another one's already
+│   └── DuplicateId                 its id is another one's already
 ├── BadDocument                a file cannot be read as a document
-│   └── TooMuch                reading it takes more time, memory or text than any may
+│   └── DocumentTooLarge                reading it takes more time, memory or text than any may
 ├── BadVersion                 a version of the executor is incomplete, damaged, or does not fit
 ├── NotFound                   no run of that identifier is stored, or it is somebody else's
 ├── RequestIdTaken             the request_id names another request of this tenant
@@ -25,13 +25,13 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
     ├── UpstreamUnavailable    not reachable, overloaded or broken for now; worth another try
     ├── UpstreamRefused        it understood and will not: wrong model name, wrong key
     │   └── ContextTooLong     the prompt is longer than the model's context
-    ├── UpstreamGarbled        it answered something that is not its protocol
+    ├── UpstreamProtocolError        it answered something that is not its protocol
     └── MalformedOutput        its model writes nothing that can be read as a turn of its role, corrected or not
 """
 
 import msgspec
 
-from router.amount import Left
+from router.amount import Remaining
 
 JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """All that decoding JSON from outside raises; the last one for what is nested too deeply."""
@@ -57,7 +57,7 @@ class BadCorpus(RolegateError):
     """A row of a corpus cannot be used."""
 
 
-class SameId(BadCorpus):
+class DuplicateId(BadCorpus):
     """Its id is another one's already."""
 
 
@@ -65,7 +65,7 @@ class BadDocument(RolegateError):
     """A file cannot be read as a document."""
 
 
-class TooMuch(BadDocument):
+class DocumentTooLarge(BadDocument):
     """Reading it takes more time, memory or text than any may."""
 
 
@@ -92,7 +92,7 @@ class OutOfTime(RolegateError):
 class BudgetExhausted(RolegateError):
     """The request's budget does not suffice for an answer."""
 
-    def __init__(self, message: str, *, contended: bool = False, left: Left | None = None) -> None:
+    def __init__(self, message: str, *, contended: bool = False, left: Remaining | None = None) -> None:
         super().__init__(message)
         self.contended = contended
         """Whether it would suffice if nothing were reserved for what is under way, so that waiting may help."""
@@ -104,7 +104,7 @@ class QuotaExhausted(BudgetExhausted):
     """The tenant's quota does not suffice, for now."""
 
     def __init__(
-        self, message: str, *, retry_after_s: float, contended: bool = False, left: Left | None = None
+        self, message: str, *, retry_after_s: float, contended: bool = False, left: Remaining | None = None
     ) -> None:
         super().__init__(message, contended=contended, left=left)
         self.retry_after_s = retry_after_s
@@ -191,7 +191,7 @@ class ContextTooLong(UpstreamRefused):
     """The prompt, with what is to be written, is longer than the model's context."""
 
 
-class UpstreamGarbled(UpstreamError):
+class UpstreamProtocolError(UpstreamError):
     """It answered something that is not its protocol."""
 
 

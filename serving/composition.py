@@ -25,17 +25,17 @@ from router.ledger.journal import Journal
 from router.ledger.reconciliation import Reconciler, VLLMCounts
 from router.models.litellm_client import close_clients
 from router.models.session import upstream_session
-from router.protocol.scope import Scope
+from router.protocol.vocabulary import Vocabulary
 from router.runs.admission import Admission, AdmissionLimits
 from router.runs.gateway import Gateway
 from router.runs.lifecycle import RunLifecycle
-from router.runs.live import LiveRuns, meanwhile
+from router.runs.live import LiveRuns, background_tasks
 from router.runs.observers import ObservedRetriever, Observers
 from router.runs.queries import Runs
 from router.search.executor import Executes, Executor
 from router.search.loop import Topology, settings_of
+from router.search.report_cache import ReportCache, ReportCacheOptions
 from router.search.retrieval import IndexRetriever, Retriever, WatchedRetriever
-from router.search.sharing import Reuse, SharedExecutor
 from router.store.accounts import SQLAccounts
 from router.store.archive import SQLArchive
 from router.store.database import Database
@@ -46,7 +46,7 @@ from router.store.versions import SQLVersionBook
 from router.trace.call import RoleName
 from router.trace.values import TopologyName
 from router.versions.gate import GateRule
-from router.versions.routing import Executors
+from router.versions.routing import VersionRouting
 from router.versions.trials import Trials
 from router.versions.versions import Versions
 from serving.config.config import Config
@@ -92,7 +92,7 @@ class _Runs:
     gateway: Gateway
     retriever: ObservedRetriever | WatchedRetriever
     versions: Versions
-    executors: Executors
+    executors: VersionRouting
     trials: Trials
     queries: Runs
     usage: UsageServicer
@@ -217,7 +217,9 @@ async def _open_runs(
             roles=upstream.roles,
             lifecycle=lifecycle,
             max_question_chars=config.server.max_question_chars,
-            scope=Scope.parse(Path(config.search.scope).read_text("utf-8")) if config.search.scope else None,
+            scope=Vocabulary.parse(Path(config.search.vocabulary).read_text("utf-8"))
+            if config.search.vocabulary
+            else None,
             on_answered=trials.consider,
         )
         reconciler = Reconciler(upstream.deployments, VLLMCounts(upstream.session), SQLLedgerSums(database))
@@ -227,7 +229,7 @@ async def _open_runs(
 
 async def _open_versions(
     config: Config, database: Database, upstream: _Upstream, retriever: Retriever, log: Log
-) -> tuple[Versions, Executors]:
+) -> tuple[Versions, VersionRouting]:
     """Versions, of which one is active, and the executors that work as those. Raises `BadConfig`."""
     gate, model, book = config.versions.gate, config.roles.execution.model, SQLVersionBook(database)
     loading = Loading(config, upstream.engines, upstream.session)
@@ -237,7 +239,7 @@ async def _open_versions(
     await versions.ensure_base(named, manifest)
     await versions.ensure_base(model)  # to be on record, too: there may be a wish to go back to it
     new_executor = partial(_new_executor, config, upstream, retriever)
-    executors = Executors(new_executor, model, versions.traffic, loading.load, log)
+    executors = VersionRouting(new_executor, model, versions.traffic, loading.load, log)
     loading.in_use = lambda: executors.in_use
     try:
         await executors.refresh()
@@ -258,12 +260,12 @@ def _new_executor(config: Config, upstream: _Upstream, retriever: Retriever, ver
     return Executor(role, retriever, executor_limits(config.search))
 
 
-def _shared(config: Config, executors: Executors, index: Callable[[], str | None]) -> Executes:
+def _shared(config: Config, executors: VersionRouting, index: Callable[[], str | None]) -> Executes:
     """The executors, shared by all who ask the same, unless that is switched off, or decoding is random."""
-    execution, reuse = config.roles.execution, config.reuse
-    if not reuse.enabled or (execution.temperature > 0 and execution.seed is None):
+    execution, cache = config.roles.execution, config.report_cache
+    if not cache.enabled or (execution.temperature > 0 and execution.seed is None):
         return executors
-    return SharedExecutor(executors, index, Reuse(reuse.keep_s, across_tenants=reuse.across_tenants))
+    return ReportCache(executors, index, ReportCacheOptions(cache.keep_s, across_tenants=cache.across_tenants))
 
 
 @asynccontextmanager
@@ -289,7 +291,7 @@ async def _listening(
     await upstream.retriever.probe()
     port = await server.start(address)
     try:
-        async with meanwhile(
+        async with background_tasks(
             runs.executors.follow(),
             runs.trials.work(),
             upstream.retriever.follow(),
@@ -307,7 +309,7 @@ async def _listening(
             await gateway.settled()
 
 
-async def _recover(config: Config, upstream: _Upstream, executors: Executors) -> None:
+async def _recover(config: Config, upstream: _Upstream, executors: VersionRouting) -> None:
     """Once an engine is there again: call it again, and let the executor's load its versions; for ever."""
     down: set[str] = set()
     async for _ in upstream.readiness.changes():

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from router.calls.limits import RoleTraffic
+from router.calls.limits import RoleHealth
 from router.calls.replicas import Replica, Upstreams
 from router.calls.role import Role
 from router.calls.timeouts import Timeouts
@@ -32,7 +32,7 @@ async def all_roles(config: Config, new: Callable[..., Role]) -> tuple[dict[Role
         name: replace(
             new(ROLE_OF[name], role, price=own_prices[name]),
             executor_version=None,  # it is no version of the executor
-            traffic=RoleTraffic(role.max_in_flight),
+            traffic=RoleHealth(role.max_in_flight),
         )
         for name, role in own.items()
     }

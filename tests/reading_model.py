@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from router.models.model import end_at_stop
-from router.protocol.scope import words
+from router.protocol.vocabulary import words
 from router.trace.citation import sentences
 from serving.config.file import preset
 

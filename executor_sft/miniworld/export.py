@@ -1,7 +1,7 @@
 """`rolegate sft mini-world`: write a world as files.
 
-These are corpus.jsonl, questions.jsonl with gold plans, reports and answers, scope.txt, which all questions stay in,
-and rolegate.toml: the preset mini over this world.
+These are corpus.jsonl, questions.jsonl with gold plans, reports and answers, vocabulary.txt, which all questions stay
+in, and rolegate.toml: the preset mini over this world.
 """
 
 import itertools
@@ -44,8 +44,8 @@ def run(options: Options) -> int:
 
 
 def export(world: World, folder: Path, questions: int, prefix: str = "mini") -> list[Question]:
-    """Write `corpus.jsonl`, with ids that begin with `prefix`, `questions.jsonl` and `scope.txt` into `folder`; the
-    questions.
+    """Write `corpus.jsonl`, with ids that begin with `prefix`, `questions.jsonl` and `vocabulary.txt` into `folder`.
+    Returns the questions.
     """
     folder.mkdir(parents=True, exist_ok=True)
     library = Library(world, prefix)
@@ -55,12 +55,12 @@ def export(world: World, folder: Path, questions: int, prefix: str = "mini") -> 
     documents = [{"id": page.id, "title": page.title, "text": page.text} for page in library.passages]
     (folder / "corpus.jsonl").write_bytes(encoder.encode_lines(documents))
     (folder / "questions.jsonl").write_bytes(encoder.encode_lines(asked))
-    (folder / "scope.txt").write_text(scope(world), "utf-8")
+    (folder / "vocabulary.txt").write_text(scope(world), "utf-8")
     return asked
 
 
 def scope(world: World) -> str:
-    """The scope file of a world: the words of all wordings, then all names (`router.protocol.scope`)."""
+    """The scope file of a world: the words of all wordings, then all names (`router.protocol.vocabulary`)."""
     wordings = itertools.chain.from_iterable(
         (relation.noun, *relation.ask, *(text for text, _ in relation.compare)) for relation in RELATIONS
     )
@@ -76,7 +76,9 @@ def over(config: Config, world: Path) -> Config:
     retrieval = msgspec.structs.replace(
         config.retrieval, documents=(str(world / "corpus.jsonl"),), index=str(world / "index"), address=None
     )
-    search = msgspec.structs.replace(config.search, scope=config.search.scope and str(world / "scope.txt"))
+    search = msgspec.structs.replace(
+        config.search, vocabulary=config.search.vocabulary and str(world / "vocabulary.txt")
+    )
     server = msgspec.structs.replace(config.server, store=f"sqlite:///{world}/runs.db")
     versions = msgspec.structs.replace(config.versions, folder=str(world / "versions"))
     return msgspec.structs.replace(config, retrieval=retrieval, search=search, server=server, versions=versions)

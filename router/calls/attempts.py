@@ -13,10 +13,10 @@ from typing import TypeVar
 import msgspec
 
 from router.amount import NOTHING, Amount
-from router.calls.limits import MESSAGE_TOKENS, PromptCounts, RoleTraffic
+from router.calls.limits import MESSAGE_TOKENS, PromptCounts, RoleHealth
 from router.calls.replicas import Replica, chosen
 from router.calls.timeouts import Timeouts
-from router.errors import BudgetExhausted, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.errors import BudgetExhausted, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.ledger.ledger import Attempt, Caller, Ledger
 from router.models.model import Completion, Delta, Model, Prompt, gather
 from router.models.streaming import whole_within, within
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class StartedAttempt:
     """A stream that has come to its first token."""
 
     attempt: Attempt
@@ -65,7 +65,7 @@ class Attempts:
     """Of the first attempt."""
     replicas: tuple[Replica, ...]
     timeouts: Timeouts
-    traffic: RoleTraffic
+    traffic: RoleHealth
     worst: Callable[[int, int], Amount]
     """The most that an attempt may cost, by the tokens of its prompt and by those that it may write."""
     until: float
@@ -85,7 +85,7 @@ class Attempts:
         """
         return self._retried(self._whole)
 
-    def begin(self) -> Awaitable[Begun]:
+    def begin(self) -> Awaitable[StartedAttempt]:
         """Return the stream of the first attempt that comes to a first token. Raises as `completion`."""
         return self._retried(self._begun)
 
@@ -99,7 +99,7 @@ class Attempts:
                 if number == self.most or not error.lasting or not self._elsewhere():
                     raise
                 pause_s: float | None = 0.0
-            except (UpstreamUnavailable, UpstreamGarbled) as error:
+            except (UpstreamUnavailable, UpstreamProtocolError) as error:
                 pause_s = 0.0 if self._elsewhere() else _pause_s(error, number)
                 late = pause_s is None or asyncio.get_running_loop().time() + pause_s > self.until
                 if number == self.most or late or not self.traffic.retries.spend():
@@ -131,7 +131,7 @@ class Attempts:
                     completion = await gather(within(deltas, max_tokens), take)
             return msgspec.structs.replace(completion, usage=attempt.believed)
 
-    async def _begun(self) -> Begun:
+    async def _begun(self) -> StartedAttempt:
         async with AsyncExitStack() as stack:
             attempt, model, prompt, timeouts = await stack.enter_async_context(self._attempt())
             deltas = await stack.enter_async_context(timeouts.stream(model, prompt))
@@ -141,7 +141,7 @@ class Attempts:
                 head.append(delta)
                 if attempt.first_token_s is not None:
                     break
-            return Begun(attempt, head, deltas, stack.pop_all())
+            return StartedAttempt(attempt, head, deltas, stack.pop_all())
 
     @asynccontextmanager
     async def _attempt(self) -> AsyncIterator[tuple[Attempt, Model, Prompt, Timeouts]]:

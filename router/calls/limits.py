@@ -109,7 +109,7 @@ _MOST_FAILURES, _FAILING_S = 5, 2.0
 """As many in a row open a breaker, which is an endpoint's and may have other roles' successes between them."""
 
 
-class RoleTraffic:
+class RoleHealth:
     """Places and retries of a role's calls, and what its prompts have been counted as."""
 
     def __init__(self, max_in_flight: int | None = None) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
 
-from router.calls.limits import RoleTraffic
-from router.errors import UpstreamError, UpstreamGarbled, UpstreamUnavailable
+from router.calls.limits import RoleHealth
+from router.errors import UpstreamError, UpstreamProtocolError, UpstreamUnavailable
 from router.models.model import Model
 from router.trace.call import RoleName
 
@@ -120,7 +120,7 @@ def _good(error: UpstreamError) -> bool | None:
     """What an error says of its endpoint: one that refuses works, and one that is asked too often may."""
     if isinstance(error, UpstreamUnavailable):
         return None if error.throttled else False
-    return not isinstance(error, UpstreamGarbled)
+    return not isinstance(error, UpstreamProtocolError)
 
 
 _LONGEST_WAIT_S = 2.0
@@ -191,12 +191,12 @@ class Upstreams:
     def __init__(self) -> None:
         self.endpoints: dict[str, Endpoint] = {}
         """By deployment, as the ledger names it."""
-        self.roles: dict[RoleName, RoleTraffic] = {}
+        self.roles: dict[RoleName, RoleHealth] = {}
 
     def endpoint(self, deployment: str) -> Endpoint:
         """That of a deployment."""
         return self.endpoints.setdefault(deployment, Endpoint())
 
-    def role(self, name: RoleName, max_in_flight: int | None) -> RoleTraffic:
+    def role(self, name: RoleName, max_in_flight: int | None) -> RoleHealth:
         """That of a role; its limit is the one that was given first."""
-        return self.roles.setdefault(name, RoleTraffic(max_in_flight))
+        return self.roles.setdefault(name, RoleHealth(max_in_flight))

@@ -11,10 +11,10 @@ import structlog
 
 from router.amount import Amount
 from router.calls.attempts import Attempts, OnText, least_tokens, prompt_tokens
-from router.calls.limits import RoleTraffic, prompt_bound
+from router.calls.limits import RoleHealth, prompt_bound
 from router.calls.replicas import Endpoint, Replica
 from router.calls.timeouts import Timeouts
-from router.errors import MalformedOutput, UpstreamError, UpstreamGarbled, UpstreamUnavailable
+from router.errors import MalformedOutput, UpstreamError, UpstreamProtocolError, UpstreamUnavailable
 from router.ledger.ledger import Caller, Ledger
 from router.models.model import Completion, Delta, Message, Model, Prompt, Sampling
 from router.protocol import prompts
@@ -53,7 +53,7 @@ class Role:
     others: tuple[Replica, ...] = ()
     """Further replicas of the model."""
     timeouts: Timeouts = field(default_factory=Timeouts)
-    traffic: RoleTraffic = field(default_factory=RoleTraffic)
+    traffic: RoleHealth = field(default_factory=RoleHealth)
     fallbacks: "tuple[Role, ...]" = ()
     """Who is asked instead, in this order, where its model is not to be had."""
     structured: bool = False
@@ -104,7 +104,7 @@ class Role:
             error.role = self.name
             raise
 
-    async def hold(
+    async def reserve_for_answer(
         self, messages: tuple[Message, ...], coming_tokens: int, ledger: Ledger, *, least: bool = False
     ) -> None:
         """Keep back what asking with `messages`, and `coming_tokens` more, may cost: by the model's own count, as it is
@@ -113,7 +113,9 @@ class Role:
         """
         tokens = await prompt_tokens(self.model, self._prompt(messages, (), None), self.traffic.counts)
         max_tokens = self.sampling.max_tokens
-        await ledger.hold(self._worst(tokens + coming_tokens, least_tokens(max_tokens) if least else max_tokens))
+        await ledger.reserve_for_answer(
+            self._worst(tokens + coming_tokens, least_tokens(max_tokens) if least else max_tokens)
+        )
 
     def limited(self, max_tokens: int) -> "Role":
         """The same role, writing at most `max_tokens` tokens, but never more than its own limit; 0 keeps that."""
@@ -145,11 +147,11 @@ class Role:
         try:
             try:
                 return await ask(self, purpose)
-            except (UpstreamUnavailable, UpstreamGarbled) as error:
+            except (UpstreamUnavailable, UpstreamProtocolError) as error:
                 for other in self.fallbacks:
                     _log.warning("role.fallback", role=self.name, model=other.model.name, error=str(error))
                     self.traffic.fallbacks += 1
-                    with suppress(UpstreamUnavailable, UpstreamGarbled):
+                    with suppress(UpstreamUnavailable, UpstreamProtocolError):
                         return await ask(other, "fallback")
                 raise
         except UpstreamError as error:

@@ -11,7 +11,7 @@ import structlog
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from router import errors
-from router.errors import RolegateError, UpstreamError, UpstreamGarbled, UpstreamUnavailable
+from router.errors import RolegateError, UpstreamError, UpstreamProtocolError, UpstreamUnavailable
 from router.trace.identity import LOCAL, Identity
 from router.trace.run import Run
 
@@ -35,9 +35,9 @@ _CODES: dict[int, tuple[type[RolegateError], ...]] = {
         errors.BadConfig,
         errors.BadIndex,
         errors.BadCorpus,
-        errors.SameId,
+        errors.DuplicateId,
         errors.BadDocument,
-        errors.TooMuch,
+        errors.DocumentTooLarge,
         errors.BadVersion,
         errors.PriceUnknown,
         errors.UpstreamRefused,
@@ -52,7 +52,7 @@ _CODES: dict[int, tuple[type[RolegateError], ...]] = {
     code_pb2.ABORTED: (errors.SlowReader,),
     code_pb2.PERMISSION_DENIED: (errors.AccessDenied,),
     code_pb2.UNAUTHENTICATED: (errors.NoKey,),
-    code_pb2.UNAVAILABLE: (errors.StoreFailed, UpstreamUnavailable, UpstreamGarbled),
+    code_pb2.UNAVAILABLE: (errors.StoreFailed, UpstreamUnavailable, UpstreamProtocolError),
 }
 _REASONS: dict[type[RolegateError], str] = {errors.NotFound: "RUN_NOT_FOUND"}
 """Reasons that are not the class's name."""
@@ -78,7 +78,7 @@ _FOR_TENANTS: dict[type[RolegateError], str] = {
     UpstreamUnavailable: "{who} is not available for now; try again later.",
     errors.UpstreamRefused: "{who} refuses what it is asked; tell the gateway's operator.",
     errors.ContextTooLong: "{who} takes no prompt as long as this one; ask for something shorter.",
-    UpstreamGarbled: "{who} answered something that cannot be used; try again, or tell the gateway's operator.",
+    UpstreamProtocolError: "{who} answered something that cannot be used; try again, or tell the gateway's operator.",
     errors.MalformedOutput: "{who} does not follow the gateway's protocol, so it cannot do its work; tell the "
     "operator.",
 }
@@ -102,7 +102,7 @@ def retry_after_s(error: BaseException) -> float | None:
     """When to come back, in seconds, where the error says it or coming back may help."""
     error = innermost(error)
     said: float | None = getattr(error, "retry_after_s", None)
-    return COME_BACK_S if said is None and isinstance(error, UpstreamUnavailable | UpstreamGarbled) else said
+    return COME_BACK_S if said is None and isinstance(error, UpstreamUnavailable | UpstreamProtocolError) else said
 
 
 def new_status(

@@ -4,7 +4,7 @@ from collections import Counter
 
 import msgspec
 
-from router.amount import NOTHING, Amount, Left
+from router.amount import NOTHING, Amount, Remaining
 from router.errors import BudgetExhausted
 from router.trace.call import RoleName
 
@@ -55,7 +55,7 @@ class Allowance:
         self._by_role[role] += charged.tokens - reserved.tokens
         self._under_way -= 1
 
-    def hold(self, amount: Amount) -> None:
+    def reserve_for_answer(self, amount: Amount) -> None:
         """Keep `amount` for the answerer, instead of what was kept before. Raises `BudgetExhausted`; then what was kept
         before still is.
         """
@@ -66,18 +66,18 @@ class Allowance:
         """`amount`: what is new. `wanted`: all that would then be taken or held."""
         cap = self._budget.role_tokens.get(role)
         if cap is not None and self._by_role[role] + amount.tokens > cap:
-            left = Left("tokens", cap - self._by_role[role])
+            left = Remaining("tokens", cap - self._by_role[role])
             raise self._exhausted(f"role_budgets: {cap} tokens for {role} do", left, amount)
         tokens, nano_usd = self._budget.max_total_tokens, self._budget.max_nano_usd
         if tokens is not None and wanted.tokens > tokens:
-            left = Left("tokens", tokens - wanted.tokens + amount.tokens)
+            left = Remaining("tokens", tokens - wanted.tokens + amount.tokens)
             raise self._exhausted(f"max_total_tokens: {tokens} tokens do", left, amount)
         if nano_usd is not None and (wanted.nano_usd is None or wanted.nano_usd > nano_usd):
             known = wanted.nano_usd is not None and amount.nano_usd is not None
-            rest = Left("nano_usd", nano_usd - (wanted.nano_usd or 0) + (amount.nano_usd or 0)) if known else None
+            rest = Remaining("nano_usd", nano_usd - (wanted.nano_usd or 0) + (amount.nano_usd or 0)) if known else None
             raise self._exhausted(f"max_cost_nano_usd: {nano_usd / 1e9:.9f} dollars do", rest, amount)
 
-    def _exhausted(self, limit: str, left: Left | None, amount: Amount) -> BudgetExhausted:
+    def _exhausted(self, limit: str, left: Remaining | None, amount: Amount) -> BudgetExhausted:
         lacking = f": {left.against(amount)}" if left else ""
         said = f"budget.{limit} not suffice for another call{lacking}."
         return BudgetExhausted(said, contended=self._under_way > 0, left=left)

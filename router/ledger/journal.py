@@ -31,7 +31,7 @@ class RunStart(msgspec.Struct, frozen=True):
     """The amount that is kept for its answer from the beginning."""
 
 
-class Began(msgspec.Struct, frozen=True):
+class Admitted(msgspec.Struct, frozen=True):
     """The run is on record, as `running`."""
 
     limited: bool = False
@@ -41,7 +41,7 @@ class Began(msgspec.Struct, frozen=True):
     """True where the tenant's runs may train an executor."""
 
 
-class Earlier(msgspec.Struct, frozen=True):
+class EarlierRun(msgspec.Struct, frozen=True):
     """The tenant has used this `request_id` within the last day, for a run that is running or has finished."""
 
     run_id: str
@@ -53,8 +53,8 @@ class Earlier(msgspec.Struct, frozen=True):
 class Journal(Protocol):
     """Writes in the order of the calls. What is awaited is on record when it returns."""
 
-    async def begin(self, start: RunStart) -> Began | Earlier:
-        """Put a run on record and count it against its tenant's quotas. An `Earlier` run that did not finish lets its
+    async def begin(self, start: RunStart) -> Admitted | EarlierRun:
+        """Put a run on record and count it against its tenant's quotas. An `EarlierRun` that did not finish lets its
         `request_id` go. Raises `BudgetExhausted` and `StoreFailed`; then there is no such run.
         """
 
@@ -64,7 +64,7 @@ class Journal(Protocol):
         Raises `BudgetExhausted` and `StoreFailed`; then there is no such call.
         """
 
-    async def hold(self, run_id: str, amount: Amount) -> None:
+    async def reserve_for_answer(self, run_id: str, amount: Amount) -> None:
         """Keep `amount` for the run's answer, instead of what was kept before. Raises `BudgetExhausted`; then what was
         kept before is still kept. And `StoreFailed`.
         """
@@ -87,14 +87,14 @@ class Journal(Protocol):
 class NoJournal:
     """Agrees to everything."""
 
-    async def begin(self, start: RunStart) -> Began | Earlier:
+    async def begin(self, start: RunStart) -> Admitted | EarlierRun:
         """Any run may begin."""
-        return Began()
+        return Admitted()
 
     async def open(self, call: OpenedCall) -> None:
         """Any call may be made."""
 
-    async def hold(self, run_id: str, amount: Amount) -> None:
+    async def reserve_for_answer(self, run_id: str, amount: Amount) -> None:
         """Anything may be kept."""
 
     def settle(self, call: Call) -> None:

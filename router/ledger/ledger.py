@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from router.amount import NOTHING, Amount
-from router.errors import BudgetExhausted, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.errors import BudgetExhausted, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.ledger.budget import Allowance
 from router.ledger.journal import Journal, NoJournal
 from router.models.model import Completion, Delta, Usage, largest
@@ -28,7 +28,7 @@ Granted = TypeVar("Granted")
 _OUTCOMES: dict[type[UpstreamError], Outcome] = {
     UpstreamUnavailable: "unavailable",
     UpstreamRefused: "refused",
-    UpstreamGarbled: "garbled",
+    UpstreamProtocolError: "protocol_error",
 }
 
 
@@ -108,7 +108,7 @@ class _Cut:
 
 def _outcome_of(error: Exception) -> Outcome:
     if isinstance(error, UpstreamUnavailable) and error.unspent:
-        return "unreachable"
+        return "connect_error"
     return next((name for kind, name in _OUTCOMES.items() if isinstance(error, kind)), "failed")
 
 
@@ -193,18 +193,18 @@ class Ledger:
             else:
                 self._settle(cut, attempt.believed)
 
-    async def hold(self, amount: Amount) -> None:
+    async def reserve_for_answer(self, amount: Amount) -> None:
         """Keep `amount` for the answerer, instead of what was kept before.
 
         Raises `BudgetExhausted` or `StoreFailed`; then what was kept before still is.
         """
 
-        async def hold() -> None:
-            self._allowance.hold(amount)
+        async def reserve() -> None:
+            self._allowance.reserve_for_answer(amount)
             if self._tenant_limited:
-                await self._journal.hold(self._run_id, amount)
+                await self._journal.reserve_for_answer(self._run_id, amount)
 
-        await self._granted(hold)
+        await self._granted(reserve)
 
     def await_decision(self, first: int) -> None:
         """From now on, completed calls for sub-queries from number `first` on are booked once it is known whether
@@ -301,7 +301,7 @@ class Ledger:
     def _book(self, early: list[_Cut], below: int) -> None:
         for cut in early:
             wanted = cut.opened.sub_query is not None and cut.opened.sub_query < below
-            self._settle(cut if wanted else replace(cut, outcome="discarded"), cut.attempt.believed)
+            self._settle(cut if wanted else replace(cut, outcome="wasted"), cut.attempt.believed)
 
     def _settle(self, cut: _Cut, usage: Usage | None) -> None:
         if usage is not None and cut.outcome not in WHOLE and not usage.estimated:

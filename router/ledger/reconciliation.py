@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 import aiohttp
 import msgspec
 
-from router.errors import UpstreamError, UpstreamGarbled, UpstreamUnavailable
+from router.errors import UpstreamError, UpstreamProtocolError, UpstreamUnavailable
 from router.models.failures import without_userinfo
 from router.models.session import read_body
 
@@ -188,5 +188,7 @@ def _count(metrics: str, endpoint: str) -> EngineCount:
         prompt, completion = (samples[f"vllm:{kind}_tokens_total"] for kind in ("prompt", "generation"))
         begun = samples.get("vllm:prompt_tokens_created") or samples["process_start_time_seconds"]
     except KeyError as missing:
-        raise UpstreamGarbled(f"{endpoint} has no {missing}, so it is no vLLM engine", endpoint=endpoint) from None
+        raise UpstreamProtocolError(
+            f"{endpoint} has no {missing}, so it is no vLLM engine", endpoint=endpoint
+        ) from None
     return EngineCount(min(begun), Tokens(int(sum(prompt)), int(sum(completion))))

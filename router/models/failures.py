@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import aiohttp
 from aiohttp.http import HttpProcessingError
 
-from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.errors import ContextTooLong, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.models.session import BodyTooLong
 
 _USERINFO = re.compile(r"(?<=://)[^/\s]*@")
@@ -145,7 +145,7 @@ class Upstream:
         if status in _REFUSED:
             lasting = status in _LASTING
             return UpstreamRefused(f"{message}; {_REFUSED[status]}", endpoint=self._endpoint, lasting=lasting)
-        return self.garbled(f"HTTP {status}: {said}")
+        return self.protocol_error(f"HTTP {status}: {said}")
 
     def from_report(self, code: str | int | None, said: str) -> UpstreamError:
         """The error that a reply of status 200 reports; without a known status it counts as the server's own."""
@@ -161,7 +161,7 @@ class Upstream:
         if isinstance(error, _WRONG_CERTIFICATE):
             return self._refused(f"{said}; check its certificate")
         if isinstance(error, _GARBLED) and not isinstance(error, aiohttp.ClientHttpProxyError):
-            return self.garbled(said)
+            return self.protocol_error(said)
         return self.unavailable(said, unspent=isinstance(error, aiohttp.ClientConnectorError))
 
     def unavailable(self, said: str, *, unspent: bool = False) -> UpstreamUnavailable:
@@ -169,9 +169,9 @@ class Upstream:
         message = f"model {self._model!r}: {self._short(said)}"
         return UpstreamUnavailable(message, endpoint=self._endpoint, unspent=unspent)
 
-    def garbled(self, said: str) -> UpstreamGarbled:
+    def protocol_error(self, said: str) -> UpstreamProtocolError:
         """Not the protocol."""
-        return UpstreamGarbled(f"model {self._model!r}: {self._short(said)}", endpoint=self._endpoint)
+        return UpstreamProtocolError(f"model {self._model!r}: {self._short(said)}", endpoint=self._endpoint)
 
     def _refused(self, said: str) -> UpstreamRefused:
         return UpstreamRefused(f"model {self._model!r}: {self._short(said)}", endpoint=self._endpoint, lasting=True)

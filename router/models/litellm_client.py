@@ -56,7 +56,7 @@ class LiteLLMModel:
         """The whole output at once."""
         reply = self._read(await self._call(prompt))
         if reply.choice is None:
-            raise self._upstream.garbled("a reply without choices")
+            raise self._upstream.protocol_error("a reply without choices")
         # LiteLLM fills in zeros where the provider does not count; a real prompt has at least one token.
         counted = reply.counted
         return completion(reply.choice, counted if counted and counted.prompt_tokens else None, prompt.stop)
@@ -104,7 +104,7 @@ class LiteLLMModel:
         try:
             return convert_reply(raw)
         except msgspec.ValidationError as error:
-            raise self._upstream.garbled(str(error)) from error
+            raise self._upstream.protocol_error(str(error)) from error
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -117,7 +117,7 @@ class LiteLLMModel:
                 raise self._upstream.from_transport(happened) from error
             status = happened or getattr(error, "status_code", None)
             if not isinstance(status, int):
-                raise self._upstream.garbled(f"{type(error).__name__}: {error}") from error
+                raise self._upstream.protocol_error(f"{type(error).__name__}: {error}") from error
             headers = getattr(error, "litellm_response_headers", None)
             raise self._upstream.from_status(status, str(error), headers) from error
 

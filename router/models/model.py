@@ -94,8 +94,8 @@ class Delta(msgspec.Struct, frozen=True):
 class Model(Protocol):
     """One model at one endpoint.
 
-    Both methods raise `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamGarbled`, and stop the work upstream when
-    cancelled. They make exactly one attempt: retries and the ledger are the caller's.
+    Both methods raise `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`, and stop the work upstream
+    when cancelled. They make exactly one attempt: retries and the ledger are the caller's.
     """
 
     @property

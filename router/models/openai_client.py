@@ -166,7 +166,7 @@ class OpenAIHTTP:
         finally:
             response.release()
         if reply.choice is None:
-            raise self._upstream.garbled("a reply without choices")
+            raise self._upstream.protocol_error("a reply without choices")
         return completion(reply.choice, reply.counted, stop, thinks=self._thinking is not False)
 
     async def _deltas(self, response: aiohttp.ClientResponse, prompt: Prompt) -> AsyncGenerator[Delta, None]:
@@ -220,7 +220,7 @@ class OpenAIHTTP:
     ) -> AsyncGenerator[list[bytes], None]:
         """The events of each read, up to the end of the body or up to where it breaks off once `reply` is whole."""
         if response.content_type != "text/event-stream":
-            raise self._upstream.garbled(f"{response.content_type} where an event stream was asked for")
+            raise self._upstream.protocol_error(f"{response.content_type} where an event stream was asked for")
         reader, size = EventReader(), 0
         while True:
             try:
@@ -228,10 +228,10 @@ class OpenAIHTTP:
                     received = await response.content.readany()
                 size += len(received)
                 if size > most:
-                    raise self._upstream.garbled(f"a reply of more than {most >> 20} MiB")
+                    raise self._upstream.protocol_error(f"a reply of more than {most >> 20} MiB")
                 events = reader.feed(received)
             except EventTooLong as error:
-                raise self._upstream.garbled(str(error)) from error
+                raise self._upstream.protocol_error(str(error)) from error
             except UpstreamUnavailable:
                 if not reply.whole:
                     raise
@@ -253,7 +253,7 @@ class OpenAIHTTP:
         try:
             reply = read_reply(body)
         except JSON_ERRORS as error:
-            raise self._upstream.garbled(f"{error} in {body[:100]!r}") from error
+            raise self._upstream.protocol_error(f"{error} in {body[:100]!r}") from error
         if isinstance(reply.error, ErrorReply):
             raise self._upstream.from_report(reply.error.code, reply.error.said)
         if reply.error is not None:

@@ -23,7 +23,7 @@ _LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
 
 
 @dataclass(frozen=True, slots=True)
-class Quoted:
+class QuotedString:
     """One string in the place of a value."""
 
     text: str
@@ -36,7 +36,7 @@ class Quoted:
     """False where it holds an unescaped quote of its own kind, so that it may not be one string at all."""
 
 
-def quoted_strings(text: str) -> Iterator[Quoted]:
+def quoted_strings(text: str) -> Iterator[QuotedString]:
     """Every value, nested ones too, in order and in linear time; the latest key of an object governs what follows.
 
     Valid JSON is read as its own parser reads it, and so are Python lists but for their rarer escapes.
@@ -54,9 +54,9 @@ def quoted_strings(text: str) -> Iterator[Quoted]:
         if follows is not None and follows["key"]:
             key = string
         elif end == len(text):
-            yield Quoted(string.rstrip(" \n]})"), key, False, exact)
+            yield QuotedString(string.rstrip(" \n]})"), key, False, exact)
         else:
-            yield Quoted(string, key, not _may_be_key(text, opening.start("quote"), end, key), exact)
+            yield QuotedString(string, key, not _may_be_key(text, opening.start("quote"), end, key), exact)
 
 
 def _end(text: str, start: int, quote: str) -> tuple[int, bool]:
@@ -136,7 +136,7 @@ def _texts(body: str, partial: bool) -> list[str]:
     return _from_lines(body, partial)
 
 
-def _asked(strings: Sequence[Quoted], partial: bool) -> list[str]:
+def _asked(strings: Sequence[QuotedString], partial: bool) -> list[str]:
     """Strings of a list or under a key that names questions; failing those, whatever ends in a question mark."""
     whole = [string for string in strings if string.closed or not partial]
     named = [string.text for string in whole if _names_questions(string.key)]

@@ -11,11 +11,11 @@ from router.errors import (
     BadRequest,
     MalformedOutput,
     UpstreamError,
-    UpstreamGarbled,
+    UpstreamProtocolError,
     UpstreamUnavailable,
 )
 from router.models.model import Delta, Message, gather
-from router.protocol.scope import Scope
+from router.protocol.vocabulary import Vocabulary
 from router.runs.lifecycle import RequestOptions, RunLifecycle, RunRequest
 from router.search.context import RunContext
 from router.search.executor import Executes
@@ -45,7 +45,7 @@ class CompletionRequest(msgspec.Struct, frozen=True):
     """0 takes the role's own limit."""
 
 
-_GRAVITY: dict[type[UpstreamError], int] = {UpstreamUnavailable: 1, UpstreamGarbled: 1, MalformedOutput: 2}
+_GRAVITY: dict[type[UpstreamError], int] = {UpstreamUnavailable: 1, UpstreamProtocolError: 1, MalformedOutput: 2}
 """Of several failures the first in this order is told: a refusal, which lasts, before all of these."""
 
 
@@ -60,7 +60,7 @@ class Gateway:
         roles: Mapping[RoleName, Role],
         lifecycle: RunLifecycle,
         max_question_chars: int = 4000,
-        scope: Scope | None = None,
+        scope: Vocabulary | None = None,
         on_answered: Callable[[Run], None] = lambda _run: None,
     ) -> None:
         """`topologies`: the ways to answer, `factorized` among them. `scope`: what questions may be about; None for

@@ -14,7 +14,7 @@ from structlog.contextvars import bound_contextvars
 
 from router.errors import NotFound, OutOfTime, RequestIdTaken, StoreFailed
 from router.ledger.budget import UNLIMITED, Allowance, Budget
-from router.ledger.journal import Began, Journal, RunStart
+from router.ledger.journal import Admitted, Journal, RunStart
 from router.ledger.ledger import Ledger
 from router.runs.admission import Admission
 from router.runs.archive import Archive
@@ -199,7 +199,7 @@ class RunLifecycle:
         finally:
             self._admission.leave(tenant)
 
-    async def _begin(self, start: RunStart) -> Began | Run:
+    async def _begin(self, start: RunStart) -> Admitted | Run:
         """Put the run on record, or find the earlier one, whose end is waited for."""
         while True:
             try:
@@ -207,7 +207,7 @@ class RunLifecycle:
             except asyncio.CancelledError:
                 self._journal.forget(start.id)
                 raise
-            if isinstance(began, Began):
+            if isinstance(began, Admitted):
                 return began
             if not began.same:
                 raise RequestIdTaken(
@@ -300,7 +300,7 @@ async def _in_time(deadline: float) -> AsyncIterator[None]:
         raise OutOfTime("Time ran out before anything began; allow a longer deadline.") from None
 
 
-def _sharing(request: RunRequest, options: RequestOptions, began: Began) -> Sharing:
+def _sharing(request: RunRequest, options: RequestOptions, began: Admitted) -> Sharing:
     """Tell who may use the run's reports: what nobody may train on must not stand in other tenants' runs either."""
     if options.no_cache or began.redact or request.kind == "shadow":
         return "nobody"

@@ -140,7 +140,7 @@ class LiveRuns:
 
 
 @asynccontextmanager
-async def meanwhile(*endless: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def background_tasks(*endless: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Let these go on while the context is open; then they are cancelled, and their ends waited for. One that fails is
     logged.
     """

@@ -12,7 +12,7 @@ from router.protocol import prompts
 from router.protocol.evidence import NO_EVIDENCE, Passage, Report
 from router.protocol.turns import MOST_POINTS, Answered, Search, parse_agent_turn, parse_answer
 from router.search.context import RunContext
-from router.search.executor import ExecutorLimits, Shown
+from router.search.executor import ContextWindow, ExecutorLimits
 from router.search.retrieval import Retriever
 from router.trace.call import Purpose
 from router.trace.citation import cite_answer
@@ -51,7 +51,7 @@ class AgentWork:
     """One conversation as it grows."""
 
     def __init__(self, opening: tuple[Message, ...], form: Form) -> None:
-        self.shown = Shown(opening, form.documents, str if form.raw else prompts.said)
+        self.shown = ContextWindow(opening, form.documents, str if form.raw else prompts.said)
         self.outputs: list[Completion] = []
         self.answer: str | None = None
         self.corrected = self.gave_up = False
@@ -223,7 +223,7 @@ class SingleAgent:
         try:
             async with asyncio.timeout_at(context.search_deadline):
                 while self._agent.goes_on(work):
-                    await self._hold(work, context)
+                    await self._reserve_for_answer(work, context)
                     await self._agent.turn(work, context)
                     context.draft.result = self._found(work, outcome)
             within = len(work.searches) < self._agent.limits.max_searches or not self._searches
@@ -269,14 +269,14 @@ class SingleAgent:
             context.failures[None] = self._agent.role.malformed()
         return answer
 
-    async def _hold(self, work: AgentWork, context: RunContext) -> None:
+    async def _reserve_for_answer(self, work: AgentWork, context: RunContext) -> None:
         """Keep back what answering outright may cost after one more turn."""
         if context.ledger.limited:
             role = self._agent.role
             last = (*work.shown.messages, Message("user", prompts.LAST_ANSWER))
             nothing_yet = not any(search.passages for search in work.searches)
             coming = role.sampling.max_tokens + _FRAME_TOKENS
-            await role.hold(last, coming, context.ledger, least=nothing_yet)
+            await role.reserve_for_answer(last, coming, context.ledger, least=nothing_yet)
 
     async def _release(self, work: AgentWork, context: RunContext) -> None:
         """Let the answer have what was kept back for it; passages give way until that suffices."""
@@ -285,12 +285,12 @@ class SingleAgent:
         while True:
             try:
                 bare = not any(search.shown for search in work.searches)
-                await self._agent.role.hold(work.shown.messages, 0, context.ledger, least=bare)
+                await self._agent.role.reserve_for_answer(work.shown.messages, 0, context.ledger, least=bare)
                 break
             except BudgetExhausted:
                 if not work.shown.drop():
                     raise
-        await context.ledger.hold(NOTHING)
+        await context.ledger.reserve_for_answer(NOTHING)
 
     def _found(self, work: AgentWork, outcome: AnswerOutcome, answer: str = "") -> Trajectory:
         return Trajectory(

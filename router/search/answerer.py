@@ -28,7 +28,7 @@ class Answerer:
         output = await self.role.ask(messages, STOP, ledger)
         return parse_answer(output.text), Conversation(messages, (output,))
 
-    async def hold(
+    async def reserve_for_answer(
         self, question: str, pairs: Sequence[tuple[str, Report]], coming_tokens: int, ledger: Ledger
     ) -> None:
         """Keep back what answering from these pairs, and from `coming_tokens` tokens more, may cost at most; where they
@@ -36,7 +36,7 @@ class Answerer:
         `StoreFailed`.
         """
         nothing_yet = not any(report.evidence for _, report in pairs)
-        await self.role.hold(self._messages(question, pairs), coming_tokens, ledger, least=nothing_yet)
+        await self.role.reserve_for_answer(self._messages(question, pairs), coming_tokens, ledger, least=nothing_yet)
 
     def _messages(self, question: str, pairs: Sequence[tuple[str, Report]]) -> tuple[Message, ...]:
         return self.role.opening(prompts.answer_request(question, pairs))

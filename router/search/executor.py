@@ -23,7 +23,7 @@ _TOKENS_PER_CHARACTER = 1 / 3
 """More than in most text, until the engine has counted."""
 
 
-class Shown:
+class ContextWindow:
     """The conversation of one executor, and what its searches found."""
 
     def __init__(
@@ -257,7 +257,7 @@ class _Run:
     """One executor run as it grows."""
 
     def __init__(self, opening: tuple[Message, ...]) -> None:
-        self.shown = Shown(opening)
+        self.shown = ContextWindow(opening)
         self.outputs: list[Completion] = []
         self.report: Report | None = None
         self.purpose: Purpose = "first"

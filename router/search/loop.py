@@ -82,7 +82,7 @@ class FactorizedSearch:
     async def proceed(self, question: str, found: Trajectory, context: RunContext) -> Trajectory:
         """Go on from a decision, or from reports that the delegator has been told. Raises what `run` raises."""
         try:
-            await self._hold(question, found, (), context)
+            await self._reserve_for_answer(question, found, (), context)
             for number in range(len(found.rounds) + 1, self._max_rounds + 1):
                 context.on_event(RoundStarted(number))
                 async with dispatching(self._executor, number, len(found.executions), context) as work:
@@ -92,26 +92,30 @@ class FactorizedSearch:
                             context.failures[None] = self._delegator.role.malformed()
                         found = replace(found, outcome="answered" if found.executions else "no_search")
                         break
-                    await self._hold(question, found, decision.sub_queries, context)
+                    await self._reserve_for_answer(question, found, decision.sub_queries, context)
                     found = self._told(found, await work.run(decision.sub_queries), decision.over_limit)
                 context.draft.result = found
                 if found.outcome in ("time_exhausted", "budget_exhausted"):
                     break
-                await self._hold(question, found, (), context)
+                await self._reserve_for_answer(question, found, (), context)
         except TimeoutError:
             found = replace(found, outcome="time_exhausted")
         except BudgetExhausted:
             found = replace(found, outcome="budget_exhausted")
         return await self._answer(question, found, context)
 
-    async def _hold(self, question: str, found: Trajectory, coming: Sequence[str], context: RunContext) -> None:
+    async def _reserve_for_answer(
+        self, question: str, found: Trajectory, coming: Sequence[str], context: RunContext
+    ) -> None:
         """Keep back what answering may cost, from what was found and from the reports on the sub-queries `coming`."""
         if not context.ledger.limited:
             return
         async with asyncio.timeout_at(context.search_deadline):
             pairs = [(execution.sub_query, execution.report) for execution in found.executions]
             pairs += [(sub_query, NO_EVIDENCE) for sub_query in coming]
-            await self._answerer.hold(question, pairs, len(coming) * self._executor.report_tokens, context.ledger)
+            await self._answerer.reserve_for_answer(
+                question, pairs, len(coming) * self._executor.report_tokens, context.ledger
+            )
 
     async def _decide(self, found: Trajectory, work: Dispatching, context: RunContext) -> tuple[Decision, Trajectory]:
         assert found.delegation is not None

@@ -12,7 +12,7 @@ from router.protocol.evidence import Passage
 
 
 class Retriever(Protocol):
-    """Finds passages. Raises `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamGarbled`."""
+    """Finds passages. Raises `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`."""
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
         """The `top_k` nearest passages of each query, best first; fewer where the index is smaller."""

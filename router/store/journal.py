@@ -11,7 +11,7 @@ from sqlalchemy import Connection, select
 
 from router.amount import Amount
 from router.errors import RolegateError, StoreFailed
-from router.ledger.journal import Began, Earlier, RunStart
+from router.ledger.journal import Admitted, EarlierRun, RunStart
 from router.store import operations
 from router.store.database import Database
 from router.store.gateways import ThisGateway, heartbeat, leave
@@ -97,7 +97,7 @@ class SQLJournal:
             await asyncio.gather(*others, return_exceptions=True)
             await writing
 
-    async def begin(self, start: RunStart) -> Began | Earlier:
+    async def begin(self, start: RunStart) -> Admitted | EarlierRun:
         """Put a run on record and count it against its tenant's quotas. Raises `BudgetExhausted` and `StoreFailed`."""
         self._begun[start.id] = start
         try:
@@ -105,7 +105,7 @@ class SQLJournal:
         except RolegateError:
             del self._begun[start.id]
             raise
-        if isinstance(began, Earlier):
+        if isinstance(began, EarlierRun):
             del self._begun[start.id]
         return began
 
@@ -113,9 +113,9 @@ class SQLJournal:
         """Put a call on record and reserve its worst case. Raises `BudgetExhausted` and `StoreFailed`."""
         await self._commits.submit(operations.open_call(call), operations.discard(call))
 
-    async def hold(self, run_id: str, amount: Amount) -> None:
+    async def reserve_for_answer(self, run_id: str, amount: Amount) -> None:
         """Keep `amount` for the run's answer. Raises `BudgetExhausted` and `StoreFailed`."""
-        await self._commits.submit(operations.hold(self._begun[run_id], amount))
+        await self._commits.submit(operations.reserve_for_answer(self._begun[run_id], amount))
 
     def settle(self, call: Call) -> None:
         """Replace an opened call by how it ended."""

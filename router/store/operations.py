@@ -12,7 +12,7 @@ import structlog
 from sqlalchemy import select
 
 from router.amount import NOTHING, Amount
-from router.ledger.journal import Began, Earlier, RunStart
+from router.ledger.journal import Admitted, EarlierRun, RunStart
 from router.store.rows import call_of, run_of, trace_of
 from router.store.schema import CALLS, RUNS
 from router.store.unit_of_work import KnownRun, Reads, UnitOfWork
@@ -35,17 +35,17 @@ class Operation(Generic[Outcome]):
     """Makes the change and returns its outcome. Raises a `RolegateError`; then nothing has changed."""
 
 
-def begin(start: RunStart) -> Operation[Began | Earlier]:
+def begin(start: RunStart) -> Operation[Admitted | EarlierRun]:
     """Begin a run, or name the earlier one of its `request_id`. Raises `BudgetExhausted`."""
 
-    def apply(work: UnitOfWork) -> Began | Earlier:
+    def apply(work: UnitOfWork) -> Admitted | EarlierRun:
         tenant = work.tenant(start.tenant)
-        began = Began(tenant.limited, tenant.redact, tenant.training)
+        began = Admitted(tenant.limited, tenant.redact, tenant.training)
         if work.run(start.id) is not None:
             return began
         earlier = work.run_of_request(start.tenant, start.request_id) if start.request_id else None
         if earlier is not None and _holds_its_request_id(earlier, start.started_at):
-            return Earlier(earlier.run_id, earlier.status, earlier.fingerprint == start.fingerprint)
+            return EarlierRun(earlier.run_id, earlier.status, earlier.fingerprint == start.fingerprint)
         work.spending.check(tenant, start.started_at, start.hold)
         work.spending.count_request(tenant, start.started_at, work.in_flight[tenant.name])
         if earlier is not None:
@@ -72,19 +72,19 @@ def open_call(call: OpenedCall) -> Operation[None]:
         freed = run.held if call.role == "answer" else NOTHING
         _check(work, run, freed, call.started_at, call.reserved)
         if freed != NOTHING:
-            work.hold(run, NOTHING)
+            work.reserve_for_answer(run, NOTHING)
         work.open(call)
 
     return Operation(Reads(call.tenant, call.run_id, spends_at=(call.started_at,), open_calls=True), apply)
 
 
-def hold(start: RunStart, amount: Amount) -> Operation[None]:
+def reserve_for_answer(start: RunStart, amount: Amount) -> Operation[None]:
     """Keep `amount` for a run's answer, instead of what was kept before. Raises `BudgetExhausted` and `StoreFailed`."""
 
     def apply(work: UnitOfWork) -> None:
         run = work.running(start.id)
         _check(work, run, run.held, run.started_at, amount)
-        work.hold(run, amount)
+        work.reserve_for_answer(run, amount)
 
     return Operation(Reads(start.tenant, start.id, spends_at=(start.started_at,)), apply)
 

@@ -15,7 +15,7 @@ _LISTED = 1000
 _calls = CALLS.c
 _whole = _calls.outcome.in_(WHOLE)
 _exact = and_(_whole, _calls.counted == "reported")
-_turned_away = _calls.outcome.in_(("refused", "unreachable"))
+_turned_away = _calls.outcome.in_(("refused", "connect_error"))
 _nothing = and_(_turned_away, _calls.counted == "", _calls.first_token_s.is_(None))
 """The endpoint did not begin."""
 _told = _calls.counted.in_(("reported", "lower_bound"))

@@ -50,7 +50,7 @@ def _of_run(*, primary_key: bool = False, index: bool = False) -> Column[Any]:
 
 
 METADATA = MetaData()
-SCHEMA_NUMBER = 1
+SCHEMA_NUMBER = 2
 """The number of these tables: counted up with each change, here and in the name of the demo's file (`mini.toml`)."""
 SCHEMA = Table("rolegate_schema", METADATA, Column("number", Integer, primary_key=True, autoincrement=False))
 RUNS = Table(

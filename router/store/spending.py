@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from router.access import Tenant
-from router.amount import NOTHING, Amount, Left
+from router.amount import NOTHING, Amount, Remaining
 from router.errors import PriceUnknown, QuotaExhausted
 
 _DAY_S = 86400
@@ -83,7 +83,7 @@ class Spending:
                         "call's model is not known; give it in [prices] of the config, or limit tokens instead."
                     )
                 now, alone = (
-                    Left(of, limit - getattr(spent, of) - (getattr(taken, of) or 0)) for taken in (reserved, held)
+                    Remaining(of, limit - getattr(spent, of) - (getattr(taken, of) or 0)) for taken in (reserved, held)
                 )
                 if not now.holds(amount):
                     contended = alone.holds(amount)
@@ -152,7 +152,7 @@ def _exhausted(
     limit: str,
     unit: Unit,
     at: float,
-    lack: tuple[Left, Amount] | None = None,
+    lack: tuple[Remaining, Amount] | None = None,
     *,
     contended: bool = False,
 ) -> QuotaExhausted:

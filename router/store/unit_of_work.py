@@ -142,7 +142,7 @@ class UnitOfWork:
         }
         self._changes["begin"].append(row)
 
-    def hold(self, run: KnownRun, amount: Amount) -> None:
+    def reserve_for_answer(self, run: KnownRun, amount: Amount) -> None:
         """Reserve `amount` for a run's answer, instead of what was reserved before."""
         if amount != run.held:
             self.spending.release(run.tenant, run.started_at, run.held)

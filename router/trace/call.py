@@ -11,9 +11,17 @@ from router.models.model import Usage
 RoleName = Literal["delegation", "execution", "answer", "judge"]
 Purpose = Literal["first", "retry", "correction", "shortened", "fallback", "shadow"]
 Outcome = Literal[
-    "completed", "discarded", "unreachable", "unavailable", "refused", "garbled", "cancelled", "failed", "interrupted"
+    "completed",
+    "wasted",
+    "connect_error",
+    "unavailable",
+    "refused",
+    "protocol_error",
+    "cancelled",
+    "failed",
+    "interrupted",
 ]
-WHOLE: tuple[Outcome, ...] = ("completed", "discarded")
+WHOLE: tuple[Outcome, ...] = ("completed", "wasted")
 """Outcomes of calls that came to their end."""
 
 
@@ -70,7 +78,7 @@ class Call(OpenedCall, frozen=True, kw_only=True):
     """An attempt that has ended."""
 
     outcome: Outcome
-    """`discarded`: it came to its end, but nobody wanted what it wrote; `unreachable`: its endpoint certainly did not
+    """`wasted`: it came to its end, but nobody wanted what it wrote; `connect_error`: its endpoint certainly did not
     begin; `unavailable`: it broke off, or nobody knows; `interrupted`: the gateway was killed while it ran.
     """
     usage: Usage | None
@@ -106,7 +114,7 @@ class Call(OpenedCall, frozen=True, kw_only=True):
     def charged(self) -> Amount:
         """The amount that counts against budgets: what is known, or else the worst case."""
         if self.usage is None:
-            return NOTHING if self.outcome in ("refused", "unreachable") else self.reserved
+            return NOTHING if self.outcome in ("refused", "connect_error") else self.reserved
         return Amount(self.usage.total_tokens, self.nano_usd)
 
 

@@ -7,8 +7,8 @@ from functools import cached_property
 import msgspec
 
 from router.protocol.evidence import Passage
-from router.protocol.scope import words
 from router.protocol.scoring import normal_answer
+from router.protocol.vocabulary import words
 
 _END = re.compile(
     r"[.!?…][\"'”’)\]]*(?=\s+[\"'“‘(\[]*(?:[^\W_a-z]|$))"  # a full stop, and then no small letter

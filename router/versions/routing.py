@@ -21,7 +21,7 @@ _FRESH_S = 1.0
 """How long it takes at most until a change by another gateway is heard of."""
 
 
-class Executors:
+class VersionRouting:
     """Is to a search what an executor is: a run's version works on its sub-queries, and keeps the run to its end."""
 
     def __init__(

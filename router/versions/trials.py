@@ -9,7 +9,7 @@ import structlog
 from router.errors import ContextTooLong, OutOfTime, RolegateError, StoreFailed
 from router.runs.archive import Archive
 from router.runs.lifecycle import OpenRun, RequestOptions, RunLifecycle, RunRequest
-from router.runs.live import meanwhile
+from router.runs.live import background_tasks
 from router.search.executor import Executes
 from router.search.loop import FactorizedSearch
 from router.trace.call import Call
@@ -17,7 +17,7 @@ from router.trace.identity import SHADOW
 from router.trace.run import Feedback, Run
 from router.trace.values import Trajectory
 from router.versions.book import Side, Trial, VersionBook, judge
-from router.versions.routing import Executors
+from router.versions.routing import VersionRouting
 
 _log = structlog.get_logger("trials")
 _AT_ONCE, _WAITING = 4, 64
@@ -34,7 +34,7 @@ class Trials:
 
     def __init__(
         self,
-        executors: Executors,
+        executors: VersionRouting,
         search: Callable[[Executes], FactorizedSearch],
         *,
         lifecycle: RunLifecycle,
@@ -70,7 +70,7 @@ class Trials:
 
     async def work(self) -> None:
         """Try what is considered, and have it reviewed."""
-        async with meanwhile(*(self._try_all() for _ in range(_AT_ONCE))):
+        async with background_tasks(*(self._try_all() for _ in range(_AT_ONCE))):
             while True:
                 await self._news.wait()
                 self._news.clear()
@@ -154,7 +154,7 @@ def _spoiled(run: Run) -> bool:
         return True  # nobody was asked, because too many calls had failed before
     outcomes = {run.result.outcome, *(execution.outcome for execution in executions)}
     return not outcomes.isdisjoint(_SPOILED) or any(
-        call.outcome == "unreachable" or (call.purpose == "fallback" and call.executor_version is None)
+        call.outcome == "connect_error" or (call.purpose == "fallback" and call.executor_version is None)
         for call in run.calls
     )
 

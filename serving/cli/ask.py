@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rolegate.client import AsyncClient, GatewayError
-from rolegate.client.requests import Terms, TopologyName
+from rolegate.client.requests import RequestOptions, TopologyName
 from rolegate.v1.answer_service_pb2 import AnswerResponse
 
 from router.access import new_key
@@ -89,7 +89,7 @@ def ask(arguments: Sequence[str]) -> int:
     parser.add_argument("--request-id", default="", metavar="NAME", help="asked again under it, the answer is the same")
     parser.add_argument("--max-total-tokens", type=tokens, metavar="N", help="what the question may spend")
     parser.add_argument("--max-cost-usd", type=dollars, metavar="USD", help="the same in dollars")
-    parser.add_argument("--fresh", action="store_true", help="use nothing that other runs have found")
+    parser.add_argument("--no-cache", action="store_true", help="use nothing that other runs have found")
     parser.add_argument("--topology", choices=get_args(TopologyName), help="who searches and who answers")
     parser.add_argument("--stream", action="store_true", help="show rounds, sub-queries and searches as they happen")
     parser.add_argument("--json", action="store_true", help="print JSON; with --stream, one line an event")
@@ -98,9 +98,9 @@ def ask(arguments: Sequence[str]) -> int:
     return asyncio.run(_ask(given))
 
 
-def _terms(given: argparse.Namespace) -> Terms:
+def _request_options(given: argparse.Namespace) -> RequestOptions:
     """The request's terms, as far as options name them."""
-    terms = Terms(request_id=given.request_id, fresh=given.fresh)
+    terms = RequestOptions(request_id=given.request_id, no_cache=given.no_cache)
     if given.max_total_tokens is not None:
         terms["max_total_tokens"] = given.max_total_tokens
     if given.topology is not None:
@@ -117,7 +117,7 @@ async def _ask(given: argparse.Namespace) -> int:
     async with reached(given, progress) as client:
         try:
             with progress.status("asking"):
-                async for event in client.stream(given.question, given.timeout, **_terms(given)):
+                async for event in client.stream(given.question, given.timeout, **_request_options(given)):
                     view.on_event(event)
             view.show(event.done)
         except GatewayError as error:

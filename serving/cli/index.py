@@ -17,7 +17,7 @@ from router.calls.health import Readiness
 from router.edge.grpc.server import Server
 from router.edge.http.server import HTTPServer
 from router.errors import BadConfig
-from router.runs.live import meanwhile
+from router.runs.live import background_tasks
 from router.search.retrieval import WatchedRetriever
 from serving.cli.options import add_command, add_config, chosen_config, host_port, json_of, new_parser
 from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig
@@ -229,7 +229,7 @@ async def _serving_index(config: RetrievalConfig, given: argparse.Namespace) -> 
     async with AsyncExitStack() as stack:
         readiness = Readiness()
         retriever = WatchedRetriever(await stack.enter_async_context(open_retriever(config, log_step)), readiness)
-        await stack.enter_async_context(meanwhile(retriever.follow()))
+        await stack.enter_async_context(background_tasks(retriever.follow()))
         app = retrieval_app(retriever, default_top_k=given.top_k, readiness=readiness)
         http = HTTPServer(app, _GRACE_S, hosts=given.http_host)
         url = f"http://{await http.start(given.http, '--http')}/retrieve"

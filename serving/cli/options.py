@@ -125,7 +125,7 @@ def timeout(text: str) -> float:
 FORMATS = "2026-11-21, 2026-11-21T10:00 (UTC, unless it names a zone), or 7d or 12h ago"
 
 
-def moment(text: str) -> datetime:
+def time_argument(text: str) -> datetime:
     """A date, a time, or so many days (`7d`) or hours (`12h`) ago. Raises `BadConfig`."""
     try:
         if ago := re.fullmatch(r"(\d+)([dh])", text):

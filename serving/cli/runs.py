@@ -15,9 +15,9 @@ from serving.cli.options import (
     add_command,
     add_connection,
     json_of,
-    moment,
     new_parser,
     show_each,
+    time_argument,
     with_client,
 )
 from serving.cli.tables import (
@@ -49,8 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("--limit", type=int, default=50, metavar="N", help="how many (default: 50)")
     listing.add_argument("--kind", choices=KINDS, help="one kind only")
     listing.add_argument("--status", choices=STATUSES, help="only those that stand so")
-    listing.add_argument("--since", type=moment, metavar="TIME", help=FORMATS)
-    listing.add_argument("--until", type=moment, metavar="TIME", help="runs that started before")
+    listing.add_argument("--since", type=time_argument, metavar="TIME", help=FORMATS)
+    listing.add_argument("--until", type=time_argument, metavar="TIME", help="runs that started before")
     listing.add_argument("--tenant", default="", help="one tenant's only")
     listing.set_defaults(work=_list)
     what = "Shows a run: sub-queries by round, reports and their evidence, calls and sums, and the feedback on it."

@@ -27,7 +27,7 @@ from router.store.check import Checked, check
 from router.store.database import Database
 from router.trace.export import ExportRow, export_row
 from router.trace.run import RunKind
-from serving.cli.options import FORMATS, add_command, add_config, chosen_file, json_of, moment, new_parser
+from serving.cli.options import FORMATS, add_command, add_config, chosen_file, json_of, new_parser, time_argument
 from serving.config.file import read_config
 from serving.files import replacing
 from serving.logs import errors_only
@@ -182,8 +182,8 @@ def export(arguments: Sequence[str]) -> int:
     parser.add_argument("--tenant", metavar="NAME", help="one tenant's only")
     parser.add_argument("--training", action="store_true", help="leave out tenants whose runs must not train")
     parser.add_argument("--kind", choices=get_args(RunKind), help="one kind only")
-    parser.add_argument("--since", type=moment, metavar="TIME", help=FORMATS)
-    parser.add_argument("--until", type=moment, metavar="TIME", help="runs that started before")
+    parser.add_argument("--since", type=time_argument, metavar="TIME", help=FORMATS)
+    parser.add_argument("--until", type=time_argument, metavar="TIME", help="runs that started before")
     add_config(parser)
     given = parser.parse_args(arguments)
     errors_only()

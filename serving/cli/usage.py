@@ -15,7 +15,7 @@ from rolegate.client import Client
 from rolegate.v1 import usage_service_pb2 as pb
 
 from router.errors import BadConfig
-from serving.cli.options import FORMATS, add_connection, json_of, moment, new_parser, with_client
+from serving.cli.options import FORMATS, add_connection, json_of, new_parser, time_argument, with_client
 from serving.cli.tables import TIMES, grouped_table, labels, uncounted
 
 Dimension = Literal["tenant", "role", "model", "executor_version"]
@@ -48,8 +48,8 @@ def usage(arguments: Sequence[str]) -> int:
     what = "of tenant, role, model and version (default: role model)"
     parser.add_argument("--by", nargs="+", default=["role", "model"], metavar="NAME", help=what)
     parser.add_argument("--per", choices=list(TIMES), help="split time, in UTC")
-    parser.add_argument("--since", type=moment, metavar="TIME", help=FORMATS)
-    parser.add_argument("--until", type=moment, metavar="TIME", help="calls that started before")
+    parser.add_argument("--since", type=time_argument, metavar="TIME", help=FORMATS)
+    parser.add_argument("--until", type=time_argument, metavar="TIME", help="calls that started before")
     parser.add_argument("--tenant", default="", help="one tenant's only")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")

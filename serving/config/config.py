@@ -95,7 +95,7 @@ class SearchConfig(Section, frozen=True):
     """Begin with a sub-query once the delegator has written it, not when its whole block is written."""
     require_evidence: bool = True
     """Without any evidence, say "not found" instead of letting the answerer guess."""
-    scope: File | None = None
+    vocabulary: File | None = None
     """A text file of the only words and names that a question may use; for models of one small language."""
 
 
@@ -111,7 +111,7 @@ class AdmissionConfig(Section, frozen=True):
     """The longest wait, and the time after which those that are turned away are told to come back."""
 
 
-class ReuseConfig(Section, frozen=True):
+class ReportCacheConfig(Section, frozen=True):
     """One executor run for all who ask the same sub-query; where decoding is random, with a temperature and without a
     seed, none is shared.
     """
@@ -304,7 +304,7 @@ class Config(Section, frozen=True):
     server: ServerConfig = ServerConfig()
     search: SearchConfig = SearchConfig()
     admission: AdmissionConfig = AdmissionConfig()
-    reuse: ReuseConfig = ReuseConfig()
+    report_cache: ReportCacheConfig = ReportCacheConfig()
     engines: dict[str, EngineConfig] = {}
     versions: VersionsConfig = VersionsConfig()
     distillation: DistillationConfig = DistillationConfig()

@@ -20,7 +20,7 @@ from typing import Self
 
 import msgspec
 
-from router.errors import BadConfig, BadCorpus, BadDocument, RolegateError, TooMuch
+from router.errors import BadConfig, BadCorpus, BadDocument, DocumentTooLarge, RolegateError
 from serving.documents.document import Block, Document, Kind, Part, Row, Title, batches, escaped, kind_of
 from serving.documents.docx import read_docx
 from serving.documents.markup import read_html, read_markdown
@@ -43,7 +43,7 @@ _CHARS_A_BYTE = 100
 """Rows may have more, up to so many for each byte of their file; no text of any use is packed that well."""
 _ENVIRONMENT = ("PATH", "HOME", "PYTHONHOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TMPDIR")
 """Variables that the process has from this one: no key is among them."""
-_ERRORS = {error.__name__: error for error in (BadConfig, BadCorpus, BadDocument, TooMuch)}
+_ERRORS = {error.__name__: error for error in (BadConfig, BadCorpus, BadDocument, DocumentTooLarge)}
 
 
 def read_parts(path: Path) -> Iterator[Part]:
@@ -110,14 +110,14 @@ class Reader:
         self._end()
 
     def read(self, path: Path) -> Iterator[Part]:
-        """As `read_parts`, one file at a time. Raises what that raises, and `TooMuch`."""
+        """As `read_parts`, one file at a time. Raises what that raises, and `DocumentTooLarge`."""
         self._running = process, wire = self._running or self._started()
         usable = False
         try:
             wire.send_bytes(os.fsencode(path))
             while batch := _decoder.decode(wire.recv_bytes()):
                 if isinstance(batch, _Failed):
-                    usable = batch.kind != "TooMuch"  # the memory that it took may not have come back
+                    usable = batch.kind != "DocumentTooLarge"  # the memory that it took may not have come back
                     raise _ERRORS[batch.kind](batch.message)
                 yield from batch
             usable = True
@@ -158,7 +158,7 @@ class Reader:
         if code == -signal.SIGALRM:
             return BadDocument(f"{path}: takes more than {self._seconds:g} s to read; split it, or leave it out.")
         by_others = code in (-signal.SIGKILL, -signal.SIGTERM)  # perhaps for want of memory, perhaps not
-        return (BadDocument if by_others else TooMuch)(
+        return (BadDocument if by_others else DocumentTooLarge)(
             f"{path}: reading it ended in {signal.Signals(-code).name}, as where it takes more than "
             f"{_MEMORY_BYTES >> 20} MB of memory; split it, or leave it out."
         )
@@ -180,7 +180,7 @@ def _work(wire: Connection, seconds: float) -> None:
             last: list[Part] | _Failed = []
         except MemoryError:
             message = f"{path}: takes more than {_MEMORY_BYTES >> 20} MB of memory to read; split it, or leave it out."
-            last = _Failed("TooMuch", escaped(message))
+            last = _Failed("DocumentTooLarge", escaped(message))
         except RolegateError as error:
             last = _Failed(type(error).__name__, escaped(str(error)))
         wire.send_bytes(msgspec.msgpack.encode(last))
@@ -203,7 +203,9 @@ def _in_time(path: Path, seconds: float) -> Iterator[list[Part]]:
             left = seconds
             most = chars if path.is_dir() else max(_CHARS_OF_ROWS, _CHARS_A_BYTE * path.stat().st_size)
         if chars > most:
-            raise TooMuch(f"{path}: unpacks to more than {most >> 20} million characters; split it, or leave it out.")
+            raise DocumentTooLarge(
+                f"{path}: unpacks to more than {most >> 20} million characters; split it, or leave it out."
+            )
         yield batch
 
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from router.errors import BadConfig
-from router.runs.live import meanwhile
+from router.runs.live import background_tasks
 from serving.config.config import EngineConfig
 from serving.engines.loading import MOST_LOADED
 from serving.engines.process import OnChange, ServerProcess, Watch, keep_running
@@ -109,7 +109,7 @@ async def engine(
         await process.start()
         failed = False
         log(f"vLLM engine {name}: ready at http://127.0.0.1:{port}/v1")
-        async with meanwhile(keep_running(process, changed, Watch(within_s=config.health_timeout_s))):
+        async with background_tasks(keep_running(process, changed, Watch(within_s=config.health_timeout_s))):
             yield f"http://127.0.0.1:{port}/v1"
     finally:
         await process.stop()

@@ -45,7 +45,7 @@ class Embedder(Protocol):
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
         """The texts as (batch, dimension) float32, each row of length 1; `queries` tells queries from passages.
 
-        Raises `BadConfig`, `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamGarbled`.
+        Raises `BadConfig`, `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`.
         """
 
 

@@ -8,7 +8,7 @@ import aiohttp
 import msgspec
 import numpy as np
 
-from router.errors import JSON_ERRORS, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.errors import JSON_ERRORS, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.models.failures import Secrets, without_userinfo
 from router.models.session import read_body
 from serving.retrieval.embedder import Vectors
@@ -68,7 +68,7 @@ class EndpointEmbedder:
         vectors = np.array(rows, dtype=np.float32).reshape(len(rows), self.dimension)
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         if not np.all(lengths > 0):  # also catches NaN
-            raise self._garbled("The embedding endpoint returned a vector without a direction")
+            raise self._protocol_error("The embedding endpoint returned a vector without a direction")
         return np.ascontiguousarray(vectors / lengths, dtype=np.float32)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
@@ -90,11 +90,11 @@ class EndpointEmbedder:
             try:
                 data = sorted(msgspec.json.decode(body, type=_Embeddings).data, key=lambda entry: entry.index)
             except JSON_ERRORS as error:
-                raise self._garbled(f"Not a list of embeddings: {error}") from error
+                raise self._protocol_error(f"Not a list of embeddings: {error}") from error
             if [entry.index for entry in data] != list(range(len(texts))):
-                raise self._garbled(f"{len(texts)} texts were sent, {len(data)} embeddings came")
+                raise self._protocol_error(f"{len(texts)} texts were sent, {len(data)} embeddings came")
             if wrong := {len(entry.embedding) for entry in data} - {self.dimension}:
-                raise self._garbled(
+                raise self._protocol_error(
                     f"Vectors of dimension {min(wrong)} where {self.dimension} is configured; correct the dimension"
                 )
             rows += [entry.embedding for entry in data]
@@ -116,8 +116,8 @@ class EndpointEmbedder:
             raise kind(f"No embeddings: HTTP {response.status}: {reason}", endpoint=self._endpoint)
         return content
 
-    def _garbled(self, reason: str) -> UpstreamGarbled:
-        return UpstreamGarbled(reason, endpoint=self._endpoint)
+    def _protocol_error(self, reason: str) -> UpstreamProtocolError:
+        return UpstreamProtocolError(reason, endpoint=self._endpoint)
 
 
 def endpoint_identity(model: str, passage_prefix: str) -> str:

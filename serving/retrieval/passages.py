@@ -11,7 +11,7 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from router.errors import JSON_ERRORS, BadIndex, SameId
+from router.errors import JSON_ERRORS, BadIndex, DuplicateId
 from router.protocol.evidence import Passage
 from serving.documents.document import batches
 from serving.documents.source import Source
@@ -76,7 +76,7 @@ class PassageWriter:
     def write(self, placed: Iterable[tuple[str, Passage]]) -> None:
         """Add passages, each with the place that an error names: all of them, or, where reading them fails, none.
 
-        Raises `SameId` where one has the id of another, and what reading them raises.
+        Raises `DuplicateId` where one has the id of another, and what reading them raises.
         """
         before = len(self)
         try:
@@ -84,7 +84,7 @@ class PassageWriter:
                 for where, passage in batch:
                     if passage.id in self._rows:
                         other = self._document(self._rows[passage.id])
-                        raise SameId(
+                        raise DuplicateId(
                             f"{where}: the id {passage.id!r} is given to {other} too; give each row an id of its own."
                         )
                     self._rows[passage.id] = len(self)

@@ -10,7 +10,7 @@ from rolegate.v1 import evidence_pb2
 from rolegate.v1.retrieval_service_pb2 import SearchRequest
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 
-from router.errors import UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.errors import UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.protocol.evidence import Passage
 
 MAX_RESPONSE_BYTES = 16 << 20
@@ -72,7 +72,7 @@ class RemoteRetriever:
             kind = UpstreamRefused if error.code() in _REFUSED else UpstreamUnavailable
             raise kind(f"{error.code().name}: {error.details()}", endpoint=self._address) from error
         if len(response.results) != len(queries):
-            raise UpstreamGarbled(
+            raise UpstreamProtocolError(
                 f"{len(queries)} queries were sent, results for {len(response.results)} came", endpoint=self._address
             )
         self.index_id = response.index_id or None

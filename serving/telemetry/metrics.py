@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from router.calls.replicas import BreakerState, Upstreams
 from router.runs.admission import Admission
 from router.search.executor import Executes
-from router.search.sharing import SharedExecutor
+from router.search.report_cache import ReportCache
 from router.trace.call import Call
 from router.trace.run import Run
 from router.trace.values import Trajectory
@@ -119,7 +119,7 @@ class Gauges(Collector):
         yield GaugeMetricFamily("rolegate_runs_queued", "Runs that wait to begin", value=self.admission.waiting)
         yield from self._roles()
         yield from self._endpoints()
-        if isinstance(executor := self.executor(), SharedExecutor):
+        if isinstance(executor := self.executor(), ReportCache):
             yield self._reports(executor)
 
     def _roles(self) -> Iterator[Metric]:
@@ -144,7 +144,7 @@ class Gauges(Collector):
         yield from (state, opened, in_flight)
 
     @staticmethod
-    def _reports(executor: SharedExecutor) -> Metric:
+    def _reports(executor: ReportCache) -> Metric:
         """Sub-queries by where their reports came from: `kept`, `shared` by a run at the same time, or `worked`."""
         found = CounterMetricFamily("rolegate_sub_queries", "Sub-queries by where reports came from", labels=["report"])
         for where, number in (("kept", executor.hits), ("shared", executor.shared), ("worked", executor.misses)):

@@ -11,7 +11,7 @@ from router.calls.replicas import Upstreams
 from router.edge.http.server import HTTPServer
 from router.errors import BadConfig
 from router.runs.admission import Admission
-from router.runs.live import meanwhile
+from router.runs.live import background_tasks
 from router.runs.observers import Observer, Observers
 from router.search.executor import Executes
 from serving.config.config import TelemetryConfig
@@ -59,7 +59,7 @@ async def _metrics(address: str, log: Log, watched: Watched, hosts: Iterable[str
     server = HTTPServer(app, 0.0, hosts=hosts)
     log(f"metrics are at http://{await server.start(address, 'telemetry.metrics')}/metrics")
     try:
-        async with meanwhile(metrics.watch_event_loop()):
+        async with background_tasks(metrics.watch_event_loop()):
             yield metrics
     finally:
         await server.drain()

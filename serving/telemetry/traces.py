@@ -114,7 +114,7 @@ class Traces:
             self._chat(agent, call)
         for search in searches:
             self._retrieval(agent, search, told=told)
-        error = "discarded" if execution is None else execution.outcome if execution.failed else None
+        error = "wasted" if execution is None else execution.outcome if execution.failed else None
         _end(agent, max(ended for _, ended in spans), error)
 
     def _chat(self, parent: Span, call: Call) -> None:

@@ -17,7 +17,7 @@ from tests.router.store.stored import call, put, run
 CALLS = (
     call("r", 0, role="delegation", model="big", usage=Usage(1000, 100, 400), nano_usd=5_000_000),
     call("r", 1, role="execution", model="large", usage=Usage(3000, 200), nano_usd=4_000_000),
-    call("r", 2, role="execution", model="large", usage=Usage(1000, 0), nano_usd=1_000_000, outcome="discarded"),
+    call("r", 2, role="execution", model="large", usage=Usage(1000, 0), nano_usd=1_000_000, outcome="wasted"),
     call("r", 3, role="answer", model="fixed", usage=Usage(500, 50), nano_usd=0),
 )
 PRICES = "[tiny]\nprompt = 0.1\ncompletion = 1.0\n[fixed]\nprompt = 2.0\ncompletion = 0.0\n"

@@ -13,7 +13,7 @@ from router.access import Access, Key, new_key
 from router.edge.grpc.server import Server
 from router.edge.listening import TLS
 from router.errors import QuotaExhausted
-from router.ledger.journal import Began, Earlier, RunStart
+from router.ledger.journal import Admitted, EarlierRun, RunStart
 from router.models.model import ScriptedModel
 from router.trace.identity import SCOPES
 from tests.router.accounts import KeptAccounts
@@ -222,7 +222,7 @@ async def test_terms() -> None:
 class Spent(Kept):
     """A journal whose tenants have spent all that they may."""
 
-    async def begin(self, start: RunStart) -> Began | Earlier:
+    async def begin(self, start: RunStart) -> Admitted | EarlierRun:
         raise QuotaExhausted("1000 tokens a day are spent", retry_after_s=12.5)
 
 
@@ -240,4 +240,4 @@ async def test_when_to_come_back() -> None:
 def test_fresh_work() -> None:
     """Is asked for only where somebody wants it."""
     for call in (calls.ask, calls.stream):
-        assert [call(QUESTION, fresh=fresh).request.fresh for fresh in (False, True)] == [False, True]
+        assert [call(QUESTION, no_cache=fresh).request.no_cache for fresh in (False, True)] == [False, True]

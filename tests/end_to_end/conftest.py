@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from serving.composition import running_gateway
-from serving.config.config import Config, ReuseConfig, RoleConfig
+from serving.config.config import Config, ReportCacheConfig, RoleConfig
 from serving.config.file import load_config, preset
 from serving.engines.engine import engine
 
@@ -41,8 +41,8 @@ async def demo(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Demo]:
     config = load_config(preset("mini"))
     server = msgspec.structs.replace(config.server, store=f"sqlite:///{folder}/runs.db")
     versions = msgspec.structs.replace(config.versions, folder=str(folder / "versions"))
-    reuse = ReuseConfig(enabled=False)  # each test sees all the work of its questions
-    config = msgspec.structs.replace(config, server=server, versions=versions, reuse=reuse)
+    reuse = ReportCacheConfig(enabled=False)  # each test sees all the work of its questions
+    config = msgspec.structs.replace(config, server=server, versions=versions, report_cache=reuse)
     steps: list[str] = []
     async with (
         running_gateway(config, "127.0.0.1:0", steps.append) as address,

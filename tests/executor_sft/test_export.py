@@ -9,7 +9,7 @@ from executor_sft.miniworld.export import export, scope
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, Question
 from executor_sft.miniworld.world import World
-from router.protocol.scope import Scope
+from router.protocol.vocabulary import Vocabulary
 from serving.config.file import load_config, preset
 from serving.documents.rows import read_rows
 
@@ -17,8 +17,8 @@ HOTPOTQA = Path(__file__).parents[3] / "shared" / "data" / "hotpotqa_dev500" / "
 
 
 @pytest.fixture(scope="module")
-def scope_of_world(world: World) -> Scope:
-    return Scope.parse(scope(world))
+def scope_of_world(world: World) -> Vocabulary:
+    return Vocabulary.parse(scope(world))
 
 
 def asked_of(world: World, count: int) -> list[str]:
@@ -26,13 +26,13 @@ def asked_of(world: World, count: int) -> list[str]:
     return [examiner.draw().text for _ in range(count)]
 
 
-def test_every_question_of_a_world_is_inside_its_scope(scope_of_world: Scope, questions: list[Question]) -> None:
+def test_every_question_of_a_world_is_inside_its_scope(scope_of_world: Vocabulary, questions: list[Question]) -> None:
     assert {question.text: scope_of_world.outside(question.text) for question in questions} == {
         question.text: [] for question in questions
     }
 
 
-def test_every_gold_sub_query_is_inside_the_scope_too(scope_of_world: Scope, questions: list[Question]) -> None:
+def test_every_gold_sub_query_is_inside_the_scope_too(scope_of_world: Vocabulary, questions: list[Question]) -> None:
     """They are in the same language."""
     sub_queries = [sub_query.text for question in questions for sub_query in question.sub_queries]
 
@@ -40,12 +40,12 @@ def test_every_gold_sub_query_is_inside_the_scope_too(scope_of_world: Scope, que
 
 
 @pytest.mark.parametrize("other", [World(12, "test"), World(11, "train")], ids=["another seed", "another side"])
-def test_every_question_of_another_world_is_outside(scope_of_world: Scope, other: World) -> None:
+def test_every_question_of_another_world_is_outside(scope_of_world: Vocabulary, other: World) -> None:
     """Though it is asked in the same words, its names are strange."""
     assert all(scope_of_world.outside(text) for text in asked_of(other, 300))
 
 
-def test_real_questions_are_outside(scope_of_world: Scope) -> None:
+def test_real_questions_are_outside(scope_of_world: Vocabulary) -> None:
     """None of 500 questions of HotpotQA gets through."""
     if not HOTPOTQA.is_file():
         pytest.skip(f"there is no {HOTPOTQA.name} of HotpotQA in a folder `shared` beside the checkout")
@@ -64,7 +64,7 @@ def test_real_questions_are_outside(scope_of_world: Scope) -> None:
         ("Who is the father?", ["Who", "is", "the", "father"]),
     ],
 )
-def test_what_is_strange_is_named(scope_of_world: Scope, question: str, strange: list[str]) -> None:
+def test_what_is_strange_is_named(scope_of_world: Vocabulary, question: str, strange: list[str]) -> None:
     """The strange words, or all of them where nothing of the world is named."""
     assert scope_of_world.outside(question) == strange
 
@@ -78,7 +78,7 @@ def test_an_exported_world_is_the_world(tmp_path: Path) -> None:
     rows = [row for _, row in read_rows(tmp_path / "corpus.jsonl")]
     assert rows == Library(world).passages
     assert written == asked
-    assert (tmp_path / "scope.txt").read_text("utf-8") == scope(world)
+    assert (tmp_path / "vocabulary.txt").read_text("utf-8") == scope(world)
     assert len(asked) == 50
 
 
@@ -90,7 +90,7 @@ def test_the_command_writes_the_demos_world(tmp_path: Path, capsys: pytest.Captu
 
     assert capsys.readouterr().out == f"{tmp_path}: a world of seed 7 with 3 questions\n"
     (corpus,) = config.retrieval.documents
-    for name, shipped in (("corpus.jsonl", corpus), ("scope.txt", config.search.scope)):
+    for name, shipped in (("corpus.jsonl", corpus), ("vocabulary.txt", config.search.vocabulary)):
         assert shipped is not None
         assert (tmp_path / name).read_bytes() == Path(shipped).read_bytes()
 
@@ -102,4 +102,4 @@ def test_the_command_writes_over_nothing_unasked(tmp_path: Path, capsys: pytest.
     assert "is not empty" in capsys.readouterr().err
     assert (tmp_path / "rolegate.toml").read_text() == "mine"
     assert main(["mini-world", "--out", str(tmp_path), "--questions", "3", "--force"]) == 0
-    assert load_config(tmp_path / "rolegate.toml").search.scope == str(tmp_path / "scope.txt")
+    assert load_config(tmp_path / "rolegate.toml").search.vocabulary == str(tmp_path / "vocabulary.txt")

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from router.calls.role import Role
 from router.errors import BadRequest, NotFound, StoreFailed
-from router.ledger.journal import Began, Earlier, NoJournal, RunStart
+from router.ledger.journal import Admitted, EarlierRun, NoJournal, RunStart
 from router.ledger.ledger import Ledger
 from router.models.model import Completion, Delta, Model, Prompt, Sampling, ScriptedModel, Usage
 from router.protocol.evidence import Passage
-from router.protocol.scope import Scope
+from router.protocol.vocabulary import Vocabulary
 from router.runs.admission import Admission
 from router.runs.archive import ExportedRun, RunFilter, RunPage, RunSummary
 from router.runs.gateway import Gateway
@@ -110,7 +110,7 @@ class Deployment:
         *,
         max_question_chars: int = 4000,
         timeout_s: float = 120.0,
-        scope: Scope | None = None,
+        scope: Vocabulary | None = None,
         live: LiveRuns | None = None,
         on_answered: Callable[[Run], None] = lambda _run: None,
         admission: Admission | None = None,
@@ -148,14 +148,14 @@ class Kept(NoJournal):
         """Set once a run is to be stored."""
         self._arrived = asyncio.Queue[Run]()
 
-    async def begin(self, start: RunStart) -> Began | Earlier:
+    async def begin(self, start: RunStart) -> Admitted | EarlierRun:
         for earlier in self.starts.values():
             ended = next((run.status for run in self.runs if run.id == earlier.id), _RUNNING)
             named = start.request_id and (earlier.tenant, earlier.request_id) == (start.tenant, start.request_id)
             if named and ended in ("running", "finished"):
-                return Earlier(earlier.id, ended, earlier.fingerprint == start.fingerprint)
+                return EarlierRun(earlier.id, ended, earlier.fingerprint == start.fingerprint)
         self.starts[start.id] = start
-        return Began()
+        return Admitted()
 
     def settle(self, call: Call) -> None:
         self.settled.append(call)

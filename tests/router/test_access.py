@@ -7,7 +7,7 @@ import pytest
 
 from router.access import Access, check_scope, new_key
 from router.errors import AccessDenied, BadRequest, NoKey
-from router.runs.live import meanwhile
+from router.runs.live import background_tasks
 from router.trace.identity import LOCAL, SCOPES, Identity, KeyScope
 from tests.router.accounts import KeptAccounts
 from tests.router.clock import Clock, with_clock
@@ -121,7 +121,7 @@ def test_keys_are_read_once_a_second_for_all_that_is_under_way() -> None:
             async with access.serving(Identity("acme", frozenset(), key_id)):
                 await asyncio.Event().wait()
 
-        async with meanwhile(access.follow()):
+        async with background_tasks(access.follow()):
             await clock.advance(5)
             assert accounts.reads == 0
             revoked, going_on = ([asyncio.create_task(serve(key.key_id)) for _ in range(50)] for key in keys)

@@ -32,8 +32,8 @@ from router.versions.book import Decision, ExecutorVersion
 from serving.composition import running_gateway
 from serving.config.config import (
     Config,
+    ReportCacheConfig,
     RetrievalConfig,
-    ReuseConfig,
     RoleConfig,
     RolesConfig,
     ServerConfig,
@@ -192,16 +192,16 @@ async def test_the_model_that_the_config_names_is_on_record(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("execution", "reuse", "calls"),
+    ("execution", "report_cache", "calls"),
     [
-        ({}, ReuseConfig(), 2),
-        ({}, ReuseConfig(enabled=False), 6),
-        ({"temperature": 0.7}, ReuseConfig(), 6),
-        ({"temperature": 0.7, "seed": 1}, ReuseConfig(), 2),
+        ({}, ReportCacheConfig(), 2),
+        ({}, ReportCacheConfig(enabled=False), 6),
+        ({"temperature": 0.7}, ReportCacheConfig(), 6),
+        ({"temperature": 0.7, "seed": 1}, ReportCacheConfig(), 2),
     ],
 )
 async def test_a_sub_query_asked_again(
-    tmp_path: Path, execution: dict[str, float], reuse: ReuseConfig, calls: int
+    tmp_path: Path, execution: dict[str, float], report_cache: ReportCacheConfig, calls: int
 ) -> None:
     """Its report is there already, unless that is switched off, or the executor may say something else each time. Of a
     retrieval server, the index is known from the start.
@@ -215,7 +215,7 @@ async def test_a_sub_query_asked_again(
             config.roles, execution=msgspec.structs.replace(config.roles.execution, **execution)
         )
         address = RetrievalConfig(address=f"127.0.0.1:{port}")
-        config = msgspec.structs.replace(config, roles=roles, reuse=reuse, retrieval=address)
+        config = msgspec.structs.replace(config, roles=roles, report_cache=report_cache, retrieval=address)
         async with (
             running_gateway(config, "127.0.0.1:0", ignored) as bound,
             grpc.aio.insecure_channel(bound) as channel,

@@ -40,7 +40,7 @@ from router.runs.live import LiveRuns
 from router.runs.queries import Runs
 from router.search.executor import Executor, ExecutorLimits
 from router.search.loop import Topology
-from router.search.sharing import SharedExecutor
+from router.search.report_cache import ReportCache
 from router.store.accounts import SQLAccounts
 from router.store.archive import SQLArchive
 from router.store.database import Database
@@ -52,7 +52,7 @@ from router.store.versions import SQLVersionBook
 from router.trace.identity import SCOPES
 from router.trace.run import RoleSetting
 from router.versions.book import Traffic
-from router.versions.routing import Executors
+from router.versions.routing import VersionRouting
 from router.versions.versions import Versions
 from serving.config.config import SearchConfig
 from serving.retrieval.services import RetrievalServicer
@@ -144,7 +144,7 @@ async def _opened(stack: AsyncExitStack, folder: Path) -> World:
     roles = deployment.roles()
     settings = {name: RoleSetting(role.model.name, "0" * 64) for name, role in roles.items()}
     one = Executor(roles["execution"], retriever, ExecutorLimits())
-    executor = SharedExecutor(Executors(lambda _version: one, "", _traffic, _load), lambda: "the index")
+    executor = ReportCache(VersionRouting(lambda _version: one, "", _traffic, _load), lambda: "the index")
     gateway = Gateway(
         topologies={"factorized": Topology(new_search(SearchConfig(), roles, executor), roles)},
         executor=executor,
@@ -462,7 +462,7 @@ async def test_what_one_has_found_is_ones_own_to_use_again(world: World) -> None
     """
     spent = []
     for caller, fresh in ((world.owner, False), (world.owner, False), (world.owner, True), (world.other, False)):
-        request = execution_pb.ExecuteRequest(sub_query="Who directed Ronin?", fresh=fresh)
+        request = execution_pb.ExecuteRequest(sub_query="Who directed Ronin?", no_cache=fresh)
         response = await ExecutionServiceStub(world.channel).Execute(request, metadata=caller.metadata)
         spent.append((sum(row.attempts for row in response.usage), len(response.result.shared_from)))
     assert spent == [(2, 0), (0, 1), (2, 0), (2, 0)]

@@ -109,7 +109,7 @@ async def asked(folder: Path, *said: str, **topologies: Any) -> AsyncIterator[tu
 async def test_each_can_be_asked_for(tmp_path: Path, topology: TopologyName, roles: list[int]) -> None:
     """The answer is the same; the ledger and the trace say who came to it, and by which prompts."""
     async with asked(tmp_path, *WHAT_THEY_SAY[topology]) as (client, server):
-        answer = await client.ask(QUESTION, topology=topology, fresh=True)
+        answer = await client.ask(QUESTION, topology=topology, no_cache=True)
         found = await client.run(answer.run_id, trace=True)
         exported = [json.loads(row.trace_json) async for row in client.export()]
     assert (answer.answer, answer.outcome) == ("Michael Mann", pb.ANSWER_OUTCOME_ANSWERED)

@@ -10,13 +10,13 @@ from rolegate.client.requests import (
     ANSWER_S,
     SHORT_S,
     ExportFilter,
+    FeedbackFields,
     ListFilter,
-    Opinion,
-    Sums,
-    Terms,
+    RequestOptions,
     TriedState,
+    UsageOptions,
     filter_fields,
-    terms_fields,
+    request_fields,
     utc,
 )
 from rolegate.v1 import answer_service_pb2 as answer_pb
@@ -62,20 +62,24 @@ class Call(Generic[Result]):
 # Each raises `ValueError` for a kind, a state, a topology or a dimension that there is not.
 
 
-def ask(question: str, timeout_s: float = ANSWER_S, **terms: Unpack[Terms]) -> Call[answer_pb.AnswerResponse]:
+def ask(
+    question: str, timeout_s: float = ANSWER_S, **options: Unpack[RequestOptions]
+) -> Call[answer_pb.AnswerResponse]:
     """Answer a question, with what the answer rests on and what it cost. Where the connection breaks, it is asked once
     more, under the same request_id, which spends nothing twice.
     """
-    request = answer_pb.AnswerRequest(question=question, **terms_fields(terms))
+    request = answer_pb.AnswerRequest(question=question, **request_fields(options))
     request.request_id = request.request_id or str(uuid.uuid4())
     return Call(lambda to: to.answers.Answer, request, timeout_s=timeout_s, repeatable=True)
 
 
-def stream(question: str, timeout_s: float = ANSWER_S, **terms: Unpack[Terms]) -> Call[answer_pb.StreamAnswerResponse]:
+def stream(
+    question: str, timeout_s: float = ANSWER_S, **options: Unpack[RequestOptions]
+) -> Call[answer_pb.StreamAnswerResponse]:
     """Answer a question and tell what happens on the way; the last event is `done`, with the whole answer."""
     return Call(
         lambda to: to.answers.StreamAnswer,
-        answer_pb.StreamAnswerRequest(question=question, **terms_fields(terms)),
+        answer_pb.StreamAnswerRequest(question=question, **request_fields(options)),
         timeout_s=timeout_s,
     )
 
@@ -110,7 +114,7 @@ def cancel(run_id: str) -> Call[None]:
     return Call(lambda to: to.runs.CancelRun, run_pb.CancelRunRequest(run_id=run_id), lambda _: None)
 
 
-def feedback(run_id: str, **opinion: Unpack[Opinion]) -> Call[str]:
+def feedback(run_id: str, **opinion: Unpack[FeedbackFields]) -> Call[str]:
     """Say what became of an answer. The feedback's identifier."""
     request = run_pb.SubmitFeedbackRequest(
         run_id=run_id,
@@ -128,7 +132,7 @@ def export(timeout_s: float | None = None, **wanted: Unpack[ExportFilter]) -> Ca
     return Call(lambda to: to.runs.ExportRuns, request, timeout_s=timeout_s)
 
 
-def usage(**sums: Unpack[Sums]) -> Call[usage_pb.GetUsageResponse]:
+def usage(**sums: Unpack[UsageOptions]) -> Call[usage_pb.GetUsageResponse]:
     """Tokens and cost of all calls."""
     bucket = sums.get("bucket")
     request = usage_pb.GetUsageRequest(

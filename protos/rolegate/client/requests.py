@@ -19,21 +19,21 @@ TopologyName = Literal["factorized", "single_agent", "homogeneous", "searcher", 
 """Who searches and who answers: three roles, or one of the baselines that they are compared with."""
 
 
-class Terms(TypedDict, total=False):
-    """On which terms a question is asked."""
+class RequestOptions(TypedDict, total=False):
+    """On which options a question is asked."""
 
     request_id: str
     """A name for the request; within a day, the same name gets the same answer and spends nothing."""
     max_total_tokens: int
     """Prompt and completion tokens of all models together."""
     max_cost_usd: float
-    fresh: bool
+    no_cache: bool
     """Have every sub-query worked on anew, instead of using what other runs have found."""
     topology: TopologyName
     """The searcher and the answerer."""
 
 
-class Opinion(TypedDict, total=False):
+class FeedbackFields(TypedDict, total=False):
     """An opinion on an answer; at least one of these."""
 
     accepted: bool | None
@@ -67,7 +67,7 @@ class ExportFilter(Filter, total=False):
     """Leave out tenants whose runs must not train."""
 
 
-class Sums(TypedDict, total=False):
+class UsageOptions(TypedDict, total=False):
     """Calls that are summed, and their groups. A moment without a time zone is local time."""
 
     start: datetime | None
@@ -81,16 +81,16 @@ class Sums(TypedDict, total=False):
     tenant: str
 
 
-def terms_fields(terms: Terms) -> dict[str, Any]:
+def request_fields(options: RequestOptions) -> dict[str, Any]:
     """The fields of both requests for an answer. Raises `ValueError` for a cost that is no number."""
-    tokens, cost, topology = terms.get("max_total_tokens"), terms.get("max_cost_usd"), terms.get("topology")
+    tokens, cost, topology = options.get("max_total_tokens"), options.get("max_cost_usd"), options.get("topology")
     if cost is not None and not isfinite(cost):
         raise ValueError(f"max_cost_usd is {cost}; it must be a number of dollars.")
     budget = Budget(max_total_tokens=tokens, max_cost_nano_usd=None if cost is None else round(cost * 1e9))
     return {
-        "request_id": terms.get("request_id", ""),
+        "request_id": options.get("request_id", ""),
         "budget": None if tokens is None and cost is None else budget,
-        "fresh": terms.get("fresh", False),
+        "no_cache": options.get("no_cache", False),
         "topology": topology and f"TOPOLOGY_{topology.upper()}",
     }
 

@@ -10,16 +10,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ExecuteRequest(_message.Message):
-    __slots__ = ("sub_query", "request_id", "budget", "fresh")
+    __slots__ = ("sub_query", "request_id", "budget", "no_cache")
     SUB_QUERY_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
-    FRESH_FIELD_NUMBER: _ClassVar[int]
+    NO_CACHE_FIELD_NUMBER: _ClassVar[int]
     sub_query: str
     request_id: str
     budget: _budget_pb2.Budget
-    fresh: bool
-    def __init__(self, sub_query: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., fresh: _Optional[bool] = ...) -> None: ...
+    no_cache: bool
+    def __init__(self, sub_query: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ...) -> None: ...
 
 class ExecuteResponse(_message.Message):
     __slots__ = ("run_id", "result", "usage")

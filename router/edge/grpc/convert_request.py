@@ -47,7 +47,7 @@ def options_from_proto(request: _Answer | execution_pb.ExecuteRequest | _Complet
     request_id = request.request_id
     if len(request_id) > _LONGEST_REQUEST_ID or not request_id.isprintable():
         raise BadRequest(f"request_id must be at most {_LONGEST_REQUEST_ID} printable characters, such as a UUID.")
-    no_cache = not isinstance(request, _Completion) and request.fresh
+    no_cache = not isinstance(request, _Completion) and request.no_cache
     return RequestOptions(caller(), context.time_remaining(), request_id, _budget(request.budget), no_cache)
 
 

@@ -32,7 +32,7 @@ from router.edge.limits import Limits
 from router.edge.listening import TLS, check_listening, warn_unencrypted
 from router.errors import BadConfig
 from router.runs.gateway import Gateway
-from router.runs.live import meanwhile
+from router.runs.live import background_tasks
 from router.runs.observers import Observer
 
 
@@ -101,7 +101,7 @@ class Server:
         await self._server.start()
         await self._health.serve(("", *self._names))
         following = [self._access.follow()] if self._access else []
-        await self._beside.enter_async_context(meanwhile(self._health.follow(), *following))
+        await self._beside.enter_async_context(background_tasks(self._health.follow(), *following))
         return port
 
     async def drain(self, grace_s: float) -> None:

@@ -84,7 +84,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     stream_options: StreamOptions | None = None
     n: int | None = None
     tool_choice: Any = None
-    fresh: bool | None = None
+    no_cache: bool | None = None
     """Not OpenAI's: whether all is to be worked on anew, as the field of that name over gRPC."""
 
     @property
@@ -125,7 +125,7 @@ def openai_app(
         asked = await _asked(request, limits.opening_s)
         if asked.model not in (ANSWERING, EXECUTING):
             return _unknown(asked.model)
-        question, options = asked.question, RequestOptions(identity=caller(), no_cache=bool(asked.fresh))
+        question, options = asked.question, RequestOptions(identity=caller(), no_cache=bool(asked.no_cache))
 
         async def work(emit: OnEvent) -> Run:
             async with access.serving(caller()) if access else nullcontext():

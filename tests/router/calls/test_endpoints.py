@@ -8,7 +8,7 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
-from router.calls.limits import RoleTraffic
+from router.calls.limits import RoleHealth
 from router.calls.replicas import Endpoint, Replica, choose
 from router.calls.role import Role
 from router.calls.timeouts import Timeouts
@@ -65,9 +65,9 @@ def rows(ledger: Ledger) -> list[tuple[str, str, str]]:
         (reset, "unavailable"),
         (hang, "unavailable"),
         (fails(500, "oh"), "unavailable"),
-        (fails(503, "loading", "60"), "unreachable"),
-        (fails(429, "slow down", "60"), "unreachable"),
-        (replies(b"<html>", "text/html"), "garbled"),
+        (fails(503, "loading", "60"), "connect_error"),
+        (fails(429, "slow down", "60"), "connect_error"),
+        (replies(b"<html>", "text/html"), "protocol_error"),
         (fails(401, "no such key"), "refused"),
         (fails(404, "no such model"), "refused"),
     ],
@@ -166,7 +166,7 @@ async def test_a_silent_endpoint_that_nobody_waits_for(
 async def test_retries_are_a_share_of_the_calls(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
     """However much fails. Being asked too often is no fault, so that no breaker opens here."""
     openai_server.plays(fails(429, "slow down", "0"))
-    asked = role(replica(session, openai_server), traffic=RoleTraffic())
+    asked = role(replica(session, openai_server), traffic=RoleHealth())
     for _ in range(100):
         with pytest.raises(UpstreamUnavailable):
             await asked.ask(ASKED, (), Ledger())
@@ -187,7 +187,7 @@ async def test_no_pause_beyond_the_deadline(session: aiohttp.ClientSession, open
 async def test_places(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
     """No more calls than allowed are under way; the others wait for their turn, as long as they have time."""
     openai_server.plays(hang)
-    asked = role(replica(session, openai_server), traffic=RoleTraffic(2))
+    asked = role(replica(session, openai_server), traffic=RoleHealth(2))
     ledgers = [Ledger() for _ in range(5)]
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
@@ -215,7 +215,7 @@ async def test_a_fallback(
         else:
             assert (await asked.ask(ASKED, (), ledger)).text == "yes"
         assert rows(ledger) == [
-            ("first", "unreachable", openai_server.base_url),
+            ("first", "connect_error", openai_server.base_url),
             ("fallback", "completed", other_server.base_url),
         ]
         assert [call.executor_version for call in ledger.calls] == ["executor-1", None]

@@ -13,7 +13,7 @@ from router.errors import (
     BudgetExhausted,
     QuotaExhausted,
     UpstreamError,
-    UpstreamGarbled,
+    UpstreamProtocolError,
     UpstreamRefused,
     UpstreamUnavailable,
 )
@@ -29,7 +29,7 @@ from tests.router.deployment import HeldModel, role
 
 ASKED = (Message("user", "hi"),)
 REFUSED = UpstreamRefused("wrong key", endpoint="e")
-GARBLED = UpstreamGarbled("not JSON", endpoint="e")
+GARBLED = UpstreamProtocolError("not JSON", endpoint="e")
 
 
 def down(retry_after_s: float | None = 0.0) -> UpstreamUnavailable:
@@ -80,7 +80,7 @@ async def test_what_will_not_change_is_not_tried_again(error: UpstreamError) -> 
     ledger = Ledger()
     with pytest.raises(type(error), match=r"^answer at e"):
         await role("answer", ScriptedModel([error, "yes"]), 3).ask(ASKED, (), ledger)
-    assert [call.outcome for call in ledger.calls] == ["refused" if error is REFUSED else "garbled"]
+    assert [call.outcome for call in ledger.calls] == ["refused" if error is REFUSED else "protocol_error"]
 
 
 def test_retry_after_is_honoured() -> None:
@@ -376,5 +376,5 @@ async def test_rows_equal_requests(session: aiohttp.ClientSession, openai_server
     cancelled.cancel()
     await asyncio.gather(cancelled, return_exceptions=True)
     outcomes = [call.outcome for call in ledger.calls]
-    assert outcomes == ["unreachable", "unreachable", "completed", "refused", "cancelled"]
+    assert outcomes == ["connect_error", "connect_error", "completed", "refused", "cancelled"]
     assert len(openai_server.bodies) == len(ledger.calls)

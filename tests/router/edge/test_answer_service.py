@@ -11,7 +11,7 @@ from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
 from router.errors import UpstreamRefused
 from router.models.model import Answer, ScriptedModel
-from router.protocol.scope import Scope
+from router.protocol.vocabulary import Vocabulary
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
 from tests.router.edge.wire import info_of, next_of, served
@@ -67,7 +67,7 @@ async def test_stream_answer() -> None:
 
 async def test_out_of_scope() -> None:
     """A question that nobody was asked about has an answer that says so, and no usage."""
-    async with served(Deployment().gateway(scope=Scope(["who"], ["Ilse"]))) as channel:
+    async with served(Deployment().gateway(scope=Vocabulary(["who"], ["Ilse"]))) as channel:
         response = await stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION))
         stream = stub_of(channel).StreamAnswer(pb.StreamAnswerRequest(question=QUESTION))
         events = [event async for event in stream]

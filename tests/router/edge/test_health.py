@@ -15,10 +15,10 @@ from router.edge.grpc.server import Server
 from router.edge.grpc.services import RunServicer
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
-from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.errors import UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.ledger.ledger import Ledger
 from router.models.model import ScriptedModel
-from router.runs.live import LiveRuns, meanwhile
+from router.runs.live import LiveRuns, background_tasks
 from router.runs.queries import Runs
 from router.trace.call import RoleName
 from tests.router.clock import Clock, ended, with_clock
@@ -115,7 +115,7 @@ def test_a_role_is_down_until_a_call_has_worked() -> None:
             if not works:
                 raise UpstreamUnavailable("connection refused", endpoint="e")
 
-        async with meanwhile(*(watch_role(name, role, readiness, probe) for name, role in roles.items())):
+        async with background_tasks(*(watch_role(name, role, readiness, probe) for name, role in roles.items())):
             await clock.settle()
             assert readiness.down(["delegation", "execution", "answer"]) is None
             breaker.open()
@@ -142,7 +142,7 @@ def test_a_role_is_down_until_a_call_has_worked() -> None:
         UpstreamRefused("HTTP 401", endpoint="e", lasting=True),
         UpstreamUnavailable("HTTP 429", endpoint="e", throttled=True),
         UpstreamUnavailable("HTTP 503", endpoint="e"),
-        UpstreamGarbled("nonsense", endpoint="e"),
+        UpstreamProtocolError("nonsense", endpoint="e"),
     ],
 )
 def test_a_role_whose_calls_fail_is_down(failure: UpstreamError) -> None:
@@ -163,7 +163,7 @@ def test_a_role_whose_calls_fail_is_down(failure: UpstreamError) -> None:
                     await ask()
                 answers.endpoint.breaker.end(True, probe=False)  # others' calls work
 
-        async with meanwhile(watch_role("answer", answers, readiness, ask)):
+        async with background_tasks(watch_role("answer", answers, readiness, ask)):
             await fail(5)
             await clock.advance(5)
             assert readiness.down(["answer"]) is None  # a prompt that is refused shows that the model works
@@ -192,7 +192,7 @@ async def test_several_may_be_wrong_at_a_time() -> None:
         async for _ in readiness.changes():
             news += 1
 
-    async with meanwhile(count()):
+    async with background_tasks(count()):
         for why in ("ended with code -9", None, None):
             readiness.say("engines.small", ["execution", "answer"], why)
             await asyncio.sleep(0)

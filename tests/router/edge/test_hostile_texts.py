@@ -249,7 +249,7 @@ async def test_a_reply_that_is_nested_too_deeply(behaviour: object, session: aio
     """It is a garbled reply like any other."""
     async with serving() as server, asking(server, session) as channel:
         server.plays(behaviour)  # type: ignore[arg-type]
-        assert await reason(channel) == "UPSTREAM_GARBLED"
+        assert await reason(channel) == "UPSTREAM_PROTOCOL_ERROR"
 
 
 @pytest.mark.parametrize(("status", "expected", "most_mb"), [(500, "UNAVAILABLE", 2), (200, "GARBLED", 20)])

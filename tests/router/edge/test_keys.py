@@ -30,7 +30,7 @@ from router.edge.grpc.services import RunServicer
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.errors import BadConfig, UpstreamUnavailable
-from router.ledger.journal import Began, Earlier, RunStart
+from router.ledger.journal import Admitted, EarlierRun, RunStart
 from router.models.model import ScriptedModel
 from router.runs.archive import ExportedRun, RunFilter
 from router.runs.live import LiveRuns
@@ -189,7 +189,7 @@ class Endless(Kept):
         super().__init__()
         self.exporting, self.begun, self._expected = asyncio.Event(), asyncio.Event(), runs
 
-    async def begin(self, start: RunStart) -> Began | Earlier:
+    async def begin(self, start: RunStart) -> Admitted | EarlierRun:
         began = await super().begin(start)
         if len(self.starts) == self._expected:
             self.begun.set()

@@ -106,7 +106,7 @@ async def test_names_that_are_not_the_server_s_are_refused(hosts: list[str], ver
     assert ("server.http_hosts" in said and '"code":"misdirected_request"' in said) == (status == 421)
 
 
-@pytest.mark.parametrize("body", [{}, {"fresh": None}, {"fresh": False}, {"fresh": True}])
+@pytest.mark.parametrize("body", [{}, {"no_cache": None}, {"no_cache": False}, {"no_cache": True}])
 async def test_work_that_is_wanted_anew(body: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """For either model, and only where it is asked for."""
     gateway, told = Deployment().gateway(), list[RequestOptions]()
@@ -125,7 +125,7 @@ async def test_work_that_is_wanted_anew(body: dict[str, Any], monkeypatch: pytes
     async with served(gateway) as session:
         for model in ("rolegate", "rolegate-executor"):
             assert (await posted(session, model=model, **body))[0] == 200
-    assert [terms.no_cache for terms in told] == [body == {"fresh": True}] * 2
+    assert [terms.no_cache for terms in told] == [body == {"no_cache": True}] * 2
 
 
 async def test_health_and_models(door: aiohttp.ClientSession) -> None:

@@ -19,7 +19,7 @@ from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from router.edge.grpc.server import Server
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
-from router.errors import MalformedOutput, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.errors import MalformedOutput, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.models.model import Answer, Prompt, ScriptedModel
 from router.models.openai_client import OpenAIHTTP
 from router.protocol.evidence import Passage
@@ -78,7 +78,7 @@ async def executors_at(behaviour: Behaviour) -> AsyncIterator[tuple[Deployment, 
         (fails(401, "Incorrect API key"), PRECONDITION, "UPSTREAM_REFUSED"),
         (fails(429, "Too many requests"), UNAVAILABLE, "UPSTREAM_UNAVAILABLE"),
         (fails(500, "CUDA error"), UNAVAILABLE, "UPSTREAM_UNAVAILABLE"),
-        (replies(b"<html>Welcome</html>", "text/html"), UNAVAILABLE, "UPSTREAM_GARBLED"),
+        (replies(b"<html>Welcome</html>", "text/html"), UNAVAILABLE, "UPSTREAM_PROTOCOL_ERROR"),
         (says("hello"), PRECONDITION, "MALFORMED_OUTPUT"),
         (says(""), PRECONDITION, "MALFORMED_OUTPUT"),
     ],
@@ -194,14 +194,14 @@ FATES: dict[str, Answer] = {
     "reported": "",
     "refused": UpstreamRefused("wrong key", endpoint="e"),
     "unavailable": DOWN,
-    "garbled": UpstreamGarbled("not JSON", endpoint="e"),
+    "protocol_error": UpstreamProtocolError("not JSON", endpoint="e"),
     "malformed": "hello",
     "absent": "<answer>not found</answer><evidence></evidence>",
 }
 KINDS = {
     UpstreamRefused: "refused",
     UpstreamUnavailable: "unavailable",
-    UpstreamGarbled: "garbled",
+    UpstreamProtocolError: "protocol_error",
     MalformedOutput: "malformed",
 }
 
@@ -234,7 +234,7 @@ def test_a_failure_is_never_an_empty_answer(fates: list[str]) -> None:
     async def main() -> None:
         said = {await asked(), await asked()}
         told = next((fate for fate in ("reported", "refused") if fate in fates), None)
-        passing = {"unavailable", "garbled"} & set(fates)
+        passing = {"unavailable", "protocol_error"} & set(fates)
         otherwise = passing or ({"absent"} if "absent" in fates else {"malformed"})
         assert said == {told} if told else said <= otherwise
         finished = said <= {"reported", "absent"}

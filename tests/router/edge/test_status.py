@@ -21,7 +21,7 @@ from router.errors import (
     QuotaExhausted,
     RolegateError,
     UpstreamError,
-    UpstreamGarbled,
+    UpstreamProtocolError,
     UpstreamRefused,
     UpstreamUnavailable,
 )
@@ -145,7 +145,7 @@ def test_what_a_task_group_wrapped_is_unwrapped() -> None:
 WIRE: list[tuple[UpstreamError, grpc.StatusCode, str]] = [
     (UpstreamUnavailable("down", endpoint="e"), grpc.StatusCode.UNAVAILABLE, "UPSTREAM_UNAVAILABLE"),
     (UpstreamRefused("wrong key", endpoint="e"), grpc.StatusCode.FAILED_PRECONDITION, "UPSTREAM_REFUSED"),
-    (UpstreamGarbled("not JSON", endpoint="e"), grpc.StatusCode.UNAVAILABLE, "UPSTREAM_GARBLED"),
+    (UpstreamProtocolError("not JSON", endpoint="e"), grpc.StatusCode.UNAVAILABLE, "UPSTREAM_PROTOCOL_ERROR"),
 ]
 
 

@@ -51,7 +51,7 @@ def test_other_roles_have_their_own_caps() -> None:
 def test_what_is_held_is_the_answerer_s() -> None:
     """Nobody else gets it, and each of its attempts may take it."""
     allowance = Allowance(Budget(max_total_tokens=100))
-    allowance.hold(Amount(40))
+    allowance.reserve_for_answer(Amount(40))
     with pytest.raises(BudgetExhausted):
         allowance.reserve("execution", Amount(61))
     allowance.reserve("execution", Amount(60))
@@ -63,12 +63,12 @@ def test_what_is_held_is_the_answerer_s() -> None:
 def test_a_hold_replaces_the_one_before() -> None:
     """One that is refused leaves it as it was; the answerer's own cap counts."""
     allowance = Allowance(Budget(max_total_tokens=100, role_tokens={"answer": 70}))
-    allowance.hold(Amount(70))
+    allowance.reserve_for_answer(Amount(70))
     with pytest.raises(BudgetExhausted, match="role_budgets"):
-        allowance.hold(Amount(71))
+        allowance.reserve_for_answer(Amount(71))
     with pytest.raises(BudgetExhausted):
         allowance.reserve("execution", Amount(31))
-    allowance.hold(Amount(10))
+    allowance.reserve_for_answer(Amount(10))
     allowance.reserve("execution", Amount(90))
 
 
@@ -83,7 +83,7 @@ def test_it_is_never_exceeded(budget: Budget, calls: list[tuple[RoleName, Amount
     allowance, spent, by_role, under_way = Allowance(budget), NOTHING, Counter[RoleName](), []
     for role, worst, share, held in calls:
         try:
-            allowance.hold(held)
+            allowance.reserve_for_answer(held)
             allowance.reserve(role, worst)
         except BudgetExhausted:
             continue

@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from router.errors import UpstreamGarbled, UpstreamUnavailable
+from router.errors import UpstreamProtocolError, UpstreamUnavailable
 from router.ledger.reconciliation import EngineCount, Tokens, VLLMCounts
 
 METRICS = """\
@@ -59,7 +59,9 @@ async def test_since_the_process_began(session: aiohttp.ClientSession) -> None:
 async def test_no_engine(session: aiohttp.ClientSession, text: str, status: int) -> None:
     """What has no such counters says so, and where."""
     async with metrics(text, status) as url:
-        with pytest.raises(UpstreamGarbled, match=r"^retrieval at http://127.*/metrics has no 'vllm:.*no vLLM engine"):
+        with pytest.raises(
+            UpstreamProtocolError, match=r"^retrieval at http://127.*/metrics has no 'vllm:.*no vLLM engine"
+        ):
             await VLLMCounts(session).read(url)
 
 

@@ -14,7 +14,7 @@ from router.errors import (
     BudgetExhausted,
     QuotaExhausted,
     StoreFailed,
-    UpstreamGarbled,
+    UpstreamProtocolError,
     UpstreamRefused,
     UpstreamUnavailable,
 )
@@ -48,7 +48,7 @@ async def ends(ledger: Ledger, *deltas: Delta, error: BaseException | None = Non
     [
         (UpstreamUnavailable("down", endpoint="e"), "unavailable"),
         (UpstreamRefused("no", endpoint="e"), "refused"),
-        (UpstreamGarbled("?", endpoint="e"), "garbled"),
+        (UpstreamProtocolError("?", endpoint="e"), "protocol_error"),
         (ValueError("a bug"), "failed"),
         (asyncio.CancelledError(), "cancelled"),
         (GeneratorExit(), "cancelled"),
@@ -170,7 +170,7 @@ class Told(NoJournal):
         if self.error:
             raise self.error
 
-    async def hold(self, run_id: str, amount: Amount) -> None:
+    async def reserve_for_answer(self, run_id: str, amount: Amount) -> None:
         self.told.append(("hold", run_id, amount))
         if self.error:
             raise self.error
@@ -216,7 +216,7 @@ async def test_a_hold_reaches_the_tenant_s_quota_where_there_is_one() -> None:
     """A request's own budget is nobody else's business."""
     for limited, told in ((False, []), (True, [("hold", "run", Amount(5))])):
         journal = Told()
-        await Ledger(journal=journal, limited=limited).hold(Amount(5))
+        await Ledger(journal=journal, limited=limited).reserve_for_answer(Amount(5))
         assert journal.told == told
 
 

@@ -241,7 +241,7 @@ class Quota(NoJournal):
             raise QuotaExhausted("no more today", retry_after_s=60.0)
         self.left -= 1
 
-    async def hold(self, run_id: str, amount: Amount) -> None:
+    async def reserve_for_answer(self, run_id: str, amount: Amount) -> None:
         self.held.append(amount)
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.errors import ContextTooLong, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.models.failures import Upstream
 from router.models.litellm_client import LiteLLMModel, close_clients
 from router.models.model import Completion, Delta, Message, Prompt, Sampling, Usage
@@ -160,7 +160,7 @@ async def test_extra_body(openai_server: OpenAIServer) -> None:
         (fails(401, "no sk-secret"), UpstreamRefused, "check the API key"),
         (fails(403, "no"), UpstreamRefused, "check the API key"),
         (fails(404, "no such model"), UpstreamRefused, "check that the endpoint serves"),
-        (fails(418, "teapot"), UpstreamGarbled, "teapot"),
+        (fails(418, "teapot"), UpstreamProtocolError, "teapot"),
         (reset, UpstreamUnavailable, ""),
         (replies(b"<html>", "text/html"), UpstreamUnavailable, ""),
     ],

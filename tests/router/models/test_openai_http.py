@@ -11,7 +11,7 @@ from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.errors import ContextTooLong, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.models.model import Completion, Delta, Message, Model, Prompt, Sampling, Usage
 from router.models.openai_client import OpenAIHTTP
 from router.testing.openai_server import (
@@ -244,9 +244,9 @@ FAILURES: list[tuple[Behaviour, type[UpstreamError], str]] = [
     (fails(400, "at most 512 tokens"), UpstreamRefused, "at most 512 tokens; perhaps the prompt is too long"),
     (fails(400, "This model's maximum context length is 512 tokens."), ContextTooLong, "fewer or shorter passages"),
     (fails(401, "no sk-secret"), UpstreamRefused, "check the API key"),
-    (fails(418, "teapot"), UpstreamGarbled, "teapot"),
+    (fails(418, "teapot"), UpstreamProtocolError, "teapot"),
     (reset, UpstreamUnavailable, ""),
-    (replies(b"<html>", "text/html"), UpstreamGarbled, ""),
+    (replies(b"<html>", "text/html"), UpstreamProtocolError, ""),
     (replies(b'{"error": "out of memory"}'), UpstreamError, ""),
 ]
 
@@ -282,7 +282,7 @@ async def test_failures(
 async def test_garbage(model: OpenAIHTTP, openai_server: OpenAIServer, body: bytes) -> None:
     """A reply of status 200 that is none is garbled, not an exception of a decoder."""
     openai_server.plays(replies(body))
-    with pytest.raises(UpstreamGarbled):
+    with pytest.raises(UpstreamProtocolError):
         await model.complete(PROMPT)
 
 
@@ -298,7 +298,7 @@ async def test_a_reply_without_an_end(
 ) -> None:
     """It is left where no model would have written as much."""
     openai_server.plays(behaviour)
-    with pytest.raises(UpstreamGarbled, match=f"a reply of more than {most}iB"):
+    with pytest.raises(UpstreamProtocolError, match=f"a reply of more than {most}iB"):
         await streamed(model)
 
 
@@ -317,10 +317,10 @@ HEAD = text_event("a")
         (streams(HEAD, event({"error": {"message": "too long", "code": 400}})), UpstreamRefused, "too long"),
         (streams(HEAD, event({"error": "out of memory"})), UpstreamUnavailable, "out of memory"),
         (streams(HEAD, event({"error": {"code": "context_length_exceeded"}})), ContextTooLong, "passages"),
-        (streams(HEAD, b"data: {nope\n\n"), UpstreamGarbled, "nope"),
-        (streams(HEAD, b'data: {"choices": 7}\n\n'), UpstreamGarbled, "choices"),
-        (streams(HEAD, b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n\n'), UpstreamGarbled, "utf-8"),
-        (streams(HEAD, b"x" * (2**20 + 1)), UpstreamGarbled, "1048576"),
+        (streams(HEAD, b"data: {nope\n\n"), UpstreamProtocolError, "nope"),
+        (streams(HEAD, b'data: {"choices": 7}\n\n'), UpstreamProtocolError, "choices"),
+        (streams(HEAD, b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n\n'), UpstreamProtocolError, "utf-8"),
+        (streams(HEAD, b"x" * (2**20 + 1)), UpstreamProtocolError, "1048576"),
     ],
 )
 async def test_broken_streams(

@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 from aiohttp.http import HttpProcessingError
 
-from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.errors import ContextTooLong, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.models.failures import Upstream
 
 UPSTREAM = Upstream("tiny", "http://x/v1", "sk-secret")
@@ -37,7 +37,7 @@ def _instance(kind: type[Exception]) -> Exception:
 def test_every_client_error(kind: type[aiohttp.ClientError]) -> None:
     """Every error of aiohttp's client has a class here; those not listed as final or garbled are worth a retry."""
     name = kind.__name__
-    expected = UpstreamRefused if name in REFUSED else UpstreamGarbled if name in GARBLED else UpstreamUnavailable
+    expected = UpstreamRefused if name in REFUSED else UpstreamProtocolError if name in GARBLED else UpstreamUnavailable
     error = _instance(kind)
     assert isinstance(error, aiohttp.ClientError)
     assert type(UPSTREAM.from_transport(error)) is expected
@@ -48,7 +48,7 @@ def test_every_parser_error(kind: type[HttpProcessingError]) -> None:
     """What aiohttp cannot parse as HTTP is garbled."""
     error = _instance(kind)
     assert isinstance(error, HttpProcessingError)
-    assert isinstance(UPSTREAM.from_transport(error), UpstreamGarbled)
+    assert isinstance(UPSTREAM.from_transport(error), UpstreamProtocolError)
 
 
 @pytest.mark.parametrize("error", [OSError("x"), TimeoutError(), ConnectionResetError("x"), BrokenPipeError()])
@@ -63,7 +63,7 @@ def test_sockets(error: OSError) -> None:
         (UpstreamUnavailable, (408, 429, 500, 502, 503, 504, 529)),
         (UpstreamRefused, (400, 401, 402, 403, 404, 422)),
         (ContextTooLong, (413,)),
-        (UpstreamGarbled, (201, 204, 301, 405, 418, 501)),
+        (UpstreamProtocolError, (201, 204, 301, 405, 418, 501)),
     ],
 )
 def test_statuses(kind: type[UpstreamError], statuses: tuple[int, ...]) -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from router.errors import BadRequest, OutOfTime, RequestIdTaken, RunCancelled, StoreFailed, UpstreamRefused
 from router.ledger.budget import Budget
-from router.ledger.journal import Began, Earlier, RunStart
+from router.ledger.journal import Admitted, EarlierRun, RunStart
 from router.models.model import Completion, Delta, Message, ScriptedModel, Usage
-from router.protocol.scope import Scope
+from router.protocol.vocabulary import Vocabulary
 from router.runs.gateway import CompletionRequest
 from router.runs.lifecycle import RequestOptions, RunRequest
 from router.runs.live import LiveRuns
@@ -80,7 +80,7 @@ async def test_bad_conversations(messages: tuple[Message, ...]) -> None:
 async def test_out_of_scope() -> None:
     """A question beyond the models' language is answered with what it was about, and no model is asked."""
     model, store = ScriptedModel([]), Kept()
-    gateway = Deployment(model).gateway(store, scope=Scope(["who", "wrote"], ["The Salt Road"]))
+    gateway = Deployment(model).gateway(store, scope=Vocabulary(["who", "wrote"], ["The Salt Road"]))
     run = await gateway.answer("Who directed Heat?", RequestOptions(), ignored)
     assert isinstance(run.result, Trajectory)
     assert run.result.outcome == "out_of_scope"
@@ -90,7 +90,7 @@ async def test_out_of_scope() -> None:
 
 async def test_in_scope() -> None:
     """A question within the scope goes its usual way."""
-    gateway = Deployment().gateway(scope=Scope(["who", "directed"], ["Heat"]))
+    gateway = Deployment().gateway(scope=Vocabulary(["who", "directed"], ["Heat"]))
     run = await gateway.answer(QUESTION, RequestOptions(), ignored)
     assert isinstance(run.result, Trajectory)
     assert run.result.outcome == "answered"
@@ -443,9 +443,9 @@ async def test_nobody_hears_of_what_must_not_be_kept() -> None:
     """An answer to a tenant whose texts are left out of the store."""
 
     class Redacting(Kept):
-        async def begin(self, start: RunStart) -> Began | Earlier:
+        async def begin(self, start: RunStart) -> Admitted | EarlierRun:
             await super().begin(start)
-            return Began(redact=True)
+            return Admitted(redact=True)
 
     heard: list[Run] = []
     await Deployment().gateway(Redacting(), on_answered=heard.append).answer(QUESTION, RequestOptions(), ignored)

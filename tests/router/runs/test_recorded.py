@@ -163,8 +163,8 @@ async def test_rate_limit(session: aiohttp.ClientSession, openai_server: OpenAIS
     context = lasting()
     assert is_whole(await searched(OpenAIHTTP(session, openai_server.base_url, MODEL), context))
     outcomes = [(call.role, call.outcome) for call in context.ledger.calls]
-    assert outcomes.count(("delegation", "unreachable")) == 1
-    assert outcomes.count(("execution", "unreachable")) == 2
+    assert outcomes.count(("delegation", "connect_error")) == 1
+    assert outcomes.count(("execution", "connect_error")) == 2
     assert len(outcomes) == len(openai_server.bodies) == 8
 
 

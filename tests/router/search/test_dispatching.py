@@ -25,7 +25,7 @@ from tests.router.clock import Clock, with_clock
 from tests.router.deployment import PASSAGE, STOP, Deployment, block, finds, lasting, report, role
 from tests.router.outputs import OUTPUTS
 from tests.router.paced_model import PacedModel, Piece
-from tests.router.search.test_shared_executor import shared
+from tests.router.search.test_report_cache import shared
 
 QUESTION = "Was the director of Heat born before 1950?"
 LIMITS = ExecutorLimits()
@@ -144,7 +144,7 @@ async def compared(*outputs: str, terms: Terms = Terms()) -> Sequence[Call]:
             if not early or call.outcome == "completed"
         ]
         results.append((found, told, sorted(map(repr, rows))))
-        executed = executed or spent(context, "discarded") + spent(context, "completed")
+        executed = executed or spent(context, "wasted") + spent(context, "completed")
     assert results[0] == results[1]
     return executed
 
@@ -189,7 +189,7 @@ async def test_what_was_begun_for_nothing_is_begun_anew(sharing: bool) -> None:
     """Also where its report is there for others: the trace is that of a run in which nothing was begun early."""
     taken_back = f'<search>["a?", "b?"{" " * 200}</think>no'
     executed = await compared(taken_back, block("b?", "a?"), block("a?"), STOP, terms=Terms(sharing=sharing))
-    assert sum(call.outcome == "discarded" for call in executed) == 4
+    assert sum(call.outcome == "wasted" for call in executed) == 4
     assert sum(call.outcome == "completed" for call in executed) == (4 if sharing else 6)
 
 
@@ -217,7 +217,7 @@ async def test_what_is_not_dispatched_is_cancelled_and_wasted() -> None:
         found = await search.run(QUESTION, context)
     assert retriever.cancelled == {"a?"}
     assert [execution.sub_query for execution in found.executions] == ["c?"]
-    wasted = spent(context, "discarded")
+    wasted = spent(context, "wasted")
     assert sorted(call.sub_query or 0 for call in wasted) == [0, 1, 1]
     assert all(call.usage and call.wasted_tokens == call.usage.total_tokens for call in wasted)
     assert not any(call.usage and call.usage.lower_bound for call in wasted)
@@ -235,7 +235,7 @@ async def test_a_call_that_is_made_anew(again: list[str], calls: int, wasted: in
         found = await search.run(QUESTION, context)
     assert [execution.sub_query for execution in found.executions] == again
     executed = [call for call in context.ledger.calls if call.role == "execution"]
-    assert (len(executed), len(spent(context, "discarded"))) == (calls, wasted)
+    assert (len(executed), len(spent(context, "wasted"))) == (calls, wasted)
     assert retriever.cancelled == ({"a?"} if wasted else set())
 
 
@@ -247,7 +247,7 @@ async def test_a_delegator_that_fails() -> None:
         await search.run(QUESTION, context)
     assert retriever.cancelled == {"a?"}
     await context.ledger.close(1)
-    assert sorted(call.outcome for call in context.ledger.calls) == ["discarded", "unavailable"]
+    assert sorted(call.outcome for call in context.ledger.calls) == ["wasted", "unavailable"]
 
 
 async def test_cancelling_the_run_cancels_what_had_begun() -> None:
@@ -262,7 +262,7 @@ async def test_cancelling_the_run_cancels_what_had_begun() -> None:
             await running
     await context.ledger.close(1)
     assert retriever.cancelled == {"a?"}
-    assert sorted(call.outcome for call in context.ledger.calls) == ["cancelled", "discarded"]
+    assert sorted(call.outcome for call in context.ledger.calls) == ["cancelled", "wasted"]
 
 
 def test_time_that_runs_out_cancels_what_had_begun() -> None:

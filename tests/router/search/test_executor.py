@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from router.errors import ContextTooLong, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.errors import ContextTooLong, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.models.model import Answer, Completion, Message, ScriptedModel
 from router.protocol import prompts
 from router.protocol.evidence import NO_EVIDENCE, Passage, Report
@@ -264,7 +264,7 @@ class Broken:
         raise self._error
 
 
-FAILURES: Iterable[type[UpstreamError]] = (UpstreamUnavailable, UpstreamRefused, UpstreamGarbled)
+FAILURES: Iterable[type[UpstreamError]] = (UpstreamUnavailable, UpstreamRefused, UpstreamProtocolError)
 
 
 @pytest.mark.parametrize("kind", FAILURES)

@@ -8,7 +8,7 @@ import pytest
 from router.calls.health import Readiness
 from router.errors import UpstreamUnavailable
 from router.protocol.evidence import Passage
-from router.runs.live import meanwhile
+from router.runs.live import background_tasks
 from router.search.retrieval import WatchedRetriever
 from tests.router.clock import Clock, with_clock
 
@@ -38,7 +38,7 @@ def test_it_is_down_until_a_search_has_worked() -> None:
     async def main(clock: Clock) -> None:
         inner, readiness = Failing(), Readiness()
         retriever = WatchedRetriever(inner, readiness)
-        async with meanwhile(retriever.follow()):
+        async with background_tasks(retriever.follow()):
             for works, why in ((False, "connection refused"), (None, "no answer within 5 s")):
                 inner.works = True
                 for _ in range(10):
@@ -73,7 +73,7 @@ def test_one_search_that_fails_is_no_outage() -> None:
             async for _ in readiness.changes():
                 news += 1
 
-        async with meanwhile(retriever.follow(), count()):
+        async with background_tasks(retriever.follow(), count()):
             inner.works = False
             with pytest.raises(UpstreamUnavailable):
                 await retriever.search(["Heat"], 1)

@@ -49,7 +49,7 @@ async def conduct(journal: Journal, run_id: str, started_at: float = NOW, status
     for each in calls[:3]:
         journal.settle(each)
     journal.discard(opened(calls[3]))
-    await journal.hold(run_id, Amount(20, None))
+    await journal.reserve_for_answer(run_id, Amount(20, None))
     await journal.finish(run(run_id, started_at, calls[:3], status=status, tenant="default"))
 
 

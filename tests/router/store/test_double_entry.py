@@ -66,7 +66,7 @@ async def _work(journal: SQLJournal, run_id: str, plan: list[Call], hold: Amount
             journal.settle(call)
         if luck.random() < 0.3:
             with suppress(BudgetExhausted):
-                await journal.hold(run_id, call.reserved)
+                await journal.reserve_for_answer(run_id, call.reserved)
 
     await asyncio.gather(*(one(call) for call in plan))
     if made or luck.random() < 0.7:

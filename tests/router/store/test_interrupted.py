@@ -13,7 +13,7 @@ import pytest
 from router.access import Tenant
 from router.amount import Amount
 from router.errors import StoreFailed
-from router.ledger.journal import Began, Earlier
+from router.ledger.journal import Admitted, EarlierRun
 from router.models.model import Usage
 from router.store.archive import SQLArchive
 from router.store.check import check
@@ -79,7 +79,7 @@ async def test_the_runs_of_a_gateway_that_was_killed(database: Database, url: st
             (3, 2, 10)
         ]
         assert (await check(database)).problems == []
-        assert await journal.begin(start("run-3", "acme", request_id="mine")) == Began(limited=True)
+        assert await journal.begin(start("run-3", "acme", request_id="mine")) == Admitted(limited=True)
 
 
 async def test_a_redacted_run(database: Database, url: str) -> None:
@@ -158,9 +158,9 @@ async def test_a_gateway_is_noticed_to_be_dead_by_those_that_run(database: Datab
         await _killed(url)
         again = start("run-3", "acme", request_id="mine")
         async with asyncio.timeout(30):
-            while (began := await journal.begin(again)) == Earlier("run-1", "running", True):
+            while (began := await journal.begin(again)) == EarlierRun("run-1", "running", True):
                 pass
-        assert began == Began()
+        assert began == Admitted()
 
 
 async def test_runs_to_be_cancelled(database: Database) -> None:

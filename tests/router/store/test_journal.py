@@ -11,7 +11,7 @@ from sqlalchemy.exc import OperationalError
 from router.access import Tenant
 from router.amount import Amount
 from router.errors import StoreFailed
-from router.ledger.journal import Began, Earlier
+from router.ledger.journal import Admitted, EarlierRun
 from router.models.model import Usage
 from router.store.archive import SQLArchive
 from router.store.check import check
@@ -29,7 +29,7 @@ WORKING = "ALTER TABLE elsewhere RENAME TO spending"
 async def test_the_way_of_a_run(database: Database, journal: SQLJournal) -> None:
     """It is running, its call is open, then ended; at its end it is read as it was. Each is on record when told."""
     calls = [ended("run-1", 0), ended("run-1", 1, usage=None, outcome="refused", nano_usd=None)]
-    assert await journal.begin(start("run-1", request_id="mine")) == Began()
+    assert await journal.begin(start("run-1", request_id="mine")) == Admitted()
     assert await rows(database, "SELECT status, trace, request_id FROM runs") == [("running", None, "mine")]
     for each in calls:
         await journal.open(opened(each))
@@ -61,7 +61,7 @@ async def test_a_request_that_was_made_before(database: Database, journal: SQLJo
     again = await journal.begin(start("run-2", request_id="mine", started_at=NOW + 86399))
     other = await journal.begin(start("run-3", request_id="mine", fingerprint="another"))
 
-    assert (again, other) == (Earlier("run-1", status, True), Earlier("run-1", status, False))
+    assert (again, other) == (EarlierRun("run-1", status, True), EarlierRun("run-1", status, False))
     assert await rows(database, "SELECT run_id FROM runs") == [("run-1",)]
     assert await spent(database) == {DAY: (1, 0, 0, 0, 0), MONTH: (1, 0, 0, 0, 0)}
 
@@ -72,8 +72,8 @@ async def test_a_request_that_is_made_anew(database: Database, journal: SQLJourn
     await put(database, run("run-1", NOW, request_id="mine", status=status))
     later = 86400 if status == "finished" else 1
 
-    assert await journal.begin(start("run-2", request_id="mine", started_at=NOW + later)) == Began()
-    assert await journal.begin(start("run-3", "acme", request_id="mine")) == Began()
+    assert await journal.begin(start("run-2", request_id="mine", started_at=NOW + later)) == Admitted()
+    assert await journal.begin(start("run-3", "acme", request_id="mine")) == Admitted()
 
     assert await rows(database, "SELECT run_id, request_id FROM runs ORDER BY run_id") == [
         ("run-1", None),
@@ -86,10 +86,10 @@ async def test_requests_of_one_name_at_once(database: Database, journal: SQLJour
     """One of them begins; the others wait for it, also where it is taken back."""
     starts = [start(f"run-{number}", request_id="mine") for number in range(20)]
     began = await asyncio.gather(*(journal.begin(each) for each in starts))
-    assert began == [Began(), *[Earlier("run-0", "running", True)] * 19]
+    assert began == [Admitted(), *[EarlierRun("run-0", "running", True)] * 19]
 
     journal.forget("run-0")
-    assert await journal.begin(start("run-20", request_id="mine")) == Began()
+    assert await journal.begin(start("run-20", request_id="mine")) == Admitted()
     assert await rows(database, "SELECT run_id FROM runs") == [("run-20",)]
 
 
@@ -103,7 +103,7 @@ async def test_a_name_that_is_taken_back_and_taken_anew_at_once(
     await asyncio.sleep(0)  # it is in the queue
     leaving.cancel()
     journal.forget("run-2")
-    assert await journal.begin(start("run-3", request_id="mine")) == Began()
+    assert await journal.begin(start("run-3", request_id="mine")) == Admitted()
     assert await rows(database, "SELECT run_id FROM runs") == [("run-3",)]
     assert "store.failed" not in capsys.readouterr().out
 
@@ -131,7 +131,7 @@ async def test_what_never_happened_leaves_no_trace(database: Database, journal: 
     await journal.open(opened(made))
     journal.discard(opened(made))
     journal.discard(opened(ended("run-1", 1)))
-    await journal.hold("run-1", Amount(7, 8))
+    await journal.reserve_for_answer("run-1", Amount(7, 8))
     assert await spent(database) == {DAY: (1, 0, 0, 7, 8), MONTH: (1, 0, 0, 7, 8)}
     assert await rows(database, "SELECT * FROM calls") == []
 
@@ -179,7 +179,7 @@ async def test_what_a_crash_of_the_database_took(database: Database, journal: SQ
     await journal.open(opened(calls[1]))
     await journal.open(opened(calls[2]))
     journal.settle(calls[2])
-    await journal.hold("run-1", Amount(5, 6))  # what was told before is written too
+    await journal.reserve_for_answer("run-1", Amount(5, 6))  # what was told before is written too
 
     for table in ("calls", "spending", "usage_hours", *["runs"] * ("run" in lost)):
         await change(database, f"DELETE FROM {table}")
@@ -187,7 +187,7 @@ async def test_what_a_crash_of_the_database_took(database: Database, journal: SQ
         for period in (DAY, MONTH):
             await change(database, f"INSERT INTO spending VALUES ('default', '{period}', 1, 0, 0, 5, 6)")
     if "again" in lost:
-        assert await journal.begin(start("run-4", request_id="mine")) == Began()
+        assert await journal.begin(start("run-4", request_id="mine")) == Admitted()
     finished = run("run-1", NOW, calls, request_id="mine")
     await journal.finish(finished)
 
@@ -203,7 +203,7 @@ async def test_what_a_crash_of_the_database_took(database: Database, journal: SQ
 async def test_a_redacted_tenant(database: Database, journal: SQLJournal) -> None:
     """Nothing that was said is in the database, from the beginning on."""
     await put(database, tenants=[Tenant("acme", redact=True)])
-    assert await journal.begin(start("run-1", "acme")) == Began(redact=True)
+    assert await journal.begin(start("run-1", "acme")) == Admitted(redact=True)
     await journal.finish(run("run-1", NOW, tenant="acme"))
 
     stored = await SQLArchive(database).load("run-1")
@@ -215,8 +215,8 @@ async def test_a_redacted_tenant(database: Database, journal: SQLJournal) -> Non
 
 async def test_text_that_a_database_cannot_hold(database: Database, journal: SQLJournal) -> None:
     """A NUL in a question does no harm."""
-    assert await journal.begin(start("run-1", request="a\0b", request_id="x\0y")) == Began()
-    assert await journal.begin(start("run-2", request_id="x\0y")) == Earlier("run-1", "running", True)
+    assert await journal.begin(start("run-1", request="a\0b", request_id="x\0y")) == Admitted()
+    assert await journal.begin(start("run-2", request_id="x\0y")) == EarlierRun("run-1", "running", True)
     finished = run("run-1", NOW, request="a\0b", request_id="x\0y")
     await journal.finish(finished)
     assert await SQLArchive(database).load("run-1") == finished
@@ -294,7 +294,7 @@ async def test_the_disk_is_waited_for_once_a_run(url: str) -> None:
         database.waited.clear()
         await journal.begin(start("run-1", request_id="mine"))
         await journal.open(opened(ended("run-1", 0)))
-        await journal.hold("run-1", Amount(5, 0))
+        await journal.reserve_for_answer("run-1", Amount(5, 0))
         assert not any(database.waited)
 
         journal.settle(ended("run-1", 0))
@@ -302,7 +302,7 @@ async def test_the_disk_is_waited_for_once_a_run(url: str) -> None:
         with pytest.raises(StoreFailed):
             await journal.finish(run("run-1", NOW, [ended("run-1", 0)], request_id="mine"))
         assert any(database.waited)
-        assert await journal.begin(start("run-2", request_id="mine")) == Earlier("run-1", "finished", True)
+        assert await journal.begin(start("run-2", request_id="mine")) == EarlierRun("run-1", "finished", True)
     await database.close()
 
 

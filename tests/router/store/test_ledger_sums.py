@@ -23,7 +23,7 @@ async def test_completed_calls_are_certain(database: Database) -> None:
     """Least and most are one; other deployments, and what was before the engine's start, are left out."""
     calls = (
         call("run-1", 0, usage=Usage(10, 2), prompt_bound=99),
-        call("run-1", 1, outcome="discarded", usage=Usage(5, 1)),
+        call("run-1", 1, outcome="wasted", usage=Usage(5, 1)),
         call("run-1", 2, deployment="other"),
         call("run-1", 3, started_at=899.9),
     )
@@ -40,7 +40,7 @@ UNKNOWN = (Tokens(0, 0), Tokens(99, 64))
         ("completed", Usage(10, 2, lower_bound=True), (Tokens(10, 2), Tokens(10, 64))),
         ("unavailable", Usage(10, 2, estimated=True), UNKNOWN),
         ("interrupted", None, UNKNOWN),
-        ("garbled", None, UNKNOWN),
+        ("protocol_error", None, UNKNOWN),
         ("completed", None, UNKNOWN),
         ("refused", None, UNKNOWN),
     ],

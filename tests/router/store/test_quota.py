@@ -10,7 +10,7 @@ import pytest
 from router.access import Tenant
 from router.amount import Amount
 from router.errors import PriceUnknown, QuotaExhausted
-from router.ledger.journal import Began
+from router.ledger.journal import Admitted
 from router.models.model import Usage
 from router.store.database import Database
 from router.store.journal import SQLJournal
@@ -45,7 +45,7 @@ async def test_what_is_left_is_reserved_before_it_is_spent(
     """
     await put(database, tenants=[Tenant("acme", **{limit: 25})])  # type: ignore[arg-type]
     calls = [ended("run-1", number, WORST, tenant="acme", usage=Usage(2, 3), nano_usd=5) for number in range(4)]
-    assert await journal.begin(start("run-1", "acme")) == Began(limited=True)
+    assert await journal.begin(start("run-1", "acme")) == Admitted(limited=True)
     await journal.open(opened(calls[0]))
     await journal.open(opened(calls[1]))
 
@@ -72,7 +72,7 @@ async def test_what_a_run_holds_itself_does_not_come_back(database: Database, jo
     """A run that keeps what is left for its own answer is told to come back when the next period begins."""
     await put(database, tenants=[Tenant("acme", tokens_per_day=25)])
     await journal.begin(start("run-1", "acme"))
-    await journal.hold("run-1", Amount(20, 0))
+    await journal.reserve_for_answer("run-1", Amount(20, 0))
     error = await refused(journal.open(opened(ended("run-1", 0, WORST, tenant="acme"))))
     assert (error.contended, error.retry_after_s > 1) == (False, True)
 
@@ -81,8 +81,8 @@ async def test_the_answer_takes_what_is_kept_for_it(database: Database, journal:
     """Nobody else gets it; and where even that is too little, it is still kept."""
     await put(database, tenants=[Tenant("acme", tokens_per_day=25)])
     await journal.begin(start("run-1", "acme", hold=Amount(5)))
-    await journal.hold("run-1", Amount(15))
-    await refused(journal.hold("run-1", Amount(26)))
+    await journal.reserve_for_answer("run-1", Amount(15))
+    await refused(journal.reserve_for_answer("run-1", Amount(26)))
     await refused(journal.begin(start("run-2", "acme", hold=Amount(11))))
     await journal.open(opened(ended("run-1", 0, WORST, tenant="acme")))
     await refused(journal.open(opened(ended("run-1", 1, Amount(1), tenant="acme"))))
@@ -152,7 +152,7 @@ async def test_runs_are_counted(database: Database, journal: SQLJournal, limit: 
     await put(database, tenants=[Tenant("acme", **{limit: 3})])  # type: ignore[arg-type]
     starts = [start(f"run-{number}", "acme") for number in range(8)]
     begun = await asyncio.gather(*(journal.begin(each) for each in starts), return_exceptions=True)
-    assert begun[:3] == [Began()] * 3
+    assert begun[:3] == [Admitted()] * 3
     for error in begun[3:]:
         assert isinstance(error, QuotaExhausted)
         assert limit in str(error)
@@ -162,7 +162,7 @@ async def test_runs_are_counted(database: Database, journal: SQLJournal, limit: 
     if limit == "runs_in_flight":
         await journal.begin(start("run-8", "acme"))
     await refused(journal.begin(start("run-9", "acme")))
-    assert await journal.begin(start("run-10", "other")) == Began()
+    assert await journal.begin(start("run-10", "other")) == Admitted()
 
 
 async def _spend(journal: SQLJournal, name: str, most_calls: int) -> int:

@@ -179,7 +179,7 @@ async def test_all_is_read_at_one_moment(database: Database) -> None:
 
     def read(connection: Connection) -> UsageReport:
         @event.listens_for(connection, "after_cursor_execute")
-        def meanwhile(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        def background_tasks(_connection: object, _cursor: object, statement: str, *_: object) -> None:
             if statement.startswith("SELECT") and not written.is_set():
                 written.set()
                 asyncio.run_coroutine_threadsafe(database.write(write), loop).result(10)

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from router.errors import UpstreamError, UpstreamGarbled, UpstreamUnavailable
+from router.errors import UpstreamError, UpstreamProtocolError, UpstreamUnavailable
 from router.models.model import Completion, Message, Prompt, Sampling, gather
 from router.models.openai_client import OpenAIHTTP
 from router.protocol.evidence import Passage
@@ -138,7 +138,7 @@ async def test_no_answer(proxy: FaultProxy, model: OpenAIHTTP, state: Any) -> No
 async def test_streams_with_faults(proxy: FaultProxy, model: OpenAIHTTP) -> None:
     """Cut streams are not whole, dripping ones are in the end; lies about usage cost nothing of the text."""
     assert await ends(proxy, model, "cut") == {"UpstreamUnavailable", TEXT}
-    assert UpstreamGarbled.__name__ in await ends(proxy, model, "invalid_utf8")
+    assert UpstreamProtocolError.__name__ in await ends(proxy, model, "invalid_utf8")
     assert await ends(proxy, model, "lying_usage") == {TEXT}
     assert any(text.count("1943") > 1 for text in await ends(proxy, model, "duplicated"))
     proxy.plan = FaultPlan("6", 1.0, ("drip",))

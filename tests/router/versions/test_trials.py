@@ -13,15 +13,15 @@ from structlog.testing import capture_logs
 
 from router.access import Tenant
 from router.calls.role import Role
-from router.errors import ContextTooLong, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.errors import ContextTooLong, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.ledger.budget import Budget
 from router.ledger.usage import UsageQuery
 from router.models.model import Answer, Message, Model, Prompt, Sampling, ScriptedModel
 from router.protocol.evidence import Passage
-from router.protocol.scope import Scope, words
+from router.protocol.vocabulary import Vocabulary, words
 from router.runs.gateway import CompletionRequest, Gateway
 from router.runs.lifecycle import RequestOptions, RunLifecycle
-from router.runs.live import LiveRuns, meanwhile
+from router.runs.live import LiveRuns, background_tasks
 from router.runs.queries import Runs
 from router.search.answerer import Answerer
 from router.search.delegator import Delegator
@@ -39,7 +39,7 @@ from router.trace.identity import SCOPES, Identity
 from router.trace.run import Feedback, Run
 from router.trace.values import Trajectory
 from router.versions.book import Judgement, Pair, Side
-from router.versions.routing import Executors
+from router.versions.routing import VersionRouting
 from router.versions.trials import Trials
 from router.versions.versions import Versions
 from tests.router.clock import ended
@@ -100,7 +100,7 @@ class Deployed:
 
     database: Database
     versions: Versions
-    executors: Executors
+    executors: VersionRouting
     trials: Trials
     gateway: Gateway
     runs: Runs
@@ -145,7 +145,7 @@ async def deployed(folder: Path, models: Models | None = None, *, working: bool 
         versions = Versions(book, load)
         await versions.ensure_base(BASE)
         await versions.register(NEW)
-        executors = Executors(models.executor, BASE, versions.traffic, load)
+        executors = VersionRouting(models.executor, BASE, versions.traffic, load)
         await executors.refresh()
         lifecycle = RunLifecycle(journal, archive, live, {}, 60.0)
         reviewed: asyncio.Queue[None] = asyncio.Queue()
@@ -161,12 +161,12 @@ async def deployed(folder: Path, models: Models | None = None, *, working: bool 
             executor=executors,
             roles=roles,
             lifecycle=lifecycle,
-            scope=Scope(words(f"{QUESTION} {SUB_QUERY}"), ["Heat"]),
+            scope=Vocabulary(words(f"{QUESTION} {SUB_QUERY}"), ["Heat"]),
             on_answered=trials.consider,
         )
         runs = Runs(archive, live, trials.judge)
         if working:
-            await stack.enter_async_context(meanwhile(trials.work()))
+            await stack.enter_async_context(background_tasks(trials.work()))
             await ended(reviewed.get())  # of what was learnt before
         yield Deployed(database, versions, executors, trials, gateway, runs, book, reviewed, live)
 
@@ -303,7 +303,7 @@ async def test_what_is_not_tried(tmp_path: Path) -> None:
         here.trials.consider(msgspec.structs.replace(first, id="run-1", result=used))
         pair = msgspec.structs.replace(first.result, topology="homogeneous")
         here.trials.consider(msgspec.structs.replace(first, id="run-2", result=pair))
-        async with meanwhile(here.trials.work()):
+        async with background_tasks(here.trials.work()):
             await here.next_review()
             await here.next_review()
         assert await here.rows("SELECT run_id FROM version_trials") == [(first.id,)]
@@ -372,7 +372,7 @@ async def test_a_trial_that_others_spoil_is_none(tmp_path: Path, who: str) -> No
             return event
 
         with capture_logs(processors=[hear]):
-            async with meanwhile(here.trials.work()):
+            async with background_tasks(here.trials.work()):
                 assert await ended(told.get()) == "trial.given_up"
         assert await here.rows("SELECT COUNT(*) FROM version_trials") == [(0,)]
 
@@ -411,11 +411,11 @@ async def test_an_execution_without_a_report_is_a_failure(tmp_path: Path) -> Non
     [
         UpstreamRefused("no such model", endpoint="e"),
         UpstreamUnavailable("it broke down", endpoint="e"),
-        UpstreamGarbled("not JSON", endpoint="e"),
+        UpstreamProtocolError("not JSON", endpoint="e"),
         "I do not know.",
         "",
     ],
-    ids=["not there", "breaks down", "garbled", "malformed", "silent"],
+    ids=["not there", "breaks down", "protocol_error", "malformed", "silent"],
 )
 async def test_a_canary_that_fails(says: Answer, tmp_path: Path) -> None:
     """The client gets an answer all the same, and the gate hears of the failure."""
@@ -438,7 +438,7 @@ async def test_a_trial_that_is_cut_at_the_end_is_none(tmp_path: Path) -> None:
     models.executors[NEW] = held
     async with deployed(tmp_path, models, working=False) as here:
         await here.set("shadow")
-        async with meanwhile(here.trials.work()):
+        async with background_tasks(here.trials.work()):
             await here.ask()
             await ended(held.called.wait())
         assert held.cancelled.is_set()

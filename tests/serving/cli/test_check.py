@@ -444,7 +444,7 @@ async def test_a_table_and_a_line_for_each_doubt_are_printed(server: OpenAIServe
 
 def test_every_problem_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Not the first one only, and nothing is called."""
-    file = written(tmp_path, "127.0.0.1:9", more="[reuse]\nkeep_s = 1")
+    file = written(tmp_path, "127.0.0.1:9", more="[report_cache]\nkeep_s = 1")
 
     assert main(["check", "--live", "--config", str(file)]) == 1
 

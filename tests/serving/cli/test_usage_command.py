@@ -15,7 +15,7 @@ from router.edge.grpc.services import UsageServicer
 from router.ledger.reconciliation import ReconciledTokens, Reconciliation
 from router.ledger.usage import UsageQuery, UsageReport, UsageRow
 from serving.cli.main import main
-from serving.cli.options import moment
+from serving.cli.options import time_argument
 from serving.cli.usage import COLUMNS
 from tests.router.edge.wire import reconciling
 
@@ -193,14 +193,14 @@ async def test_reconcile(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_moments(text: str, meant: datetime) -> None:
     """Are UTC's unless they name a zone."""
-    assert moment(text) == meant
+    assert time_argument(text) == meant
 
 
 @pytest.mark.parametrize(("text", "ago"), [("7d", timedelta(days=7)), ("12h", timedelta(hours=12))])
 def test_moments_before_now(text: str, ago: timedelta) -> None:
     """Are so many days or hours ago."""
     before = datetime.now(UTC)
-    assert before <= moment(text) + ago <= datetime.now(UTC)
+    assert before <= time_argument(text) + ago <= datetime.now(UTC)
 
 
 @pytest.mark.parametrize(

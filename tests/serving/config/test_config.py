@@ -212,7 +212,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         ("server", "timeout_s", "0 nan", "more than 0"),
         ("server", "grace_s", "86401 inf", "at most 86400"),
         ("server", "keep_days", "0", "more than 0"),
-        ("reuse", "keep_s", "-1", "at least 0"),
+        ("report_cache", "keep_s", "-1", "at least 0"),
         ("admission", "max_runs_per_tenant", "0", "at least 1"),
         ("admission", "queue_s", "3601", "at most 3600"),
         ("versions.gate", "margin", "0 nan", "more than 0"),
@@ -267,7 +267,7 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
             with_index("[retrieval.embedder]\nbase_url = 'http://a/v1'\nmodel = 'm'"),
             "retrieval.embedder.dimension: missing; an embedder elsewhere needs it.",
         ),
-        (with_tables("[search]\nscope = 'absent.txt'"), "search.scope: there is no file {folder}/absent.txt."),
+        (with_tables("[search]\nscope = 'absent.txt'"), "search.vocabulary: there is no file {folder}/absent.txt."),
         (GOOD.replace('model = "m"', "model = ' '", 1), "roles.delegation.model: is empty; write the name"),
         (
             with_tables('[server]\naddress = "127.0.0.1:5"\nhttp = "127.0.0.1:5"'),

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from router.errors import BadCorpus, BadDocument, TooMuch
+from router.errors import BadCorpus, BadDocument, DocumentTooLarge
 from serving.documents.document import Row, Title
 from serving.documents.reader import Reader, read_parts
 from tests.serving.documents.conftest import FILES, pdf
@@ -84,7 +84,7 @@ def test_a_file_that_takes_too_much_memory_is_given_up(tmp_path: Path, text: Pat
     """Text that would take four bytes a character; the next file is read."""
     with (tmp_path / "wide.txt").open("wb") as file:
         file.writelines([b"\xf0\x9f\x90\x9d"] + [b"x" * (1 << 20)] * 255)
-    with pytest.raises(TooMuch, match=r"wide\.txt: takes more than 1024 MB of memory to read"):
+    with pytest.raises(DocumentTooLarge, match=r"wide\.txt: takes more than 1024 MB of memory to read"):
         list(reader.read(tmp_path / "wide.txt"))
     assert len(list(reader.read(text))) == 2
 
@@ -99,7 +99,7 @@ def test_rows_that_unpack_without_end_are_given_up(tmp_path: Path, reader: Reade
     else:
         parquet.write_table(pa.table({"id": range(count), "text": [text] * count}), path)
     assert path.stat().st_size < 2 << 20
-    with pytest.raises(TooMuch, match=r"unpacks to more than \d+ million characters; split it"):
+    with pytest.raises(DocumentTooLarge, match=r"unpacks to more than \d+ million characters; split it"):
         for _ in reader.read(path):
             pass
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from router.errors import BadConfig
-from router.runs.live import meanwhile
+from router.runs.live import background_tasks
 from serving.engines.process import Backoff, ServerProcess, Watch, keep_running
 
 WATCH = Watch(every_s=0.05, within_s=0.5, misses=1000, backoff=lambda: Backoff(first_s=0.05, longest_s=0.1))
@@ -52,7 +52,7 @@ async def watched(folder: Path, watch: Watch = WATCH) -> AsyncIterator[Watched]:
     server = Watched(folder)
     try:
         await server.process.start()
-        async with meanwhile(keep_running(server.process, server.heard.put_nowait, watch)):
+        async with background_tasks(keep_running(server.process, server.heard.put_nowait, watch)):
             yield server
     finally:
         await server.process.stop()

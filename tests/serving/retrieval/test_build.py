@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.errors import BadCorpus, BadDocument, BadIndex, SameId, UpstreamRefused
+from router.errors import BadCorpus, BadDocument, BadIndex, DuplicateId, UpstreamRefused
 from router.protocol.evidence import Passage
 from serving.retrieval.build import BATCH, Built, build_index
 from serving.retrieval.embedder import Vectors
@@ -177,7 +177,7 @@ def test_a_file_is_left_out_exactly_where_it_repeats_an_id(tmp_path: Path, files
     with PassageWriter(tmp_path / "written") as writer:
         for ids in ([str(number) for number in numbers] for numbers in files):
             alone = len(set(ids)) == len(ids) and not taken & set(ids)
-            with nullcontext() if alone else pytest.raises(SameId, match=r"^f:\d+: the id '\d+' is given to"):
+            with nullcontext() if alone else pytest.raises(DuplicateId, match=r"^f:\d+: the id '\d+' is given to"):
                 writer.write((f"f:{line}", Passage(each, "", each)) for line, each in enumerate(ids, 1))
             taken |= set(ids) if alone else set()
             kept += ids if alone else []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from router.errors import UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.errors import UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from serving.retrieval.embedder import Vectors
 from serving.retrieval.endpoint_embedder import EndpointEmbedder
 
@@ -90,10 +90,15 @@ async def test_vectors_keep_the_order_of_the_texts_across_batches() -> None:
     [
         *((status, "later", UpstreamUnavailable, f"HTTP {status}: later") for status in (408, 429, 500, 503)),
         *((status, "no such model", UpstreamRefused, f"HTTP {status}: no such model") for status in (400, 401, 404)),
-        (200, "<html>", UpstreamGarbled, "Not a list of embeddings"),
-        (200, '{"data": []}', UpstreamGarbled, "1 texts were sent, 0 embeddings came"),
-        (200, '{"data": [{"index": 0, "embedding": [1.0, 2.0, 3.0]}]}', UpstreamGarbled, "dimension 3 where 2 is"),
-        (200, '{"data": [{"index": 0, "embedding": [0.0, 0.0]}]}', UpstreamGarbled, "without a direction"),
+        (200, "<html>", UpstreamProtocolError, "Not a list of embeddings"),
+        (200, '{"data": []}', UpstreamProtocolError, "1 texts were sent, 0 embeddings came"),
+        (
+            200,
+            '{"data": [{"index": 0, "embedding": [1.0, 2.0, 3.0]}]}',
+            UpstreamProtocolError,
+            "dimension 3 where 2 is",
+        ),
+        (200, '{"data": [{"index": 0, "embedding": [0.0, 0.0]}]}', UpstreamProtocolError, "without a direction"),
     ],
 )
 async def test_failures(status: int, content: str, kind: type[UpstreamError], said: str) -> None:

@@ -21,7 +21,7 @@ from rolegate.v1.retrieval_service_pb2_grpc import (
 from router.calls.health import Readiness
 from router.edge.grpc.interceptor import CallInterceptor
 from router.edge.http.server import HTTPServer
-from router.errors import BadRequest, UpstreamError, UpstreamGarbled, UpstreamRefused, UpstreamUnavailable
+from router.errors import BadRequest, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.protocol.evidence import Passage
 from router.search.retrieval import FixedRetriever, Retriever
 from serving.config.config import RetrievalConfig
@@ -212,7 +212,7 @@ async def test_a_real_index_answers(index: Index, embedder: MiniLM) -> None:
     [
         (FixedRetriever({}), ["known", ""], 3, UpstreamRefused, r"INVALID_ARGUMENT: queries\[1\]: empty"),
         (FixedRetriever({}), ["known"], 101, UpstreamRefused, "INVALID_ARGUMENT: top_k: 101"),
-        (None, ["known"], 3, UpstreamGarbled, "1 queries were sent, results for 0 came"),
+        (None, ["known"], 3, UpstreamProtocolError, "1 queries were sent, results for 0 came"),
     ],
 )
 async def test_a_failed_search_says_whose_fault_it_is(

@@ -94,12 +94,12 @@ def test_every_attempt_has_a_span() -> None:
 def test_a_failed_run() -> None:
     """The workflow has the error's class and not its text; an agent without a report has the reason."""
     spans = told(
-        run(call(0, "execution"), error="UpstreamRefused: http://10.0.0.7 says no"), searches=["UpstreamGarbled"]
+        run(call(0, "execution"), error="UpstreamRefused: http://10.0.0.7 says no"), searches=["UpstreamProtocolError"]
     )
     assert errors(spans) == [
         ("invoke_agent executor", "retrieval_failed"),
         ("invoke_workflow rolegate", "UpstreamRefused"),
-        ("retrieval rolegate", "UpstreamGarbled"),
+        ("retrieval rolegate", "UpstreamProtocolError"),
     ]
     assert not [span for span in spans if "10.0.0.7" in span.to_json()]
 

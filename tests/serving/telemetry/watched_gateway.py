@@ -37,7 +37,7 @@ async def watched_gateway(
     """It runs while the context is open."""
     told: list[str] = []
     async with played() as (models, retrieval):
-        file = canned_config(folder, [models.base_url], retrieval, reuse={"enabled": True})
+        file = canned_config(folder, [models.base_url], retrieval, report_cache={"enabled": True})
         config = load_config(file)
         config = replace(config, telemetry=telemetry, server=replace(config.server, http_hosts=hosts))
         async with running_gateway(config, "127.0.0.1:0", told.append, http) as address, AsyncClient(address) as client:

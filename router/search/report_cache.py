@@ -36,7 +36,7 @@ class Versioned(Executes, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Reuse:
+class ReportCacheOptions:
     """How long reports are kept, and for whom."""
 
     keep_s: float = 300.0
@@ -86,19 +86,23 @@ class _Flight:
     shared: _Shared | None = None
 
 
-class SharedExecutor:
-    """Is to a search what its executor is. Who waits for another run's report pays nothing, and waits no longer than
-    its own search deadline; where the leading run is cancelled or cut, one that waits goes on from its last turn. Only
-    reports are shared: after a failure everybody works alone.
+class ReportCache:
+    """An executor that shares reports between runs with the same sub-query.
+
+    Who waits for another run's report pays nothing, and waits no longer than its own search deadline; where the leading
+    run is cancelled or cut, one that waits goes on from its last turn. Only reports are shared: after a failure
+    everybody works alone.
     """
 
-    def __init__(self, executor: Versioned, index: Callable[[], str | None], reuse: Reuse = Reuse()) -> None:
+    def __init__(
+        self, executor: Versioned, index: Callable[[], str | None], options: ReportCacheOptions = ReportCacheOptions()
+    ) -> None:
         """`index`: what identifies the index that is searched now; None where that is not known, and then only runs at
         the same time share.
         """
-        self._executor, self._index, self._reuse = executor, index, reuse
+        self._executor, self._index, self._options = executor, index, options
         self._flights: dict[_Key, _Flight] = {}
-        self._kept: TTLCache[_Key, _Shared] = TTLCache(reuse.most, reuse.keep_s, _now)
+        self._kept: TTLCache[_Key, _Shared] = TTLCache(options.most, options.keep_s, _now)
         self.hits = self.shared = self.misses = 0
         """Sub-queries that had a kept report, that got one from another run under way, and that were worked on."""
 
@@ -163,7 +167,7 @@ class SharedExecutor:
             flight.turned.set()
 
     def _key(self, sub_query: str, context: RunContext) -> _Key:
-        everybody = self._reuse.across_tenants and context.sharing == "everybody"
+        everybody = self._options.across_tenants and context.sharing == "everybody"
         tenant = None if everybody else context.ledger.tenant
         return _Key(tenant, normal_question(sub_query), self._executor.serving(context), self._index())
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.protocol.scope import Scope
+from router.protocol.vocabulary import Vocabulary
 
-SCOPE = Scope.parse(
+SCOPE = Vocabulary.parse(
     "who wrote the of is city\nborn in what which\n\nThe Salt Road\nIlse Varnholt\nNewbury\nSt. Ives-le-Bas\n"
 )
 
@@ -49,14 +49,14 @@ def test_outside(question: str, outside: list[str]) -> None:
 
 def test_the_longest_name_wins() -> None:
     """A name within a name does not hide the rest of the longer one."""
-    scope = Scope(["is"], ["New", "New Bury Cross"])
+    scope = Vocabulary(["is"], ["New", "New Bury Cross"])
     assert scope.outside("Is New Bury Cross New?") == []
     assert scope.outside("Is New Bury?") == ["Bury"]
 
 
 def test_an_empty_scope() -> None:
     """A scope of nothing knows nothing."""
-    assert Scope([], []).outside("Who is it?") == ["Who", "is", "it"]
+    assert Vocabulary([], []).outside("Who is it?") == ["Who", "is", "it"]
 
 
 @given(st.text())

@@ -9,12 +9,12 @@ from router.calls.role import Role
 from router.errors import BadVersion, StoreFailed, UpstreamError, UpstreamRefused, UpstreamUnavailable
 from router.ledger.ledger import Ledger
 from router.models.model import Model, Sampling, ScriptedModel
-from router.runs.live import meanwhile
+from router.runs.live import background_tasks
 from router.search.context import RunContext
 from router.search.executor import Executor, ExecutorLimits
 from router.search.retrieval import FixedRetriever
 from router.versions.book import Traffic
-from router.versions.routing import Executors
+from router.versions.routing import VersionRouting
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import HeldModel, finds, report
 
@@ -43,7 +43,9 @@ class Record:
             raise BadVersion(f"{version}: is not what was published")
 
 
-def executors(record: Record, models: Mapping[str, Model] | None = None, told: list[str] | None = None) -> Executors:
+def executors(
+    record: Record, models: Mapping[str, Model] | None = None, told: list[str] | None = None
+) -> VersionRouting:
     """Versions by their models; one that is not named finds what is asked."""
 
     def make(version: str) -> Executor:
@@ -51,7 +53,7 @@ def executors(record: Record, models: Mapping[str, Model] | None = None, told: l
         role = Role("execution", model, "execute", Sampling(64), 2, executor_version=version)
         return Executor(role, FixedRetriever({}), ExecutorLimits())
 
-    return Executors(make, BASE, record.read, record.load, (told if told is not None else []).append)
+    return VersionRouting(make, BASE, record.read, record.load, (told if told is not None else []).append)
 
 
 def run_of(run_id: str) -> RunContext:
@@ -59,7 +61,7 @@ def run_of(run_id: str) -> RunContext:
     return RunContext.lasting(60.0, lambda _event: None, Ledger(run_id))
 
 
-async def worked(executors: Executors, context: RunContext, index: int = 0) -> str:
+async def worked(executors: VersionRouting, context: RunContext, index: int = 0) -> str:
     """Who worked on a sub-query in a run."""
     return (await executors.run("Who directed Heat?", index, context)).executor
 
@@ -172,7 +174,7 @@ def test_an_engine_that_was_started_anew() -> None:
         record = Record(Traffic(OLD, NEW, "shadow"))
         several = executors(record)
         await several.refresh()
-        async with meanwhile(several.follow()):
+        async with background_tasks(several.follow()):
             await clock.settle()
             several.reload()
             await clock.settle()
@@ -252,7 +254,7 @@ def test_a_change_elsewhere_is_heard_of_soon() -> None:
         record = Record(Traffic(OLD))
         several = executors(record)
         await several.refresh()
-        async with meanwhile(several.follow()):
+        async with background_tasks(several.follow()):
             record.failure = StoreFailed("The store does not work for now; try again.")
             await clock.advance(1.5)
             record.failure, record.traffic = None, Traffic(NEW)
@@ -270,7 +272,7 @@ def test_a_change_here_is_heard_of_at_once() -> None:
         record = Record(Traffic(OLD))
         several = executors(record)
         await several.refresh()
-        async with meanwhile(several.follow()):
+        async with background_tasks(several.follow()):
             await clock.settle()
             record.traffic = Traffic(NEW)
             several.wake()

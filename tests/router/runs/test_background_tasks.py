@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.runs.live import meanwhile
+from router.runs.live import background_tasks
 
 
 async def test_work_that_fails_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,7 +20,7 @@ async def test_work_that_fails_is_told(capsys: pytest.CaptureFixture[str]) -> No
     async def last() -> None:
         await asyncio.Event().wait()
 
-    async with meanwhile(fail(), last()):
+    async with background_tasks(fail(), last()):
         await ended.wait()
         await asyncio.sleep(0)
     told = capsys.readouterr().out

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
 
 
-class Scope:
+class Vocabulary:
     """A closed set of words and names, case folded; for models that speak one small language only."""
 
     def __init__(self, words: Iterable[str], names: Iterable[str]) -> None:
@@ -15,7 +15,7 @@ class Scope:
         self._longest = max((len(name) for name in self._names), default=0)
 
     @classmethod
-    def parse(cls, text: str) -> "Scope":
+    def parse(cls, text: str) -> "Vocabulary":
         """A scope from a file: words, a blank line, then names, one on each line."""
         words, _, names = text.partition("\n\n")
         return cls(words.split(), names.splitlines())

@@ -9,7 +9,7 @@ import pytest
 
 from router.errors import UpstreamUnavailable
 from router.ledger.budget import Allowance, Budget
-from router.ledger.journal import Began, Earlier, RunStart
+from router.ledger.journal import Admitted, EarlierRun, RunStart
 from router.ledger.ledger import Ledger
 from router.models.model import Answer, Model, ScriptedModel
 from router.protocol.evidence import Passage
@@ -19,12 +19,12 @@ from router.runs.live import LiveRuns
 from router.search.context import RunContext, Sharing
 from router.search.executor import Executor, ExecutorLimits
 from router.search.loop import Topology
+from router.search.report_cache import ANOTHER_TENANT, ReportCache, ReportCacheOptions
 from router.search.retrieval import FixedRetriever, Retriever
-from router.search.sharing import ANOTHER_TENANT, Reuse, SharedExecutor
 from router.trace.identity import SCOPES, Identity
 from router.trace.values import Event, Execution, SearchDone
 from router.versions.book import Traffic
-from router.versions.routing import Executors
+from router.versions.routing import VersionRouting
 from tests.router.clock import Clock, ended, with_clock
 from tests.router.deployment import PASSAGE, Deployment, HeldModel, Kept, finds, report, role
 
@@ -49,21 +49,24 @@ async def _load(version: str) -> None:
     raise NotImplementedError(version)
 
 
-def executors(model: Model, retriever: Retriever = RETRIEVER) -> Executors:
+def executors(model: Model, retriever: Retriever = RETRIEVER) -> VersionRouting:
     """Versions that are all the same model."""
 
     def make(version: str) -> Executor:
         named = replace(role("execution", model), executor_version=version)
         return Executor(named, retriever, ExecutorLimits())
 
-    return Executors(make, "small", _traffic, _load)
+    return VersionRouting(make, "small", _traffic, _load)
 
 
 def shared(
-    model: Model, retriever: Retriever = RETRIEVER, reuse: Reuse | None = None, index: Indexed | None = None
-) -> SharedExecutor:
+    model: Model,
+    retriever: Retriever = RETRIEVER,
+    reuse: ReportCacheOptions | None = None,
+    index: Indexed | None = None,
+) -> ReportCache:
     """An executor whose runs are shared."""
-    return SharedExecutor(executors(model, retriever), index or Indexed(), reuse or Reuse())
+    return ReportCache(executors(model, retriever), index or Indexed(), reuse or ReportCacheOptions())
 
 
 def asking(
@@ -81,14 +84,14 @@ def asking(
     return RunContext.lasting(time_s, told.append, ledger, answering_share=0.0, sharing=sharing)
 
 
-async def held(model: HeldModel, executor: SharedExecutor, context: RunContext) -> asyncio.Task[Execution]:
+async def held(model: HeldModel, executor: ReportCache, context: RunContext) -> asyncio.Task[Execution]:
     """A run that waits for its model."""
     task = asyncio.ensure_future(executor.run(SUB_QUERY, 0, context))
     await ended(model.called.wait())
     return task
 
 
-async def waiting(executor: SharedExecutor, *contexts: RunContext) -> list[asyncio.Task[Execution]]:
+async def waiting(executor: ReportCache, *contexts: RunContext) -> list[asyncio.Task[Execution]]:
     """Runs that wait for another one."""
     tasks = [asyncio.ensure_future(executor.run(SUB_QUERY, 3, context)) for context in contexts]
     for _ in range(3):
@@ -117,7 +120,7 @@ def test_a_report_is_kept_for_a_while() -> None:
     """However the sub-query is spelt, and for the configured time."""
 
     async def main(clock: Clock) -> None:
-        executor = shared(ScriptedModel(finds), reuse=Reuse(keep_s=10.0))
+        executor = shared(ScriptedModel(finds), reuse=ReportCacheOptions(keep_s=10.0))
         await executor.run(SUB_QUERY, 0, asking("run-1"))
         await clock.advance(9.9)
         again = await executor.run("  who directed\n heat", 0, asking("run-2"))
@@ -131,7 +134,7 @@ def test_a_report_is_kept_for_a_while() -> None:
 
 async def test_no_more_reports_are_kept_than_configured() -> None:
     """The one that was not asked for longest is forgotten."""
-    executor = shared(ScriptedModel(finds), reuse=Reuse(most=2))
+    executor = shared(ScriptedModel(finds), reuse=ReportCacheOptions(most=2))
     for sub_query in ("a?", "b?", "a?", "c?", "a?", "b?"):
         await executor.run(sub_query, 0, asking("run"))
     assert (executor.misses, executor.hits) == (4, 2)
@@ -168,7 +171,7 @@ async def test_where_the_index_is_not_known_nothing_is_kept() -> None:
 async def test_versions_do_not_share() -> None:
     """What a canary reports is no report of the active version's."""
     versions = executors(ScriptedModel(finds))
-    executor = SharedExecutor(versions, Indexed())
+    executor = ReportCache(versions, Indexed())
     await executor.run(SUB_QUERY, 0, asking("run-1"))
     versions.traffic = Traffic("active-2")
     second = await executor.run(SUB_QUERY, 0, asking("run-2"))
@@ -185,7 +188,7 @@ async def test_versions_do_not_share() -> None:
 )
 async def test_tenants_share_only_if_they_may(across: bool, sharing: Sharing, source: tuple[str, ...]) -> None:
     """Never by default; where it is allowed, without telling each other's runs; not with those who share within."""
-    executor = shared(ScriptedModel(finds), reuse=Reuse(across_tenants=across))
+    executor = shared(ScriptedModel(finds), reuse=ReportCacheOptions(across_tenants=across))
     await executor.run(SUB_QUERY, 0, asking("run-1"))
     other = await executor.run(SUB_QUERY, 0, asking("run-2", "other", sharing=sharing))
     assert (other.outcome, other.shared_from) == ("reported", source)
@@ -323,7 +326,7 @@ async def test_failures_are_not_shared() -> None:
 async def test_nothing_is_left_behind() -> None:
     """After all have ended, and after all have left."""
     model = HeldModel(ScriptedModel(finds))
-    executor = shared(model, reuse=Reuse(most=0))
+    executor = shared(model, reuse=ReportCacheOptions(most=0))
     first = await held(model, executor, asking("run-1"))
     (second,) = await waiting(executor, asking("run-2"))
     second.cancel()
@@ -337,31 +340,31 @@ async def test_nothing_is_left_behind() -> None:
 class Tenants(Kept):
     """All have the same settings."""
 
-    def __init__(self, began: Began) -> None:
+    def __init__(self, began: Admitted) -> None:
         super().__init__()
         self._began = began
 
-    async def begin(self, start: RunStart) -> Began | Earlier:
+    async def begin(self, start: RunStart) -> Admitted | EarlierRun:
         """On record, unless it was asked before."""
         found = await super().begin(start)
-        return self._began if isinstance(found, Began) else found
+        return self._began if isinstance(found, Admitted) else found
 
 
 @pytest.mark.parametrize(
     ("began", "fresh", "calls"),
     [
-        (Began(), False, 0),
-        (Began(), True, 2),
-        (Began(redact=True), False, 2),
-        (Began(training=False), False, 2),
+        (Admitted(), False, 0),
+        (Admitted(), True, 2),
+        (Admitted(redact=True), False, 2),
+        (Admitted(training=False), False, 2),
     ],
 )
-async def test_requests_share_as_far_as_they_may(began: Began, fresh: bool, calls: int) -> None:
+async def test_requests_share_as_far_as_they_may(began: Admitted, fresh: bool, calls: int) -> None:
     """Not those that ask for fresh work, nor those of tenants whose texts are not kept; whoever trains nobody shares
     with no other tenant.
     """
     store, deployment = Tenants(began), Deployment()
-    executor = shared(deployment.executor, reuse=Reuse(across_tenants=True))
+    executor = shared(deployment.executor, reuse=ReportCacheOptions(across_tenants=True))
     roles = deployment.roles()
     gateway = Gateway(
         topologies={"factorized": Topology(deployment.search(), roles)},
