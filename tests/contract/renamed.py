@@ -34,6 +34,11 @@ class Dropped:
 RENAMED: dict[str, dict[str, str | Dropped]] = {
     "config": {
         "server.keep_gb": Dropped("Retention goes by days alone."),
+        "search.scope": "search.vocabulary",
+        "reuse": "report_cache",
+        "reuse.enabled": "report_cache.enabled",
+        "reuse.keep_s": "report_cache.keep_s",
+        "reuse.across_tenants": "report_cache.across_tenants",
         "search.max_passage_chars": Dropped("Nobody turned it; it is a constant of the executor."),
         "search.max_report_chars": Dropped("Nobody turned it; it is a constant of the executor."),
         "reuse.most": Dropped("Nobody turned it; it is a constant of the report cache."),
@@ -49,16 +54,25 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
     },
     "rpc": {},
     "messages": {},
-    "fields": {},
-    "values": {},
+    "fields": {"fresh": "no_cache"},
+    "values": {
+        "outcome=discarded": "wasted",
+        "outcome=unreachable": "connect_error",
+        "outcome=garbled": "protocol_error",
+    },
     "trace": {},
     "upstream": {},
     "http": {},
     "metrics": {
         "rolegate_hedges_total": Dropped("Calls are not hedged any more."),
     },
-    "reasons": {},
+    "reasons": {
+        "UPSTREAM_GARBLED": "UPSTREAM_PROTOCOL_ERROR",
+        "SAME_ID": "DUPLICATE_ID",
+        "TOO_MUCH": "DOCUMENT_TOO_LARGE",
+    },
     "commands": {
+        "ask --fresh": "ask --no-cache",
         "serve --workers": Dropped("Several gateways share one PostgreSQL behind a gRPC balancer instead."),
         "bench budgets": Dropped("Quotas under many requests at once are tested."),
         "bench chaos": Dropped("Its checks are those of bench reliability."),
@@ -82,6 +96,7 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
     "added": {
         "commands: index build --verbose": "It names the files of kinds that are not read.",
         "json: passed_over_files": "The files of kinds that are not read.",
+        "upstream: structured_outputs": "It is sent from the first call on, not only once a reply has had the form.",
         "commands: search": "Passages of a running gateway's index.",
         "commands: runs show --prompts": "It shows what each model read and wrote.",
         "commands: serve --log-format": "Logs for programs.",
