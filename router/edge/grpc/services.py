@@ -17,30 +17,8 @@ from rolegate.v1 import run_service_pb2_grpc as run_pb_grpc
 from rolegate.v1 import usage_service_pb2 as usage_pb
 from rolegate.v1 import usage_service_pb2_grpc as usage_pb_grpc
 
-from router.edge.grpc.convert import (
-    answer_to_proto,
-    decision_to_proto,
-    event_to_proto,
-    execution_to_proto,
-    feedback_to_proto,
-    last_events_to_proto,
-    reconciliation_to_proto,
-    run_to_proto,
-    usage_report_to_proto,
-    usage_to_proto,
-    version_to_proto,
-    whole_run_to_proto,
-)
-from router.edge.grpc.convert_request import (
-    completion_from_proto,
-    export_filter_from_proto,
-    feedback_from_proto,
-    list_filter_from_proto,
-    options_from_proto,
-    state_from_proto,
-    topology_from_proto,
-    usage_query_from_proto,
-)
+from router.edge.grpc import convert
+from router.edge.grpc import convert_request as parse
 from router.edge.observing import Running
 from router.edge.status import as_seen_by, caller, failure_of
 from router.errors import BadRequest
@@ -63,25 +41,31 @@ class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):
 
     async def Answer(self, request: answer_pb.AnswerRequest, context: Any) -> answer_pb.AnswerResponse:
         """Answer one question."""
-        options, topology = options_from_proto(request, context), topology_from_proto(request)
+        options, topology = (
+            parse.options_from_proto(request, context),
+            parse.topology_from_proto(request),
+        )
         run = await self._gateway.answer(request.question, options, lambda _event: None, topology)
-        return await answer_to_proto(run)
+        return await convert.answer_to_proto(run)
 
     async def StreamAnswer(
         self, request: answer_pb.StreamAnswerRequest, context: Any
     ) -> AsyncIterator[answer_pb.StreamAnswerResponse]:
         """Answer one question, telling what happens."""
-        options, topology = options_from_proto(request, context), topology_from_proto(request)
+        options, topology = (
+            parse.options_from_proto(request, context),
+            parse.topology_from_proto(request),
+        )
         number = 1
         async with Running[Event, Run](
             lambda tell: self._gateway.answer(request.question, options, tell, topology)
         ) as running:
             async for events in running:
                 for event in events:
-                    yield event_to_proto(number, event)
+                    yield convert.event_to_proto(number, event)
                     number += 1
             run = await running.result()
-        for last in await last_events_to_proto(number, run):
+        for last in await convert.last_events_to_proto(number, run):
             yield last
 
 
@@ -96,21 +80,20 @@ class CompletionServicer(completion_pb_grpc.CompletionServiceServicer):
 
     async def Complete(self, request: completion_pb.CompleteRequest, context: Any) -> completion_pb.CompleteResponse:
         """Call the model of a role."""
-        run = await self._gateway.complete(completion_from_proto(request), options_from_proto(request, context))
-        output = _output(run)
-        return completion_pb.CompleteResponse(
-            text=output.text,
-            reasoning=output.reasoning,
-            finish_reason=output.finish_reason,
-            usage=usage_to_proto(run.calls)[0],
-            run_id=run.id,
+        run = await self._gateway.complete(
+            parse.completion_from_proto(request), parse.options_from_proto(request, context)
         )
+        usage = convert.usage_to_proto(run.calls)[0]
+        return convert.to_proto(completion_pb.CompleteResponse, _output(run), usage=usage, run_id=run.id)
 
     async def StreamComplete(
         self, request: completion_pb.StreamCompleteRequest, context: Any
     ) -> AsyncIterator[completion_pb.StreamCompleteResponse]:
         """Call the model of a role and pass on what it writes."""
-        asked, options = completion_from_proto(request), options_from_proto(request, context)
+        asked, options = (
+            parse.completion_from_proto(request),
+            parse.options_from_proto(request, context),
+        )
         told = False
         async with Running[Delta, Run](lambda tell: self._gateway.complete(asked, options, tell)) as running:
             async for deltas in running:
@@ -122,7 +105,7 @@ class CompletionServicer(completion_pb_grpc.CompletionServiceServicer):
         for piece in () if told else _pieces(output.text, output.reasoning):  # of an earlier request of the same name
             yield piece
         yield completion_pb.StreamCompleteResponse(
-            finish_reason=output.finish_reason, usage=usage_to_proto(run.calls)[0], run_id=run.id
+            finish_reason=output.finish_reason, usage=convert.usage_to_proto(run.calls)[0], run_id=run.id
         )
 
 
@@ -146,10 +129,10 @@ class ExecutionServicer(execution_pb_grpc.ExecutionServiceServicer):
 
     async def Execute(self, request: execution_pb.ExecuteRequest, context: Any) -> execution_pb.ExecuteResponse:
         """Search for one sub-query and report."""
-        run = await self._gateway.execute(request.sub_query, options_from_proto(request, context))
+        run = await self._gateway.execute(request.sub_query, parse.options_from_proto(request, context))
         assert isinstance(run.result, Execution)
         return execution_pb.ExecuteResponse(
-            run_id=run.id, result=execution_to_proto(run.result), usage=usage_to_proto(run.calls)
+            run_id=run.id, result=convert.execution_to_proto(run.result), usage=convert.usage_to_proto(run.calls)
         )
 
 
@@ -164,44 +147,46 @@ class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
     ) -> version_pb.ListExecutorVersionsResponse:
         """All versions, newest first."""
         found = await self._versions.list()
-        return version_pb.ListExecutorVersionsResponse(versions=[version_to_proto(*each) for each in found])
+        return version_pb.ListExecutorVersionsResponse(versions=[convert.version_to_proto(*each) for each in found])
 
     async def RegisterExecutorVersion(
         self, request: version_pb.RegisterExecutorVersionRequest, _context: Any
     ) -> version_pb.RegisterExecutorVersionResponse:
         """Check, load, and put on record."""
         version = await self._versions.register(request.version)
-        return version_pb.RegisterExecutorVersionResponse(version=version_to_proto(version))
+        return version_pb.RegisterExecutorVersionResponse(version=convert.version_to_proto(version))
 
     async def SetExecutorVersionTraffic(
         self, request: version_pb.SetExecutorVersionTrafficRequest, _context: Any
     ) -> version_pb.SetExecutorVersionTrafficResponse:
         """Let it be tried, or not."""
-        state = state_from_proto(request.state)
+        state = parse.state_from_proto(request.state)
         version = await self._versions.set_traffic(request.version, state, request.canary_share)
         figures = await self._versions.figures(version)
-        return version_pb.SetExecutorVersionTrafficResponse(version=version_to_proto(version, figures))
+        return version_pb.SetExecutorVersionTrafficResponse(version=convert.version_to_proto(version, figures))
 
     async def PromoteExecutorVersion(
         self, request: version_pb.PromoteExecutorVersionRequest, _context: Any
     ) -> version_pb.PromoteExecutorVersionResponse:
         """Make it the active one."""
         version = await self._versions.promote(request.version)
-        return version_pb.PromoteExecutorVersionResponse(version=version_to_proto(version))
+        return version_pb.PromoteExecutorVersionResponse(version=convert.version_to_proto(version))
 
     async def RollBackExecutorVersion(
         self, request: version_pb.RollBackExecutorVersionRequest, _context: Any
     ) -> version_pb.RollBackExecutorVersionResponse:
         """Take it out of service."""
         active = await self._versions.roll_back(request.version)
-        return version_pb.RollBackExecutorVersionResponse(active=None if active is None else version_to_proto(active))
+        return version_pb.RollBackExecutorVersionResponse(
+            active=None if active is None else convert.version_to_proto(active)
+        )
 
     async def ListExecutorVersionDecisions(
         self, request: version_pb.ListExecutorVersionDecisionsRequest, _context: Any
     ) -> version_pb.ListExecutorVersionDecisionsResponse:
         """What was decided, oldest first."""
         found = await self._versions.decisions(request.version or None, request.after_number)
-        return version_pb.ListExecutorVersionDecisionsResponse(decisions=map(decision_to_proto, found))
+        return version_pb.ListExecutorVersionDecisionsResponse(decisions=map(convert.decision_to_proto, found))
 
 
 _PAGE, _LARGEST_PAGE = 50, 1000
@@ -216,24 +201,24 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
     async def GetRun(self, request: run_pb.GetRunRequest, _context: Any) -> run_pb.GetRunResponse:
         """One run."""
         run = as_seen_by(await self._runs.get(request.run_id, caller()), caller())
-        return whole_run_to_proto(run, await self._runs.feedback_on(run), with_trace=request.include_trace)
+        return convert.whole_run_to_proto(run, await self._runs.feedback_on(run), with_trace=request.include_trace)
 
     async def ListRuns(self, request: run_pb.ListRunsRequest, _context: Any) -> run_pb.ListRunsResponse:
         """A page of runs, newest first."""
         if request.page_size < 0:
             raise BadRequest(f"page_size is {request.page_size}; leave it 0 for {_PAGE}.")
         size = min(request.page_size or _PAGE, _LARGEST_PAGE)
-        page = await self._runs.list(list_filter_from_proto(request), size, request.page_token, caller())
-        return run_pb.ListRunsResponse(runs=map(run_to_proto, page.runs), next_page_token=page.next_page)
+        page = await self._runs.list(parse.list_filter_from_proto(request), size, request.page_token, caller())
+        return run_pb.ListRunsResponse(runs=map(convert.run_to_proto, page.runs), next_page_token=page.next_page)
 
     async def WatchRun(self, request: run_pb.WatchRunRequest, context: Any) -> AsyncIterator[run_pb.WatchRunResponse]:
         """What happens in an answer; a run that did not finish ends in its error."""
         after, identity = request.after_event_number, caller()
         async for number, item in self._runs.watch(request.run_id, after, identity):
             if not isinstance(item, Run):
-                yield run_pb.WatchRunResponse(event=event_to_proto(number, item))
+                yield run_pb.WatchRunResponse(event=convert.event_to_proto(number, item))
             elif item.status == "finished":
-                for event in await last_events_to_proto(number - 1, item):
+                for event in await convert.last_events_to_proto(number - 1, item):
                     if event.event_number > after:
                         yield run_pb.WatchRunResponse(event=event)
             else:
@@ -248,7 +233,7 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
         self, request: run_pb.SubmitFeedbackRequest, _context: Any
     ) -> run_pb.SubmitFeedbackResponse:
         """Keep feedback on a run."""
-        feedback_id = await self._runs.feedback(feedback_from_proto(request), caller())
+        feedback_id = await self._runs.feedback(parse.feedback_from_proto(request), caller())
         return run_pb.SubmitFeedbackResponse(feedback_id=feedback_id)
 
     async def ExportRuns(
@@ -256,13 +241,13 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
     ) -> AsyncIterator[run_pb.ExportRunsResponse]:
         """All runs that have ended, oldest first."""
         identity = caller()
-        async for told in self._runs.export(export_filter_from_proto(request), identity):
+        async for told in self._runs.export(parse.export_filter_from_proto(request), identity):
             seen = as_seen_by(told.run, identity)
             yield run_pb.ExportRunsResponse(
-                run=run_to_proto(seen),
+                run=convert.run_to_proto(seen),
                 output=output_of(seen),
                 trace_json=trace_json(seen),
-                feedback=map(feedback_to_proto, told.feedback),
+                feedback=map(convert.feedback_to_proto, told.feedback),
             )
 
 
@@ -274,15 +259,15 @@ class UsageServicer(usage_pb_grpc.UsageServiceServicer):
 
     async def GetUsage(self, request: usage_pb.GetUsageRequest, _context: Any) -> usage_pb.GetUsageResponse:
         """Sum what was spent; nothing where it is another tenant's."""
-        query = usage_query_from_proto(request, caller())
+        query = parse.usage_query_from_proto(request, caller())
         if request.tenant and not caller().sees(request.tenant):
             return usage_pb.GetUsageResponse()
-        return usage_report_to_proto(await self._usages.usage(query))
+        return convert.usage_report_to_proto(await self._usages.usage(query))
 
     async def ReconcileUsage(
         self, _request: usage_pb.ReconcileUsageRequest, _context: Any
     ) -> usage_pb.ReconcileUsageResponse:
         """Compare the ledger with the engines' own counters."""
         return usage_pb.ReconcileUsageResponse(
-            reconciliations=map(reconciliation_to_proto, await self._reconciler.reconcile())
+            reconciliations=map(convert.reconciliation_to_proto, await self._reconciler.reconcile())
         )
