@@ -6,8 +6,6 @@ what each request is answered with, and at which pace. Tokens are words; `GET /m
 
 import asyncio
 import hashlib
-import socket
-import struct
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -307,16 +305,6 @@ async def reset(request: web.Request) -> web.StreamResponse:
     """Reset the connection instead of answering."""
     await break_off(request)
     return web.Response()
-
-
-async def lose(request: web.Request) -> web.StreamResponse:
-    """Reset the connection on the network itself, as one that was closed long ago does."""
-    assert request.transport is not None
-    linger_on, no_time = 1, 0
-    request.transport.get_extra_info("socket").setsockopt(
-        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", linger_on, no_time)
-    )
-    return await reset(request)
 
 
 DONE = b"data: [DONE]\n\n"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.router.edge.wire import locked_gateway
-from tests.scripted_gateway import BORN, DEAD_QUESTION, DIRECTOR, QUESTION, ROOT
+from tests.scripted_gateway import BORN, DIRECTOR, QUESTION, ROOT
 
 pytestmark = pytest.mark.slow
 EXAMPLE = Path("examples", "javascript")
@@ -80,15 +80,6 @@ def test_a_refused_question(client: Path, gateway: str, method: str) -> None:
         "domain": "rolegate",
         "metadata": {},
     }
-
-
-def test_a_dead_model(client: Path, gateway: str) -> None:
-    """The client learns which role's model failed, and that it may try again."""
-    status, (error,) = called(client, gateway, DEAD_QUESTION)
-
-    assert status == 1
-    assert (error["code"], error["reason"]) == ("UNAVAILABLE", "UPSTREAM_UNAVAILABLE")
-    assert error["metadata"] == {"role": "delegation", "retry_after_s": "5.000"}
 
 
 async def test_a_key(client: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,13 +54,6 @@ def test_stream(gateway: str) -> None:
     assert events[-1]["done"]["answer"] == "in 1943"
 
 
-def test_quotes_in_a_question(gateway: str) -> None:
-    """Do not break the request."""
-    status, (answer,), _ = asked(gateway, r'Is "Heat" a \ film?')
-
-    assert (status, answer["answer"]) == (0, "in 1943")
-
-
 @pytest.mark.parametrize(
     ("question", "method", "said"),
     [

@@ -129,20 +129,6 @@ def test_runs(gateway: str) -> None:
         assert {item.output for item in exported} == {"in 1943"}
 
 
-async def test_runs_on_an_event_loop(gateway: str) -> None:
-    """The same."""
-    async with AsyncClient(gateway) as client:
-        answer = await client.ask(QUESTION)
-        whole = await client.run(answer.run_id)
-        listed = [run.run_id async for run in client.runs(kind="answer")]
-        events = [event.WhichOneof("event") async for event in client.watch(answer.run_id)]
-        exported = [item.run.run_id async for item in client.export()]
-        await client.cancel(answer.run_id)
-        (compared,) = await client.reconcile()
-    assert whole.run.run_id == listed[0] == exported[-1] == answer.run_id
-    assert (events, compared.deployment) == (KINDS, "a provider")
-
-
 async def test_pages_are_asked_for_as_they_are_read() -> None:
     """Runs are listed whole, however many there are."""
     store = Kept()

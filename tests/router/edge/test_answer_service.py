@@ -144,20 +144,6 @@ async def test_a_failure_in_mid_stream() -> None:
         assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
 
 
-async def test_many_at_once() -> None:
-    """Questions do not wait for each other, and each gets its own answer."""
-    deployment = Deployment(
-        ScriptedModel(lambda prompt: block(prompt.messages[1].content) if len(prompt.messages) == 2 else STOP),
-        answerer=ScriptedModel(lambda prompt: f"<answer>{prompt.messages[1].content[10:24]}</answer>"),
-    )
-    async with served(deployment.gateway()) as channel:
-        asked = [f"question {number:04}?" for number in range(50)]
-        calls = (stub_of(channel).Answer(pb.AnswerRequest(question=question)) for question in asked)
-        responses = await ended(asyncio.gather(*calls))
-    assert [response.answer for response in responses] == asked
-    assert len({response.run_id for response in responses}) == 50
-
-
 BUDGETS = [
     ({"max_total_tokens": 0}, r"budget\.max_total_tokens is 0"),
     ({"max_total_tokens": -1}, r"budget\.max_total_tokens is -1"),

@@ -14,7 +14,7 @@ from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 from router.errors import UpstreamError, UpstreamRefused
 from router.models.model import Completion, Delta, Message, Prompt, ScriptedModel, Usage
 from tests.router.clock import ended
-from tests.router.deployment import Deployment, HeldModel, Kept
+from tests.router.deployment import Deployment, Kept
 from tests.router.edge.wire import info_of, next_of, served
 
 if TYPE_CHECKING:
@@ -129,19 +129,6 @@ async def test_bad_requests(request_: pb.CompleteRequest, why: str) -> None:
             await stub_of(channel).StreamComplete(streamed).read()
     for caught in (whole.value, stream.value):
         assert (caught.code(), info_of(caught).reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
-
-
-async def test_a_client_that_leaves_a_stream() -> None:
-    """The engine's work stops, and the run is stored as cancelled with its call."""
-    store, model = Kept(), HeldModel(ScriptedModel(["a b c"]))
-    async with served(Deployment(answerer=model).gateway(store)) as channel:
-        call = stub_of(channel).StreamComplete(pb.StreamCompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI))
-        assert (await next_of(call)).text == "a"
-        await ended(model.called.wait())
-        call.cancel()
-        await ended(model.cancelled.wait())
-        run = await store.next()
-    assert (run.status, [call.outcome for call in run.calls]) == ("cancelled", ["cancelled"])
 
 
 class Flood:

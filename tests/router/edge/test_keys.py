@@ -89,19 +89,6 @@ def test_every_method_has_its_scope() -> None:
     assert not any(method.client_streaming for method in methods())
 
 
-async def test_who_calls_is_who_the_run_belongs_to() -> None:
-    """Its tenant and its key are on record."""
-    text, key = new_key("acme", ["ask"])
-    store = Kept()
-    async with guarded(KeptAccounts(key), Deployment(ScriptedModel(lambda _prompt: STOP)), store) as channel:
-        await AnswerServiceStub(channel).Answer(ASK, metadata=bearer(text))
-        async for _ in AnswerServiceStub(channel).StreamAnswer(
-            pb.StreamAnswerRequest(question="Who directed Heat?"), metadata=bearer(text)
-        ):
-            pass
-    assert [(start.tenant, start.key_id) for start in store.starts.values()] == [("acme", key.key_id)] * 2
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_callers_at_the_same_time_do_not_mix(stream: bool) -> None:
     """Each run is booked to whoever asked for it, also where all of them wait for one another."""

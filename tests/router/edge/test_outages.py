@@ -16,14 +16,12 @@ from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
-from router.edge.grpc.server import Server
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.errors import MalformedOutput, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.models.model import Answer, Prompt, ScriptedModel
 from router.models.openai_client import OpenAIHTTP
 from router.protocol.evidence import Passage
-from router.runs.gateway import Gateway
 from router.runs.lifecycle import RequestOptions
 from router.search.retrieval import FixedRetriever
 from router.testing import openai_server
@@ -54,14 +52,6 @@ def retry_s(error: grpc.aio.AioRpcError) -> float | None:
     status, delay = rpc_status.from_call(error), error_details_pb2.RetryInfo()  # type: ignore[arg-type]
     assert status is not None
     return next((delay.retry_delay.seconds for detail in status.details if detail.Unpack(delay)), None)
-
-
-async def refused(gateway: Gateway | Server, request: pb.AnswerRequest = ASKED) -> grpc.aio.AioRpcError:
-    """With what a question ends."""
-    async with served(gateway) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub_of(channel).Answer(request)
-    return caught.value
 
 
 @asynccontextmanager
@@ -130,26 +120,6 @@ async def test_retrieval_that_is_down() -> None:
     assert (response.answer, [run.status for run in store.runs]) == ("Michael Mann", ["failed", "finished"])
 
 
-MALFORMED = [
-    ("delegation", Deployment(ScriptedModel(lambda _prompt: "Hello! How can I help?"))),
-    ("delegation", Deployment(ScriptedModel(lambda _prompt: ""))),
-    ("execution", Deployment(executor=ScriptedModel(lambda _prompt: "Bonjour !"))),
-    ("answer", Deployment(answerer=ScriptedModel(["<think>Hm.</think>"]))),
-]
-
-
-@pytest.mark.parametrize(("name", "deployment"), MALFORMED)
-async def test_a_model_that_does_not_follow_the_protocol(name: str, deployment: Deployment) -> None:
-    """Is the model's fault, and not a sign that the documents hold nothing."""
-    store = Kept()
-    error = await refused(deployment.gateway(store))
-    assert (error.code(), info_of(error).reason) == (PRECONDITION, "MALFORMED_OUTPUT")
-    assert info_of(error).metadata["role"] == name
-    assert f"{name} at " in (error.details() or "")
-    assert "does not follow the protocol of its role" in (error.details() or "")
-    assert [run.status for run in store.runs] == ["failed"]
-
-
 DOWN = UpstreamUnavailable("down", endpoint="e")
 
 
@@ -184,8 +154,10 @@ async def test_what_could_not_be_looked_up_is_told(fate: Answer) -> None:
 
 async def test_what_is_missing_because_something_was_down_is_not_called_absent() -> None:
     """An answerer that finds the rest wanting may only say so where everything was looked up, but for slips."""
-    error = await refused(partly(DOWN, "not found").gateway())
-    assert (error.code(), info_of(error).metadata["role"]) == (UNAVAILABLE, "execution")
+    async with served(partly(DOWN, "not found").gateway()) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub_of(channel).Answer(ASKED)
+    assert (caught.value.code(), info_of(caught.value).metadata["role"]) == (UNAVAILABLE, "execution")
     async with served(partly("hello", "not found").gateway()) as channel:
         assert (await stub_of(channel).Answer(ASKED)).outcome == pb.ANSWER_OUTCOME_NOT_FOUND
 

@@ -12,12 +12,9 @@ import grpc
 import pytest
 from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import completion_service_pb2 as completion_pb
-from rolegate.v1 import execution_service_pb2 as execution_pb
 from rolegate.v1 import run_service_pb2 as pb
 from rolegate.v1 import usage_pb2
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
-from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
-from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 from sqlalchemy import Connection
 
@@ -37,7 +34,7 @@ from router.trace.identity import Identity
 from router.trace.run import Feedback, Run, RunStatus
 from router.trace.values import Conversation
 from tests.router.clock import ended
-from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
+from tests.router.deployment import Deployment, HeldModel, Kept
 from tests.router.edge.wire import info_of, next_of, served, whole_server
 from tests.router.store import stored
 
@@ -74,12 +71,6 @@ async def showing(store: Kept) -> AsyncIterator["RunServiceAsyncStub"]:
 async def asked(channel: grpc.aio.Channel, **fields: Any) -> answer_pb.AnswerResponse:
     """The answer to a question."""
     return await AnswerServiceStub(channel).Answer(answer_pb.AnswerRequest(question=QUESTION, **fields))
-
-
-async def failed(channel: grpc.aio.Channel) -> None:
-    """Ask a question whose run fails."""
-    with pytest.raises(grpc.aio.AioRpcError):
-        await asked(channel)
 
 
 async def kept(status: RunStatus) -> tuple[Kept, Run]:
@@ -131,7 +122,8 @@ async def test_a_failed_run_is_told_whole_to_the_operator_alone() -> None:
     store = Kept()
     with called_by(ACME):
         async with served(whole_server(deployment, store)) as channel:
-            await failed(channel)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await asked(channel)
             request = pb.GetRunRequest(run_id=store.runs[0].id, include_trace=True)
             seen = await stub_of(channel).GetRun(request)
             exported = [item async for item in stub_of(channel).ExportRuns(pb.ExportRunsRequest())]
@@ -165,24 +157,6 @@ async def test_somebody_elses_run() -> None:
             for tenant in ("", "acme"):
                 assert not (await stub.ListRuns(pb.ListRunsRequest(tenant=tenant))).runs
                 assert not [item async for item in stub.ExportRuns(pb.ExportRunsRequest(tenant=tenant))]
-
-
-async def test_pages() -> None:
-    """Newest first, as many as are wanted, each once."""
-    runs = [Run(f"run-{number}", "answer", "", "finished", "", None, {}, (), float(number), 1.0) for number in range(5)]
-    async with showing(await keeping(*runs)) as stub:
-        pages = []
-        request = pb.ListRunsRequest(page_size=2)
-        while True:
-            page = await stub.ListRuns(request)
-            pages.append([run.run_id for run in page.runs])
-            request.page_token = page.next_page_token
-            if not request.page_token:
-                break
-        whole = await stub.ListRuns(pb.ListRunsRequest())
-        many = await stub.ListRuns(pb.ListRunsRequest(page_size=10**6))
-    assert pages == [["run-4", "run-3"], ["run-2", "run-1"], ["run-0"]]
-    assert len(whole.runs) == len(many.runs) == 5
 
 
 class Recording(Kept):
@@ -258,22 +232,6 @@ async def test_a_watch_of_what_has_ended() -> None:
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_watch_of_what_goes_on() -> None:
-    """Tells what happens when it happens, and ends as the answer does."""
-    model = HeldModel(ScriptedModel([block("a?"), STOP]))
-    async with served(whole_server(Deployment(model))) as channel:
-        answering = AnswerServiceStub(channel).StreamAnswer(answer_pb.StreamAnswerRequest(question=QUESTION))
-        run_id = (await next_of(answering)).run_started.run_id
-        await ended(model.called.wait())
-        request = pb.WatchRunRequest(run_id=run_id, after_event_number=1)
-        watching = aiter(stub_of(channel).WatchRun(request))
-        assert (await ended(anext(watching))).event.round_started.round == 1
-        model.let.set()
-        events = [item.event async for item in watching]
-    assert [event.event_number for event in events] == list(range(3, len(events) + 3))
-    assert [event.WhichOneof("event") for event in events][-3:] == ["answer_written", "usage_counted", "done"]
-
-
 @pytest.mark.parametrize(
     ("status", "code", "reason"),
     [
@@ -296,16 +254,6 @@ async def test_a_watch_of_what_did_not_finish(
     assert (ADDRESS in (caught.value.details() or "")) == (identity is None and status == "failed")
 
 
-async def test_a_watch_of_what_has_no_events() -> None:
-    """Only answers can be watched."""
-    store = Kept()
-    async with served(whole_server(Deployment(), store)) as channel:
-        executed = await ExecutionServiceStub(channel).Execute(execution_pb.ExecuteRequest(sub_query=QUESTION))
-        with pytest.raises(grpc.aio.AioRpcError, match="only answers") as caught:
-            await stub_of(channel).WatchRun(pb.WatchRunRequest(run_id=executed.run_id)).read()
-    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-
-
 async def test_cancel() -> None:
     """Whoever waits for the answer hears of it, and so does who watches; the work upstream stops."""
     store, model = Kept(), HeldModel(ScriptedModel([]))
@@ -324,23 +272,6 @@ async def test_cancel() -> None:
         await ended(model.cancelled.wait())
         await stub_of(channel).CancelRun(pb.CancelRunRequest(run_id=run_id))
     assert [run.status for run in store.runs] == ["cancelled"]
-
-
-async def test_export() -> None:
-    """Every kind with what came of it, oldest first."""
-    deployment = Deployment(answerer=ScriptedModel(["<answer>Michael Mann</answer>", "ho"]))
-    async with served(whole_server(deployment)) as channel:
-        await asked(channel)
-        await ExecutionServiceStub(channel).Execute(execution_pb.ExecuteRequest(sub_query=QUESTION))
-        request = completion_pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=MESSAGES)
-        await CompletionServiceStub(channel).Complete(request)
-        items = [item async for item in stub_of(channel).ExportRuns(pb.ExportRunsRequest())]
-    assert [(item.run.kind, item.output) for item in items] == [
-        (pb.RUN_KIND_ANSWER, "Michael Mann"),
-        (pb.RUN_KIND_EXECUTE, f"the answer to {QUESTION}"),
-        (pb.RUN_KIND_COMPLETE, "ho"),
-    ]
-    assert [json.loads(item.trace_json)["id"] for item in items] == [item.run.run_id for item in items]
 
 
 async def test_a_run_under_way_has_no_duration() -> None:

@@ -21,14 +21,13 @@ from router.errors import (
     QuotaExhausted,
     RolegateError,
     UpstreamError,
-    UpstreamProtocolError,
     UpstreamRefused,
     UpstreamUnavailable,
 )
 from router.models.model import ScriptedModel
 from router.trace.identity import Identity
-from tests.router.deployment import Deployment, Kept
-from tests.router.edge.wire import info_of, served
+from tests.router.deployment import Deployment
+from tests.router.edge.wire import served
 
 NEEDS: dict[type[RolegateError], dict[str, Any]] = {
     QuotaExhausted: {"retry_after_s": 1.5},
@@ -142,30 +141,6 @@ def test_what_a_task_group_wrapped_is_unwrapped() -> None:
     assert "outer" not in str(status_of(ExceptionGroup("outer", [ValueError("x")])))
 
 
-WIRE: list[tuple[UpstreamError, grpc.StatusCode, str]] = [
-    (UpstreamUnavailable("down", endpoint="e"), grpc.StatusCode.UNAVAILABLE, "UPSTREAM_UNAVAILABLE"),
-    (UpstreamRefused("wrong key", endpoint="e"), grpc.StatusCode.FAILED_PRECONDITION, "UPSTREAM_REFUSED"),
-    (UpstreamProtocolError("not JSON", endpoint="e"), grpc.StatusCode.UNAVAILABLE, "UPSTREAM_PROTOCOL_ERROR"),
-]
-
-
-@pytest.mark.parametrize(("error", "code", "reason"), WIRE)
-async def test_over_a_channel(error: UpstreamError, code: grpc.StatusCode, reason: str) -> None:
-    """Code, message and details cross the wire, for a whole reply and for a stream."""
-    async with served(Deployment(ScriptedModel(lambda _: error)).gateway()) as channel:
-        stub = AnswerServiceStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as whole:
-            await stub.Answer(pb.AnswerRequest(question="why?"))
-        with pytest.raises(grpc.aio.AioRpcError) as stream:
-            async for _ in stub.StreamAnswer(pb.StreamAnswerRequest(question="why?")):
-                pass
-    for caught in (whole.value, stream.value):
-        assert (caught.code(), caught.details()) == (code, str(error))
-        assert (info_of(caught).reason, info_of(caught).domain) == (reason, "rolegate")
-        comes_back = {"retry_after_s": "5.000"} if code is grpc.StatusCode.UNAVAILABLE else {}
-        assert dict(info_of(caught).metadata) == {"role": "delegation", **comes_back}
-
-
 async def test_an_executors_bug_over_a_channel() -> None:
     """So is one that came through the task group of the executors."""
     async with served(Deployment(executor=ScriptedModel([])).gateway()) as channel:
@@ -174,15 +149,3 @@ async def test_an_executors_bug_over_a_channel() -> None:
             await stub.Answer(pb.AnswerRequest(question="why?"))
     assert caught.value.code() == grpc.StatusCode.INTERNAL
     assert "TaskGroup" not in str(caught.value)
-
-
-async def test_a_failed_store_over_a_channel() -> None:
-    """Another try may help, and the status says so; the answer is not in it."""
-    store = Kept()
-    store.full = True
-    async with served(Deployment().gateway(store)) as channel:
-        stub = AnswerServiceStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Answer(pb.AnswerRequest(question="why?"))
-    assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.UNAVAILABLE, "STORE_FAILED")
-    assert "Michael Mann" not in str(caught.value)

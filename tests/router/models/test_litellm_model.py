@@ -24,7 +24,6 @@ from router.testing.openai_server import (
     event,
     fails,
     hang_on,
-    lose,
     replies,
     reset,
     says,
@@ -216,16 +215,6 @@ async def test_another_models_failure(model: LiteLLMModel, openai_server: OpenAI
                     await other.complete(PROMPT)
                 except UpstreamUnavailable:
                     await ask(PROMPT)
-
-
-async def test_what_litellm_asks_again(openai_server: OpenAIServer) -> None:
-    """Over a connection that turned out to be closed: what the second request is told counts."""
-    model = LiteLLMModel("anthropic/tiny", api_key="sk-secret", api_base=openai_server.base_url.removesuffix("/v1"))
-    openai_server.plays(lose, fails(401, "no such key"))
-    with pytest.raises(UpstreamRefused, match="check the API key"):
-        await model.complete(PROMPT)
-    assert len(openai_server.bodies) == 2
-    await close_clients()
 
 
 async def test_every_error(model: LiteLLMModel) -> None:

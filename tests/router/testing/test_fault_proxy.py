@@ -1,7 +1,6 @@
 """Faults by a seed, and the proxies that have them, between a real client and a real server."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -20,15 +19,12 @@ from router.testing.fault_proxy import (
     FaultPlan,
     FaultProxy,
     FaultyRetriever,
-    corrupted,
     fault_proxies,
 )
 from router.testing.openai_server import Reply, serving, writes
 
 TEXT = "<answer>in 1943</answer>"
 PROMPT = Prompt((Message("system", "Report."), Message("user", "Who?")), Sampling(64), (), request_id="run-1-0")
-EVENTS = b'data: {"choices":[{"index":0,"delta":{"content":"word"}}],"usage":{"prompt_tokens":3}}\n\ndata: [DONE]\n\n'
-LINES = EVENTS.splitlines(keepends=True)
 
 
 @pytest.fixture
@@ -91,22 +87,6 @@ def test_a_storm_hits_every_call_until_it_is_over() -> None:
     assert plan.next() is None
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_corrupted_lines(fault: Fault) -> None:
-    """Chunks are corrupted as named; other lines, and the end of the stream, are left as they are."""
-    chunks = {b"".join(corrupted(LINES[0], fault, random.Random(seed))) for seed in range(30)}
-    match fault:
-        case "invalid_utf8":
-            assert any(b"\xff" in chunk or b"\xc3" in chunk or b"\xed" in chunk for chunk in chunks)
-        case "lying_usage":
-            assert len(chunks) > 10 and all(chunk.decode() for chunk in chunks)
-        case "duplicated":
-            assert {chunk.count(b"word") for chunk in chunks} == {1, 2, 3}
-        case _:
-            assert chunks == {LINES[0]}
-    assert [*corrupted(LINES[2], fault, random.Random(0))] == [LINES[2]]
-
-
 async def test_passing_on(proxy: FaultProxy, model: OpenAIHTTP) -> None:
     """Text and usage come as the upstream gives them; the attempt and the upstream's own count are known."""
     completion = await asked(model)
@@ -154,18 +134,6 @@ async def test_a_replica_goes_and_comes_back(proxy: FaultProxy, model: OpenAIHTT
     assert not proxy.attempts
     await proxy.become("well")
     assert (proxy.base_url, (await asked(model)).text) == (there, TEXT)
-
-
-async def test_a_stuck_health_endpoint(proxy: FaultProxy) -> None:
-    """Requests of other kinds hang for half of the share."""
-    url = f"{proxy.base_url.removesuffix('/v1')}/metrics"
-    async with aiohttp.ClientSession() as session:
-        async with session.get(url) as response:
-            assert "vllm:prompt_tokens_total" in await response.text()
-        proxy.plan.share = 2.0
-        with pytest.raises(TimeoutError):
-            await session.get(url, timeout=aiohttp.ClientTimeout(total=0.3))
-    assert proxy.plan.seen == {"stuck": 1}
 
 
 async def test_searches_fail_as_planned() -> None:
