@@ -41,6 +41,8 @@ of a stream for each token. No model writes as much, and what does not end must 
 """
 _STREAM_OPTIONS = ({"include_usage": True, "continuous_usage_stats": True}, {"include_usage": True}, None)
 """What a stream is asked to tell, from vLLM's count with every chunk down to what any endpoint takes."""
+_MUCH = 16 << 10
+"""Bytes of a stream that came at once."""
 _OPTION = re.compile("stream_options|include_usage|continuous_usage_stats")
 _STRUCTURE = re.compile("structured.outputs?|grammar|regex", re.IGNORECASE)
 _failure = msgspec.json.Decoder(FailureReply)
@@ -153,11 +155,8 @@ class OpenAIHTTP:
             raise_for_status=False,
         )
 
-    def _body(
-        self, prompt: Prompt, *, stream: bool = False, options: Mapping[str, bool] | None = None
-    ) -> dict[str, Any]:
-        thinking, extra = self._thinking, self._extra
-        return chat_body(self.name, prompt, stream=stream, options=options, thinking=thinking, extra=extra)
+    def _body(self, prompt: Prompt, **streaming: Any) -> dict[str, Any]:
+        return chat_body(self.name, prompt, thinking=self._thinking, extra=self._extra, **streaming)
 
     async def _whole(self, response: aiohttp.ClientResponse, stop: tuple[str, ...]) -> Completion:
         try:
@@ -238,8 +237,10 @@ class OpenAIHTTP:
                 return
             if not received:
                 return
-            yield events
-            await asyncio.sleep(0)  # where much is there at once, others get their turns in between
+            if events:
+                yield events
+            if len(received) >= _MUCH:
+                await asyncio.sleep(0)  # others get their turns in between
 
     def _gives_up_pattern(self, prompt: Prompt, failure: UpstreamError) -> bool:
         """Whether it is the prompt's pattern that is refused; none is sent from then on."""

@@ -35,7 +35,7 @@ from router.trace.run import Feedback, Run, RunStatus
 from router.trace.values import Conversation
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
-from tests.router.edge.wire import info_of, next_of, served, whole_server
+from tests.router.edge.wire import info_of, next_of, refusal, served, whole_server
 from tests.router.store import stored
 
 if TYPE_CHECKING:
@@ -210,9 +210,7 @@ async def test_filters() -> None:
 async def test_a_list_of_what_there_is_not(given: dict[str, Any], named: str) -> None:
     """Is the client's to mend."""
     async with showing(Kept()) as stub:
-        with pytest.raises(grpc.aio.AioRpcError, match=named) as caught:
-            await stub.ListRuns(pb.ListRunsRequest(**given))
-    assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
+        assert await refusal(stub.ListRuns(pb.ListRunsRequest(**given)), named) == ("INVALID_ARGUMENT", "BAD_REQUEST")
 
 
 async def test_a_watch_of_what_has_ended() -> None:
@@ -324,9 +322,10 @@ async def test_bad_feedback(given: dict[str, Any], named: str) -> None:
     """What cannot be used is named, and nothing is kept."""
     store, run = await kept("finished")
     async with showing(store) as stub:
-        with pytest.raises(grpc.aio.AioRpcError, match=named) as caught:
-            await stub.SubmitFeedback(pb.SubmitFeedbackRequest(run_id=run.id, **given))
-    assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
+        assert await refusal(stub.SubmitFeedback(pb.SubmitFeedbackRequest(run_id=run.id, **given)), named) == (
+            "INVALID_ARGUMENT",
+            "BAD_REQUEST",
+        )
     assert store.given == []
 
 

@@ -22,7 +22,7 @@ from router.ledger.usage import UsageQuery, UsageReport, UsageRow
 from router.models.model import ScriptedModel
 from router.trace.identity import Identity
 from tests.router.deployment import STOP, Deployment
-from tests.router.edge.wire import info_of, reconciling, served, whole_server
+from tests.router.edge.wire import reconciling, refusal, served, whole_server
 
 if TYPE_CHECKING:
     from rolegate.v1.usage_service_pb2_grpc import UsageServiceAsyncStub
@@ -155,9 +155,7 @@ async def test_a_tenants_key_sums_its_own() -> None:
 async def test_what_there_is_not(request_: pb.GetUsageRequest, named: str) -> None:
     """A group, a bucket, a moment or a span that is none is the client's to mend."""
     async with sums_of(Told()) as stub:
-        with pytest.raises(grpc.aio.AioRpcError, match=named) as caught:
-            await stub.GetUsage(request_)
-    assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
+        assert await refusal(stub.GetUsage(request_), named) == ("INVALID_ARGUMENT", "BAD_REQUEST")
 
 
 async def test_reconciliation() -> None:

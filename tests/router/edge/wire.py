@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 import msgspec
+import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
@@ -116,6 +117,13 @@ def info_of(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo:
     info = error_details_pb2.ErrorInfo()
     assert status.details[0].Unpack(info)
     return info
+
+
+async def refusal(call: Any, match: str = "") -> tuple[str, str]:
+    """Code and reason of what a call fails with."""
+    with pytest.raises(grpc.aio.AioRpcError, match=match) as caught:
+        await ended(call)
+    return caught.value.code().name, info_of(caught.value).reason
 
 
 async def next_of(call: Any) -> Any:
