@@ -124,7 +124,7 @@ async def test_the_gateways_limit() -> None:
     """A client without a deadline is not kept waiting for ever."""
     deployment = Deployment(HeldModel(ScriptedModel([])))
     async with served(deployment.gateway(timeout_s=0.1)) as channel:
-        assert await refusal(ended(stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION)))) == (
+        assert await refusal(stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION))) == (
             "DEADLINE_EXCEEDED",
             "OUT_OF_TIME",
         )

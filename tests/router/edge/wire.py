@@ -119,7 +119,7 @@ def info_of(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo:
     return info
 
 
-async def refusal(call: Any, match: str = "") -> tuple[str, str]:
+async def refusal(call: Any, match: str | None = None) -> tuple[str, str]:
     """Code and reason of what a call fails with."""
     with pytest.raises(grpc.aio.AioRpcError, match=match) as caught:
         await ended(call)
