@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -323,15 +323,6 @@ def text_event(text: str, usage: dict[str, Any] | None = None) -> bytes:
 def end_event(finish_reason: str = "stop", stop_reason: str | int | None = None) -> bytes:
     """The finish reason."""
     return event(_chunk({"delta": {}, "finish_reason": finish_reason, "stop_reason": stop_reason}))
-
-
-def split(body: bytes, sizes: Iterable[int]) -> list[bytes]:
-    """`body` in pieces of these sizes, and the rest."""
-    pieces, position = [], 0
-    for size in sizes:
-        pieces.append(body[position : position + size])
-        position += size
-    return [piece for piece in (*pieces, body[position:]) if piece]
 
 
 def _chunk(choice: dict[str, Any]) -> dict[str, Any]:

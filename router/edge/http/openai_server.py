@@ -154,8 +154,7 @@ def openai_app(
         return _json(503, {"status": "unavailable"}) if down else _json(200, {"status": "ok"})
 
     watched = [observing(observer)] if observer else []
-    middlewares = [*watched, _openai_errors, _admitting(access)]
-    app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY_BYTES)
+    app = web.Application(middlewares=[*watched, _guarding(access)], client_max_size=MAX_BODY_BYTES)
     app.router.add_post("/v1/chat/completions", complete)
     app.router.add_get("/v1/models", models)
     app.router.add_get("/v1/models/{name}", model)
@@ -258,35 +257,32 @@ def _json(status: int, content: object, headers: dict[str, str] | None = None) -
     return web.Response(status=status, body=body, headers=headers, content_type="application/json")
 
 
-@web.middleware
-async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        _check_origin(request.headers.get("Origin", ""))
-        return await handler(request)
-    except web.HTTPException as error:
-        code = error.reason.lower().replace(" ", "_")
-        return _json(error.status, _failure(error.status, error.text or error.reason, code))
-    except ClientConnectionResetError:  # the client is gone
-        raise
-    except Exception as error:
-        number, body = _failed(error)
-        wait_s = retry_after_s(error)
-        headers = {"Retry-After": str(math.ceil(wait_s))} if number in (429, 503) and wait_s is not None else {}
-        if number == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        return _json(number, body, headers)
+def _guarding(access: Access | None) -> Middleware:
+    """Let in by key, and answer in OpenAI's shape whatever goes wrong."""
 
-
-def _admitting(access: Access | None) -> Middleware:
     @web.middleware
-    async def admitting(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if access and request.path != "/health":
-            # aiohttp serves each request in a context of its own, so that this reaches its handler and no other.
-            CALLER.set(await access.identify(request.headers.get("Authorization")))
-            check_scope(caller(), "ask")
-        return await handler(request)
+    async def guarding(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            _check_origin(request.headers.get("Origin", ""))
+            if access and request.path != "/health":
+                # aiohttp serves each request in a context of its own, so that this reaches its handler and no other.
+                CALLER.set(await access.identify(request.headers.get("Authorization")))
+                check_scope(caller(), "ask")
+            return await handler(request)
+        except web.HTTPException as error:
+            code = error.reason.lower().replace(" ", "_")
+            return _json(error.status, _failure(error.status, error.text or error.reason, code))
+        except ClientConnectionResetError:  # the client is gone
+            raise
+        except Exception as error:
+            number, body = _failed(error)
+            wait_s = retry_after_s(error)
+            headers = {"Retry-After": str(math.ceil(wait_s))} if number in (429, 503) and wait_s is not None else {}
+            if number == 401:
+                headers["WWW-Authenticate"] = "Bearer"
+            return _json(number, body, headers)
 
-    return admitting
+    return guarding
 
 
 def _check_origin(origin: str) -> None:

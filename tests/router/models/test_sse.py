@@ -2,6 +2,7 @@
 
 import json
 from contextlib import suppress
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -10,32 +11,38 @@ from hypothesis import strategies as st
 
 from router.models.openai_wire import MAX_EVENT_BYTES, EventReader, EventTooLong, read_reply
 from router.models.streaming import StreamedReply
-from router.testing.openai_server import split
 
 BODY = (
     ': keep-alive\n\ndata: {"a":\r\ndata:1}\r\n\r\nid: 7\nevent: x\ndata: é\r\n\n\n: x\r\ndata:\n\ndata: [DONE]\r\n\r\n'
 ).encode()
 EVENTS = [b'{"a":\n1}', "é".encode(), b"[DONE]"]
 _KEYS = "choices delta message content index finish_reason usage prompt_tokens error reasoning".split()
+CUTS = st.lists(st.integers(0, 80)).map(sorted)
 CHUNKS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text("a</search>", max_size=4),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_KEYS), inner, max_size=5),
 )
 
 
-@given(st.lists(st.integers(1, 9)))
-def test_any_chunking(sizes: list[int]) -> None:
+def split(body: bytes, cuts: list[int]) -> list[bytes]:
+    """`body` in pieces."""
+    return [body[start:end] for start, end in pairwise([0, *cuts, len(body)])]
+
+
+@given(CUTS)
+def test_any_chunking(cuts: list[int]) -> None:
     """The same events come out of the same bytes, wherever they are split and however their lines end."""
     reader = EventReader()
-    assert [event for piece in split(BODY, sizes) for event in reader.feed(piece)] == EVENTS
+    assert [event for piece in split(BODY, cuts) for event in reader.feed(piece)] == EVENTS
 
 
-@given(st.lists(st.sampled_from([b"data:a", b"\r\n", b"\n", b":c", b"x"]), max_size=12), st.lists(st.integers(1, 3)))
-def test_line_ends(tokens: list[bytes], sizes: list[int]) -> None:
+@given(st.lists(st.sampled_from([b"data:a", b"\r\n", b"\n", b":c", b"x"]), max_size=12), CUTS)
+def test_line_ends(tokens: list[bytes], cuts: list[int]) -> None:
     """Any bytes in any pieces give what the same bytes give in one; a CR LF that is split ends one line."""
     body = b"".join(tokens)
     whole, split_up = EventReader(), EventReader()
-    assert [event for piece in split(body, sizes) for event in split_up.feed(piece)] == whole.feed(body)
+    pieces = split(body, [min(cut, len(body)) for cut in cuts])
+    assert [event for piece in pieces for event in split_up.feed(piece)] == whole.feed(body)
 
 
 @given(st.lists(CHUNKS, max_size=4))
