@@ -56,14 +56,6 @@ async def reflected(channel: grpc.aio.Channel) -> set[str]:
     return {service.name for service in response.list_services_response.service}
 
 
-@pytest.mark.parametrize("service", ["", *GATEWAY])
-async def test_health(service: str) -> None:
-    """The server is healthy as a whole and service by service."""
-    async with served(whole_server(Deployment())) as channel:
-        response = await health_of(channel).Check(health_pb2.HealthCheckRequest(service=service))
-        assert response.status == SERVING
-
-
 async def test_the_health_of_what_is_not_served() -> None:
     """A service that is not there is not found, to a check, and unknown, to a watch."""
     async with served(whole_server(Deployment())) as channel:

@@ -57,16 +57,6 @@ async def status(address: str, context: ssl.SSLContext) -> int:
         return response.status
 
 
-async def test_grpc_is_encrypted(authority: Authority) -> None:
-    """For those who trust the certificate; in the clear nothing is answered."""
-    roots = authority.certificate.read_bytes()
-    async with grpc_server(tls_of(authority)) as address:
-        assert await answered(address, grpc.ssl_channel_credentials(roots)) == "Michael Mann"
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await answered(address, None)
-        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-
-
 async def test_clients_certificates(authority: Authority, tmp_path: Path) -> None:
     """With `client_ca`, who has none that it signed is turned away."""
     roots = authority.certificate.read_bytes()

@@ -1,6 +1,5 @@
 """Hosted models: the real LiteLLM against a server on the loopback."""
 
-import asyncio
 import re
 import socket
 import subprocess
@@ -13,7 +12,7 @@ import pytest
 from router.errors import ContextTooLong, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.models.failures import Upstream
 from router.models.litellm_client import LiteLLMModel, close_clients
-from router.models.model import Completion, Delta, Message, Prompt, Sampling, Usage
+from router.models.model import Completion, Message, Prompt, Sampling, Usage
 from router.testing.openai_server import (
     DONE,
     MODEL,
@@ -30,6 +29,7 @@ from router.testing.openai_server import (
     streams,
     text_event,
 )
+from tests.router.models.reading import joined, streamed
 
 PROMPT = Prompt((Message("user", "hi"),), Sampling(), stop=("</x>",))
 COUNTED = Usage(11, 7, cached_tokens=4, reasoning_tokens=3)
@@ -39,18 +39,6 @@ COUNTED = Usage(11, 7, cached_tokens=4, reasoning_tokens=3)
 async def model(openai_server: OpenAIServer) -> AsyncIterator[LiteLLMModel]:
     yield LiteLLMModel(f"openai/{MODEL}", api_key="sk-secret", api_base=openai_server.base_url)
     await close_clients()
-
-
-async def streamed(model: LiteLLMModel, prompt: Prompt = PROMPT) -> list[Delta]:
-    async with asyncio.timeout(10), model.stream(prompt) as deltas:
-        return [delta async for delta in deltas]
-
-
-def joined(deltas: list[Delta]) -> Completion:
-    """What the deltas amount to."""
-    last = deltas[-1]
-    text, reasoning = ("".join(texts) for texts in zip(*((d.text, d.reasoning) for d in deltas), strict=True))
-    return Completion(text, last.finish_reason or "", reasoning, last.usage, last.overran)
 
 
 @pytest.mark.parametrize(
@@ -72,13 +60,13 @@ async def test_both_ways(
     """A stream amounts to what the whole reply would be, usage included."""
     openai_server.plays(behaviour)
     assert await model.complete(PROMPT) == expected
-    assert joined(await streamed(model)) == expected
+    assert joined(await streamed(model, PROMPT)) == expected
 
 
 async def test_ignored_stop(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
     """A provider that writes on past a stop string is left at once."""
     openai_server.plays(streams(text_event("a</"), text_event("x>b"), then=hang_on))
-    assert joined(await streamed(model)) == Completion("a</x>", "stop", overran=True)
+    assert joined(await streamed(model, PROMPT)) == Completion("a</x>", "stop", overran=True)
     await openai_server.sees_disconnect()
     openai_server.plays(says("a</x>b"))
     assert (await model.complete(PROMPT)).text == "a</x>"
@@ -88,7 +76,7 @@ async def test_unknown_usage(model: LiteLLMModel, openai_server: OpenAIServer) -
     """What the provider does not count is unknown: neither zero nor LiteLLM's own estimate."""
     openai_server.plays(says("a", usage=None, reasoning={"reasoning_content": "hm"}))
     assert (await model.complete(PROMPT)).usage is None
-    assert joined(await streamed(model)).usage is None
+    assert joined(await streamed(model, PROMPT)).usage is None
 
 
 async def test_unknown_reasoning(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
@@ -96,7 +84,7 @@ async def test_unknown_reasoning(model: LiteLLMModel, openai_server: OpenAIServe
     usage = {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14}
     openai_server.plays(says("a", usage=usage, reasoning={"reasoning_content": "hm"}))
     assert (await model.complete(PROMPT)).usage == Usage(5, 9)
-    assert joined(await streamed(model)).usage == Usage(5, 9)
+    assert joined(await streamed(model, PROMPT)).usage == Usage(5, 9)
 
 
 async def test_request(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
@@ -110,7 +98,7 @@ async def test_request(model: LiteLLMModel, openai_server: OpenAIServer) -> None
         "top_p": 0.9,
         "seed": 3,
     }
-    await streamed(model)
+    await streamed(model, PROMPT)
     assert openai_server.bodies[-1]["stream_options"] == {"include_usage": True}
     assert openai_server.bodies[-1]["stop"] == ["</x>"]
 
@@ -172,7 +160,7 @@ async def test_failures(
     with pytest.raises(kind) as whole:
         await model.complete(PROMPT)
     with pytest.raises(kind) as stream:
-        await streamed(model)
+        await streamed(model, PROMPT)
     for caught in (whole, stream):
         assert said in str(caught.value)
         assert caught.value.endpoint == openai_server.base_url
@@ -196,7 +184,7 @@ async def test_nobody_there(name: str) -> None:
 async def test_a_broken_connection(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
     """Has no status either, and may have cost something."""
     openai_server.plays(reset)
-    for asked in (model.complete(PROMPT), streamed(model)):
+    for asked in (model.complete(PROMPT), streamed(model, PROMPT)):
         with pytest.raises(UpstreamUnavailable) as caught:
             await asked
         assert "HTTP" not in str(caught.value)
@@ -209,7 +197,7 @@ async def test_another_models_failure(model: LiteLLMModel, openai_server: OpenAI
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         other = LiteLLMModel("openai/tiny", api_key="sk-x", api_base=f"http://127.0.0.1:{bound.getsockname()[1]}")
-        for ask in (model.complete, lambda _prompt: streamed(model)):
+        for ask in (model.complete, lambda _prompt: streamed(model, PROMPT)):
             with pytest.raises(UpstreamRefused, match="at most 512 tokens"):
                 try:
                     await other.complete(PROMPT)
@@ -240,14 +228,14 @@ async def test_broken_streams(model: LiteLLMModel, openai_server: OpenAIServer, 
     """A stream that was cut is an error, though LiteLLM makes up a finish reason and a usage for it."""
     openai_server.plays(behaviour)
     with pytest.raises(UpstreamUnavailable):
-        await streamed(model)
+        await streamed(model, PROMPT)
 
 
 async def test_finish_in_the_last_text(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
     """A finish reason that comes with the last piece of text is the provider's own."""
     last = {"choices": [{"index": 0, "delta": {"content": "b"}, "finish_reason": "length"}]}
     openai_server.plays(streams(text_event("a"), event(last), event({"choices": [], "usage": USAGE}), DONE))
-    assert joined(await streamed(model)) == Completion("ab", "length", usage=COUNTED)
+    assert joined(await streamed(model, PROMPT)) == Completion("ab", "length", usage=COUNTED)
 
 
 async def test_leaving(model: LiteLLMModel, openai_server: OpenAIServer) -> None:

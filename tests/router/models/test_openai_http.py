@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from router.errors import ContextTooLong, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
-from router.models.model import Completion, Delta, Message, Model, Prompt, Sampling, Usage
+from router.models.model import Completion, Delta, Message, Prompt, Sampling, Usage
 from router.models.openai_client import OpenAIHTTP
 from router.testing.openai_server import (
     DONE,
@@ -28,6 +28,7 @@ from router.testing.openai_server import (
     streams,
     text_event,
 )
+from tests.router.models.reading import joined, streamed
 
 PROMPT = Prompt((Message("user", "hi"),), Sampling(), stop=("</x>", "</y>"))
 COUNTED = Usage(11, 7, cached_tokens=4, reasoning_tokens=3)
@@ -37,18 +38,6 @@ SOFAR = {"prompt_tokens": 11, "completion_tokens": 2, "total_tokens": 13}
 @pytest.fixture
 def model(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> OpenAIHTTP:
     return OpenAIHTTP(session, openai_server.base_url, MODEL, api_key="sk-secret")
-
-
-async def streamed(model: Model, prompt: Prompt = PROMPT) -> list[Delta]:
-    async with asyncio.timeout(10), model.stream(prompt) as deltas:
-        return [delta async for delta in deltas]
-
-
-def joined(deltas: list[Delta]) -> Completion:
-    """What the deltas amount to."""
-    last = deltas[-1]
-    text, reasoning = ("".join(texts) for texts in zip(*((d.text, d.reasoning) for d in deltas), strict=True))
-    return Completion(text, last.finish_reason or "", reasoning, last.usage, last.overran)
 
 
 BOTH_WAYS: list[tuple[Behaviour, Completion]] = [
@@ -77,7 +66,7 @@ async def test_both_ways(
     """A stream amounts to what the whole reply would be, usage included."""
     openai_server.plays(behaviour)
     assert await model.complete(PROMPT) == expected
-    assert joined(await streamed(model)) == expected
+    assert joined(await streamed(model, PROMPT)) == expected
 
 
 async def test_request(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
@@ -124,23 +113,23 @@ UNKNOWN = [
 async def test_a_refused_option(model: OpenAIHTTP, openai_server: OpenAIServer, status: int, said: str) -> None:
     """An endpoint that does not know an option of a stream is asked without it, at once and from then on."""
     openai_server.plays(fails(status, said), says("a"))
-    assert joined(await streamed(model)).text == "a"
-    await streamed(model)
+    assert joined(await streamed(model, PROMPT)).text == "a"
+    await streamed(model, PROMPT)
     assert [body["stream_options"] for body in openai_server.bodies[1:]] == [{"include_usage": True}] * 2
     openai_server.plays(fails(status, said), says("a"))
-    assert joined(await streamed(model)).text == "a"
-    await streamed(model)
+    assert joined(await streamed(model, PROMPT)).text == "a"
+    await streamed(model, PROMPT)
     assert ["stream_options" in body for body in openai_server.bodies[3:]] == [True, False, False]
     openai_server.plays(fails(status, said))
     with pytest.raises(UpstreamRefused):
-        await streamed(model)
+        await streamed(model, PROMPT)
     assert all(body["stream"] for body in openai_server.bodies)
 
 
 async def test_an_endpoint_that_cannot_stream(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
     """A whole reply where a stream was asked for is taken as it is."""
     openai_server.plays(replies(usage_reply({"prompt_tokens": 3, "completion_tokens": 1})))
-    assert await streamed(model) == [Delta("a", finish_reason="stop", usage=Usage(3, 1))]
+    assert await streamed(model, PROMPT) == [Delta("a", finish_reason="stop", usage=Usage(3, 1))]
 
 
 async def test_counting(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
@@ -178,7 +167,7 @@ async def test_extra_body(session: aiohttp.ClientSession, openai_server: OpenAIS
     assert (body["model"], body["messages"]) == (MODEL, [{"role": "user", "content": "hi"}])
     assert (body["top_k"], body["temperature"]) == (20, 0.6)
     assert body["chat_template_kwargs"] == {"enable_thinking": True, "tools": [1]}
-    await streamed(model)
+    await streamed(model, PROMPT)
     assert openai_server.bodies[-1]["stream_options"] == {"include_usage": True, "continuous_usage_stats": True, "x": 1}
 
 
@@ -198,7 +187,7 @@ async def test_misfiled_output(
     openai_server.plays(behaviour)
     model = OpenAIHTTP(session, openai_server.base_url, MODEL, thinking=False)
     assert await model.complete(PROMPT) == expected
-    assert joined(await streamed(model)) == expected
+    assert joined(await streamed(model, PROMPT)) == expected
 
 
 async def test_padding(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
@@ -208,7 +197,7 @@ async def test_padding(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
     assert await model.complete(PROMPT) == Completion("a", "stop")
     chunks = event({"choices": []}), event({"choices": [{"delta": {"content": "a"}}], "usage": None}), b": wait\n\n"
     openai_server.plays(streams(*chunks, end_event(), DONE))
-    assert joined(await streamed(model)) == Completion("a", "stop")
+    assert joined(await streamed(model, PROMPT)) == Completion("a", "stop")
 
 
 async def test_a_usage_that_cannot_be(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
@@ -216,7 +205,7 @@ async def test_a_usage_that_cannot_be(model: OpenAIHTTP, openai_server: OpenAISe
     counted, lied = {"prompt_tokens": 11, "completion_tokens": 1}, {"prompt_tokens": 1e300, "completion_tokens": 2}
     chunks = [event({"choices": [{"delta": {"content": "a"}}], "usage": usage}) for usage in (counted, lied)]
     openai_server.plays(streams(*chunks, end_event(), DONE))
-    assert joined(await streamed(model)) == Completion("aa", "stop", usage=Usage(11, 1))
+    assert joined(await streamed(model, PROMPT)) == Completion("aa", "stop", usage=Usage(11, 1))
 
 
 async def test_usage_as_it_grows(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
@@ -248,7 +237,7 @@ async def test_failures(
     with pytest.raises(kind) as whole:
         await model.complete(PROMPT)
     with pytest.raises(kind) as stream:
-        await streamed(model)
+        await streamed(model, PROMPT)
     for caught in (whole, stream):
         assert said in str(caught.value)
         assert caught.value.endpoint == openai_server.base_url
@@ -287,7 +276,7 @@ async def test_a_reply_without_an_end(
     """It is left where no model would have written as much."""
     openai_server.plays(behaviour)
     with pytest.raises(UpstreamProtocolError, match=f"a reply of more than {most}iB"):
-        await streamed(model)
+        await streamed(model, PROMPT)
 
 
 ERROR = event({"error": {"message": "engine died", "type": "InternalServerError", "code": 500}})
@@ -328,7 +317,7 @@ async def test_broken_streams(
 async def test_broken_after_the_end(model: OpenAIHTTP, openai_server: OpenAIServer, tail: Behaviour) -> None:
     """A stream that breaks after its finish reason has lost its usage only."""
     openai_server.plays(tail)
-    assert joined(await streamed(model)) == Completion("a", "stop")
+    assert joined(await streamed(model, PROMPT)) == Completion("a", "stop")
 
 
 async def test_nobody_listens(session: aiohttp.ClientSession) -> None:
@@ -351,7 +340,7 @@ async def test_ignored_stop(model: OpenAIHTTP, openai_server: OpenAIServer) -> N
     """An engine that writes on past a stop string is left at once, and its last count is a lower bound."""
     pieces = (text_event("a</", SOFAR), text_event("x>b", SOFAR))
     openai_server.plays(streams(*pieces, then=hang_on))
-    deltas = await streamed(model)
+    deltas = await streamed(model, PROMPT)
     assert joined(deltas) == Completion("a</x>", "stop", usage=Usage(11, 2, lower_bound=True), overran=True)
     await openai_server.sees_disconnect()
 
@@ -377,11 +366,11 @@ async def test_the_readers_errors(model: OpenAIHTTP) -> None:
 async def test_pooled(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
     """Calls that ended well, streamed or whole, refused or not, share one connection."""
     openai_server.plays(says("a"), says("b"), fails(400, "no"), says("c"), says("d"))
-    await streamed(model)
+    await streamed(model, PROMPT)
     await model.complete(PROMPT)
     with pytest.raises(UpstreamRefused):
-        await streamed(model)
-    await streamed(model)
+        await streamed(model, PROMPT)
+    await streamed(model, PROMPT)
     await model.complete(PROMPT)
     assert len(openai_server.connections) == 1
 

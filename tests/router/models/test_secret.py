@@ -40,7 +40,3 @@ def test_what_an_address_holds_is_hidden(userinfo: str, sent: str) -> None:
 def test_a_secret_within_another() -> None:
     """Is hidden with it."""
     assert Secrets("open-sesame", {"k": "open-sesame-and-more"}).hidden("open-sesame-and-more!") == "***!"
-
-
-def test_nothing_is_hidden_where_there_is_nothing() -> None:
-    assert Secrets(None).hidden("nothing") == Secrets("").hidden("nothing") == "nothing"
