@@ -1,4 +1,4 @@
-"""The official Python client of OpenAI, unmodified, against the door."""
+"""The official Python client of OpenAI, unmodified, against the OpenAI-compatible server."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,8 +27,8 @@ Sources:
 def client() -> Iterator[openai.OpenAI]:
     """A client of a gateway of scripted models."""
     with (
-        scripted_gateway.addresses() as (_, door),
-        openai.OpenAI(base_url=f"http://{door}/v1", api_key="none", max_retries=0) as client,
+        scripted_gateway.addresses() as (_, http),
+        openai.OpenAI(base_url=f"http://{http}/v1", api_key="none", max_retries=0) as client,
     ):
         yield client
 
@@ -44,7 +44,7 @@ def asking(question: str) -> list[ChatCompletionMessageParam]:
 
 
 def details(reply: Any) -> Any:
-    """What the door tells beyond OpenAI's fields."""
+    """What the OpenAI-compatible server tells beyond OpenAI's fields."""
     return reply.model_extra["rolegate"]
 
 

@@ -89,16 +89,16 @@ async def test_a_drain_is_not_undone() -> None:
         await ended(draining)
 
 
-async def test_the_door_says_so_too() -> None:
+async def test_the_openai_server_says_so_too() -> None:
     """Without a word of what is wrong: nobody needs a key to ask."""
     readiness = Readiness()
-    door = HTTPServer(openai_app(Deployment().gateway(), readiness=readiness), 0.0)
-    async with aiohttp.ClientSession(f"http://{await door.start('127.0.0.1:0', 'http')}") as session:
+    http = HTTPServer(openai_app(Deployment().gateway(), readiness=readiness), 0.0)
+    async with aiohttp.ClientSession(f"http://{await http.start('127.0.0.1:0', 'http')}") as session:
         for why, status, said in (("ended with code -9", 503, "unavailable"), (None, 200, "ok")):
             readiness.say("engines.small", ["retrieval"], why)
             async with session.get("/health") as response:
                 assert (response.status, await response.json()) == (status, {"status": said})
-    await door.drain()
+    await http.drain()
 
 
 def test_a_role_is_down_until_a_call_has_worked() -> None:

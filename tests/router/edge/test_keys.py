@@ -188,7 +188,7 @@ class Endless(Kept):
         yield ExportedRun(self.runs[0], ())
 
 
-def asked_at_the_door(session: aiohttp.ClientSession, key: str, *, stream: bool) -> Coroutine[Any, Any, str]:
+def asked_over_http(session: aiohttp.ClientSession, key: str, *, stream: bool) -> Coroutine[Any, Any, str]:
     """The reply to a question."""
 
     async def asked() -> str:
@@ -218,8 +218,8 @@ async def test_what_a_revoked_key_asked_for_ends() -> None:
     model = HeldModel(ScriptedModel(lambda _prompt: STOP))
     gateway, access = Deployment(model, model, model).gateway(store, live=live), Access(accounts)
     server = Server(gateway, None, RunServicer(Runs(store, live)), access=access)
-    door = HTTPServer(openai_app(gateway, access), 0.0, access=access)
-    at = await door.start("127.0.0.1:0", "server.http")
+    http = HTTPServer(openai_app(gateway, access), 0.0, access=access)
+    at = await http.start("127.0.0.1:0", "server.http")
     async with (
         connected(await server.start("127.0.0.1:0")) as channel,
         aiohttp.ClientSession(f"http://{at}") as session,
@@ -242,7 +242,7 @@ async def test_what_a_revoked_key_asked_for_ends() -> None:
             runs.ExportRuns(ExportRunsRequest(), metadata=bearer(text)),
         ]
         asked = asyncio.gather(
-            *map(read_to_its_end, calls), *(asked_at_the_door(session, text, stream=stream) for stream in (False, True))
+            *map(read_to_its_end, calls), *(asked_over_http(session, text, stream=stream) for stream in (False, True))
         )
         async with asyncio.timeout(10):
             await store.exporting.wait()
@@ -257,13 +257,13 @@ async def test_what_a_revoked_key_asked_for_ends() -> None:
         while (event := await next_of(going_on)).WhichOneof("event") != "done":
             assert event
     await server.drain(0)
-    await door.drain()
+    await http.drain()
     assert sorted(run.status for run in store.runs) == ["cancelled"] * 7 + ["finished"]
 
 
 @asynccontextmanager
-async def door(accounts: KeptAccounts, store: Kept | None = None) -> AsyncIterator[aiohttp.ClientSession]:
-    """A session with a door that knows keys."""
+async def http(accounts: KeptAccounts, store: Kept | None = None) -> AsyncIterator[aiohttp.ClientSession]:
+    """A session with an OpenAI-compatible server that knows keys."""
     access = Access(accounts)
     server = HTTPServer(openai_app(Deployment().gateway(store or Kept()), access), 0.0, access=access)
     async with aiohttp.ClientSession(f"http://{await server.start('127.0.0.1:0', 'server.http')}") as session:
@@ -279,12 +279,12 @@ async def posted(session: aiohttp.ClientSession, key: str | None) -> tuple[int, 
         return response.status, response.headers, await response.json()
 
 
-async def test_the_door_takes_the_same_keys() -> None:
+async def test_the_openai_server_takes_the_same_keys() -> None:
     """401 and 403 in OpenAI's shape; only its health needs no key."""
     asks, asking = new_key("acme", ["ask"])
     trains, training = new_key("acme", ["train"])
     store = Kept()
-    async with door(KeptAccounts(asking, training), store) as session:
+    async with http(KeptAccounts(asking, training), store) as session:
         for key in (None, "rg_0badf00d_open-sesame"):
             status, headers, reply = await posted(session, key)
             assert (status, reply["error"]["code"]) == (401, "NO_KEY")

@@ -39,8 +39,8 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 
 
 @asynccontextmanager
-async def door(gateway: Gateway, limits: Limits) -> AsyncIterator[str]:
-    """Where the door to a gateway is."""
+async def http(gateway: Gateway, limits: Limits) -> AsyncIterator[str]:
+    """Where the OpenAI-compatible server to a gateway is."""
     server = HTTPServer(openai_app(gateway, limits=limits), 0.0, limits=limits)
     try:
         yield await server.start("127.0.0.1:0", "http")
@@ -74,7 +74,7 @@ async def test_whoever_is_turned_away_is_told_when_to_come_back(kind: str) -> No
     admission = Admission(AdmissionLimits(max_runs=1, queue=0, queue_s=7.0))
     gateway = Deployment(model).gateway(store, live=live, admission=admission)
     server = Server(gateway, None, RunServicer(Runs(store, live)))
-    async with served(server) as channel, door(gateway, Limits()) as address:
+    async with served(server) as channel, http(gateway, Limits()) as address:
         running = AnswerServiceStub(channel).Answer(answer_pb.AnswerRequest(question="why?"))
         await ended(model.called.wait())
         if kind == "grpc":
@@ -170,7 +170,7 @@ async def test_a_slow_reader_gets_everything() -> None:
 )
 async def test_a_request_that_does_not_come(said: bytes) -> None:
     """Nobody holds a connection with a head that never ends; nor with a second one."""
-    async with door(Deployment().gateway(), Limits(opening_s=0.3)) as address, raw(address) as (reader, writer):
+    async with http(Deployment().gateway(), Limits(opening_s=0.3)) as address, raw(address) as (reader, writer):
         writer.write(said)
         assert (await is_closed(reader)) is not said.endswith(b"GET /")
 
@@ -178,7 +178,7 @@ async def test_a_request_that_does_not_come(said: bytes) -> None:
 async def test_a_body_that_does_not_come() -> None:
     """The client is told so, and left."""
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 100\r\nContent-Type: application/json"
-    async with door(Deployment().gateway(), Limits(opening_s=0.3)) as address, raw(address) as (reader, writer):
+    async with http(Deployment().gateway(), Limits(opening_s=0.3)) as address, raw(address) as (reader, writer):
         writer.write(head + b"\r\n\r\n{")
         assert (await ended(reader.readline())).startswith(b"HTTP/1.1 408 ")
 
@@ -189,7 +189,7 @@ async def test_connections_are_counted(kind: str) -> None:
     limits = Limits(connections=2)
     async with AsyncExitStack() as stack:
         if kind == "http":
-            address = await stack.enter_async_context(door(Deployment().gateway(), limits))
+            address = await stack.enter_async_context(http(Deployment().gateway(), limits))
             hello, answer = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", b"HTTP/1.1 200"
         else:
             server = Server(Deployment().gateway(), None, limits=limits)

@@ -1,4 +1,4 @@
-"""Encryption, with and without clients' certificates, of gRPC and of the HTTP door."""
+"""Encryption, with and without clients' certificates, of gRPC and of the OpenAI-compatible server."""
 
 import ssl
 from collections.abc import AsyncIterator
@@ -52,7 +52,7 @@ async def answered(address: str, credentials: grpc.ChannelCredentials | None) ->
 
 
 async def status(address: str, context: ssl.SSLContext) -> int:
-    """That of the door's health."""
+    """That of the OpenAI-compatible server's health."""
     async with aiohttp.ClientSession() as session, session.get(f"https://{address}/health", ssl=context) as response:
         return response.status
 
@@ -74,7 +74,7 @@ async def test_clients_certificates(authority: Authority, tmp_path: Path) -> Non
             assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
-async def test_the_door_is_encrypted(authority: Authority) -> None:
+async def test_the_openai_server_is_encrypted(authority: Authority) -> None:
     """By the same files, clients' certificates included."""
     trusting = ssl.create_default_context(cafile=str(authority.certificate))
     known = ssl.create_default_context(cafile=str(authority.certificate))
