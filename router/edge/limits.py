@@ -1,4 +1,4 @@
-"""What one client may do to a server."""
+"""Limits on what one client may do to a server."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ class Limits:
     age_s: float = 3600.0
     """After which a gRPC connection takes no new calls, so that clients spread over gateways that were added."""
     reading_s: float = 60.0
-    """How long the reader of a stream may take for one message."""
+    """Time that the reader of a stream has for one message."""
 
     @property
     def grpc_options(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Where a server may listen."""
+"""Addresses of servers, and their encryption."""
 
 import ipaddress
 import re
@@ -23,10 +23,10 @@ class TLS:
     """The server's, with its chain."""
     key: str
     client_ca: str | None = None
-    """Who signs clients' certificates; with it, clients without one are turned away."""
+    """The signer of clients' certificates; with it, clients without one are turned away."""
 
     def for_http(self) -> ssl.SSLContext:
-        """What an HTTP server needs. Raises `BadConfig`, naming the file that is wrong."""
+        """Context of an HTTP server. Raises `BadConfig`, naming the file that is wrong."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         with _naming("certificate", self.certificate, "a certificate"):
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(self.certificate)
@@ -39,7 +39,7 @@ class TLS:
         return context
 
     def for_grpc(self) -> grpc.ServerCredentials:
-        """What a gRPC server needs. Raises as `for_http`."""
+        """Credentials of a gRPC server. Raises as `for_http`."""
         self.for_http()
         pair = (Path(self.key).read_bytes(), Path(self.certificate).read_bytes())
         roots = Path(self.client_ca).read_bytes() if self.client_ca is not None else None
@@ -61,13 +61,13 @@ _LAST_PORT = 65_535
 
 
 def is_address(text: str) -> bool:
-    """Whether it is host:port; a port that is too high would be cut to another one."""
+    """Tell whether it is host:port; a port that is too high would be cut to another one."""
     host, _, port = text.rpartition(":")
     return bool(host) and re.fullmatch("[0-9]{1,5}", port) is not None and int(port) <= _LAST_PORT
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a host, with or without a port, is this machine alone."""
+    """Tell whether a host, with or without a port, is this machine alone."""
     host = re.sub(r":\d*$", "", address).strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

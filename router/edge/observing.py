@@ -56,7 +56,7 @@ class Running(Generic[Item, Result]):
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def __aiter__(self) -> AsyncIterator[list[Item]]:
-        """What was told since the last time, until the work ends."""
+        """Items that were told since the last time, until the work ends."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -68,7 +68,7 @@ class Running(Generic[Item, Result]):
                 return
 
     async def result(self) -> Result:
-        """What the work returns; raises what it raises."""
+        """Wait for the work; return what it returns, raise what it raises."""
         return await self._task
 
     def _tell(self, item: Item) -> None:

@@ -16,7 +16,7 @@ _UNANSWERED = ("not_found", "no_search", "no_report", "timed_out", "model_failed
 
 
 class SubAnswer(msgspec.Struct, frozen=True):
-    """What was reported for a sub-query."""
+    """The report on a sub-query."""
 
     sub_query: str
     answer: str
@@ -32,7 +32,7 @@ class CitedAnswer(msgspec.Struct, frozen=True):
     """A name of `AnswerOutcome` or `ExecutionOutcome`, in small letters and without the prefix."""
     answer: str
     citations: tuple[Citation, ...]
-    """What the answer rests on, each sentence once."""
+    """The sentences that the answer rests on, each once."""
     results: tuple[SubAnswer, ...]
     """In order of dispatch."""
 
@@ -61,7 +61,7 @@ def missed(results: Iterable[SubAnswer]) -> str:
 
 
 def place(title: str, page: int | None) -> str:
-    """Where a reader finds it: `Heat, p. 3`."""
+    """Title and page for a reader: `Heat, p. 3`."""
     return f"{title}, p. {page}" if page else title
 
 

@@ -27,7 +27,7 @@ def caller() -> Identity:
 _log = structlog.get_logger("edge")
 DOMAIN = "rolegate"
 COME_BACK_S = 5.0
-"""When to come back after what failed upstream did not say."""
+"""Pause after an upstream failure that does not say when to come back."""
 
 _CODES: dict[int, tuple[type[RolegateError], ...]] = {
     code_pb2.INVALID_ARGUMENT: (errors.BadRequest,),
@@ -82,7 +82,7 @@ _FOR_TENANTS: dict[type[RolegateError], str] = {
     errors.MalformedOutput: "{who} does not follow the gateway's protocol, so it cannot do its work; tell the "
     "operator.",
 }
-"""What tenants are told instead of texts that name addresses, files, or what engines said."""
+"""Public messages for tenants, instead of texts that name addresses, files, or what engines said."""
 
 
 def status_of(error: BaseException, identity: Identity = LOCAL) -> status_pb2.Status:
@@ -99,7 +99,7 @@ def status_of(error: BaseException, identity: Identity = LOCAL) -> status_pb2.St
 
 
 def retry_after_s(error: BaseException) -> float | None:
-    """When to come back, in seconds, where the error says it or coming back may help."""
+    """The pause before coming back, in seconds, where the error says it or coming back may help."""
     error = innermost(error)
     said: float | None = getattr(error, "retry_after_s", None)
     return COME_BACK_S if said is None and isinstance(error, UpstreamUnavailable | UpstreamProtocolError) else said
@@ -145,7 +145,7 @@ def status_code(error: BaseException) -> int:
 
 
 def innermost(error: BaseException) -> BaseException:
-    """What a TaskGroup wrapped: the first error inside."""
+    """The first error inside of what a TaskGroup raised."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""What goes wrong upstream, as our errors: HTTP statuses and aiohttp's exceptions, mapped here and nowhere else."""
+"""Failures of upstreams as our errors: HTTP statuses and aiohttp's exceptions, mapped here and nowhere else."""
 
 import math
 import re
@@ -74,7 +74,7 @@ _REFUSED = {
     422: "the endpoint does not take one of the parameters, or the prompt is too long",
 }
 _LASTING = frozenset({401, 402, 403, 404})
-"""Of these, what has nothing to do with a prompt."""
+"""Those of them that have nothing to do with a prompt."""
 
 _TOO_LONG = re.compile(
     "context_length_exceeded|ContextWindowExceededError|exceed_context_size_error"
@@ -85,7 +85,7 @@ _TOO_LONG = re.compile(
     "|tokens in the (?:prompt|request) cannot exceed|range of input length should be|must be reduced in order to run",
     re.IGNORECASE,
 )
-"""What engines and providers say of a prompt that is longer than the model's context; each says it with a status of
+"""Words of engines and providers for a prompt that is longer than the model's context; each says it with a status of
 its own, and of nothing else. The tests have their words.
 """
 
@@ -97,7 +97,7 @@ _TURNED_AWAY = frozenset({_THROTTLED, 503})
 _WRONG_ADDRESS = (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, aiohttp.RedirectClientError)
 _WRONG_CERTIFICATE = (aiohttp.ClientConnectorCertificateError, aiohttp.ServerFingerprintMismatch)
 _SSL = re.compile(r" ssl:(<[^>]*>|\w+)")
-"""What aiohttp puts behind a host: how its certificate is checked, by name or as an object."""
+"""The note that aiohttp puts behind a host: how its certificate is checked, by name or as an object."""
 _GARBLED = (aiohttp.ClientResponseError, HttpProcessingError, BodyTooLong)
 
 
@@ -167,7 +167,7 @@ class Upstream:
 
 
 def _pause_s(headers: Mapping[str, str]) -> float | None:
-    """How long the server asks to be left alone; None where it does not say, or gives a date."""
+    """The pause that the server asks for, in seconds; None where it does not say, or gives a date."""
     for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         with suppress(ValueError):
             pause_s = float(headers.get(name, "")) * unit_s

@@ -171,7 +171,7 @@ def _count(litellm: Any, name: str, prompt: Prompt, text: str) -> Usage | None:
 
 
 def _is_made_up(chunks: Any, chunk: ChatReply) -> bool:
-    """Whether LiteLLM gives a finish reason of its own, as it does for a stream that was cut."""
+    """Tell whether LiteLLM gives a finish reason of its own, as it does for a stream that was cut."""
     finished = chunk.choice is not None and chunk.choice.finish_reason is not None
     return finished and not (chunks.received_finish_reason or chunks.intermittent_finish_reason)
 

@@ -20,7 +20,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How a model picks its tokens."""
+    """Sampling parameters of a call."""
 
     max_tokens: int = 1024
     """The most tokens to write, reasoning included."""
@@ -104,7 +104,7 @@ class Model(Protocol):
 
     @property
     def endpoint(self) -> str:
-        """Where it is served."""
+        """The address at which it is served."""
 
     async def complete(self, prompt: Prompt) -> Completion:
         """The whole output at once."""

@@ -40,7 +40,7 @@ _MOST_BYTES, _MOST_STREAMED, _MOST_SAID, _MOST_A_TOKEN = 8 << 20, 64 << 20, 64 <
 of a stream for each token. No model writes as much, and what does not end must not be kept.
 """
 _STREAM_OPTIONS = ({"include_usage": True, "continuous_usage_stats": True}, {"include_usage": True}, None)
-"""What a stream is asked to tell, from vLLM's count with every chunk down to what any endpoint takes."""
+"""Options of a stream, from vLLM's count with every chunk down to what any endpoint takes."""
 _MUCH = 16 << 10
 """Bytes of a stream that came at once."""
 _OPTION = re.compile("stream_options|include_usage|continuous_usage_stats")
@@ -199,8 +199,8 @@ class OpenAIHTTP:
             await _linger(response)
 
     def _read(self, events: Sequence[bytes], reply: StreamedReply) -> tuple[Delta, bool, UpstreamError | None]:
-        """What events that came together add to the output, whether nothing is wanted after them, and what the first of
-        them said that is no chunk.
+        """Read events that came together: the delta that they amount to, whether nothing is wanted after them, and the
+        error that the first of them is which is no chunk.
         """
         deltas: list[Delta] = []
         try:
@@ -243,7 +243,7 @@ class OpenAIHTTP:
                 await asyncio.sleep(0)  # others get their turns in between
 
     def _gives_up_pattern(self, prompt: Prompt, failure: UpstreamError) -> bool:
-        """Whether it is the prompt's pattern that is refused; none is sent from then on."""
+        """Tell whether it is the prompt's pattern that is refused; none is sent from then on."""
         refused = isinstance(failure, UpstreamRefused) and _STRUCTURE.search(str(failure)) is not None
         if prompt.pattern is not None and refused:
             self._structures = False
@@ -270,7 +270,7 @@ class OpenAIHTTP:
 
 
 async def _said(response: aiohttp.ClientResponse) -> str:
-    """What went wrong, from the body of a reply with an error status."""
+    """The server's words, from the body of a reply with an error status."""
     try:
         body = await read_body(response, _MOST_SAID)
     except BodyTooLong as error:

@@ -24,7 +24,7 @@ class CompletionDetails(msgspec.Struct, frozen=True):
 
 
 class UsageReply(msgspec.Struct, frozen=True):
-    """What the engine counted."""
+    """Usage as the engine counted it."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -59,7 +59,7 @@ class MessageReply(msgspec.Struct, frozen=True):
 
 
 class ProviderFields(msgspec.Struct, frozen=True):
-    """Where LiteLLM keeps a choice's fields that it has no name for."""
+    """The place where LiteLLM keeps a choice's fields that it has no name for."""
 
     stop_reason: str | int | None = None
 
@@ -98,7 +98,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class ErrorReply(msgspec.Struct, frozen=True):
-    """What an engine says about its failure."""
+    """An engine's words about its failure."""
 
     message: str = ""
     type: str | None = None
@@ -154,7 +154,7 @@ class FailureReply(msgspec.Struct, frozen=True):
 
     @property
     def said(self) -> str:
-        """What went wrong, in the server's words."""
+        """The server's words."""
         error = self.error.said if isinstance(self.error, ErrorReply) else self.error
         return error or self.message or self.detail or ""
 

@@ -20,10 +20,10 @@ class StopCut:
         self._overlap = max((len(string) for string in stop), default=1) - 1
         self._tail = ""
         self.met = False
-        """Whether a stop string has been passed on; from there on everything is dropped."""
+        """True once a stop string has been passed on; from there on everything is dropped."""
 
     def feed(self, piece: str) -> str:
-        """What of `piece` still belongs to the text."""
+        """The part of `piece` that still belongs to the text."""
         if self.met or not piece:
             return ""
         window = self._tail + piece
@@ -34,7 +34,7 @@ class StopCut:
         return text
 
     def end(self, finish_reason: str, matched: str | None) -> tuple[str, str]:
-        """What is missing at the end of the text, and its finish reason. `matched`: as for `end_at_stop`."""
+        """The rest of the text at its end, and its finish reason. `matched`: as for `end_at_stop`."""
         return ("", "stop") if self.met else end_at_stop("", self._stop, finish_reason, matched)
 
 
@@ -59,16 +59,16 @@ class StreamedReply:
 
     @property
     def whole(self) -> bool:
-        """Whether the text is complete, by the engine's word or by a stop string."""
+        """True where the text is complete, by the engine's word or by a stop string."""
         return self._finish_reason is not None or self._cut.met
 
     @property
     def abandoned(self) -> bool:
-        """Whether nothing that still comes is wanted, because the engine writes on past a stop string."""
+        """True where nothing that still comes is wanted, because the engine writes on past a stop string."""
         return self._writes_on and self._finish_reason is None
 
     def take(self, chunk: ChatReply) -> Delta:
-        """What `chunk` adds to the output; an empty delta where it adds nothing. The finish reason waits for `end`."""
+        """The delta that `chunk` adds to the output, empty where it adds nothing. The finish reason waits for `end`."""
         usage = chunk.counted
         self._usage = largest(self._usage, usage)
         choice = chunk.choice
@@ -142,7 +142,7 @@ def _room(max_tokens: int) -> int:
 
 
 def _held(usage: Usage | None, written: int, max_tokens: int) -> Usage | None:
-    """Where more tokens were counted than asked for, and as many can have been written: at least what was asked for."""
+    """The usage, with what was asked for as a lower bound where more was counted and can have been written."""
     if usage is None or not max_tokens < usage.completion_tokens <= written * _BYTES_A_CHARACTER:
         return usage
     return replace(usage, completion_tokens=max_tokens, reasoning_tokens=None, lower_bound=True)

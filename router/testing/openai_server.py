@@ -58,7 +58,7 @@ class OpenAIServer:
         self.salt = ""
         """Another one makes the embeddings those of another model."""
         self.tokenizes = False
-        """Whether it counts tokens, as vLLM does; they are words."""
+        """True where it counts tokens, as vLLM does; they are words."""
         self.counted: list[dict[str, Any]] = []
         """The JSON of every request to count."""
         self._started_at = time.time()
@@ -98,7 +98,7 @@ class OpenAIServer:
         return web.json_response({"object": "list", "data": [{"id": MODEL, "max_model_len": self.context}]})
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        """How many words a text or a conversation has."""
+        """The number of words of a text or a conversation."""
         self.counted.append(body := await request.json())
         if not self.tokenizes:
             raise web.HTTPNotFound

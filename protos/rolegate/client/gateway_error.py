@@ -42,11 +42,11 @@ class GatewayError(Exception):
         self.role = role
         """The role whose model failed: `delegation`, `execution` or `answer`."""
         self.retry_after_s = retry_after_s
-        """When another try may succeed, in seconds; None where that is not known."""
+        """The pause after which another try may succeed, in seconds; None where that is not known."""
 
     @property
     def connection_broke(self) -> bool:
-        """Whether it is of no gateway, but of a connection that is not there, or no longer."""
+        """True where it is of no gateway, but of a connection that is not there, or no longer."""
         return self.code is grpc.StatusCode.UNAVAILABLE and not self.reason
 
     @classmethod

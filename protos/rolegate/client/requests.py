@@ -8,19 +8,19 @@ from typing import Any, Literal, TypedDict
 from rolegate.v1.budget_pb2 import Budget
 
 ADDRESS = "127.0.0.1:50551"
-"""Where a gateway listens unless told otherwise."""
+"""The address of a gateway unless told otherwise."""
 ANSWER_S = 120.0
 """The deadline of questions, seconds."""
 SHORT_S = 30.0
 """The deadline of calls that ask no model, seconds."""
 TriedState = Literal["registered", "shadow", "canary"]
-"""What a version of the executor can be told to do; nothing, while it is registered."""
+"""States that a version of the executor can be given; registered, it does nothing."""
 TopologyName = Literal["factorized", "single_agent", "homogeneous", "searcher", "no_retrieval"]
-"""Who searches and who answers: three roles, or one of the baselines that they are compared with."""
+"""The searcher and the answerer: three roles, or one of the baselines that they are compared with."""
 
 
 class RequestOptions(TypedDict, total=False):
-    """On which options a question is asked."""
+    """RequestOptions of a question."""
 
     request_id: str
     """A name for the request; within a day, the same name gets the same answer and spends nothing."""

@@ -43,7 +43,7 @@ def enum_from_proto(enum: EnumDescriptor, number: int, field: str) -> Any:
 
 
 def options_from_proto(request: _Answer | execution_pb.ExecuteRequest | _Completion, context: Any) -> RequestOptions:
-    """On which options the call that is being served is made."""
+    """The options of the call that is being served."""
     request_id = request.request_id
     if len(request_id) > _LONGEST_REQUEST_ID or not request_id.isprintable():
         raise BadRequest(f"request_id must be at most {_LONGEST_REQUEST_ID} printable characters, such as a UUID.")
@@ -52,7 +52,7 @@ def options_from_proto(request: _Answer | execution_pb.ExecuteRequest | _Complet
 
 
 def topology_from_proto(request: _Answer) -> Any:
-    """Who is to search and to answer."""
+    """The searcher and answerer that are asked for."""
     return enum_from_proto(answer_pb.Topology.DESCRIPTOR, request.topology, "topology") or "factorized"
 
 
@@ -72,21 +72,21 @@ def completion_from_proto(request: _Completion) -> CompletionRequest:
 
 
 def state_from_proto(number: version_pb.ExecutorVersionState) -> Any:
-    """What a version of the executor is to do."""
+    """The state that a version of the executor is to have."""
     if state := enum_from_proto(version_pb.ExecutorVersionState.DESCRIPTOR, number, "state"):
         return state
     raise BadRequest("state is absent; use EXECUTOR_VERSION_STATE_REGISTERED, _SHADOW or _CANARY.")
 
 
 def list_filter_from_proto(request: run_service_pb2.ListRunsRequest) -> RunFilter:
-    """Which runs are to be listed."""
+    """The runs that are to be listed."""
     status = enum_from_proto(run_service_pb2.RunStatus.DESCRIPTOR, request.status, "status")
     kind = enum_from_proto(run_service_pb2.RunKind.DESCRIPTOR, request.kind, "kind")
     return RunFilter(request.tenant or None, kind, status, *_span(request))
 
 
 def export_filter_from_proto(request: run_service_pb2.ExportRunsRequest) -> RunFilter:
-    """Which runs are to be exported."""
+    """The runs that are to be exported."""
     kind = enum_from_proto(run_service_pb2.RunKind.DESCRIPTOR, request.kind, "kind")
     return RunFilter(request.tenant or None, kind, None, *_span(request), request.for_training)
 
@@ -99,7 +99,7 @@ def feedback_from_proto(request: run_service_pb2.SubmitFeedbackRequest) -> Feedb
 
 
 def usage_query_from_proto(request: usage_service_pb2.GetUsageRequest, identity: Identity) -> UsageQuery:
-    """What is to be summed, of one tenant alone where `identity` is one."""
+    """The calls that are to be summed, of one tenant alone where `identity` is one."""
     dimensions = usage_service_pb2.UsageDimension.DESCRIPTOR
     by = [enum_from_proto(dimensions, number, f"group_by[{at}]") for at, number in enumerate(request.group_by)]
     if None in by:
@@ -110,7 +110,7 @@ def usage_query_from_proto(request: usage_service_pb2.GetUsageRequest, identity:
 
 
 def _span(request: _Spanned) -> tuple[float | None, float | None]:
-    """From when until when, in Unix time; None for no bound."""
+    """The start and the end, in Unix time; None for no bound."""
     times = dict[str, float | None](start_time=None, end_time=None)
     for field in times:
         if request.HasField(field):

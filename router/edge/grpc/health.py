@@ -16,7 +16,7 @@ _NEEDS: dict[str, frozenset[Need]] = {
     "rolegate.v1.ExecutionService": _STORE | {"execution", "retrieval"},
     "rolegate.v1.RetrievalService": _STORE | {"retrieval"},
 }
-"""What each service is nothing without; the others need the store, which the keys are in, too."""
+"""The needs of each service; the others need the store, which the keys are in, too."""
 
 
 class Health:

@@ -21,7 +21,7 @@ from router.trace.identity import KeyScope
 
 _OURS = "/rolegate.v1."
 _ENDING_S = 0.1
-"""How long a slow reader may take for the status."""
+"""Time that a slow reader has for the status."""
 _SCOPES: dict[str, KeyScope] = {
     "AnswerService": "ask",
     "CompletionService": "ask",

@@ -184,7 +184,7 @@ class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
     async def ListExecutorVersionDecisions(
         self, request: version_pb.ListExecutorVersionDecisionsRequest, _context: Any
     ) -> version_pb.ListExecutorVersionDecisionsResponse:
-        """What was decided, oldest first."""
+        """Decisions, oldest first."""
         found = await self._versions.decisions(request.version or None, request.after_number)
         return version_pb.ListExecutorVersionDecisionsResponse(decisions=map(convert.decision_to_proto, found))
 
@@ -212,7 +212,7 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
         return run_pb.ListRunsResponse(runs=map(convert.run_to_proto, page.runs), next_page_token=page.next_page)
 
     async def WatchRun(self, request: run_pb.WatchRunRequest, context: Any) -> AsyncIterator[run_pb.WatchRunResponse]:
-        """What happens in an answer; a run that did not finish ends in its error."""
+        """Events of an answer; a run that did not finish ends in its error."""
         after, identity = request.after_event_number, caller()
         async for number, item in self._runs.watch(request.run_id, after, identity):
             if not isinstance(item, Run):
