@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 
 from router.calls.role import Role
-from router.search.agents import Searcher, SingleAgent, single_agent_limits
+from router.search.agents import SingleAgent, single_agent_limits
 from router.search.answerer import Answerer
 from router.search.delegator import Delegator
-from router.search.executor import Executes, Executor, ExecutorLimits
+from router.search.executor import EXECUTOR, SEARCH_R1, Executes, Executor, ExecutorLimits
 from router.search.loop import FactorizedSearch, Topology
 from router.search.retrieval import Retriever
 from router.trace.call import RoleName
@@ -58,7 +58,7 @@ def new_topology(
         searched = retriever if name == "single_agent" else None
         agent = SingleAgent(own, searched, agent_limits, require_evidence=search.require_evidence)
         return Topology(agent, {"delegation": own})
-    executor: Executes = (Searcher if name == "searcher" else Executor)(own, retriever, limits)
+    executor = Executor(own, retriever, limits, SEARCH_R1 if name == "searcher" else EXECUTOR)
     every: dict[RoleName, Role] = {"delegation": roles["delegation"], "execution": own, "answer": roles["answer"]}
     return Topology(new_search(search, every, executor, name), every)
 

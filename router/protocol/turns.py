@@ -44,21 +44,21 @@ def parse_turn(text: str, *, cut: bool = False) -> ExecutionTurn:
     follows a search rests on results that the model has not seen.
     """
     own, cut = own_text(text, cut=cut)
+    found, search = _search(own, cut)
+    turn = _report(own[: search[0]], cut=False) if search else _report(own, cut=cut)
+    if isinstance(turn, Malformed) and found:
+        return search[1] if search else Malformed("no complete query in the search block")
+    return turn
+
+
+def _search(own: str, cut: bool) -> tuple[bool, tuple[int, Search] | None]:
+    """Whether there is any search block, and where the first search with a query begins."""
     found = search_blocks(own, cut=cut)
     searches = [block for block in found if block.questions]
     if not searches:
-        return _without_search(own, cut, bool(found))
-    before = _report(own[: searches[0].start], cut=False)
-    if isinstance(before, ReportTurn):
-        return before
-    return Search(searches[0].questions[0], sum(len(block.questions) for block in searches) - 1)
-
-
-def _without_search(own: str, cut: bool, tried: bool) -> ReportTurn | Malformed:
-    turn = _report(own, cut=cut)
-    if isinstance(turn, Malformed) and tried:
-        return Malformed("no complete query in the search block")
-    return turn
+        return bool(found), None
+    ignored = sum(len(block.questions) for block in searches) - 1
+    return True, (searches[0].start, Search(searches[0].questions[0], ignored))
 
 
 def _report(own: str, *, cut: bool) -> ReportTurn | Malformed:
@@ -102,30 +102,16 @@ def _split(body: str) -> list[str]:
     return [" ".join(item) for item in items]
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """The turn is the last one."""
-
-    answer: str
-
-
-AgentTurn = Search | Answered | Malformed
-
-
-def parse_agent_turn(text: str, *, cut: bool = False) -> AgentTurn:
-    """What the model wrote; `cut`: the length limit ended `text`.
-
-    Of a search and an answer in one turn, the one that comes first counts, provided that it is complete.
-    """
+def parse_agent_turn(text: str, *, cut: bool = False) -> ExecutionTurn:
+    """Read the turn of a model that answers instead of reporting, by the same rule; its report has no evidence."""
     own, cut = own_text(text, cut=cut)
-    found = search_blocks(own, cut=cut)
-    searches = [block for block in found if block.questions]
+    found, search = _search(own, cut)
     answers = [block for block in blocks(own, "answer") if block.closed or not cut]
     first = next((block for block in answers if one_line(block.body)), None)
-    if searches and not (first and first.closed and first.start < searches[0].start):
-        return Search(searches[0].questions[0], sum(len(block.questions) for block in searches) - 1)
-    if first:
-        return Answered(one_line(first.body))
+    if first and (search is None or (first.closed and first.start < search[0])):
+        return ReportTurn(Report(one_line(first.body), ()))
+    if search:
+        return search[1]
     if found:
         return Malformed("no complete query in the search block")
     return Malformed("the answer is empty" if answers else "neither a search block nor an answer")

@@ -4,9 +4,9 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Literal
 
-from router.errors import UpstreamError
+from router.errors import OutOfTime, UpstreamError
 from router.ledger.ledger import Ledger
-from router.trace.values import Execution, OnEvent, Result
+from router.trace.values import AnswerOutcome, Execution, OnEvent, Result
 
 Sharing = Literal["nobody", "tenant", "everybody"]
 ANSWERING_SHARE = 0.2
@@ -39,6 +39,13 @@ class RunContext:
     """Why sub-queries, by their numbers, could not be looked up; under None, why the models that lead the run and write
     the answer came to nothing.
     """
+
+    def raise_without_evidence(self, outcome: AnswerOutcome) -> None:
+        """Raise what kept a search from finding anything, be it time or a budget; otherwise there was nothing."""
+        if outcome == "time_exhausted":
+            raise OutOfTime("Time ran out before anything was found; allow a longer deadline or a faster model.")
+        if outcome == "budget_exhausted" and self.ledger.refusal is not None:
+            raise self.ledger.refusal
 
     @classmethod
     def lasting(

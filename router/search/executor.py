@@ -1,4 +1,4 @@
-"""The executor: search, read, search again if need be, report (TBSS 3.1)."""
+"""Models that search in turns, each in one context: the executor first of all (TBSS 3.1)."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -12,50 +12,131 @@ from router.errors import BudgetExhausted, ContextTooLong, UpstreamError
 from router.models.model import Completion, Message
 from router.protocol import prompts
 from router.protocol.evidence import NO_EVIDENCE, Passage, Report
-from router.protocol.tags import Malformed
-from router.protocol.turns import ReportTurn, Search, parse_turn, turn_pattern
+from router.protocol.turns import (
+    MOST_POINTS,
+    ExecutionTurn,
+    ReportTurn,
+    Search,
+    parse_agent_turn,
+    parse_turn,
+    turn_pattern,
+)
 from router.search.context import RunContext
 from router.search.retrieval import Retriever
 from router.trace.call import Purpose
+from router.trace.citation import cite_answer
 from router.trace.values import Conversation, Execution, ExecutionOutcome, SearchDone, SearchRecord
 
+STOP = ("</search>", "</evidence>")
 _TOKENS_PER_CHARACTER = 1 / 3
 """More than in most text, until the engine has counted."""
 
 
-class ContextWindow:
-    """The conversation of one executor, and what its searches found."""
+@dataclass(frozen=True, slots=True)
+class ExecutorLimits:
+    """How far an executor may go."""
 
-    def __init__(
-        self,
-        opening: tuple[Message, ...],
-        documents: Callable[[Sequence[Passage], bool], str] = prompts.documents,
-        said: Callable[[str], str] = prompts.said,
-    ) -> None:
-        """`documents`: how a search's passages are told, and that it was the last one. `said`: how a turn is shown
-        again.
-        """
-        self.messages, self._render, self._said = opening, documents, said
+    max_turns: int = 3
+    """Assistant turns, the report included (K in TBSS 4.1)."""
+    max_searches: int = 2
+    top_k: int = 3
+    """Passages shown for each search."""
+    passage_chars: int = 8000
+    """Of a passage's title, and of its text; what is longer is cut."""
+    report_chars: int = 2000
+    """Of a report's answer, and of each point of its evidence; what is longer is cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The protocol of a model that searches: what it is told, and how its turns are read."""
+
+    parse: Callable[[str, bool], ExecutionTurn]
+    """Read a turn; True where the length limit cut it."""
+    stop: tuple[str, ...]
+    documents: Callable[[Sequence[Passage], bool], str]
+    """Render the passages of a search; True where it was the last one."""
+    correction: str
+    """The reply to a malformed turn."""
+    no_searches: str
+    """The reply to a search too many, and to a malformed turn where none are left."""
+    search_first: str = ""
+    """The reply to whatever comes before the first search; empty where it may answer at once."""
+    raw: bool = False
+    """True where it writes a single turn, thinking included, into which the results are put (Search-R1)."""
+
+
+EXECUTOR = Form(
+    lambda text, cut: parse_turn(text, cut=cut),
+    STOP,
+    prompts.documents,
+    prompts.CORRECT_REPORT,
+    prompts.LAST_SEARCH,
+    prompts.CORRECT_SEARCH,
+)
+SEARCH_R1 = Form(
+    lambda text, cut: parse_agent_turn(text, cut=cut),
+    ("</search>", "</answer>"),
+    prompts.information,
+    prompts.CORRECT_SEARCHER,
+    prompts.LAST_SEARCHER,
+    raw=True,
+)
+
+
+class ContextWindow:
+    """One model's conversation as it grows, with what its searches found."""
+
+    def __init__(self, opening: tuple[Message, ...], form: Form = EXECUTOR) -> None:
+        self.messages, self._form = opening, form
+        self.outputs: list[Completion] = []
         self.searches: list[SearchRecord] = []
+        self.report: Report | None = None
+        self.corrected = self.gave_up = False
         self._documents: list[tuple[int, bool]] = []
         """For each search, where its message stands, and whether it asks for the report."""
         self._rate = _TOKENS_PER_CHARACTER
 
+    @property
+    def conversation(self) -> Conversation:
+        """All that was said."""
+        return Conversation(self.messages, tuple(self.outputs))
+
+    @property
+    def unanswered(self) -> bool:
+        """True where the model has written a turn that nothing came of yet: somebody stopped there."""
+        return bool(self.outputs) and self.messages[-1].role == "assistant"
+
+    @property
+    def full(self) -> bool:
+        """True where the context has no room for anything of what was found last."""
+        return bool(self.searches) and bool(self.searches[-1].passages) and not self.searches[-1].shown
+
     def absorb(self, output: Completion) -> None:
         """Add the model's turn, and learn from its usage how long the tokens are."""
+        self.outputs.append(output)
         if output.usage is not None:
             self._rate = output.usage.prompt_tokens / max(1, self._characters)
-        self.messages += (Message("assistant", self._said(output.text)),)
+        self.messages += (Message("assistant", output.text if self._form.raw else prompts.said(output.text)),)
 
     def tell(self, text: str) -> None:
         """Add a user's turn."""
         self.messages += (Message("user", text),)
 
+    def correct(self, text: str) -> None:
+        """Say what is wanted, once; a second time in a row, the model has given up."""
+        if self.corrected:
+            self.gave_up = True
+        else:
+            self.corrected = True
+            self.tell(text)
+
     def documents(self, search: SearchRecord, *, last: bool) -> None:
         """Add what a search found; `last` asks for the report outright."""
         self._documents.append((len(self.messages), last))
         self.searches.append(search)
-        self.tell(self._render(search.passages, last))
+        self.tell(self._form.documents(search.passages, last))
+        self.corrected = False
 
     def fit(self, context_tokens: int, max_tokens: int) -> None:
         """Drop passages until, by estimate, `max_tokens` of `context_tokens` are free to write in, or none is left."""
@@ -84,7 +165,7 @@ class ContextWindow:
 
     def _render_again(self, number: int) -> None:
         at, last = self._documents[number]
-        message = Message("user", self._render(self.searches[number].shown, last))
+        message = Message("user", self._form.documents(self.searches[number].shown, last))
         self.messages = (*self.messages[:at], message, *self.messages[at + 1 :])
 
     @property
@@ -92,22 +173,87 @@ class ContextWindow:
         return sum(len(message.content) for message in self.messages)
 
 
-STOP = ("</search>", "</evidence>")
+class Agent:
+    """Leads any number of such conversations at once."""
 
+    def __init__(self, role: Role, retriever: Retriever | None, limits: ExecutorLimits, form: Form) -> None:
+        """`retriever`: None where no search is run."""
+        self.role, self.limits, self.form, self._retriever = role, limits, form, retriever
 
-@dataclass(frozen=True, slots=True)
-class ExecutorLimits:
-    """How far an executor may go."""
+    def begin(self, text: str) -> ContextWindow:
+        """A conversation about a question or sub-query."""
+        if self.form.raw:  # the prompt is no system prompt, but what the user's turn begins with
+            return ContextWindow((Message("user", prompts.searcher_request(self.role.system, text)),), self.form)
+        return ContextWindow(self.role.opening(prompts.request(text)), self.form)
 
-    max_turns: int = 3
-    """Assistant turns, the report included (K in TBSS 4.1)."""
-    max_searches: int = 2
-    top_k: int = 3
-    """Passages shown for each search."""
-    passage_chars: int = 8000
-    """Of a passage's title, and of its text; what is longer is cut."""
-    report_chars: int = 2000
-    """Of a report's answer, and of each point of its evidence; what is longer is cut."""
+    def goes_on(self, work: ContextWindow) -> bool:
+        """True where another turn may bring it nearer to a report."""
+        return work.report is None and not work.gave_up and len(work.outputs) < self.limits.max_turns
+
+    async def turn(
+        self, work: ContextWindow, context: RunContext, index: int | None = None, purpose: Purpose = "first"
+    ) -> None:
+        """Take the next turn. `index`: the sub-query's number; None for the question itself. Raises `BudgetExhausted`
+        and `UpstreamError`.
+        """
+        if not work.unanswered:
+            await self.ask(work, context, until=context.search_deadline, index=index, purpose=purpose)
+        output = work.outputs[-1]
+        match self.form.parse(output.text, output.finish_reason == "length"):
+            case Search(query, ignored) if self._retriever and self._may_search(work):
+                (found,) = await self._retriever.search([query], self.limits.top_k)
+                passages = tuple(passage.within(self.limits.passage_chars) for passage in found)
+                last = not self._may_search(work, searches=1, turns=1)
+                work.documents(SearchRecord(query, passages, ignored), last=last)
+                titles = tuple(passage.title for passage in passages)
+                context.on_event(SearchDone(-1 if index is None else index, query, titles))
+            case Search():
+                work.correct(self.form.no_searches)
+            case _ if self.form.search_first and not work.searches:
+                work.correct(self.form.search_first)
+            case ReportTurn(report):
+                work.report = report
+            case _:
+                work.correct(self.form.correction if self._may_search(work, turns=1) else self.form.no_searches)
+
+    async def ask(
+        self,
+        work: ContextWindow,
+        context: RunContext,
+        *,
+        until: float,
+        index: int | None = None,
+        purpose: Purpose = "first",
+    ) -> Completion:
+        """Let the model write. Passages give way, one at a time, until its context holds the rest."""
+        role, form = self.role, self.form
+        # No stop string in a correction: one that was met while the model was thinking would be met again. But a raw
+        # turn must not go on to invent results.
+        stop = form.stop if form.raw or not work.corrected else ()
+        purpose = "correction" if work.corrected else purpose
+        pattern = None
+        if form.search_first:
+            pattern = turn_pattern(searched=bool(work.searches), may_search=self._may_search(work, turns=1))
+        if role.context_tokens is not None:
+            work.fit(role.context_tokens, role.sampling.max_tokens)
+        while True:
+            messages = prompts.continued(work.messages) if form.raw else work.messages
+            try:
+                output = await role.ask(
+                    messages, stop, context.ledger, purpose=purpose, sub_query=index, pattern=pattern, until=until
+                )
+            except ContextTooLong:
+                if not work.drop():
+                    raise
+                purpose = "shortened"
+            else:
+                work.absorb(output)
+                return output
+
+    def _may_search(self, work: ContextWindow, *, searches: int = 0, turns: int = 0) -> bool:
+        """True where, after so many more searches and turns, another search would leave a turn to report in."""
+        within = len(work.searches) + searches < self.limits.max_searches
+        return within and len(work.outputs) + turns < self.limits.max_turns and not work.full
 
 
 class Executes(Protocol):
@@ -115,7 +261,7 @@ class Executes(Protocol):
 
     @property
     def report_tokens(self) -> int:
-        """What a report has at most."""
+        """The most tokens of a report."""
 
     def role(self, context: RunContext) -> Role:
         """The role in a run whose conversations are not led here."""
@@ -124,27 +270,49 @@ class Executes(Protocol):
         """As `Executor.run`."""
 
 
-class Executor:
-    """Works on one sub-query at a time in a context that holds nothing else; any number of runs at once."""
+@dataclass(slots=True)
+class Unfinished:
+    """An executor's work that did not come to its report, for another run of the same version to go on with."""
 
-    def __init__(self, role: Role, retriever: Retriever, limits: ExecutorLimits) -> None:
-        self._role, self._retriever, self._limits = role, retriever, limits
+    work: ContextWindow | None = None
+
+    @property
+    def turns(self) -> int:
+        """The number of turns that the model has written."""
+        return len(self.work.outputs) if self.work else 0
+
+    @property
+    def searches(self) -> Sequence[SearchRecord]:
+        """Searches that have been done."""
+        return self.work.searches if self.work else ()
+
+
+class Executor:
+    """Works on one sub-query at a time in a context that holds nothing else; any number of runs at once.
+
+    With the form `SEARCH_R1` its model was trained to plan, search and answer alone. That one may answer without a
+    search and writes no evidence: its report has the sentences of its passages that hold the answer, if any do.
+    """
+
+    def __init__(self, role: Role, retriever: Retriever, limits: ExecutorLimits, form: Form = EXECUTOR) -> None:
+        self._agent = Agent(role, retriever, limits, form)
 
     @property
     def report_tokens(self) -> int:
-        """What a report has at most."""
-        return self._role.sampling.max_tokens
+        """The most tokens of a report; sentences that are quoted count a token for each character."""
+        agent = self._agent
+        return agent.role.sampling.max_tokens + (MOST_POINTS * agent.limits.report_chars if agent.form.raw else 0)
 
     def role(self, _context: RunContext) -> Role:
         """Its role, in any run."""
-        return self._role
+        return self._agent.role
 
     async def run(
         self,
         sub_query: str,
         index: int,
         context: RunContext,
-        unfinished: "Unfinished | None" = None,
+        unfinished: Unfinished | None = None,
         *,
         instead: bool = False,
     ) -> Execution:
@@ -152,16 +320,13 @@ class Executor:
         says it, `context.failures` why, and the report is neutral. `unfinished`: where to go on, if anything is there,
         and to leave what has been done, however this ends. `instead`: whether it steps in for another version.
         """
-        run = unfinished.work if unfinished else None
-        run = run or _Run(self._role.opening(prompts.request(sub_query)))
-        if unfinished:
-            unfinished.work = run
-        run.purpose = "fallback" if instead else "first"
+        unfinished = unfinished or Unfinished()
+        work = unfinished.work = unfinished.work or self._agent.begin(sub_query)
         outcome: ExecutionOutcome = "no_report"
         try:
             async with asyncio.timeout_at(context.search_deadline):
-                while len(run.outputs) < self._limits.max_turns and run.report is None:
-                    await self._turn(run, index, context)
+                while self._agent.goes_on(work):
+                    await self._agent.turn(work, context, index, "fallback" if instead else "first")
         except TimeoutError:
             outcome = "timed_out"
         except BudgetExhausted:
@@ -169,110 +334,17 @@ class Executor:
         except UpstreamError as error:
             outcome = "model_failed" if error.role else "retrieval_failed"
             context.failures[index] = error
-        if run.report is not None:
-            outcome = "reported"
-        elif (
-            outcome == "no_report" and not run.shown.searches
-        ):  # one that searches, and then tells nothing, found nothing
-            context.failures[index] = self._role.malformed()
-        conversation = Conversation(run.shown.messages, tuple(run.outputs))
-        return Execution(
-            sub_query,
-            run.report or NO_EVIDENCE,
-            outcome,
-            tuple(run.shown.searches),
-            conversation,
-            self._role.executor_version or "",
-        )
+        role, report = self._agent.role, NO_EVIDENCE
+        if work.report is not None:
+            outcome, report = "reported", self._finished(work.report, work)
+        elif outcome == "no_report" and not work.searches:  # one that searches, and then tells nothing, found nothing
+            context.failures[index] = role.malformed()
+        version = role.executor_version or ""
+        return Execution(sub_query, report, outcome, tuple(work.searches), work.conversation, version)
 
-    async def _turn(self, run: "_Run", index: int, context: RunContext) -> None:
-        if not run.unanswered:
-            run.absorb(await self._ask(run, index, context))
-        output = run.outputs[-1]
-        searches, turn = len(run.shown.searches), len(run.outputs)
-        match parse_turn(output.text, cut=output.finish_reason == "length"):
-            case Search(query, ignored) if self._may_search(searches, turn):
-                (found_passages,) = await self._retriever.search([query], self._limits.top_k)
-                passages = tuple(passage.within(self._limits.passage_chars) for passage in found_passages)
-                found = SearchRecord(query, passages, ignored)
-                run.shown.documents(found, last=not self._may_search(searches + 1, turn + 1))
-                context.on_event(SearchDone(index, query, tuple(passage.title for passage in passages)))
-            case ReportTurn(report) if searches:
-                run.report = report.within(self._limits.report_chars)
-            case Search():
-                run.correct(prompts.LAST_SEARCH)
-            case ReportTurn() | Malformed() if not searches:
-                run.correct(prompts.CORRECT_SEARCH)
-            case _:
-                run.correct(prompts.CORRECT_REPORT if self._may_search(searches, turn + 1) else prompts.LAST_SEARCH)
-
-    async def _ask(self, run: "_Run", index: int, context: RunContext) -> Completion:
-        """The model's next turn. Passages give way, one at a time, until its context holds the rest."""
-        purpose: Purpose = "correction" if run.corrected else run.purpose
-        # No stop string in a correction: one that was met while the model was thinking would be met again.
-        stop = () if run.corrected else STOP
-        searches, turn = len(run.shown.searches), len(run.outputs) + 1
-        pattern = turn_pattern(searched=bool(searches), may_search=self._may_search(searches, turn))
-        if self._role.context_tokens is not None:
-            run.shown.fit(self._role.context_tokens, self._role.sampling.max_tokens)
-        while True:
-            try:
-                return await self._role.ask(
-                    run.shown.messages,
-                    stop,
-                    context.ledger,
-                    purpose=purpose,
-                    sub_query=index,
-                    pattern=pattern,
-                    until=context.search_deadline,
-                )
-            except ContextTooLong:
-                if not run.shown.drop():
-                    raise
-                purpose = "shortened"
-
-    def _may_search(self, searches: int, turn: int) -> bool:
-        """Whether, after so many searches, another one in this turn (from 1) would leave a turn to report in."""
-        return searches < self._limits.max_searches and turn < self._limits.max_turns
-
-
-@dataclass(slots=True)
-class Unfinished:
-    """What is left of an executor's run that did not come to its report, for another one of the same version."""
-
-    work: "_Run | None" = None
-
-    @property
-    def turns(self) -> int:
-        """How many the model has written."""
-        return len(self.work.outputs) if self.work else 0
-
-    @property
-    def searches(self) -> tuple[SearchRecord, ...]:
-        """Those that have been done."""
-        return tuple(self.work.shown.searches) if self.work else ()
-
-
-class _Run:
-    """One executor run as it grows."""
-
-    def __init__(self, opening: tuple[Message, ...]) -> None:
-        self.shown = ContextWindow(opening)
-        self.outputs: list[Completion] = []
-        self.report: Report | None = None
-        self.purpose: Purpose = "first"
-        self.corrected = False
-
-    def absorb(self, output: Completion) -> None:
-        self.outputs.append(output)
-        self.shown.absorb(output)
-        self.corrected = False
-
-    @property
-    def unanswered(self) -> bool:
-        """Whether the model has written a turn that nothing came of: somebody stopped there."""
-        return bool(self.outputs) and self.shown.messages[-1].role == "assistant"
-
-    def correct(self, text: str) -> None:
-        self.shown.tell(text)
-        self.corrected = True
+    def _finished(self, report: Report, work: ContextWindow) -> Report:
+        if self._agent.form.raw:
+            shown = (passage for search in work.searches for passage in search.shown)
+            points = dict.fromkeys(citation.quote for citation in cite_answer(report.answer, shown))
+            report = Report(report.answer, tuple(points)[:MOST_POINTS])
+        return report.within(self._agent.limits.report_chars)

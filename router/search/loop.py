@@ -150,10 +150,7 @@ class FactorizedSearch:
     async def _answer(self, question: str, found: Trajectory, context: RunContext) -> Trajectory:
         """Let the answerer write, or say that nothing was found."""
         if self._require_evidence and not _has_evidence(found.executions):
-            if found.outcome == "time_exhausted":
-                raise OutOfTime("Time ran out before anything was found; allow a longer deadline or a faster model.")
-            if found.outcome == "budget_exhausted" and context.ledger.refusal is not None:
-                raise context.ledger.refusal
+            context.raise_without_evidence(found.outcome)
             outcome: AnswerOutcome = "no_search" if found.outcome == "no_search" else "not_found"
             return replace(found, answer=NOT_FOUND, outcome=outcome)
         try:

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.protocol.evidence import Report
 from router.protocol.tags import Malformed
-from router.protocol.turns import AgentTurn, Answered, Search, parse_agent_turn
+from router.protocol.turns import ExecutionTurn, ReportTurn, Search, parse_agent_turn
 
 TAGS = "<search>", "</search>", "<answer>", "</answer>", "<think>", "</think>", "<information>", "a?", "\n"
 
@@ -18,12 +19,12 @@ TAGS = "<search>", "</search>", "<answer>", "</answer>", "<think>", "</think>", 
         ('<search>["a?", "b?"]</search>', Search("a?", 1)),
         ("<search>a?</search>\n<information>Doc 1</information><answer>forged</answer>", Search("a?", 0)),
         ("<search>a?</search><answer>b</answer>", Search("a?", 0)),
-        ("<answer>b</answer><search>a?</search>", Answered("b")),
-        ("1808 Ann, 1857 Bob: earlier 1808 Ann <answer>Ann</answer>", Answered("Ann")),
-        ("<answer>A &amp; B", Answered("A & B")),
+        ("<answer>b</answer><search>a?</search>", ReportTurn(Report("b", ()))),
+        ("1808 Ann, 1857 Bob: earlier 1808 Ann <answer>Ann</answer>", ReportTurn(Report("Ann", ()))),
+        ("<answer>A &amp; B", ReportTurn(Report("A & B", ()))),
     ],
 )
-def test_turns(text: str, turn: AgentTurn) -> None:
+def test_turns(text: str, turn: ExecutionTurn) -> None:
     """The first complete action counts; thinking, and what follows invented results, does not."""
     assert parse_agent_turn(text) == turn
 
@@ -45,5 +46,5 @@ def test_any_text_is_a_turn(text: str, cut: bool) -> None:
     match parse_agent_turn(text, cut=cut):
         case Search(query, _):
             assert query
-        case Answered(answer):
+        case ReportTurn(Report(answer, ())):
             assert answer == " ".join(answer.split()) != ""

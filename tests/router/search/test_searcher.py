@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.calls.role import Role
 from router.errors import UpstreamError, UpstreamRefused, UpstreamUnavailable
 from router.models.model import Answer, Message, ScriptedModel
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import prompts
 from router.protocol.evidence import NO_EVIDENCE, Passage, Report
-from router.search.agents import Searcher
-from router.search.executor import ExecutorLimits
-from router.search.retrieval import FixedRetriever
+from router.search.executor import SEARCH_R1, Executor, ExecutorLimits
+from router.search.retrieval import FixedRetriever, Retriever
 from router.testing.openai_server import MODEL, OpenAIServer, says
 from router.trace.values import Event, Execution, SearchDone
 from tests.router.clock import Clock, with_clock
@@ -35,10 +35,15 @@ SHOWN = (
 ASKED = Message("user", "execute Question: Who directed Heat?\n")
 
 
+def searcher(role: Role, retriever: Retriever, limits: ExecutorLimits) -> Executor:
+    """An executor whose model was trained to search alone."""
+    return Executor(role, retriever, limits, SEARCH_R1)
+
+
 async def run(*answers: Answer, limits: ExecutorLimits = LIMITS) -> tuple[Execution, ScriptedModel]:
     """One run over what the model says, and the model."""
     model = ScriptedModel(answers)
-    return await Searcher(role("execution", model), RETRIEVER, limits).run(SUB_QUERY, 3, lasting()), model
+    return await searcher(role("execution", model), RETRIEVER, limits).run(SUB_QUERY, 3, lasting()), model
 
 
 async def test_it_goes_on_with_its_own_turn() -> None:
@@ -78,7 +83,7 @@ async def test_its_calls_are_the_executors() -> None:
     """In the ledger and in the events, under the sub-query's number."""
     events: list[Event] = []
     context = lasting(events=events)
-    await Searcher(role("execution", ScriptedModel([SEARCH, ANSWER])), RETRIEVER, ExecutorLimits()).run(
+    await searcher(role("execution", ScriptedModel([SEARCH, ANSWER])), RETRIEVER, ExecutorLimits()).run(
         SUB_QUERY, 3, context
     )
     assert [(call.role, call.sub_query) for call in context.ledger.calls] == [("execution", 3)] * 2
@@ -118,8 +123,8 @@ def test_out_of_time() -> None:
                 await asyncio.Event().wait()
                 return []
 
-        searcher = Searcher(role("execution", ScriptedModel([SEARCH])), Hangs({}), ExecutorLimits())
-        running = asyncio.create_task(searcher.run(SUB_QUERY, 0, lasting(10.0)))
+        searching = searcher(role("execution", ScriptedModel([SEARCH])), Hangs({}), ExecutorLimits())
+        running = asyncio.create_task(searching.run(SUB_QUERY, 0, lasting(10.0)))
         await clock.advance(8.1)
         assert (await running).outcome == "timed_out"
 
@@ -129,8 +134,8 @@ def test_out_of_time() -> None:
 async def test_in_a_search() -> None:
     """It stands where an executor stands, and the trajectory says so."""
     deployment = Deployment(ScriptedModel([block(SUB_QUERY), STOP]))
-    searcher = Searcher(role("execution", ScriptedModel([SEARCH, ANSWER])), RETRIEVER, ExecutorLimits())
-    found = await deployment.search(executor=searcher, topology="searcher").run("Who made it?", lasting())
+    searching = searcher(role("execution", ScriptedModel([SEARCH, ANSWER])), RETRIEVER, ExecutorLimits())
+    found = await deployment.search(executor=searching, topology="searcher").run("Who made it?", lasting())
     assert (found.topology, found.answer, found.executions[0].report.answer) == ("searcher", "Michael Mann", "Mann")
 
 
@@ -138,7 +143,7 @@ async def test_on_the_wire(openai_server: OpenAIServer, session: aiohttp.ClientS
     """vLLM is told to go on with the last message, and no new turn is opened."""
     openai_server.plays(says(SEARCH), says(ANSWER))
     model = OpenAIHTTP(session, openai_server.base_url, MODEL)
-    await Searcher(role("execution", model), RETRIEVER, ExecutorLimits()).run(SUB_QUERY, 0, lasting())
+    await searcher(role("execution", model), RETRIEVER, ExecutorLimits()).run(SUB_QUERY, 0, lasting())
     first, second = openai_server.bodies
     assert not {"continue_final_message", "add_generation_prompt"} & first.keys()
     assert (second["continue_final_message"], second["add_generation_prompt"]) == (True, False)
