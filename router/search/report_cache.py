@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from cachetools import TTLCache
 from msgspec.structs import replace
@@ -18,9 +18,6 @@ from router.trace.values import Conversation, Execution, SearchDone, SearchRecor
 
 ANOTHER_TENANT = "another tenant's run"
 """What stands in a trace instead of the identifier of a run that is not the tenant's own."""
-_CUT = ("timed_out", "budget_exhausted")
-"""Ends that are due to the terms of one run, so that another one can go on."""
-_State = Literal["free", "led", "reported", "failed"]
 
 
 class Versioned(Executes, Protocol):
@@ -46,9 +43,7 @@ class ReportCacheOptions:
 
 
 class _Key(NamedTuple):
-    """Runs that agree in this are shown the same and do the same: a process has one set of prompts, limits and decoding
-    settings.
-    """
+    """Runs that agree in this are shown the same and do the same; all else is the same in a process."""
 
     tenant: str | None
     """None for all who share with everybody."""
@@ -74,16 +69,16 @@ class _Shared:
 class _Flight:
     """A sub-query that is worked on: one of those who ask leads, the others wait."""
 
+    lead: asyncio.Lock = field(default_factory=asyncio.Lock)
     unfinished: Unfinished = field(default_factory=Unfinished)
     payers: tuple[_Payer, ...] = ()
     """The runs whose leading ended early."""
     foreign: bool = False
-    """Whether another version, or another role's model, stepped in for one of them."""
+    """True where another version, or another role's model, stepped in for one of them."""
     parties: int = 0
-    state: _State = "free"
-    turned: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the state is no longer `led`."""
     shared: _Shared | None = None
+    over: bool = False
+    """True once nobody can go on from it: it was reported, or it failed."""
 
 
 class ReportCache:
@@ -102,7 +97,9 @@ class ReportCache:
         """
         self._executor, self._index, self._options = executor, index, options
         self._flights: dict[_Key, _Flight] = {}
-        self._kept: TTLCache[_Key, _Shared] = TTLCache(options.most, options.keep_s, _now)
+        self._kept: TTLCache[_Key, _Shared] = TTLCache(
+            options.most, options.keep_s, lambda: asyncio.get_running_loop().time()
+        )
         self.hits = self.shared = self.misses = 0
         """Sub-queries that had a kept report, that got one from another run under way, and that were worked on."""
 
@@ -126,45 +123,48 @@ class ReportCache:
         flight = self._flights.setdefault(key, _Flight())
         flight.parties += 1
         try:
-            if not await _led(flight, context):
+            try:
+                async with asyncio.timeout_at(context.search_deadline):
+                    await flight.lead.acquire()
+            except TimeoutError:
                 return Execution(sub_query, NO_EVIDENCE, "timed_out", (), Conversation(()), key.version)
-            if flight.shared:
-                self.shared += 1
-                return _given(flight.shared, sub_query, index, context)
-            self.misses += 1
-            if flight.state == "failed":
-                return await self._executor.run(sub_query, index, context)
-            return await self._lead(flight, key, sub_query, index, context)
+            try:
+                if flight.shared:
+                    self.shared += 1
+                    return _given(flight.shared, sub_query, index, context)
+                self.misses += 1
+                if not flight.over:
+                    return await self._lead(flight, key, sub_query, index, context)
+            finally:
+                flight.lead.release()
         finally:
             flight.parties -= 1
             if not flight.parties:
                 self._drop(key, flight)
+        return await self._executor.run(sub_query, index, context)
 
     async def _lead(self, flight: _Flight, key: _Key, sub_query: str, index: int, context: RunContext) -> Execution:
         """Work on it, from where the last one who led has stopped."""
-        flight.state, flight.turned = "led", asyncio.Event()
         payer, turns = _Payer(context.ledger.tenant, context.ledger.run_id), flight.unfinished.turns
-        ended: _State = "free"
         _tell(flight.unfinished.searches, index, context)
         try:
             execution = await self._executor.run(sub_query, index, context, flight.unfinished)
-            if execution.outcome not in _CUT:
-                ended = "failed"
+            if execution.outcome in ("timed_out", "budget_exhausted"):  # by the terms of this run: another can go on
+                return _named(execution, flight.payers, context)
+            flight.over = True
             if execution.outcome == "reported" and not flight.foreign and _by_version(key.version, index, context):
-                ended, flight.shared = "reported", _Shared(execution, (*flight.payers, payer))
+                flight.shared = _Shared(execution, (*flight.payers, payer))
                 self._keep(key, flight.shared)
-            return replace(execution, shared_from=_names(flight.payers, context)) if flight.payers else execution
+            return _named(execution, flight.payers, context)
         except Exception:
-            ended = "failed"
+            flight.over = True
             raise
         finally:
             if flight.unfinished.turns > turns:
                 flight.payers += (payer,)
                 flight.foreign |= not _by_version(key.version, index, context)
-            if ended != "free":
+            if flight.over:
                 self._drop(key, flight)
-            flight.state = ended
-            flight.turned.set()
 
     def _key(self, sub_query: str, context: RunContext) -> _Key:
         everybody = self._options.across_tenants and context.sharing == "everybody"
@@ -183,36 +183,24 @@ class ReportCache:
             del self._flights[key]
 
 
-async def _led(flight: _Flight, context: RunContext) -> bool:
-    """Wait until nobody leads any more; whether that came in time."""
-    try:
-        async with asyncio.timeout_at(context.search_deadline):
-            while flight.state == "led":
-                await flight.turned.wait()
-    except TimeoutError:
-        return False
-    return True
-
-
 def _by_version(version: str, index: int, context: RunContext) -> bool:
-    """Whether nobody stepped in for the version that was to work on a sub-query."""
+    """True where nobody stepped in for the version that was to work on a sub-query."""
     return context.ledger.worked_on(index) <= {version}
 
 
 def _given(shared: _Shared, sub_query: str, index: int, context: RunContext) -> Execution:
     """The report as that of another run; what was searched for is told as if it were searched for now."""
     _tell(shared.execution.searches, index, context)
-    return replace(shared.execution, sub_query=sub_query, shared_from=_names(shared.payers, context))
+    return _named(replace(shared.execution, sub_query=sub_query), shared.payers, context)
+
+
+def _named(execution: Execution, payers: Sequence[_Payer], context: RunContext) -> Execution:
+    """The execution with those who paid for it."""
+    own = context.ledger.tenant
+    names = tuple(payer.run_id if payer.tenant == own else ANOTHER_TENANT for payer in payers)
+    return replace(execution, shared_from=names) if names else execution
 
 
 def _tell(searches: Sequence[SearchRecord], index: int, context: RunContext) -> None:
     for search in searches:
         context.on_event(SearchDone(index, search.query, tuple(passage.title for passage in search.passages)))
-
-
-def _names(payers: Sequence[_Payer], context: RunContext) -> tuple[str, ...]:
-    return tuple(payer.run_id if payer.tenant == context.ledger.tenant else ANOTHER_TENANT for payer in payers)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
