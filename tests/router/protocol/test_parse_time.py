@@ -1,4 +1,4 @@
-"""Time is linear in the text, whatever is in it."""
+"""Reading is linear in the text, and not recursive, whatever is in it."""
 
 import time
 from collections.abc import Callable
@@ -8,10 +8,12 @@ import pytest
 
 from router.models.openai_wire import MAX_EVENT_BYTES, EventReader
 from router.protocol.decision import EarlyReader, parse_decision
-from router.protocol.turns import parse_turn
+from router.protocol.tags import blocks, without_thinking
+from router.protocol.turns import parse_answer, parse_turn
+from router.search.answerer import parse_verdict
 from router.testing.pathological import repetitive
+from tests.router.outputs import FLOODS
 
-pytestmark = pytest.mark.timing
 _MEGABYTE = 1_000_000
 _TIMES = 40
 """What ten times the text may take; 10 where the time is linear, and 100 where it is quadratic."""
@@ -43,6 +45,21 @@ def grows_linearly(whole: Callable[[], object], tenth: Callable[[], object]) -> 
     return any(cpu_s(whole) < _TIMES * least for _ in range(5))
 
 
+@pytest.mark.parametrize("flood", FLOODS, ids=lambda flood: repr(flood[:12]))
+def test_a_flood_is_read(flood: str) -> None:
+    """Without deep recursion, wherever in an output it stands."""
+    for start in ("", '<search>["', "<search>[", "<answer>", "<answer>x</answer><evidence>", "<verdict>", "Answer"):
+        text = start + flood[:50_000]
+        parse_decision(text, limit=3, cut=True)
+        parse_turn(text)
+        parse_answer(text)
+        parse_verdict(text)
+        assert len(without_thinking(text)) <= len(text)
+        assert sum(len(block.body) for block in blocks(text, "search")) <= len(text)
+        _read_early(text)
+
+
+@pytest.mark.timing
 @pytest.mark.parametrize("reader", READERS)
 def test_a_megabyte_of_anything_that_repeats(reader: str) -> None:
     """It takes as much longer than a tenth of it as it is longer."""
@@ -51,6 +68,7 @@ def test_a_megabyte_of_anything_that_repeats(reader: str) -> None:
         assert grows_linearly(partial(read, text), partial(read, text[: _MEGABYTE // 10])), text[:40]
 
 
+@pytest.mark.timing
 def test_a_long_event_in_small_pieces() -> None:
     """What has come is not copied with every piece."""
 

@@ -12,53 +12,36 @@ from router.protocol.scoring import exact_match, normal_answer, token_f1
 PAIRS: list[tuple[str, list[str], bool, Fraction | int]] = [
     ("Paris", ["Paris"], True, 1),
     ("paris", ["PARIS"], True, 1),
-    (" Paris \n", ["Paris"], True, 1),
     ("Paris.", ["Paris"], True, 1),
     ("“Paris”", ["Paris"], False, 0),  # Unicode punctuation is not removed
-    ('"Paris"', ["Paris"], True, 1),
     ("Paris!?", ["(Paris)"], True, 1),
     ("London", ["Paris"], False, 0),
     ("the Beatles", ["Beatles"], True, 1),
     ("The Beatles", ["A Beatles"], True, 1),
     ("Beatles the", ["Beatles"], True, 1),
     ("an apple a day", ["apple day"], True, 1),
-    ("theatre", ["the atre"], False, 0),  # articles go as whole words only
     ("Anna", ["An na"], False, 0),
     ("a", ["the"], True, 0),  # both are empty once normalised; the official F1 of nothing is 0
     ("", [""], True, 0),
-    ("", ["Paris"], False, 0),
     ("Paris", [""], False, 0),
-    ("...", ["Paris"], False, 0),
     ("Paris", [], False, 0),
     ("U.S.", ["US"], True, 1),
     ("U.S.A.", ["U S A"], False, 0),  # punctuation goes without leaving a space
-    ("well-known", ["wellknown"], True, 1),
     ("well-known", ["well known"], False, 0),
     ("AC/DC", ["ACDC"], True, 1),
-    ("a/b", ["ab"], True, 1),
-    ("O'Neill", ["ONeill"], True, 1),
     ("O’Neill", ["O'Neill"], False, 0),  # a typographic apostrophe stays
-    ("1,000", ["1000"], True, 1),
-    ("3.14", ["314"], True, 1),
-    ("$5", ["5"], True, 1),
-    ("50 %", ["50%"], True, 1),
     ("1943–1950", ["1943-1950"], False, 0),  # so does an en dash
-    ("Beyoncé", ["beyoncé"], True, 1),
     ("Beyoncé", ["Beyonce"], False, 0),  # accents are not folded
     ("ÉCOLE", ["école"], True, 1),
     ("Michael Mann", ["Mann"], False, Fraction(2, 3)),
     ("Michael Kenneth Mann", ["Michael Mann"], False, Fraction(4, 5)),
     ("Mann Michael", ["Michael Mann"], False, 1),  # F1 has no order
-    ("it was Michael Mann", ["Michael Mann"], False, Fraction(2, 3)),
-    ("the director is Michael Mann", ["Michael Mann"], False, Fraction(2, 3)),
     ("New York", ["New York City"], False, Fraction(4, 5)),
     ("5 February 1943", ["February 5, 1943"], False, 1),
     ("1943", ["5 February 1943"], False, Fraction(1, 2)),
     ("no no no", ["no no"], False, Fraction(4, 5)),
     ("bora bora", ["bora"], False, Fraction(2, 3)),  # each repeated token counts once for each occurrence
-    ("bora", ["bora bora"], False, Fraction(2, 3)),
     ("yes", ["yes"], True, 1),
-    ("Yes.", ["yes"], True, 1),
     ("yes", ["no"], False, 0),
     ("yes it is", ["yes"], False, 0),  # HotpotQA: yes and no count whole or not
     ("no", ["no idea"], False, 0),
@@ -67,9 +50,7 @@ PAIRS: list[tuple[str, list[str], bool, Fraction | int]] = [
     ("no answer", ["answer"], False, Fraction(2, 3)),
     ("Mann", ["Michael", "Mann"], True, 1),
     ("Michael Mann", ["Mann", "Michael Kenneth Mann"], False, Fraction(4, 5)),  # the best of several golds
-    ("London", ["Paris", "Rome"], False, 0),
     ("a b c d", ["c d e f"], False, Fraction(4, 7)),  # b c d against c d e f
-    ("東京", ["東京"], True, 1),
     ("tab\tnew\nline", ["tab new line"], True, 1),
     ("non\u00a0breaking", ["non breaking"], True, 1),
 ]

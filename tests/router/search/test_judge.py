@@ -1,7 +1,5 @@
 """The judge: its reply is read strictly, and it sees the question, right answers and the answer only."""
 
-import time
-
 import pytest
 
 from router.calls.role import Role
@@ -9,7 +7,6 @@ from router.ledger.ledger import Ledger
 from router.models.model import Completion, Message, Sampling, ScriptedModel
 from router.search.answerer import Judge, parse_verdict
 from serving.config.file import preset
-from tests.router.outputs import FLOODS
 
 
 @pytest.mark.parametrize(
@@ -43,15 +40,6 @@ from tests.router.outputs import FLOODS
 def test_verdicts(reply: str, verdict: bool | None) -> None:
     """One word that says yes or no, alone; everything else cannot be read."""
     assert parse_verdict(reply) is verdict
-
-
-@pytest.mark.timing
-@pytest.mark.parametrize("reply", [*FLOODS, "." * 200_000 + "x", "<verdict>" + "!" * 200_000 + "x</verdict>"])
-def test_floods(reply: str) -> None:
-    """Any output is read in linear time."""
-    begun = time.process_time()
-    parse_verdict(reply)
-    assert time.process_time() - begun < 5
 
 
 def judge(model: ScriptedModel) -> Judge:

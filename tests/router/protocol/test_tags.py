@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.protocol.tags import Block, blocks, element, escape, one_line, unescape, without_thinking
-from tests.router.outputs import FLOODS, OUTPUTS
+from tests.router.outputs import OUTPUTS
 
 
 @settings(deadline=None)
@@ -81,9 +81,3 @@ def test_thinking_is_dropped(text: str, visible: str) -> None:
 )
 def test_blocks(text: str, found: list[Block]) -> None:
     assert list(blocks(text, "a")) == found
-
-
-@pytest.mark.parametrize("flood", FLOODS, ids=lambda flood: repr(flood[:12]))
-def test_a_flood_is_read_in_linear_time(flood: str) -> None:
-    assert len(without_thinking(flood)) <= len(flood)
-    assert sum(len(block.body) for block in blocks(flood, "search")) <= len(flood)

@@ -1,4 +1,4 @@
-"""The executor's output: a search, a report, or neither."""
+"""Turns of executors, agents and answerers: a search, a report, an answer, or none of them."""
 
 import pytest
 from hypothesis import example, given, settings
@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from router.protocol import prompts
 from router.protocol.evidence import Passage, Report
 from router.protocol.tags import Malformed, element, escape, one_line
-from router.protocol.turns import ExecutionTurn, ReportTurn, Search, parse_turn
-from tests.router.outputs import FLOODS, OUTPUTS
+from router.protocol.turns import ExecutionTurn, ReportTurn, Search, parse_agent_turn, parse_answer, parse_turn
+from tests.router.outputs import OUTPUTS
 
 REPORT = "<answer>Michael Mann</answer><evidence>Heat was directed by Mann.</evidence>"
 MANN = ReportTurn(Report("Michael Mann", ("Heat was directed by Mann.",)))
@@ -21,14 +21,8 @@ MANN = ReportTurn(Report("Michael Mann", ("Heat was directed by Mann.",)))
         "<search>director of Heat",
         "<SEARCH>\n director  of\tHeat \n</SEARCH>",
         '<search>"director of Heat"</search>',
-        "<search>'director of Heat'</search>",
         '<search>["director of Heat"]</search>',
-        "<search>['director of Heat']</search>",
-        '<search>{"query": "director of Heat"}</search>',
-        "<search>Query: director of Heat</search>",
-        "<search>- director of Heat</search>",
         "```\n<search>director of Heat</search>\n```",
-        "<search>```text\ndirector of Heat\n```</search>",
         "I look it up: <search>director of Heat</search>",
         "<think>Perhaps <search>cast of Heat</search>?</think>\n\n<search>director of Heat</search>",
         f"I know it. {REPORT}</think><search>director of Heat</search>",
@@ -44,12 +38,10 @@ def test_one_search(text: str) -> None:
     ("text", "ignored"),
     [
         ("<search>a?</search><search>b?</search>", 1),
-        ("<search>a?</search>\n<search>b?</search>\n<search>c?</search>", 2),
         ("<search>a?<search>b?</search>", 1),
         ("<search></search><search>a?</search><search>b?</search>", 1),
         ('<search>["a?", "b?", "c?"]</search>', 2),
         ('<search>["a?", "b?"]</search><search>c?</search>', 2),
-        ("<search>a?\nb?</search>", 1),
         ("<search>a?</search><search></search>", 0),
     ],
 )
@@ -114,9 +106,6 @@ def test_a_report(text: str) -> None:
     [
         ("One sentence. Another one.", ("One sentence. Another one.",)),
         ("- a\n- b\n- c", ("a", "b", "c")),
-        ("* a\n* b", ("a", "b")),
-        ("• a\n• b", ("a", "b")),
-        ("1. a\n2. b", ("a", "b")),
         ("1) a\n(2) b", ("a", "b")),
         ("- a\n\n- b\n", ("a", "b")),
         ("- a\n  goes on\n- b", ("a goes on", "b")),
@@ -145,15 +134,11 @@ def test_several_evidence_blocks_are_united() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "neither a search block nor a report"),
         ("The director was Michael Mann.", "neither a search block nor a report"),
         (f"<think>{REPORT}", "neither a search block nor a report"),
-        ("<think><search>a?</search></think>", "neither a search block nor a report"),
         ("&lt;search&gt;a?&lt;/search&gt;", "neither a search block nor a report"),
         ("<search></search>", "no complete query in the search block"),
-        ("<search>[]</search>", "no complete query in the search block"),
         ("<answer>Michael Mann</answer>", "the report has no evidence"),
-        ("<answer>Michael Mann", "the report has no evidence"),
         ("<answer></answer><evidence>e</evidence>", "the answer is empty"),
         ("<answer> \n<evidence>e</evidence>", "the answer is empty"),
         ("<evidence>e</evidence>", "the report has no answer before its evidence"),
@@ -173,9 +158,7 @@ def test_neither_search_nor_report(text: str, reason: str) -> None:
     [
         ("<search>director of He", Malformed("no complete query in the search block")),
         ('<search>["director of He', Malformed("no complete query in the search block")),
-        ("<search>", Malformed("no complete query in the search block")),
         ("<search>a?", Search("a?", 0)),
-        ('<search>"a"', Search("a", 0)),
         ('<search>["a", "b', Search("a", 0)),
         ("<search>a</sea", Search("a", 0)),
         ("<search>a</search><search>b", Search("a", 0)),
@@ -231,7 +214,104 @@ def test_escaped_text_in_a_report_stays_where_it_is(text: str) -> None:
     assert turn == ReportTurn(Report(said, (one_line(f"It says {escape(one_line(text))}"),)))
 
 
-@pytest.mark.parametrize("flood", FLOODS, ids=lambda flood: repr(flood[:12]))
-def test_a_flood_is_read_without_deep_recursion_and_in_linear_time(flood: str) -> None:
-    for text in (flood, f"<search>{flood}", f"<answer>x</answer><evidence>{flood}", f"<answer>{flood}"):
-        assert isinstance(parse_turn(text), ExecutionTurn)
+@pytest.mark.parametrize(
+    ("text", "turn"),
+    [
+        ("<search>a?</search>", Search("a?", 0)),
+        ("<think>I lack it: <answer>no</answer></think>\n<search> a? </search>", Search("a?", 0)),
+        ('<search>["a?", "b?"]</search>', Search("a?", 1)),
+        ("<search>a?</search>\n<information>Doc 1</information><answer>forged</answer>", Search("a?", 0)),
+        ("<search>a?</search><answer>b</answer>", Search("a?", 0)),
+        ("<answer>b</answer><search>a?</search>", ReportTurn(Report("b", ()))),
+        ("1808 Ann, 1857 Bob: earlier 1808 Ann <answer>Ann</answer>", ReportTurn(Report("Ann", ()))),
+        ("<answer>A &amp; B", ReportTurn(Report("A & B", ()))),
+    ],
+)
+def test_an_agents_turn(text: str, turn: ExecutionTurn) -> None:
+    """The first complete action counts; thinking, and what follows invented results, does not."""
+    assert parse_agent_turn(text) == turn
+
+
+@pytest.mark.parametrize("text", ["", "It is Ann.", "<answer></answer>", "<search></search>"])
+def test_neither_search_nor_answer(text: str) -> None:
+    """Neither a search nor an answer."""
+    assert isinstance(parse_agent_turn(text), Malformed)
+
+
+def test_a_cut_answer_is_none() -> None:
+    """What the length limit ended may lack its end."""
+    assert isinstance(parse_agent_turn("<answer>Michael", cut=True), Malformed)
+
+
+@settings(deadline=None)
+@given(OUTPUTS, st.booleans())
+def test_any_text_is_an_agents_turn(text: str, cut: bool) -> None:
+    """None raises, and none is empty."""
+    match parse_agent_turn(text, cut=cut):
+        case Search(query, _):
+            assert query
+        case ReportTurn(Report(answer, ())):
+            assert answer == " ".join(answer.split()) != ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<answer>Michael Mann</answer>",
+        "<answer>\n  Michael\tMann\n</answer>\n",
+        "< Answer >Michael Mann</ ANSWER >",
+        "The reports agree. <answer>Michael Mann</answer> That is all.",
+        "<answer>Ridley Scott</answer> No: <answer>Michael Mann</answer>",
+        "<answer>Ridley Scott<answer>Michael Mann</answer>",
+        "<answer>Michael Mann</answer> or <answer>Ridl",
+        "<answer>Michael Mann</answer><answer></answer>",
+        "<think><answer>Ridley Scott</answer></think><answer>Michael Mann</answer>",
+        "<answer>Ridley Scott</answer></think>Michael Mann",
+        "<answer>Michael Mann</answer><think><answer>Ridley Scott</answer>",
+        "<answer>Michael Mann",
+        "<think>Who?</think><answer>Michael Mann",
+        "Michael Mann",
+        "<think>Who?</think>\n\nMichael Mann",
+        "Michael Mann</answer>",
+        "```\nMichael Mann\n```",
+        "Answer: Michael Mann",
+        "**Answer:** Michael Mann",
+        "### Answer:\n\nMichael Mann",
+        "The final answer is: Michael Mann",
+    ],
+)
+def test_the_answer_is_found(text: str) -> None:
+    assert parse_answer(text) == "Michael Mann"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("", ""),
+        ("<answer></answer>", ""),
+        ("<think>It is <answer>Michael Mann</answer>", ""),
+        ("Answer:", ""),
+        ("<answer>Johnson &amp; Johnson</answer>", "Johnson & Johnson"),
+        ("<answer>&lt;stop/&gt;</answer>", "<stop/>"),
+        ("AT&T &copy", "AT&T &copy"),
+        ("Answer Me", "Answer Me"),
+        ("<answer>The Answer: a play</answer>", "The Answer: a play"),
+        ("half a pair \ud83d", "half a pair \ufffd"),
+    ],
+)
+def test_an_answer_is_kept_as_it_is(text: str, answer: str) -> None:
+    assert parse_answer(text) == answer
+
+
+@settings(deadline=None)
+@given(OUTPUTS)
+def test_any_answer_is_one_line_that_can_be_encoded(text: str) -> None:
+    answer = parse_answer(text)
+    assert answer == " ".join(answer.split())
+    assert answer.encode() is not None
+
+
+@settings(deadline=None)
+@given(OUTPUTS)
+def test_escaped_text_in_an_answer_comes_back_whole(text: str) -> None:
+    assert parse_answer(element("answer", text)) == one_line(escape(text))

@@ -1,14 +1,15 @@
-"""The delegator's output: what is dispatched, what stops, what is corrected."""
+"""The delegator's output: what is dispatched, what stops, what is corrected, and what is certain before its end."""
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.protocol import prompts
-from router.protocol.decision import Decision, Dispatch, Stop, parse_decision
+from router.protocol.decision import Dispatch, EarlyReader, Stop, parse_decision
 from router.protocol.evidence import Passage, Report
 from router.protocol.tags import Malformed, escape
-from tests.router.outputs import FLOODS, OUTPUTS
+from tests.router.outputs import OUTPUTS
+from tests.router.protocol.test_sub_queries import ONE_OR_MORE
 
 
 def asked(text: str, *, cut: bool = False) -> tuple[str, ...]:
@@ -21,13 +22,8 @@ def asked(text: str, *, cut: bool = False) -> tuple[str, ...]:
     "body",
     [
         '["Who directed Heat?", "When was he born?"]',
-        "['Who directed Heat?', 'When was he born?']",
-        '[["Who directed Heat?"], ["When was he born?"]]',
         '{"queries": ["Who directed Heat?", "When was he born?"]}',
-        '[{"query": "Who directed Heat?"}, {"query": "When was he born?"}]',
         "1. Who directed Heat?\n2. When was he born?",
-        "- Who directed Heat?\n- When was he born?",
-        "Who directed Heat?\nWhen was he born?",
     ],
 )
 @pytest.mark.parametrize("end", ["</search>", "</search>\n", "", "\n", "</sea"])
@@ -39,17 +35,12 @@ def test_the_questions_of_a_block_are_dispatched_whether_or_not_a_stop_string_to
     "text",
     [
         "<Search>Who directed Heat?</SEARCH>",
-        "< search >Who directed Heat?</ search >",
         "```\n<search>Who directed Heat?</search>\n```",
         '```xml\n<search>\n["Who directed Heat?"]\n</search>\n```',
-        "```xml\n<search>\nWho directed Heat?\n```",
         "I will ask.\n\n<search>Who directed Heat?</search>\n\nI wait.",
-        '<think>Two hops.</think>\n\n<search>["Who directed Heat?"]</search>',
-        "The template opened the thinking.</think><search>Who directed Heat?</search>",
         "<think>First <search>Who acted in Heat?</search></think><search>Who directed Heat?</search>",
         "<think>Is it enough? <stop/>Enough evidence<stop></think><search>Who directed Heat?</search>",
         "Shall I <search>Who acted?</search> or <stop>?</think><search>Who directed Heat?</search>",
-        "<think>a</think><think><search>b?</search></think><search>Who directed Heat?</search>",
         "<search>Who directed Heat?</search><think><search>Who acted in Heat?</search>",
         "<search>Who directed Heat?</search><stop/>Enough evidence<stop>",
         "<stop/>Enough evidence<stop><search>Who directed Heat?</search>",
@@ -73,22 +64,17 @@ def test_what_stands_around_a_block_changes_nothing(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "questions"),
     [
-        ('<search>["a?", "b?"', ("a?", "b?")),
         ('<search>["a?", "b?"]', ("a?", "b?")),
         ('<search>["a?", "b?"]</sear', ("a?", "b?")),
         ('<search>["a?", "Who is the mo', ("a?",)),
         ('<search>["a?", "Is it so?', ("a?",)),
         ("<search>['a?', 'Whose is John's ", ("a?",)),
-        ('<search>{"queries": ["a?", "Who', ("a?",)),
-        ('<search>[{"query": "a?"}, {"que', ("a?",)),
-        ('<search>```json\n["a?", "Who', ("a?",)),
         ("<search>[Who is x?, Who", ("Who is x?",)),
         ('<search>{"query": "a?", "why"', ("a?",)),
         ("<search>a?", ("a?",)),
         ("<search>capital of France</sea", ("capital of France",)),
         ("<search>1. a?\n2. b?\n3. Who is", ("a?", "b?")),
         ("<search>- a?\n- Who is the mother of\nthe dir", ("a?",)),
-        ("<search>a?\nb?\nWho is", ("a?", "b?")),
         ("<search>capital of France\npopulation of Par", ("capital of France",)),
         ("<search>a?</search><search>Who is the mo", ("a?",)),
         ("<search>a?</search>And now I wr", ("a?",)),
@@ -103,15 +89,10 @@ def test_of_a_cut_output_the_complete_questions_are_kept(text: str, questions: t
     "text",
     [
         "<search>",
-        "<sear",
         "<search>Who is the mo",
         '<search>["Who is the mo',
         '<search>["Is it so?',
-        "<search>['Who",
-        '<search>{"queries": [',
-        '<search>{"queries',
         '<search>{"queries"',
-        "<search>1. Who is",
         "<think>a long thought <search>a?</search>",
         "<stop/>Enough evidence<stop><search>Who is the mo",
     ],
@@ -125,18 +106,12 @@ def test_a_cut_output_without_a_complete_question_is_malformed(text: str) -> Non
     [
         "",
         "Who directed Heat?",
-        '["Who directed Heat?"]',
-        "The answer is Michael Mann.",
         "<answer>Michael Mann</answer>",
         "Enough evidence",
-        "stop",
         "&lt;stop/&gt;Enough evidence&lt;stop&gt;",
         "&lt;search&gt;a?&lt;/search&gt;",
         "<stopped>",
-        "<searching>a?</searching>",
         "a?</search>",
-        "<think><search>a?</search></think>",
-        "<think><stop/>Enough evidence<stop></think>",
         "<think><stop/>Enough evidence<stop>",
         "I could <search>a?</search> or <stop></think> but will not.",
         "<search_results><result index='0'><request>a?</request></result></search_results>",
@@ -157,24 +132,15 @@ def test_the_reason_says_what_was_wrong() -> None:
     [
         "<stop/>Enough evidence<stop>",
         "<stop/>Enough evidence</stop>",
-        "<stop/>Enough evidence<stop/>",
         "<stop>Enough evidence</stop>",
         "<stop>Enough evidence",
-        "<stop/>Enough evid",
         "<stop/>",
-        "<stop />",
-        "<stop>",
         "</stop>",
         "< / stop >",
         "<STOP/>ENOUGH EVIDENCE<STOP>",
-        "<Stop/>",
-        "\n\n<stop/>\nEnough evidence\n<stop>\n",
         "```\n<stop/>Enough evidence<stop>\n```",
-        "`<stop/>Enough evidence<stop>`",
-        "**<stop/>Enough evidence<stop>**",
         "All is known. <stop/>Enough evidence<stop>",
         "<think>One more <search>a?</search>? No.</think>\n<stop/>Enough evidence<stop>",
-        "It is known.</think><stop/>Enough evidence<stop>",
         "<stop/>Enough evidence<stop><think>wait",
         "<search></search><stop/>Enough evidence<stop>",
         "<stop/>Enough evidence<stop><search></search>",
@@ -192,7 +158,6 @@ def test_a_stop_is_read_as_printed_and_in_its_variants(text: str, cut: bool) -> 
     "text",
     [
         '<search>["a?", "b?"]</search><search>["b?", "c?"]</search>',
-        '<search>["a?"]</search> and <search>["b?", "c?"]</search>',
         "<search>a?</search><search>b?</search><search>c?</search>",
         "<search>a?<search>b?</search><search>c?",
         '```\n<search>a?</search>\n```\n```\n<search>["b?", "c?"]</search>\n```',
@@ -242,7 +207,80 @@ def test_escaped_text_decides_nothing_wherever_it_stands(text: str) -> None:
         assert isinstance(parse_decision(shown, limit=8), Malformed)
 
 
-@pytest.mark.parametrize("flood", FLOODS, ids=lambda flood: repr(flood[:12]))
-def test_a_flood_is_read_without_deep_recursion_and_in_linear_time(flood: str) -> None:
-    for text in (flood, f'<search>["{flood}', f"<search>[{flood}</search>"):
-        assert isinstance(parse_decision(text, limit=3, cut=text is flood), Decision)
+def certain(text: str, *, limit: int = 8, size: int = 1) -> list[tuple[str, ...]]:
+    """What is told of `text`, which comes in pieces of `size` characters."""
+    told: list[tuple[str, ...]] = []
+    reader = EarlyReader(limit, told.append)
+    for start in range(0, len(text), size):
+        reader.feed(text[start : start + size])
+    return told
+
+
+@pytest.mark.parametrize(
+    ("text", "questions"),
+    [
+        ('<search>["a?"', ("a?",)),
+        ('<search>["a?", "b', ("a?",)),
+        ('<search>["a?", "b?"', ("a?", "b?")),
+        ("<search>['a?'", ("a?",)),
+        ('<search>{"queries": ["a?"', ("a?",)),
+        ('<search>[{"query": "a?"', ("a?",)),
+        ('< Search >\n```json\n[\n  "a?"', ("a?",)),
+        ('<think>Is it ["b?"]? <search>["c?"]</search></think><search>["a?"', ("a?",)),
+        ('They ask.</think>\n<search>["a?"', ("a?",)),
+        ('<search>["director of Heat", "', ("director of Heat",)),
+        ('<search>["director of Heat"]', ("director of Heat",)),
+        ("<search>1. a?\n", ("a?",)),
+        ("<search>- a?\n- b?\n- c", ("a?", "b?")),
+        ("<search>a?</search>", ("a?",)),
+        ("<search>director of Heat</search>", ("director of Heat",)),
+    ],
+)
+def test_what_is_certain(text: str, questions: tuple[str, ...]) -> None:
+    assert certain(text)[-1] == questions
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<search>["a?',
+        '<search>["director of Heat"',
+        '<search>["Who wrote "Hamlet", and when',
+        '<search>{"reasoning": "Is it he?", "tas',
+        '<search>{"queries"',
+        '<think><search>["a?"]</search>',
+        "<search>a? And",
+        "<search>a?\nb?\n",
+        "<search>1. a?",
+        "<search>- director of Heat\n- his birthday\n",
+        "<stop/>Enough evidence<stop>",
+    ],
+)
+def test_what_is_not(text: str) -> None:
+    """A quote that may stand within its string, a key that may be for reasons, a line that may go on."""
+    assert certain(text) == []
+
+
+@pytest.mark.parametrize("body", ONE_OR_MORE.values(), ids=ONE_OR_MORE)
+def test_what_was_certain_is_dispatched(body: str) -> None:
+    """However questions are written: each piece adds to what was certain before, and in the end it is the decision."""
+    text = f"<search>{body}</search>"
+    decision = parse_decision(text, limit=8)
+    assert isinstance(decision, Dispatch)
+    for size in (1, 3, 50):
+        told = certain(text, size=size)
+        assert told[-1] == decision.sub_queries
+        assert all(decision.sub_queries[: len(one)] == one for one in told)
+
+
+def test_no_more_than_the_limit() -> None:
+    assert certain('<search>["a?", "b?", "c?", "d?"]</search>', limit=2)[-1] == ("a?", "b?")
+
+
+@settings(deadline=None)
+@given(OUTPUTS, st.integers(1, 9))
+@example('<search>["a?", "b?"]</search>', 1)
+def test_any_text_in_any_pieces(text: str, size: int) -> None:
+    """None raises, and nothing is told twice."""
+    told = certain(f"<search>{text}", size=size)
+    assert sorted(map(len, told)) == list(dict.fromkeys(map(len, told)))
