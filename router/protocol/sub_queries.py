@@ -95,7 +95,9 @@ _KEYS = frozenset(
     | {"searches", "searchquery", "searchqueries", "request", "requests", "text", "input", "q"}
 )
 _NOTHING = frozenset({"none", "null", "n/a"})
-_FENCE = re.compile(r"```(?:json|python|text|plaintext|markdown|xml)?", re.IGNORECASE)
+_FENCE = re.compile(
+    r"^[^\S\n]*+```(?:json|python|text|plaintext|markdown|xml)?|```[^\S\n]*+$", re.IGNORECASE | re.MULTILINE
+)
 _ITEM_TAG = re.compile(r"<\s*+/?\s*+(?:sub[-_]?)?(?:query|queries|questions?|request)\s*+>", re.IGNORECASE)
 _OPENS_TEXT = re.compile(r"""\(?\s*+["'“]""")
 _OPENS_LIST = re.compile(r"""[\[{]\s*+["'“]""")
