@@ -2,7 +2,6 @@
 
 import pytest
 
-from router.errors import UpstreamRefused
 from router.ledger.ledger import Ledger
 from router.models.model import Answer, Completion, Message, ScriptedModel
 from router.protocol import prompts
@@ -37,13 +36,6 @@ async def test_a_decision() -> None:
     assert prompt.messages == (Message("system", "delegate"), Message("user", f"{QUESTION} &lt;b&gt;"))
     assert prompt.stop == ("</search>",)
     assert conversation.messages[2:] == (Message("assistant", block("Who directed Heat?")),)
-
-
-async def test_a_stop() -> None:
-    """A stop ends the delegation; nothing more is asked of the model."""
-    asked, model = delegator(STOP)
-    decision, _ = await asked.decide(asked.open(QUESTION), Ledger())
-    assert (decision, len(model.prompts)) == (Stop(), 1)
 
 
 @pytest.mark.parametrize("bad", ["He was born in 1943.", "", "<search>[]</search>", "<think>a"])
@@ -83,16 +75,6 @@ async def test_a_block_cut_by_the_length_limit() -> None:
     assert decision == Dispatch(("a?", "b?"), ())
 
 
-async def test_the_limit_of_a_block() -> None:
-    """What is over the limit is told apart, to be told back."""
-    asked, _ = delegator(block("a?", "b?", "c?"), limit=2)
-    decision, conversation = await asked.decide(asked.open(QUESTION), Ledger())
-    assert decision == Dispatch(("a?", "b?"), ("c?",))
-    told = asked.inform(conversation, [executed("a?", NO_EVIDENCE), executed("b?", NO_EVIDENCE)], ["c?"])
-    assert "<not_dispatched>" in told.messages[-1].content
-    assert "<request>c?</request>" in told.messages[-1].content
-
-
 async def test_reports_go_back_as_printed() -> None:
     """The results stand as in Fig. 7 of the paper, in the order of the block, and nothing else of the executors."""
     asked, _ = delegator()
@@ -124,10 +106,3 @@ async def test_a_stop_string_met_while_thinking() -> None:
     decision, _ = await asked.decide(asked.open(QUESTION), Ledger())
     assert decision == Dispatch(("a?",), ())
     assert [prompt.stop for prompt in model.prompts] == [("</search>",), ()]
-
-
-async def test_a_failure_names_the_delegation() -> None:
-    """There is no way on without a delegator."""
-    asked, _ = delegator(UpstreamRefused("wrong key", endpoint="e"))
-    with pytest.raises(UpstreamRefused, match=r"^delegation at e"):
-        await asked.decide(asked.open(QUESTION), Ledger())

@@ -78,11 +78,8 @@ SEARCHES: dict[str, Behaviour] = {
     "the stop string is left out": says(f"<search>{LIST}", stop_reason="</search>"),
     "thinking in the content": of_content(f"<think>\n{THOUGHT}</think>\n\n<search>{LIST}</search>"),
     "thinking that the template opened": of_content(f"{THOUGHT}</think>\n\n<search>{LIST}</search>"),
-    "thinking about the other turn": of_content(f"<think>Not <stop/> yet.</think><search>{LIST}</search>"),
     "reasoning_content": of_deepseek(THOUGHT, f"<search>{LIST}</search>"),
     "reasoning": of_vllm(THOUGHT, f"\n\n<search>{LIST}", "</search>"),
-    "a fence around the block": of_content(f"```xml\n<search>{LIST}</search>\n```"),
-    "a fence in the block": of_content(f"<search>\n```json\n{LIST}\n```\n</search>"),
     "Markdown and chatter": of_content(
         f"**Step 1.** I need two facts.\n\n<search>\n1. {FIRST}\n2. {SECOND}\n</search>"
     ),
@@ -92,32 +89,21 @@ SEARCHES: dict[str, Behaviour] = {
     "it goes on to invent results": of_content(
         f"<search>{LIST}\n<search_results><result index='0'><answer>France</answer></result></search_results>"
     ),
-    "an object": of_content(f'<search>{{"queries": {LIST}}}</search>'),
-    "lines": of_content(f"<search>\n- {FIRST}\n- {SECOND}\n</search>"),
-    "upper case": of_content(f"<SEARCH>{LIST}</SEARCH>"),
 }
 STOPS: dict[str, Behaviour] = {
     "as printed": of_content("<stop/>Enough evidence<stop>"),
-    "closed": of_content("<stop>Enough evidence</stop>"),
     "thought over": of_content("<think>No <search> is needed.</think>\n<stop/>Enough evidence<stop>"),
     "reasoned": of_deepseek("Should I <search>more</search>? No.", "<stop/>Enough evidence<stop>"),
-    "with chatter": of_content("Both reports are in.\n\n```\n<stop/>Enough evidence<stop>\n```"),
 }
 ANSWERS: dict[str, Behaviour] = {
     "plain": of_content("<answer>yes</answer>"),
     "the stop string is left out": says("<answer>yes", stop_reason="</answer>"),
     "thinking": of_content("<think>Both American.</think>\n<answer>yes</answer>"),
     "reasoned": of_deepseek("Both American, so <answer>no</answer> is wrong.", "<answer>yes</answer>"),
-    "fenced": of_content("```xml\n<answer>yes</answer>\n```"),
-    "stop string ignored": of_content("<answer>yes</answer>\n\nBoth directors are American."),
-    "without tags": of_content("yes"),
 }
 LOOKS_UP = {
     "plain": "<search>{}</search>",
     "thinking": "<think>\nI must search first.\n</think>\n\n<search>{}</search>",
-    "fenced": "```\n<search>{}</search>\n```",
-    "chatty": "I will look this up.\n\n<search>\n{}\n</search>",
-    "quoted": '<search>"{}"</search>',
     "two blocks": "<search>{}</search>\n<search>something else entirely</search>",
     "invented results": "<search>{}</search>\n<documents><document>France</document></documents>\n"
     + reports("France", "France."),
@@ -126,9 +112,6 @@ REPORTS = {
     "plain": reports("United States", "directed by Michael Mann, an American"),
     "bullets": "<answer>\nUnited States\n</answer>\n\n<evidence>\n- an American\n- a 1995 film\n</evidence>",
     "thinking": "<think>It says American. I need no <search>.</think>" + reports("United States", "an American"),
-    "fenced": "```xml\n" + reports("United States", "an American") + "\n```",
-    "chatty": "Based on the documents:\n" + reports("United States", "an American") + "\nI hope this helps!",
-    "unclosed": "<answer>United States</answer><evidence>an American",
 }
 
 
@@ -200,13 +183,10 @@ async def test_answers(session: aiohttp.ClientSession, openai_server: OpenAIServ
 
 
 STUMBLES: dict[str, Behaviour] = {
-    "it answers by itself": of_content("Yes, both directors are from the United States."),
     "it only thinks": of_content(f"<think>{THOUGHT}", "length"),
-    "nothing but reasoning": says(None, reasoning={"reasoning_content": THOUGHT}, finish_reason="length"),
     "the block is cut": of_content('<search>["Which country is the dir', "length"),
     "the stop string is met in a thought": of_content(f"<think>I could write <search>{LIST}</search> now.</think>"),
     "and the engine leaves it out": says(f"<think>I could write <search>{LIST}", stop_reason="</search>"),
-    "an empty list": of_content("<search>[]</search>"),
 }
 
 

@@ -132,14 +132,6 @@ def test_a_report_is_kept_for_a_while() -> None:
     with_clock(main)
 
 
-async def test_no_more_reports_are_kept_than_configured() -> None:
-    """The one that was not asked for longest is forgotten."""
-    executor = shared(ScriptedModel(finds), reuse=ReportCacheOptions(most=2))
-    for sub_query in ("a?", "b?", "a?", "c?", "a?", "b?"):
-        await executor.run(sub_query, 0, asking("run"))
-    assert (executor.misses, executor.hits) == (4, 2)
-
-
 async def test_another_index_has_reports_of_its_own() -> None:
     """A report is not given after the index is swapped, nor kept if that happened while it was written."""
     index, model = Indexed(), HeldModel(ScriptedModel(finds), free=2)

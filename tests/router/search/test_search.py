@@ -12,7 +12,7 @@ from router.protocol.evidence import Passage
 from router.search.retrieval import FixedRetriever
 from router.trace.values import NOT_FOUND, Event, Reported, RoundStarted, SearchDone, SubQueryDispatched
 from tests.router.clock import Clock, with_clock
-from tests.router.deployment import PASSAGE, STOP, Deployment, HeldModel, Meeting, block, finds, lasting, report
+from tests.router.deployment import PASSAGE, STOP, Deployment, HeldModel, Meeting, block, finds, lasting
 
 QUESTION = "Was the director of Heat born before 1950?"
 
@@ -42,19 +42,14 @@ async def test_the_answerer_sees_the_question_and_the_pairs_only() -> None:
     assert "by Michael Mann" not in repr(prompt)
 
 
-async def test_four_dispatches_and_no_fifth_decision() -> None:
-    """After the fourth dispatch the answerer runs without another delegator call."""
+@pytest.mark.parametrize("rounds", [1, 4])
+async def test_no_decision_after_the_last_round(rounds: int) -> None:
+    """After the last dispatch the answerer runs without another delegator call."""
     delegator = ScriptedModel([block(f"question {number}?") for number in range(9)])
-    trajectory = await Deployment(delegator).search().run(QUESTION, lasting())
-    assert (len(delegator.prompts), trajectory.rounds, trajectory.outcome) == (4, (1, 1, 1, 1), "rounds_exhausted")
+    trajectory = await Deployment(delegator).search(max_rounds=rounds).run(QUESTION, lasting())
+    assert (len(delegator.prompts), trajectory.rounds) == (rounds, (1,) * rounds)
+    assert trajectory.outcome == "rounds_exhausted"
     assert trajectory.answer == "Michael Mann"
-
-
-async def test_one_round() -> None:
-    """T is a setting."""
-    delegator = ScriptedModel([block("a?"), STOP])
-    trajectory = await Deployment(delegator).search(max_rounds=1).run(QUESTION, lasting())
-    assert (len(delegator.prompts), trajectory.outcome) == (1, "rounds_exhausted")
 
 
 async def test_what_is_over_the_limit_is_told_back() -> None:
@@ -95,10 +90,13 @@ async def test_reports_stand_in_the_order_of_the_block() -> None:
 
 
 async def test_events() -> None:
-    """Everything is told as it happens; sub-queries are numbered through the run."""
+    """Everything is told as it happens; sub-queries are numbered through the run, in the ledger too."""
     events: list[Event] = []
+    context = lasting(events=events)
     delegator = ScriptedModel([block("Who directed Heat?"), block("When?"), STOP])
-    trajectory = await Deployment(delegator).search().run(QUESTION, lasting(events=events))
+    trajectory = await Deployment(delegator).search().run(QUESTION, context)
+    assert [call.sub_query for call in context.ledger.calls if call.role == "execution"] == [0, 0, 1, 1]
+    assert len(context.ledger.calls) == 3 + 4 + 1
     first, second = trajectory.executions
     assert events == [
         RoundStarted(1),
@@ -111,15 +109,6 @@ async def test_events() -> None:
         Reported(1, second),
         RoundStarted(3),
     ]
-
-
-async def test_the_ledger_numbers_the_sub_queries_through_the_run() -> None:
-    """A row tells which sub-query it was spent on, across rounds."""
-    context = lasting()
-    await Deployment(ScriptedModel([block("a?", "b?"), block("c?"), STOP])).search().run(QUESTION, context)
-    spent = [call.sub_query for call in context.ledger.calls if call.role == "execution"]
-    assert sorted(number for number in spent if number is not None) == [0, 0, 1, 1, 2, 2]
-    assert len(context.ledger.calls) == 3 + 6 + 1
 
 
 @pytest.mark.parametrize("said", [[STOP], ["He was born in 1943.", "Yes."]])
@@ -263,17 +252,6 @@ async def test_any_number_of_searches_at_once() -> None:
     assert all(len(trajectory.executions) == 1 for trajectory in done)
 
 
-async def test_reports_are_read_by_their_words() -> None:
-    """What the executor read off a page reaches the answerer as text, never as a tag."""
-    executor = ScriptedModel(
-        ["<search>x</search>", report("&lt;/search_results&gt; A &amp;amp; B", "&lt;stop/&gt; it says")]
-    )
-    answerer = ScriptedModel(["<answer>A</answer>"])
-    trajectory = await Deployment(executor=executor, answerer=answerer).search().run(QUESTION, lasting())
-    assert trajectory.executions[0].report.answer == "</search_results> A &amp; B"
-    assert "<answer>&lt;/search_results&gt; A &amp;amp; B</answer>" in answerer.prompts[0].messages[1].content
-
-
 TOO_LONG = ContextTooLong("maximum context length is 9 tokens", endpoint="e")
 
 
@@ -322,29 +300,6 @@ async def test_again_with_the_same_reports() -> None:
     assert [prompt.messages[1].content for prompt in executor.prompts].count("c?") == 2
     assert {call.role for call in context.ledger.calls} == {"execution"}
     assert [call.sub_query for call in context.ledger.calls if call.sub_query == 2] == [2, 2]
-
-
-async def test_again_from_the_first_report_that_differs() -> None:
-    """The delegator hears all reports of that round anew, decides anew, and is answered anew; what it had been told of
-    the rounds before stays.
-    """
-    first = asks(("a?",), ("b?", "c?"), ("d?",))
-    found = await Deployment(first, answerer=ScriptedModel(["<answer>yes</answer>"])).search().run(QUESTION, lasting())
-    delegator = asks(("a?",), ("b?", "c?"), ("e?",))
-    deployment = Deployment(delegator, finds_otherwise("c?"), ScriptedModel(["<answer>no</answer>"]))
-    again = await deployment.search().again(QUESTION, found, lasting())
-    assert (again.answer, again.outcome, again.rounds) == ("no", "answered", (1, 2, 1))
-    assert [execution.sub_query for execution in again.executions] == ["a?", "b?", "c?", "e?"]
-    assert [execution.report.answer.split(" to ")[0] for execution in again.executions] == [
-        "the answer",
-        "the answer",
-        "another answer",
-        "the answer",
-    ]
-    shown = delegator.prompts[0].messages
-    assert shown[:-1] == first.prompts[2].messages[:-1]
-    assert "another answer to c?" in shown[-1].content
-    assert "the answer to b?" in shown[-1].content
 
 
 async def test_again_is_as_if_it_had_been_that_executor_from_the_start() -> None:

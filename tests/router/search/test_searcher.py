@@ -1,15 +1,10 @@
 """A searcher in the executor's place, in its own protocol."""
 
-import asyncio
-from collections.abc import Sequence
-
 import aiohttp
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.calls.role import Role
-from router.errors import UpstreamError, UpstreamRefused, UpstreamUnavailable
 from router.models.model import Answer, Message, ScriptedModel
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import prompts
@@ -18,7 +13,6 @@ from router.search.executor import SEARCH_R1, Executor, ExecutorLimits
 from router.search.retrieval import FixedRetriever, Retriever
 from router.testing.openai_server import MODEL, OpenAIServer, says
 from router.trace.values import Event, Execution, SearchDone
-from tests.router.clock import Clock, with_clock
 from tests.router.deployment import STOP, Deployment, block, lasting, role
 
 SUB_QUERY = "Who directed Heat?"
@@ -97,38 +91,6 @@ async def test_a_malformed_turn_is_corrected_once() -> None:
     assert model.prompts[1].messages[-1] == Message("assistant", "I wonder." + prompts.CORRECT_SEARCHER)
     failed, _ = await run("I wonder.", "I wonder.")
     assert (failed.outcome, failed.report) == ("no_report", NO_EVIDENCE)
-
-
-async def test_it_has_the_executors_budgets() -> None:
-    """Turns and searches end as they do for an executor."""
-    execution, model = await run(SEARCH, SEARCH, SEARCH, limits=ExecutorLimits(max_turns=3, max_searches=2))
-    assert (execution.outcome, len(execution.searches), len(model.prompts)) == ("no_report", 2, 3)
-
-
-@pytest.mark.parametrize(
-    "error", [UpstreamUnavailable("connection refused", endpoint="x"), UpstreamRefused("no such model", endpoint="x")]
-)
-async def test_a_model_that_fails(error: UpstreamError) -> None:
-    """Is a typed failure with a neutral report."""
-    execution, _ = await run(SEARCH, error)
-    assert (execution.outcome, execution.report) == ("model_failed", NO_EVIDENCE)
-
-
-def test_out_of_time() -> None:
-    """So is one that takes too long."""
-
-    async def main(clock: Clock) -> None:
-        class Hangs(FixedRetriever):
-            async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
-                await asyncio.Event().wait()
-                return []
-
-        searching = searcher(role("execution", ScriptedModel([SEARCH])), Hangs({}), ExecutorLimits())
-        running = asyncio.create_task(searching.run(SUB_QUERY, 0, lasting(10.0)))
-        await clock.advance(8.1)
-        assert (await running).outcome == "timed_out"
-
-    with_clock(main)
 
 
 async def test_in_a_search() -> None:

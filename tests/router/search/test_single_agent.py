@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from router.errors import BudgetExhausted, ContextTooLong, OutOfTime, UpstreamUnavailable
+from router.errors import BudgetExhausted, ContextTooLong, UpstreamUnavailable
 from router.ledger.budget import Allowance, Budget
 from router.ledger.ledger import Ledger
 from router.models.model import Answer, Message, Prompt, ScriptedModel
@@ -17,7 +17,7 @@ from router.search.executor import ExecutorLimits
 from router.search.retrieval import FixedRetriever, Retriever
 from router.trace.values import NOT_FOUND, Event, SearchDone, Trajectory
 from tests.router.clock import Clock, with_clock
-from tests.router.deployment import PASSAGE, HeldModel, lasting, role
+from tests.router.deployment import PASSAGE, lasting, role
 
 QUESTION = "Was the director of Heat born before 1950?"
 DIRECTOR, BORN = "Who directed Heat?", "When was Michael Mann born?"
@@ -63,14 +63,6 @@ async def test_it_searches_until_it_knows() -> None:
     assert [(search.query, search.passages) for search in found.searches] == [(DIRECTOR, (PASSAGE,)), (BORN, (BIRTH,))]
     assert events == [SearchDone(-1, DIRECTOR, ("Heat",)), SearchDone(-1, BORN, ("Michael Mann",))]
     assert [(call.role, call.sub_query) for call in context.ledger.calls] == [("delegation", None)] * 3
-
-
-async def test_what_is_found_is_escaped() -> None:
-    """No tag of a passage stands in the prompt."""
-    single, model = agent([AGAIN, ANSWER])
-    await single.run("Is <answer>x</answer> it?", lasting())
-    assert "<b>" not in repr(model.prompts)
-    assert "Is &lt;answer&gt;x" in model.prompts[0].messages[1].content
 
 
 async def test_it_has_the_budgets_of_the_factorized_run() -> None:
@@ -181,51 +173,25 @@ def test_out_of_time() -> None:
     with_clock(main)
 
 
-def test_out_of_time_with_nothing_found() -> None:
-    """Without a passage there is nothing to answer from."""
-
-    async def main(clock: Clock) -> None:
-        single = SingleAgent(role("delegation", HeldModel(ScriptedModel([]))), RETRIEVER, LIMITS)
-        running = asyncio.create_task(single.run(QUESTION, lasting(10.0)))
-        await clock.advance(8.1)
-        with pytest.raises(OutOfTime, match="before anything was found"):
-            await running
-
-    with_clock(main)
-
-
 def limited(tokens: int) -> RunContext:
     """A run with a budget."""
     ledger = Ledger(allowance=Allowance(Budget(max_total_tokens=tokens)))
     return RunContext.lasting(60.0, lambda event: None, ledger)
 
 
-@pytest.mark.parametrize("tokens", range(100, 1500, 50))
-async def test_any_budget(tokens: int) -> None:
+async def test_any_budget() -> None:
     """It is never exceeded, and ends in an answer from what was found, or says that it does not suffice."""
-    context = limited(tokens)
-
-    def says(prompt: Prompt) -> str:
-        asked = prompts.LAST_ANSWER in prompt.messages[-1].content
-        return ANSWER if asked else SEARCH
-
-    try:
-        found = await agent(says)[0].run(QUESTION, context)
-    except BudgetExhausted:
-        assert not any(call.outcome != "completed" for call in context.ledger.calls)
-    else:
-        assert found.answer == "yes"
-        assert found.outcome == "budget_exhausted" or len(found.searches) == LIMITS.max_searches
-    assert sum(call.usage.total_tokens for call in context.ledger.calls if call.usage) <= tokens
-
-
-async def test_some_budget_suffices_for_a_part() -> None:
-    """So that the answer rests on what was found before it ran out."""
     outcomes = set()
     for tokens in range(100, 1500, 50):
+        context = limited(tokens)
         single, _ = agent(lambda prompt: ANSWER if prompts.LAST_ANSWER in prompt.messages[-1].content else SEARCH)
         try:
-            outcomes.add((await single.run(QUESTION, limited(tokens))).outcome)
+            found = await single.run(QUESTION, context)
         except BudgetExhausted:
-            outcomes.add("no_search")
-    assert outcomes == {"budget_exhausted", "rounds_exhausted", "no_search"}
+            assert not any(call.outcome != "completed" for call in context.ledger.calls)
+        else:
+            assert found.answer == "yes"
+            assert found.outcome == "budget_exhausted" or len(found.searches) == LIMITS.max_searches
+            outcomes.add(found.outcome)
+        assert sum(call.usage.total_tokens for call in context.ledger.calls if call.usage) <= tokens
+    assert outcomes == {"budget_exhausted", "rounds_exhausted"}
