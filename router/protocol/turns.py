@@ -37,7 +37,7 @@ class ReportTurn:
 ExecutionTurn = Search | ReportTurn | Malformed
 
 
-def parse_turn(text: str, *, cut: bool = False) -> ExecutionTurn:
+def parse_turn(text: str, cut: bool = False) -> ExecutionTurn:
     """What the executor wrote; `cut`: the length limit ended `text`.
 
     Of a search and a report in one turn, the one that comes first counts, provided that it is complete: a report that
@@ -102,7 +102,7 @@ def _split(body: str) -> list[str]:
     return [" ".join(item) for item in items]
 
 
-def parse_agent_turn(text: str, *, cut: bool = False) -> ExecutionTurn:
+def parse_agent_turn(text: str, cut: bool = False) -> ExecutionTurn:
     """Read the turn of a model that answers instead of reporting, by the same rule; its report has no evidence."""
     own, cut = own_text(text, cut=cut)
     found, search = _search(own, cut)

@@ -15,7 +15,7 @@ from router.search.retrieval import Retriever
 from router.trace.values import NOT_FOUND, AnswerOutcome, TopologyName, Trajectory
 
 SINGLE_AGENT = Form(
-    lambda text, cut: parse_agent_turn(text, cut=cut),
+    parse_agent_turn,
     ("</search>", "</answer>"),
     prompts.agent_documents,
     prompts.CORRECT_AGENT,

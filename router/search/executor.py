@@ -67,7 +67,7 @@ class Form:
 
 
 EXECUTOR = Form(
-    lambda text, cut: parse_turn(text, cut=cut),
+    parse_turn,
     STOP,
     prompts.documents,
     prompts.CORRECT_REPORT,
@@ -75,7 +75,7 @@ EXECUTOR = Form(
     prompts.CORRECT_SEARCH,
 )
 SEARCH_R1 = Form(
-    lambda text, cut: parse_agent_turn(text, cut=cut),
+    parse_agent_turn,
     ("</search>", "</answer>"),
     prompts.information,
     prompts.CORRECT_SEARCHER,

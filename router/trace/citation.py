@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable
-from functools import cached_property
 
 import msgspec
 
@@ -48,7 +47,7 @@ def cite(points: Iterable[str], passages: Iterable[Passage]) -> list[list[Citati
     """The sentences that each of `points` may rest on: one of each passage that holds its names and numbers and the
     most of its words, if that is most of them; in the order of the passages, each passage once.
     """
-    shown = [_Shown(passage) for passage in {passage.id: passage for passage in passages}.values()]
+    shown = [(passage, words(f"{passage.title} {passage.text}")) for passage in _different(passages)]
     return [_cited(point, shown) for point in points]
 
 
@@ -58,43 +57,31 @@ def cite_answer(answer: str, passages: Iterable[Passage]) -> list[Citation]:
     """
     wanted = f" {normal_answer(answer)} "
     found = []
-    for passage in {passage.id: passage for passage in passages}.values() if wanted.strip() else ():
+    for passage in _different(passages) if wanted.strip() else ():
         held = next((said for said in sentences(passage.text) if wanted in f" {normal_answer(said)} "), None)
         if held is not None:
-            quote = " ".join(held.split())
-            found.append(Citation(passage.id, passage.title, passage.document, passage.page, quote))
+            found.append(_citation(passage, held))
     return found
 
 
-class _Shown:
-    """A passage with its words, and those of each of its sentences; told apart once, as passages may be long."""
-
-    def __init__(self, passage: Passage) -> None:
-        self.passage, self.words = passage, words(f"{passage.title} {passage.text}")
-
-    @cached_property
-    def sentences(self) -> list[tuple[str, set[str]]]:
-        return [(sentence, words(sentence)) for sentence in sentences(self.passage.text)]
-
-    def share(self, wanted: set[str], named: set[str]) -> float:
-        """The share of `wanted` that stands in it; 0 where a name or number is missing."""
-        return len(wanted & self.words) / len(wanted) if wanted and named <= self.words else 0.0
-
-    def citation(self, wanted: set[str]) -> Citation:
-        quote, _ = max(self.sentences, key=lambda sentence: len(wanted & sentence[1]), default=("", set()))
-        at = self.passage
-        return Citation(at.id, at.title, at.document, at.page, " ".join(quote.split()))
+def _different(passages: Iterable[Passage]) -> Iterable[Passage]:
+    return {passage.id: passage for passage in passages}.values()
 
 
-def _cited(point: str, shown: list[_Shown]) -> list[Citation]:
-    wanted, named = words(point), _named(point)
-    shares = [each.share(wanted, named) for each in shown]
-    best = max(shares, default=0.0)
-    if best < _CITED_SHARE:
+def _cited(point: str, shown: Iterable[tuple[Passage, set[str]]]) -> list[Citation]:
+    wanted = words(point)
+    # Names and numbers; the first word has its capital for its place.
+    named = words(" ".join(word for word in point.split()[1:] if word[0].isupper() or word[0].isdigit()))
+    shares = [(passage, len(wanted & held)) for passage, held in shown if wanted and named <= held]
+    best = max((share for _, share in shares), default=0)
+    if not wanted or best < _CITED_SHARE * len(wanted):
         return []
-    return [each.citation(wanted) for each, share in zip(shown, shares, strict=True) if share == best]
+    return [
+        _citation(passage, max(sentences(passage.text), key=lambda said: len(wanted & words(said)), default=""))
+        for passage, share in shares
+        if share == best
+    ]
 
 
-def _named(point: str) -> set[str]:
-    """Names and numbers: words that begin with a capital or a digit; the first word has its capital for its place."""
-    return words(" ".join(word for word in point.split()[1:] if word[0].isupper() or word[0].isdigit()))
+def _citation(passage: Passage, sentence: str) -> Citation:
+    return Citation(passage.id, passage.title, passage.document, passage.page, " ".join(sentence.split()))
