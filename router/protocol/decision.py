@@ -32,7 +32,7 @@ Decision = Dispatch | Stop | Malformed
 
 
 def parse_decision(text: str, *, limit: int, cut: bool = False) -> Decision:
-    """What the delegator decided. At most `limit` sub-queries are dispatched; `cut`: the length limit ended `text`.
+    """Read the delegator's decision. At most `limit` sub-queries are dispatched; `cut`: the length limit ended `text`.
 
     A search wins over a stop. Where its block holds no question, the stop counts if it is the later of the two or if
     every block is empty.
@@ -135,7 +135,7 @@ class EarlyReader:
             self._tell(found)
 
     def _certain(self, block: str) -> tuple[str, ...]:
-        """What is found in an unclosed block however it goes on."""
+        """The questions found in an unclosed block however it goes on."""
         before = _BEFORE_BODY.match(block)
         start = before.end() if before else 0
         if block[start : start + 1] in ("[", "{"):
@@ -155,5 +155,5 @@ class EarlyReader:
 
 
 def agreeing(one: Sequence[str], other: Sequence[str]) -> int:
-    """How many texts both begin with."""
+    """The number of texts that both begin with."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -18,7 +18,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 NO_EVIDENCE = Report("no evidence found", ())
-"""What stands in for a report whenever an executor fails, whatever the reason: neutral, and without internals."""
+"""The report of an executor that failed, whatever the reason: neutral, and without internals."""
 
 
 class Passage(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What each role is shown. Prompts run from constant to variable, so that engines can reuse their prefix cache."""
+"""Prompts of all roles. They run from constant to variable, so that engines can reuse their prefix cache."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -56,7 +56,7 @@ def information(passages: Sequence[Passage], _last: bool) -> str:
 
 
 def searcher_request(instructions: str, sub_query: str) -> str:
-    """What a Search-R1 model is asked: one user's turn, its instructions first, with a question mark at its end."""
+    """The request to a Search-R1 model: one user's turn, its instructions first, with a question mark at its end."""
     return f"{instructions} Question: {escape(sub_query.rstrip(' ?'))}?\n"
 
 

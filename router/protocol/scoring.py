@@ -16,7 +16,7 @@ def normal_answer(text: str) -> str:
 
 
 def exact_match(answer: str, golds: Sequence[str]) -> bool:
-    """Whether `answer` is one of `golds` after normalising."""
+    """True where `answer` is one of `golds` after normalising."""
     return normal_answer(answer) in {normal_answer(gold) for gold in golds}
 
 

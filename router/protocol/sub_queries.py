@@ -60,7 +60,7 @@ def quoted_strings(text: str) -> Iterator[QuotedString]:
 
 
 def _end(text: str, start: int, quote: str) -> tuple[int, bool]:
-    """Where the string that begins at `start` closes (the end of `text` if nowhere), and whether that is certain."""
+    """The end of the string that begins at `start` (that of `text` if nothing closes it), and whether it is certain."""
     exact = True
     for mark in _CLOSING[quote].finditer(text, start):
         if len(mark[0]) == 1:
@@ -71,7 +71,7 @@ def _end(text: str, start: int, quote: str) -> tuple[int, bool]:
 
 
 def _may_be_key(text: str, start: int, end: int, key: str) -> bool:
-    """Whether the last thing in `text`, a string, stands where an object goes on with a key."""
+    """True where the last thing in `text`, a string, stands where an object goes on with a key."""
     if end + 1 < len(text):
         return False
     before = text[:start].rstrip()[-1:]
@@ -208,15 +208,15 @@ class SearchBlock:
     """One block, read."""
 
     start: int
-    """Where its opening tag begins in the turn's own text."""
+    """The start of its opening tag in the turn's own text."""
     empty: bool
     """True where there is nothing at all in it."""
     questions: tuple[str, ...]
-    """What it asks for; empty also where nothing could be read."""
+    """Its questions; empty also where nothing could be read."""
 
 
 def own_text(text: str, *, cut: bool) -> tuple[str, bool]:
-    """What the model itself decided, and whether that was cut by the length limit.
+    """The text that the model itself decided by, and whether that was cut by the length limit.
 
     Thinking is left out, and so is what stands before the first tag. So is everything from the first result tag after a
     search on: a model that was not halted there goes on to invent the results, and what it decides upon them is not

@@ -21,7 +21,7 @@ class Block:
     body: str
     """The raw text between the tags."""
     start: int
-    """Where the opening tag begins, in characters."""
+    """The start of the opening tag, in characters."""
     closed: bool
     """False where the output ended before the closing tag."""
 
@@ -83,7 +83,7 @@ def element(tag: str, text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """What a correction turn, or a typed failure, answers to."""
+    """Output that cannot be read: a correction turn, or a typed failure, answers to it."""
 
     reason: str
-    """What was wrong, for the trace; never a piece of the output itself."""
+    """The defect, for the trace; never a piece of the output itself."""

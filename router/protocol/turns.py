@@ -38,7 +38,7 @@ ExecutionTurn = Search | ReportTurn | Malformed
 
 
 def parse_turn(text: str, cut: bool = False) -> ExecutionTurn:
-    """What the executor wrote; `cut`: the length limit ended `text`.
+    """Read an executor's turn; `cut`: the length limit ended `text`.
 
     Of a search and a report in one turn, the one that comes first counts, provided that it is complete: a report that
     follows a search rests on results that the model has not seen.
@@ -52,7 +52,7 @@ def parse_turn(text: str, cut: bool = False) -> ExecutionTurn:
 
 
 def _search(own: str, cut: bool) -> tuple[bool, tuple[int, Search] | None]:
-    """Whether there is any search block, and where the first search with a query begins."""
+    """Find out whether there is any search block, and where the first search with a query begins."""
     found = search_blocks(own, cut=cut)
     searches = [block for block in found if block.questions]
     if not searches:

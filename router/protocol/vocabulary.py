@@ -1,4 +1,4 @@
-"""What a deployment's models know about. A question beyond it is refused instead of guessed at."""
+"""The words that a deployment's models know. A question beyond it is refused instead of guessed at."""
 
 import re
 from collections.abc import Iterable
@@ -37,7 +37,7 @@ class Vocabulary:
         return list(dict.fromkeys(strange if named or strange else written))
 
     def _name_at(self, folded: list[str], at: int) -> int:
-        """How many words the longest name at this place has; 0 where none begins."""
+        """The number of words of the longest name at this place; 0 where none begins."""
         lengths = range(min(self._longest, len(folded) - at), 0, -1)
         return next((length for length in lengths if tuple(folded[at : at + length]) in self._names), 0)
 

@@ -55,8 +55,8 @@ class Judge:
     async def accepts(
         self, question: str, golds: Sequence[str], answer: str, ledger: Ledger, evidence: Sequence[str] = ()
     ) -> bool | None:
-        """Whether `answer` is right; None where the reply cannot be read. `evidence`: what it rests on, to go by where
-        `golds` is empty. Raises `UpstreamError`.
+        """Judge whether `answer` is right; None where the reply cannot be read. `evidence`: what it rests on, to go by
+        where `golds` is empty. Raises `UpstreamError`.
         """
         known = [element("right_answer", gold) for gold in golds] or [element("evidence", point) for point in evidence]
         shown = f"{element('question', question)}{''.join(known)}{element('answer', answer)}"

@@ -26,18 +26,18 @@ class RunContext:
 
     on_event: OnEvent
     deadline: float
-    """When the answer is due, in the event loop's time."""
+    """The time at which the answer is due, by the event loop's clock."""
     search_deadline: float
-    """When searching ends, so that there is time to answer from what was found."""
+    """The time at which searching ends, so that there is time to answer from what was found."""
     ledger: Ledger
     draft: Draft = field(default_factory=Draft)
     sharing: Sharing = "nobody"
-    """Whose reports it may use, and who may use its own: other runs of its tenant, or also other tenants'."""
+    """Those whose reports it may use, and who may use its own: other runs of its tenant, or also other tenants'."""
     wasted: list[Execution] = field(default_factory=list)
     """Finished for nothing: other runs may use these, but this one goes on as if they had never been begun."""
     failures: dict[int | None, UpstreamError] = field(default_factory=dict)
-    """Why sub-queries, by their numbers, could not be looked up; under None, why the models that lead the run and write
-    the answer came to nothing.
+    """Errors by the numbers of sub-queries that could not be looked up; under None, the error of the models that lead
+    the run and write the answer.
     """
 
     def raise_without_evidence(self, outcome: AnswerOutcome) -> None:

@@ -22,7 +22,7 @@ class Delegator:
 
     role: Role
     max_sub_queries: int = 8
-    """How many sub-queries of one block are dispatched."""
+    """The most sub-queries of one block that are dispatched."""
 
     def open(self, question: str) -> Conversation:
         """A conversation that holds the question and nothing else."""
@@ -58,7 +58,7 @@ class Delegator:
         return _told(conversation, prompts.search_results(pairs, over_limit))
 
     def over_limit(self, conversation: Conversation) -> tuple[str, ...]:
-        """What the last decision would have dispatched besides."""
+        """The sub-queries that the last decision would have dispatched besides."""
         decision = self._parsed(conversation.outputs[-1])
         return decision.over_limit if isinstance(decision, Dispatch) else ()
 

@@ -34,7 +34,7 @@ _TOKENS_PER_CHARACTER = 1 / 3
 
 @dataclass(frozen=True, slots=True)
 class ExecutorLimits:
-    """How far an executor may go."""
+    """Limits of an executor's work on one sub-query."""
 
     max_turns: int = 3
     """Assistant turns, the report included (K in TBSS 4.1)."""

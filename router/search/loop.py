@@ -57,9 +57,8 @@ class FactorizedSearch:
         return self.proceed(question, opened, context)
 
     async def again(self, question: str, found: Trajectory, context: RunContext) -> Trajectory:
-        """What this executor would have made of a run that another one worked in. The sub-queries of each round are
-        worked on anew; as long as all reports are the same, so is what followed them, and nothing else is asked. Raises
-        what `run` raises.
+        """Work on the sub-queries of a run that another executor worked in. As long as all reports of a round are the
+        same, so is what followed them, and nothing else is asked. Raises what `run` raises.
         """
         executions: tuple[Execution, ...] = ()
         for number in range(len(found.rounds)):
@@ -184,12 +183,12 @@ class Topology:
 
     @property
     def settings(self) -> dict[RoleName, RoleSetting]:
-        """What its roles are, for the trace."""
+        """Models and prompts of its roles, for the trace."""
         return settings_of(self.roles)
 
 
 def settings_of(roles: Mapping[RoleName, Role]) -> dict[RoleName, RoleSetting]:
-    """What roles are, for the trace."""
+    """Models and prompts of roles, for the trace."""
     return {
         name: RoleSetting(role.model.name, hashlib.sha256(role.system.encode()).hexdigest())
         for name, role in roles.items()

@@ -17,7 +17,7 @@ from router.search.executor import Executes, Unfinished
 from router.trace.values import Conversation, Execution, SearchDone, SearchRecord
 
 ANOTHER_TENANT = "another tenant's run"
-"""What stands in a trace instead of the identifier of a run that is not the tenant's own."""
+"""Stands in a trace instead of the identifier of a run that is not the tenant's own."""
 
 
 class Versioned(Executes, Protocol):
@@ -34,7 +34,7 @@ class Versioned(Executes, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReportCacheOptions:
-    """How long reports are kept, and for whom."""
+    """Terms on which reports are kept."""
 
     keep_s: float = 300.0
     most: int = 10_000
@@ -105,7 +105,7 @@ class ReportCache:
 
     @property
     def report_tokens(self) -> int:
-        """What a report has at most."""
+        """The most tokens of a report."""
         return self._executor.report_tokens
 
     def role(self, context: RunContext) -> Role:

@@ -43,7 +43,7 @@ class FixedRetriever:
 
 _WITHIN_S = 5.0
 _EVERY_S, _SOON_S = 5.0, 1.0
-"""How long after a search that went well, and at least after any."""
+"""Pauses after a probe: where all is well, and at least."""
 
 
 class WatchedRetriever:

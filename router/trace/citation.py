@@ -1,4 +1,4 @@
-"""Where a point of evidence stands: passage, document, page, and the sentence that says it."""
+"""The place where a point of evidence stands: passage, document, page, and the sentence that says it."""
 
 import re
 from collections.abc import Iterable

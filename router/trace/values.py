@@ -13,7 +13,7 @@ ExecutionOutcome = Literal["reported", "no_report", "timed_out", "model_failed",
 
 
 class Conversation(msgspec.Struct, frozen=True, tag=True):
-    """What a model was shown, and everything it wrote, reasoning included."""
+    """All that a model was shown, and everything it wrote, reasoning included."""
 
     messages: tuple[Message, ...]
     outputs: tuple[Completion, ...] = ()
@@ -27,7 +27,7 @@ class SearchRecord(msgspec.Struct, frozen=True):
     ignored_queries: int = 0
     """Further search blocks of the same turn, which were not run."""
     dropped_passages: int = 0
-    """How many of `passages`, the last ones, the model was not shown, because its context has no room for them."""
+    """The number of `passages`, the last ones, that the model was not shown, because its context has no room for them."""
 
     @property
     def shown(self) -> tuple[Passage, ...]:
@@ -51,7 +51,7 @@ class Execution(msgspec.Struct, frozen=True, tag=True):
 
     @property
     def failed(self) -> bool:
-        """Whether there is no report."""
+        """True where there is no report."""
         return self.outcome != "reported"
 
     def citations(self, points: Iterable[str]) -> list[list[Citation]]:
@@ -132,15 +132,15 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
     executions: tuple[Execution, ...] = ()
     """In order of dispatch."""
     rounds: tuple[int, ...] = ()
-    """How many sub-queries each dispatching round sent out."""
+    """The number of sub-queries of each dispatching round."""
     told: tuple[int, ...] = ()
     """For each of `rounds`, how many messages of `delegation` stand before its reports."""
     delegation: Conversation | None = None
     answering: Conversation | None = None
     topology: TopologyName = "factorized"
-    """Who searched and who answered; without executors, `delegation` is the whole conversation of the main agent."""
+    """The roles that searched and answered; without executors, `delegation` is the whole conversation of the main agent."""
     searches: tuple[SearchRecord, ...] = ()
-    """What the main agent searched for itself."""
+    """Searches of the main agent itself."""
 
     def answered(self, answer: str) -> "Trajectory":
         """The same with this answer; one that only says that there is none becomes `NOT_FOUND`."""
