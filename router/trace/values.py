@@ -27,7 +27,7 @@ class SearchRecord(msgspec.Struct, frozen=True):
     ignored_queries: int = 0
     """Further search blocks of the same turn, which were not run."""
     dropped_passages: int = 0
-    """The number of `passages`, the last ones, that the model was not shown, because its context has no room for them."""
+    """The number of `passages`, the last ones, not shown to the model, because its context has no room for them."""
 
     @property
     def shown(self) -> tuple[Passage, ...]:
@@ -138,7 +138,7 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
     delegation: Conversation | None = None
     answering: Conversation | None = None
     topology: TopologyName = "factorized"
-    """The roles that searched and answered; without executors, `delegation` is the whole conversation of the main agent."""
+    """The way to the answer; without executors, `delegation` is the whole conversation of the main agent."""
     searches: tuple[SearchRecord, ...] = ()
     """Searches of the main agent itself."""
 
