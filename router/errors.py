@@ -149,6 +149,8 @@ class UpstreamError(RolegateError):
         """Its address."""
         self.role: str | None = None
         """The role whose model it is; None for retrieval."""
+        self.passed_on = False
+        """Whether a part of the output had been passed on by then, so that nobody else can be asked."""
 
     def __str__(self) -> str:
         return f"{self.role or 'retrieval'} at {self.endpoint}: {super().__str__()}"

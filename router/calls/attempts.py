@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from router.amount import NOTHING, Amount
-from router.calls.limits import MESSAGE_TOKENS, PromptCounts, RoleHealth
+from router.calls.limits import MESSAGE_TOKENS, RoleHealth, prompt_bound
 from router.calls.replicas import Replica, chosen
 from router.calls.timeouts import Timeouts
 from router.errors import BudgetExhausted, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
@@ -37,22 +37,6 @@ OnText = Callable[[], Callable[[str], None]]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class StartedAttempt:
-    """A stream that has come to its first token."""
-
-    attempt: Attempt
-    head: list[Delta]
-    """The pieces that have come by now; `attempt` knows of them."""
-    rest: AsyncIterator[Delta]
-    leaving: AsyncExitStack
-    """Ends the attempt."""
-
-    def believed(self, delta: Delta) -> Delta:
-        """`delta` with the whole usage where it is the last one, and with none before."""
-        return msgspec.structs.replace(delta, usage=self.attempt.believed if delta.finish_reason else None)
-
-
 @dataclass(slots=True)
 class Attempts:
     """Attempts to answer one prompt, one after the other; each of them is booked."""
@@ -72,6 +56,8 @@ class Attempts:
     """When the call is due, in the event loop's time."""
     on_text: OnText | None = None
     """Gets the text of a streamed attempt as it is written."""
+    on_delta: Callable[[Delta], None] | None = None
+    """Gets what is written, and keeps it: once there is a first token, there is no other attempt."""
     streams: bool = True
     most: int = 3
 
@@ -79,30 +65,22 @@ class Attempts:
     _failed: set[str] = field(default_factory=set, init=False)
     """Deployments that did not do their part."""
 
-    def completion(self) -> Awaitable[Completion]:
-        """Return the whole output of the first attempt that comes to it. Raises `UpstreamError` and `BudgetExhausted`;
-        of several errors, the last one.
+    async def completion(self) -> Completion:
+        """Return the whole output of the first attempt that comes to it, at another replica at once, or at the same one
+        after pauses that grow. Raises `UpstreamError` and `BudgetExhausted`; of several errors, the last one.
         """
-        return self._retried(self._whole)
-
-    def begin(self) -> Awaitable[StartedAttempt]:
-        """Return the stream of the first attempt that comes to a first token. Raises as `completion`."""
-        return self._retried(self._begun)
-
-    async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Repeat `attempt` at another replica at once, or at the same one after pauses that grow and end in time."""
         self.traffic.retries.called()
         for number in count(1):
             try:
-                return await attempt()
+                return await self._once()
             except UpstreamRefused as error:  # a replica whose key or model's name is wrong adds no load by refusing
-                if number == self.most or not error.lasting or not self._elsewhere():
+                if error.passed_on or number == self.most or not error.lasting or not self._elsewhere():
                     raise
                 pause_s: float | None = 0.0
             except (UpstreamUnavailable, UpstreamProtocolError) as error:
                 pause_s = 0.0 if self._elsewhere() else _pause_s(error, number)
                 late = pause_s is None or asyncio.get_running_loop().time() + pause_s > self.until
-                if number == self.most or late or not self.traffic.retries.spend():
+                if error.passed_on or number == self.most or late or not self.traffic.retries.spend():
                     raise
             await asyncio.sleep(pause_s or 0.0)
         raise AssertionError("the last attempt returns or raises")
@@ -112,8 +90,8 @@ class Attempts:
         there = (replica for replica in self.replicas if replica.deployment not in self._failed)
         return any(not replica.endpoint.breaker.wait_s for replica in there)
 
-    async def _whole(self) -> Completion:
-        async with self._attempt() as (attempt, model, prompt, timeouts), timeouts.of(model) as clock:
+    async def _once(self) -> Completion:
+        async with self._attempt() as (attempt, model, prompt, timeouts), timeouts.of(model) as heard:
             max_tokens = prompt.sampling.max_tokens
             if not self.streams:
                 completion = whole_within(await model.complete(prompt), max_tokens)
@@ -122,26 +100,16 @@ class Attempts:
                 on_text = self.on_text() if self.on_text else None
 
                 def take(delta: Delta) -> None:
-                    clock.heard(delta)
+                    heard(delta)
                     attempt.take(delta)
                     if on_text:
                         on_text(delta.text)
+                    if self.on_delta and (delta.text or delta.reasoning):
+                        self.on_delta(delta)
 
                 async with model.stream(prompt) as deltas:
                     completion = await gather(within(deltas, max_tokens), take)
             return msgspec.structs.replace(completion, usage=attempt.believed)
-
-    async def _begun(self) -> StartedAttempt:
-        async with AsyncExitStack() as stack:
-            attempt, model, prompt, timeouts = await stack.enter_async_context(self._attempt())
-            deltas = await stack.enter_async_context(timeouts.stream(model, prompt))
-            head: list[Delta] = []
-            async for delta in deltas:
-                attempt.take(delta)
-                head.append(delta)
-                if attempt.first_token_s is not None:
-                    break
-            return StartedAttempt(attempt, head, deltas, stack.pop_all())
 
     @asynccontextmanager
     async def _attempt(self) -> AsyncIterator[tuple[Attempt, Model, Prompt, Timeouts]]:
@@ -159,8 +127,6 @@ class Attempts:
                         sampling = msgspec.structs.replace(self.prompt.sampling, max_tokens=attempt.opened.max_tokens)
                         prompt = msgspec.structs.replace(self.prompt, sampling=sampling, request_id=attempt.request_id)
                         yield attempt, replica.model, prompt, timeouts
-                        if usage := attempt.believed:
-                            self.traffic.counts.learn(prompt.messages, usage.prompt_tokens)
                         self.traffic.succeeded()
             except UpstreamError as error:
                 if isinstance(error, UpstreamRefused) and not error.lasting:  # it works, but not with this prompt
@@ -168,6 +134,7 @@ class Attempts:
                 else:
                     self.traffic.failed()
                 self._failed.add(replica.deployment)
+                error.passed_on = bool(self.on_delta and attempt and attempt.first_token_s is not None)
                 raise
 
     async def _booked(self, replica: Replica, stack: AsyncExitStack) -> Attempt:
@@ -190,7 +157,7 @@ class Attempts:
             worst = self.worst(bound, most) if self.ledger.limited else NOTHING
             attempt = await enter(bound, most, worst, patient=False)
         except BudgetExhausted:
-            tokens = await prompt_tokens(replica.model, self.prompt, self.traffic.counts)
+            tokens = await prompt_tokens(replica.model, self.prompt)
             attempt = await affordable(partial(enter, tokens), partial(self.worst, tokens), most)
         attempt.count = partial(replica.model.count, self.prompt)
         return attempt
@@ -220,9 +187,9 @@ def _pause_s(error: UpstreamError, number: int) -> float | None:
     return random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (number - 1)))
 
 
-async def prompt_tokens(model: Model, prompt: Prompt, counts: PromptCounts) -> int:
-    """The most tokens that `prompt` can have: by the model's tokenizer, or else by what its engine has counted."""
-    usage, bound = await model.count(prompt, ""), counts.bound(prompt.messages)
+async def prompt_tokens(model: Model, prompt: Prompt) -> int:
+    """Return the most tokens that `prompt` can have, by the model's tokenizer, or else by its bytes."""
+    usage, bound = await model.count(prompt, ""), prompt_bound(prompt.messages)
     if usage is None:
         return bound
     if usage.estimated:

@@ -1,13 +1,11 @@
-"""Limits that all calls of a role share, whichever version of it makes them: places, retries, counts of prompts."""
+"""Limits that all calls of a role share, whichever version of it makes them: places and retries; bounds of prompts."""
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import lru_cache
 from unicodedata import decomposition, normalize
-
-from cachetools import LRUCache
 
 from router.models.model import Message
 
@@ -60,62 +58,33 @@ def _bytes_of(message: Message) -> int:
 
 
 def _most_bytes(text: str) -> int:
-    """No form of a text has more bytes than its characters, each decomposed by itself: decomposing only reorders them
-    further, and composing makes no pair longer. So nothing is normalized as a whole, which takes quadratic time where
-    combining marks follow each other.
+    """The bytes of each character's longest form: composing makes no pair longer. So nothing is normalized as a whole,
+    which takes quadratic time where combining marks follow each other.
     """
     if text.isascii():
         return len(text)
-    counts = Counter(text).items()
-    grown = sum(count * _growth(character) for character, count in counts if decomposition(character))
-    return len(text.encode(errors="surrogatepass")) + grown
+    return sum(times * _longest(character) for character, times in Counter(text).items())
 
 
-def _growth(character: str) -> int:
-    """Bytes that the decomposition of a character may have more than itself. Hangul syllables count as they are, since
-    they are always composed again; Unicode lists no decomposition of theirs.
-    """
-    longest = max(len(normalize(form, character).encode()) for form in ("NFD", "NFKD"))
-    return max(0, longest - len(character.encode()))
+def _longest(character: str) -> int:
+    # Hangul syllables, of which Unicode lists no decomposition, are always composed again.
+    forms = [normalize(form, character) for form in ("NFD", "NFKD")] if decomposition(character) else []
+    return max(len(form.encode(errors="surrogatepass")) for form in (character, *forms))
 
 
 _known_bytes = lru_cache(maxsize=8)(_most_bytes)
-
-
-class PromptCounts:
-    """Counts of prompts by a model's engine, for models whose tokenizer is not to be had: a prompt has no more
-    tokens than another one with the same system prompt, and what else stands in it. Chat templates keep messages apart.
-    """
-
-    def __init__(self) -> None:
-        self._tokens: LRUCache[str, int] = LRUCache(8)
-
-    def learn(self, messages: Sequence[Message], tokens: int) -> None:
-        """Note that `messages` have so many tokens."""
-        if messages and messages[0].role == "system":
-            system = messages[0].content
-            self._tokens[system] = min(tokens, self._tokens.get(system, tokens))
-
-    def bound(self, messages: Sequence[Message]) -> int:
-        """The most tokens that `messages` can have."""
-        known = self._tokens.get(messages[0].content) if messages and messages[0].role == "system" else None
-        bound = prompt_bound(messages)
-        if known is None:
-            return bound
-        return min(bound, known + sum([MESSAGE_TOKENS + _most_bytes(message.content) for message in messages[1:]]))
-
 
 _MOST_FAILURES, _FAILING_S = 5, 2.0
 """As many in a row open a breaker, which is an endpoint's and may have other roles' successes between them."""
 
 
 class RoleHealth:
-    """Places and retries of a role's calls, and what its prompts have been counted as."""
+    """Places and retries of a role's calls."""
 
     def __init__(self, max_in_flight: int | None = None) -> None:
         """`max_in_flight`: attempts under way at a time, over all replicas; None for any number."""
         self._places = asyncio.Semaphore(max_in_flight) if max_in_flight else None
-        self.retries, self.counts = RetryBudget(), PromptCounts()
+        self.retries = RetryBudget()
         self.in_flight = self.waiting = 0
         self.fallbacks = 0
         """Calls that went to a fallback."""

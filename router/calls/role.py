@@ -1,10 +1,8 @@
 """A role: a model with its prompt, its sampling and its timeouts."""
 
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -21,7 +19,6 @@ from router.protocol import prompts
 from router.trace.call import Price, Purpose, RoleName
 
 _log = structlog.get_logger("roles")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,7 @@ class Role:
         """A fresh conversation whose first user turn is `text`."""
         return (Message("system", self.system), Message("user", text))
 
-    def ask(
+    async def ask(
         self,
         messages: tuple[Message, ...],
         stop: tuple[str, ...],
@@ -74,32 +71,57 @@ class Role:
         pattern: str | None = None,
         until: float = math.inf,
         on_text: OnText | None = None,
-    ) -> Coroutine[Any, Any, Completion]:
-        """The model's next turn. `pattern`: what it has to match, where the endpoint can see to that. `until`: when it
-        is due, in the event loop's time; no pause is begun that would take longer. `on_text`: who hears it as it is
-        written, where it is streamed.
+        on_delta: Callable[[Delta], None] | None = None,
+    ) -> Completion:
+        """The model's next turn or, where its model is not to be had, that of the first fallback whose is. `pattern`:
+        what it has to match, where the endpoint can see to that. `until`: when it is due, in the event loop's time; no
+        pause is begun that would take longer. `on_text`, `on_delta`: as for `Attempts`.
 
         Raises `BudgetExhausted`, and `UpstreamError`, naming this role, once neither another attempt nor a fallback is
         worth it.
         """
-        call = _Call(messages, stop, ledger, sub_query, pattern, until, on_text)
-        return self._or_a_fallback(lambda role, why: role._attempts(call, why).completion(), purpose)
 
-    async def stream(
-        self, messages: tuple[Message, ...], stop: tuple[str, ...], ledger: Ledger, *, until: float = math.inf
-    ) -> AsyncGenerator[Delta, None]:
-        """The model's next turn as it is written, booked also when the reader leaves early. As `ask`, but there is no
-        other attempt once there is a first token.
-        """
-        call = _Call(messages, stop, ledger, None, None, until)
-        begun = await self._or_a_fallback(lambda role, why: role._attempts(call, why).begin(), "first")
+        def attempts(role: Role, purpose: Purpose) -> Attempts:
+            prompt = role._prompt(messages, stop, pattern)
+            caller = Caller(
+                role.name,
+                role.model.name,
+                role.deployment or role.model.endpoint,
+                sub_query,
+                role.sampling.max_tokens,
+                role.executor_version,
+                role.price,
+                role._in_context(prompt_bound(prompt.messages)),
+            )
+            return Attempts(
+                prompt,
+                ledger,
+                caller,
+                purpose,
+                role.replicas,
+                role.timeouts,
+                role.traffic,
+                worst=role._worst,
+                until=until,
+                on_text=on_text,
+                on_delta=on_delta,
+                streams=role.streams,
+                most=role.attempts,
+            )
+
+        first: UpstreamError | None = None
         try:
-            async with begun.leaving:
-                for delta in begun.head:
-                    yield begun.believed(delta)
-                async for delta in begun.rest:
-                    begun.attempt.take(delta)
-                    yield begun.believed(delta)
+            for role in (self, *self.fallbacks):
+                if first:
+                    _log.warning("role.fallback", role=self.name, model=role.model.name, error=str(first))
+                    self.traffic.fallbacks += 1
+                try:
+                    return await attempts(role, "fallback" if first else purpose).completion()
+                except (UpstreamUnavailable, UpstreamProtocolError) as error:
+                    first = first or error
+                    if error.passed_on:
+                        raise
+            raise first or AssertionError("a role is asked")
         except UpstreamError as error:
             error.role = self.name
             raise
@@ -111,7 +133,7 @@ class Role:
         kept for long, or else by bytes. `least`: for as little to be written as is worth it. Raises `BudgetExhausted`
         and `StoreFailed`.
         """
-        tokens = await prompt_tokens(self.model, self._prompt(messages, (), None), self.traffic.counts)
+        tokens = await prompt_tokens(self.model, self._prompt(messages, (), None))
         max_tokens = self.sampling.max_tokens
         await ledger.reserve_for_answer(
             self._worst(tokens + coming_tokens, least_tokens(max_tokens) if least else max_tokens)
@@ -142,49 +164,6 @@ class Role:
         shown = messages if self.system_role else prompts.without_system_role(messages)
         return Prompt(shown, self.sampling, stop, pattern=pattern if self.structured else None)
 
-    async def _or_a_fallback(self, ask: "Callable[[Role, Purpose], Awaitable[T]]", purpose: Purpose) -> T:
-        """What `ask` returns for this role or, where its model is not to be had, for the first fallback whose is."""
-        try:
-            try:
-                return await ask(self, purpose)
-            except (UpstreamUnavailable, UpstreamProtocolError) as error:
-                for other in self.fallbacks:
-                    _log.warning("role.fallback", role=self.name, model=other.model.name, error=str(error))
-                    self.traffic.fallbacks += 1
-                    with suppress(UpstreamUnavailable, UpstreamProtocolError):
-                        return await ask(other, "fallback")
-                raise
-        except UpstreamError as error:
-            error.role = self.name
-            raise
-
-    def _attempts(self, call: "_Call", purpose: Purpose) -> Attempts:
-        prompt = self._prompt(call.messages, call.stop, call.pattern)
-        caller = Caller(
-            self.name,
-            self.model.name,
-            self.deployment or self.model.endpoint,
-            call.sub_query,
-            self.sampling.max_tokens,
-            self.executor_version,
-            self.price,
-            self._in_context(prompt_bound(prompt.messages)),
-        )
-        return Attempts(
-            prompt,
-            call.ledger,
-            caller,
-            purpose,
-            self.replicas,
-            self.timeouts,
-            self.traffic,
-            worst=self._worst,
-            until=call.until,
-            on_text=call.on_text,
-            streams=self.streams,
-            most=self.attempts,
-        )
-
     def _worst(self, prompt_tokens: int, max_tokens: int) -> Amount:
         prompt_tokens = self._in_context(prompt_tokens)
         nano_usd = self.price.most(prompt_tokens, max_tokens) if self.price else None
@@ -192,16 +171,3 @@ class Role:
 
     def _in_context(self, tokens: int) -> int:
         return tokens if self.context_tokens is None else min(tokens, self.context_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """What is asked, of whichever role."""
-
-    messages: tuple[Message, ...]
-    stop: tuple[str, ...]
-    ledger: Ledger
-    sub_query: int | None
-    pattern: str | None
-    until: float
-    on_text: OnText | None = None

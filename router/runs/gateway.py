@@ -1,7 +1,6 @@
 """The gateway: what may be asked of it, and who works on it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
 
 import msgspec
 
@@ -14,7 +13,7 @@ from router.errors import (
     UpstreamProtocolError,
     UpstreamUnavailable,
 )
-from router.models.model import Delta, Message, gather
+from router.models.model import Delta, Message
 from router.protocol.vocabulary import Vocabulary
 from router.runs.lifecycle import RequestOptions, RunLifecycle, RunRequest
 from router.search.context import RunContext
@@ -139,12 +138,7 @@ class Gateway:
             context = run.context
             role = self._executor.role(context) if request.role == "execution" else self._roles[request.role]
             role = role.limited(request.max_tokens)
-            if on_delta is None:
-                output = await role.ask(messages, request.stop, context.ledger, until=context.deadline)
-            else:
-                stream = role.stream(messages, request.stop, context.ledger, until=context.deadline)
-                async with aclosing(stream) as deltas:
-                    output = await gather(deltas, on_delta)
+            output = await role.ask(messages, request.stop, context.ledger, until=context.deadline, on_delta=on_delta)
             context.draft.result = Conversation(messages, (output,))
         return run.stored
 

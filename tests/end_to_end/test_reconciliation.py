@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from router.calls.role import Role
 from router.ledger.journal import RunStart
 from router.ledger.ledger import Ledger
 from router.ledger.reconciliation import EngineCount, Reconciler, Reconciliation, Tokens, VLLMCounts
-from router.models.model import Message, Prompt, Sampling
+from router.models.model import Delta, Message, Prompt, Sampling
 from router.models.openai_client import OpenAIHTTP
 from router.store.database import Database
 from router.store.journal import SQLJournal
@@ -137,9 +136,15 @@ def exact(ledger: Ledger) -> int:
 
 async def leaves_after(pieces: int, role: Role, ledger: Ledger) -> None:
     """Listen to so many pieces of a stream."""
-    async with aclosing(role.stream(ASKED, (), ledger)) as deltas:
-        for _ in range(pieces):
-            await anext(deltas)
+    heard = list[Delta]()
+
+    def hear(delta: Delta) -> None:
+        heard.append(delta)
+        if len(heard) == pieces:
+            asking.cancel()
+
+    asking = asyncio.create_task(role.ask(ASKED, (), ledger, on_delta=hear))
+    await asyncio.gather(asking, return_exceptions=True)
 
 
 async def cancelled_once_sent(served: Served, ledger: Ledger) -> None:

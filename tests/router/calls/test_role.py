@@ -1,7 +1,6 @@
 """A role: which failures are worth another attempt, and that every attempt is booked."""
 
 import asyncio
-from contextlib import aclosing
 from dataclasses import replace
 
 import aiohttp
@@ -20,7 +19,7 @@ from router.errors import (
 from router.ledger.budget import Allowance, Budget
 from router.ledger.journal import NoJournal
 from router.ledger.ledger import Ledger
-from router.models.model import Completion, Message, ScriptedModel, Usage
+from router.models.model import Completion, Delta, Message, ScriptedModel, Usage
 from router.models.openai_client import OpenAIHTTP
 from router.testing.openai_server import MODEL, Behaviour, OpenAIServer, fails, hang, hang_on, says, streams, text_event
 from router.trace.call import OpenedCall, Price
@@ -35,11 +34,6 @@ GARBLED = UpstreamProtocolError("not JSON", endpoint="e")
 def down(retry_after_s: float | None = 0.0) -> UpstreamUnavailable:
     """An endpoint that is not there for now."""
     return UpstreamUnavailable("overloaded", endpoint="e", retry_after_s=retry_after_s)
-
-
-async def test_opening() -> None:
-    """A conversation opens with the role's own prompt."""
-    assert role("answer", ScriptedModel([])).opening("hi") == (Message("system", "answer"), Message("user", "hi"))
 
 
 async def test_one_call_one_row() -> None:
@@ -83,45 +77,25 @@ async def test_what_will_not_change_is_not_tried_again(error: UpstreamError) -> 
     assert [call.outcome for call in ledger.calls] == ["refused" if error is REFUSED else "protocol_error"]
 
 
-def test_retry_after_is_honoured() -> None:
-    """An endpoint that asks to be left alone for seven seconds is left alone for seven seconds."""
+@pytest.mark.parametrize("retry_after_s", [0.0, 7.0, 30.0])
+def test_retry_after_is_honoured(retry_after_s: float) -> None:
+    """Up to half a minute; zero means now."""
 
     async def main(clock: Clock) -> None:
-        model = ScriptedModel([down(7.0), "yes"])
+        model = ScriptedModel([down(retry_after_s), "yes"])
         asking = asyncio.create_task(role("answer", model, 2).ask(ASKED, (), Ledger()))
-        await clock.advance(6.9)
-        assert len(model.prompts) == 1
+        await clock.advance(max(0.0, retry_after_s - 0.1))
+        assert len(model.prompts) == (1 if retry_after_s else 2)
         await clock.advance(0.2)
         assert (await asking).text == "yes"
 
     with_clock(main)
 
 
-def test_the_longest_wait() -> None:
-    """Half a minute is waited for; who asks for more is not waited for at all, so that a caller can go elsewhere."""
-
-    async def main(clock: Clock) -> None:
-        model = ScriptedModel([down(30.0), "yes"])
-        asking = asyncio.create_task(role("answer", model, 2).ask(ASKED, (), Ledger()))
-        await clock.advance(29.9)
-        assert len(model.prompts) == 1
-        await clock.advance(0.2)
-        assert (await asking).text == "yes"
-        with pytest.raises(UpstreamUnavailable):
-            await role("answer", ScriptedModel([down(30.1), "yes"]), 2).ask(ASKED, (), Ledger())
-
-    with_clock(main)
-
-
-def test_a_retry_after_of_zero_means_now() -> None:
-    """Zero is an answer, not the lack of one."""
-
-    async def main(clock: Clock) -> None:
-        asking = asyncio.create_task(role("answer", ScriptedModel([down(0.0), "yes"]), 2).ask(ASKED, (), Ledger()))
-        await clock.settle()
-        assert asking.done()
-
-    with_clock(main)
+async def test_the_longest_wait() -> None:
+    """Who asks for more than half a minute is not waited for at all, so that a caller can go elsewhere."""
+    with pytest.raises(UpstreamUnavailable):
+        await role("answer", ScriptedModel([down(30.1), "yes"]), 2).ask(ASKED, (), Ledger())
 
 
 def test_without_retry_after_the_pause_is_short_and_bounded() -> None:
@@ -168,59 +142,50 @@ async def test_limited() -> None:
 
 
 async def test_no_system_role() -> None:
-    """What the system says is sent in the user's turn, whole or streamed; the conversation stays as it is."""
-    model = ScriptedModel(["a", "b"])
+    """What the system says is sent in the user's turn; the conversation stays as it is."""
+    model = ScriptedModel(["a"])
     asked = replace(role("answer", model), system_role=False)
     opening = asked.opening("hi")
     await asked.ask(opening, (), Ledger())
-    assert [delta.text async for delta in asked.stream(opening, (), Ledger())]
     assert opening == (Message("system", "answer"), Message("user", "hi"))
-    assert {prompt.messages for prompt in model.prompts} == {(Message("user", "answer\n\nhi"),)}
+    assert [prompt.messages for prompt in model.prompts] == [(Message("user", "answer\n\nhi"),)]
 
 
-async def test_a_stream_is_booked_at_its_end() -> None:
-    """A stream that is read to its end has one row with the final usage."""
-    ledger = Ledger()
-    model = ScriptedModel([Completion("a b", "stop", "hm", Usage(3, 2))])
-    deltas = [delta async for delta in role("answer", model).stream(ASKED, (), ledger)]
-    assert "".join(delta.text for delta in deltas) == "a b"
-    assert "".join(delta.reasoning for delta in deltas) == "hm"
-    assert [(call.outcome, call.usage) for call in ledger.calls] == [("completed", Usage(3, 2))]
+async def test_what_is_passed_on() -> None:
+    """Text and thoughts as they are written, of the attempt that comes to a first token, and of no other one."""
+    ledger, heard = Ledger(), list[Delta]()
+    model = ScriptedModel([down(), Completion("a b", "stop", "hm", Usage(3, 2))])
+    whole = await role("answer", model, 2).ask(ASKED, (), ledger, on_delta=heard.append)
+    assert "".join(delta.text for delta in heard) == whole.text == "a b"
+    assert "".join(delta.reasoning for delta in heard) == "hm"
+    assert [(call.outcome, call.usage) for call in ledger.calls] == [("unavailable", None), ("completed", Usage(3, 2))]
 
 
-async def test_a_stream_is_tried_again_before_its_first_token() -> None:
-    """Nothing of it has been passed on by then. Where all attempts fail, the error names the role."""
-    ledger, model = Ledger(), ScriptedModel([down(), "yes", down(), down()])
-    assert [delta.text async for delta in role("answer", model, 2).stream(ASKED, (), ledger)] == ["yes", ""]
-    with pytest.raises(UpstreamUnavailable, match=r"^answer at e"):
-        async for _ in role("answer", model, 2).stream(ASKED, (), ledger):
-            pass
-    assert [call.outcome for call in ledger.calls] == ["unavailable", "completed", "unavailable", "unavailable"]
+async def test_what_is_cut_once_it_is_passed_on(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+    """Neither the model nor a fallback is asked again, be it the model or a fallback that is cut."""
+    heard = list[Delta]()
+    asked = role("answer", OpenAIHTTP(session, openai_server.base_url, MODEL), 3)
+    spare = replace(role("answer", ScriptedModel([])), fallbacks=(asked, role("answer", ScriptedModel(["never"]))))
+    for first in (replace(asked, fallbacks=(role("answer", ScriptedModel(["never"])),)), spare):
+        openai_server.plays(streams(text_event("a")), says("a b"))
+        ledger = Ledger()
+        failing = replace(first, model=ScriptedModel([GARBLED])) if first is spare else first
+        with pytest.raises(UpstreamUnavailable, match=r"^answer at .* cut before its end$"):
+            await failing.ask(ASKED, (), ledger, on_delta=heard.append)
+        await ledger.close(10)
+        assert [call.outcome for call in ledger.calls] == ["protocol_error"] * (first is spare) + ["unavailable"]
+    assert [delta.text for delta in heard] == ["a", "a"]
 
 
-async def test_a_stream_that_is_cut_is_not_tried_again(
-    session: aiohttp.ClientSession, openai_server: OpenAIServer
-) -> None:
-    """What came before has been passed on."""
-    openai_server.plays(streams(text_event("a")), says("a b"))
-    ledger, heard = Ledger(), list[str]()
-    with pytest.raises(UpstreamUnavailable, match=r"^answer at .* cut before its end$"):
-        async for delta in role("answer", OpenAIHTTP(session, openai_server.base_url, MODEL), 3).stream(
-            ASKED, (), ledger
-        ):
-            heard.append(delta.text)
-    await ledger.close(10)
-    assert (heard, [call.outcome for call in ledger.calls]) == (["a"], ["unavailable"])
-
-
-async def test_a_stream_that_the_reader_leaves(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+async def test_a_reader_who_leaves(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
     """Leaving early stops the engine; what it had counted by then is booked as a lower bound."""
-    counted = {"prompt_tokens": 11, "completion_tokens": 2}
-    openai_server.plays(streams(text_event("a", counted), then=hang_on))
-    ledger = Ledger()
-    model = OpenAIHTTP(session, openai_server.base_url, MODEL)
-    async with aclosing(role("answer", model).stream(ASKED, (), ledger)) as deltas:
-        assert (await anext(deltas)).text == "a"
+    openai_server.plays(streams(text_event("a", {"prompt_tokens": 11, "completion_tokens": 2}), then=hang_on))
+    ledger, heard = Ledger(), asyncio.Event()
+    asked = role("answer", OpenAIHTTP(session, openai_server.base_url, MODEL))
+    asking = asyncio.create_task(asked.ask(ASKED, (), ledger, on_delta=lambda _delta: heard.set()))
+    await heard.wait()
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
     await openai_server.sees_disconnect()
     (call,) = ledger.calls
     assert (call.outcome, call.usage) == ("cancelled", Usage(11, 2, lower_bound=True))
