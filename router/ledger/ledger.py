@@ -5,14 +5,14 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 import structlog
 
 from router.amount import NOTHING, Amount
-from router.errors import BudgetExhausted, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
+from router.errors import BudgetExhausted, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.ledger.budget import Allowance
 from router.ledger.journal import Journal, NoJournal
 from router.models.model import Completion, Delta, Usage, largest
@@ -25,11 +25,6 @@ _FIRST_PATIENCE_S, _LATER_PATIENCE_S = 10.0, 1.0
 holds something that others may be waiting for."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 Granted = TypeVar("Granted")
-_OUTCOMES: dict[type[UpstreamError], Outcome] = {
-    UpstreamUnavailable: "unavailable",
-    UpstreamRefused: "refused",
-    UpstreamProtocolError: "protocol_error",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +43,22 @@ class Caller:
 
 
 class Attempt:
-    """An attempt under way; whoever makes the call notes here what comes of it."""
+    """An attempt, while it is under way and until it is booked; whoever makes the call notes here what comes of it."""
 
-    def __init__(self, opened: OpenedCall) -> None:
-        self.opened, self.request_id = opened, opened.request_id
+    def __init__(self, opened: OpenedCall, price: Price | None = None) -> None:
+        self.opened, self.request_id, self.price = opened, opened.request_id, price
         self.usage: Usage | None = None
         """As the engine tells it."""
         self.count: Callable[[str], Awaitable[Usage | None]] | None = None
         """Counts the call's tokens by the model's tokenizer, given what was written; None where that is not known."""
         self.spoke: Callable[[], None] = lambda: None
         """Hears of its first token."""
+        self.first_token_s: float | None = None
+        self.outcome: Outcome = "cancelled"
         self._begun = time.monotonic()
+        self._ended_s: float | None = None
         self._texts: list[str] = []
         self._wrote = False
-        self.first_token_s: float | None = None
 
     def take(self, delta: Delta) -> None:
         """Note a piece of the output."""
@@ -75,6 +72,10 @@ class Attempt:
         """Note an output that came at once."""
         self._wrote, self.usage = bool(completion.text or completion.reasoning), completion.usage
 
+    def end(self, outcome: Outcome) -> None:
+        """Note that it is over."""
+        self.outcome, self._ended_s = outcome, time.monotonic() - self._begun
+
     @property
     def believed(self) -> Usage | None:
         """The usage, as far as it can be; None where it is unknown."""
@@ -84,32 +85,34 @@ class Attempt:
 
     @property
     def duration_s(self) -> float:
-        """How long it has been going on."""
-        return time.monotonic() - self._begun
+        """How long it has been going on, or took."""
+        return time.monotonic() - self._begun if self._ended_s is None else self._ended_s
+
+    @property
+    def countable(self) -> bool:
+        """Whether the model's tokenizer can tell what a cut one has spent."""
+        return self.count is not None and self.first_token_s is not None
 
     async def counted(self) -> Usage | None:
-        """What was written by the time of a cut, counted by the model's tokenizer."""
-        if self.count is None or self.first_token_s is None:
+        """Return what was written by the time of a cut, counted by the model's tokenizer."""
+        usage = await self.count("".join(self._texts)) if self.count else None
+        if usage is None:
             return None
-        usage = await self.count("".join(self._texts))
-        return usage and msgspec.structs.replace(usage, estimated=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """An attempt that has ended, and is not booked yet."""
-
-    opened: OpenedCall
-    attempt: Attempt
-    outcome: Outcome
-    price: Price | None
-    duration_s: float
+        # A text that is cut into tokens anew may come to a few more than the engine wrote.
+        written = min(usage.completion_tokens, self.opened.max_tokens)
+        usage = msgspec.structs.replace(usage, completion_tokens=written, estimated=True)
+        return usage if self.opened.allows(usage) else None
 
 
 def _outcome_of(error: Exception) -> Outcome:
-    if isinstance(error, UpstreamUnavailable) and error.unspent:
-        return "connect_error"
-    return next((name for kind, name in _OUTCOMES.items() if isinstance(error, kind)), "failed")
+    match error:
+        case UpstreamUnavailable():
+            return "connect_error" if error.unspent else "unavailable"
+        case UpstreamRefused():
+            return "refused"
+        case UpstreamProtocolError():
+            return "protocol_error"
+    return "failed"
 
 
 class Ledger:
@@ -128,27 +131,17 @@ class Ledger:
         """`limited`: whether the tenant has quotas. `shadow`: whether nobody asked for what is done. Without a journal,
         nothing is written down.
         """
-        self._run_id, self._tenant = run_id, tenant
+        self.run_id, self.tenant = run_id, tenant
         self._journal: Journal = journal or NoJournal()
         self._allowance = allowance or Allowance()
         self._tenant_limited, self._shadow = limited, shadow
         self._calls: list[Call] = []
-        self._cut: list[_Cut] = []
+        self._cut: list[Attempt] = []
         self._early_from: int | None = None
-        self._early: list[_Cut] = []
+        self._early: list[Attempt] = []
         self._opened = 0
         self.refusal: BudgetExhausted | None = None
         """The last reservation that was refused; None where none was."""
-
-    @property
-    def run_id(self) -> str:
-        """The run whose calls it books."""
-        return self._run_id
-
-    @property
-    def tenant(self) -> str:
-        """Whom they are booked to."""
-        return self._tenant
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -175,7 +168,7 @@ class Ledger:
         Raises `BudgetExhausted` or `StoreFailed` before anything happens inside; then there is no row.
         """
         opened = await self._granted(lambda: self._open(caller, purpose, number, worst), patient=patient)
-        attempt = Attempt(opened)
+        attempt = Attempt(opened, caller.price)
         outcome: Outcome = "cancelled"
         try:
             yield attempt
@@ -184,14 +177,13 @@ class Ledger:
             outcome = _outcome_of(error)
             raise
         finally:
-            cut = _Cut(opened, attempt, outcome, caller.price, attempt.duration_s)
-            countable = attempt.count is not None and attempt.first_token_s is not None
+            attempt.end(outcome)
             if outcome == "completed" and self._is_early(caller.sub_query):
-                self._early.append(cut)
-            elif outcome != "completed" and attempt.believed is None and countable:
-                self._cut.append(cut)
+                self._early.append(attempt)
+            elif outcome != "completed" and attempt.believed is None and attempt.countable:
+                self._cut.append(attempt)
             else:
-                self._settle(cut, attempt.believed)
+                self._settle(attempt, attempt.believed)
 
     async def reserve_for_answer(self, amount: Amount) -> None:
         """Keep `amount` for the answerer, instead of what was kept before.
@@ -202,7 +194,7 @@ class Ledger:
         async def reserve() -> None:
             self._allowance.reserve_for_answer(amount)
             if self._tenant_limited:
-                await self._journal.reserve_for_answer(self._run_id, amount)
+                await self._journal.reserve_for_answer(self.run_id, amount)
 
         await self._granted(reserve)
 
@@ -236,12 +228,8 @@ class Ledger:
         cuts, self._cut = self._cut, []
         usages: list[Usage | None] = [None] * len(cuts)
 
-        async def count(index: int, cut: _Cut) -> None:
-            if usage := await cut.attempt.counted():
-                # A text that is cut into tokens anew may come to a few more than the engine wrote.
-                written = min(usage.completion_tokens, cut.opened.max_tokens)
-                usage = msgspec.structs.replace(usage, completion_tokens=written)
-                usages[index] = usage if cut.opened.allows(usage) else None
+        async def count(index: int, cut: Attempt) -> None:
+            usages[index] = await cut.counted()
 
         try:
             async with asyncio.timeout(within_s), asyncio.TaskGroup() as group:
@@ -255,8 +243,8 @@ class Ledger:
 
     async def _open(self, caller: Caller, purpose: Purpose, attempt: int, worst: Amount) -> OpenedCall:
         opened = OpenedCall(
-            run_id=self._run_id,
-            tenant=self._tenant,
+            run_id=self.run_id,
+            tenant=self.tenant,
             number=self._opened,
             role=caller.role,
             model=caller.model,
@@ -298,24 +286,26 @@ class Ledger:
     def _is_early(self, sub_query: int | None) -> bool:
         return self._early_from is not None and sub_query is not None and sub_query >= self._early_from
 
-    def _book(self, early: list[_Cut], below: int) -> None:
-        for cut in early:
-            wanted = cut.opened.sub_query is not None and cut.opened.sub_query < below
-            self._settle(cut if wanted else replace(cut, outcome="wasted"), cut.attempt.believed)
+    def _book(self, early: list[Attempt], below: int) -> None:
+        for attempt in early:
+            if attempt.opened.sub_query is None or attempt.opened.sub_query >= below:
+                attempt.outcome = "wasted"
+            self._settle(attempt, attempt.believed)
 
-    def _settle(self, cut: _Cut, usage: Usage | None) -> None:
-        if usage is not None and cut.outcome not in WHOLE and not usage.estimated:
+    def _settle(self, attempt: Attempt, usage: Usage | None) -> None:
+        opened, price = attempt.opened, attempt.price
+        if usage is not None and attempt.outcome not in WHOLE and not usage.estimated:
             usage = msgspec.structs.replace(usage, lower_bound=True)
-        told, impossible = cut.attempt.usage, cut.attempt.usage is not None and cut.attempt.believed is None
+        impossible = attempt.usage is not None and attempt.believed is None
         if impossible:
-            _log.warning("call.impossible_usage", call=cut.opened.request_id, model=cut.opened.model, told=repr(told))
+            _log.warning("call.impossible_usage", call=opened.request_id, model=opened.model, told=repr(attempt.usage))
         call = Call(
-            **{field: getattr(cut.opened, field) for field in OpenedCall.__struct_fields__},
-            outcome=cut.outcome,
+            **{field: getattr(opened, field) for field in OpenedCall.__struct_fields__},
+            outcome=attempt.outcome,
             usage=usage,
-            nano_usd=cut.price.cost(usage) if cut.price and usage else None,
-            first_token_s=cut.attempt.first_token_s,
-            duration_s=cut.duration_s,
+            nano_usd=price.cost(usage) if price and usage else None,
+            first_token_s=attempt.first_token_s,
+            duration_s=attempt.duration_s,
             impossible_usage=impossible and usage is None,
         )
         self._calls.append(call)

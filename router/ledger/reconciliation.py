@@ -118,21 +118,17 @@ class Reconciler:
             return Reconciliation(deployment, "unknown", "the engine was restarted meanwhile; ask again")
         if not after.complete:
             return Reconciliation(deployment, "unknown", "calls since the engine's start have been deleted")
-        return _compared(deployment, engine, before, after)
-
-
-def _compared(deployment: str, engine: EngineCount, before: LedgerSum, after: LedgerSum) -> Reconciliation:
-    prompt = ReconciledTokens(engine.tokens.prompt, before.least.prompt, after.most.prompt)
-    completion = ReconciledTokens(engine.tokens.completion, before.least.completion, after.most.completion)
-    return Reconciliation(
-        deployment=deployment,
-        verdict=max(prompt.verdict, completion.verdict, key=_WORSE.index),
-        start=engine.start,
-        completed_calls=after.completed_calls,
-        uncertain_calls=after.uncertain_calls,
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-    )
+        prompt = ReconciledTokens(engine.tokens.prompt, before.least.prompt, after.most.prompt)
+        completion = ReconciledTokens(engine.tokens.completion, before.least.completion, after.most.completion)
+        return Reconciliation(
+            deployment=deployment,
+            verdict=max(prompt.verdict, completion.verdict, key=_WORSE.index),
+            start=engine.start,
+            completed_calls=after.completed_calls,
+            uncertain_calls=after.uncertain_calls,
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+        )
 
 
 _TIMEOUT = aiohttp.ClientTimeout(total=10)
@@ -163,20 +159,6 @@ class VLLMCounts:
         except (aiohttp.ClientError, OSError) as error:
             raise UpstreamUnavailable(f"{shown} cannot be read: {type(error).__name__}", endpoint=shown) from error
         return _count(said, shown)
-
-
-class FixedCounts:
-    """Fixed counts by base URL: the shipped double of `EngineCounts`."""
-
-    def __init__(self, counts: Mapping[str, EngineCount | UpstreamError]) -> None:
-        self._counts = counts
-
-    async def read(self, base_url: str) -> EngineCount:
-        """The count of `base_url`; an error is raised."""
-        count = self._counts[base_url]
-        if isinstance(count, UpstreamError):
-            raise count
-        return count
 
 
 def _count(metrics: str, endpoint: str) -> EngineCount:
