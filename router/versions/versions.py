@@ -39,15 +39,9 @@ class Draft:
         """Those that are to be replaced."""
         return [self._now[version.version] for version in self.expected if self._now[version.version] != version]
 
-    @property
-    def active(self) -> ExecutorVersion | None:
-        """The version that is active by now."""
-        return next((version for version in self._now.values() if version.state == "active"), None)
-
-    @property
-    def candidate(self) -> ExecutorVersion | None:
-        """The version that is shadow or canary by now."""
-        return next((version for version in self._now.values() if version.state in ("shadow", "canary")), None)
+    def in_state(self, *states: VersionState) -> ExecutorVersion | None:
+        """Return the version that is in one of these states by now."""
+        return next((version for version in self._now.values() if version.state in states), None)
 
     def find(self, name: str) -> ExecutorVersion:
         """A version by its name. Raises `BadRequest`."""
@@ -67,28 +61,25 @@ class Draft:
             Decision(version.version, decision, version.state, state, self._by, now, reason, self._figures)
         )
 
-    def stop_candidate(self, reason: str) -> None:
-        """Ask nothing any more of the version that is tried, if there is one."""
-        if candidate := self.candidate:
-            self.move(candidate, "registered", "stop", reason)
-
     def promote(self, version: ExecutorVersion, reason: str = "") -> None:
         """Make a version the active one, and retire the one that is."""
-        if active := self.active:
+        if active := self.in_state("active"):
             self.move(active, "retired", "retire", f"{version.version} is active now.")
         self.move(version, "active", "promote", reason)
 
-    def restore(self, active: ExecutorVersion) -> None:
-        """Roll the active version back to the one that was retired last. Raises `BadRequest` where there is none."""
-        retired = [version for version in self._now.values() if version.state == "retired"]
-        if not retired:
-            raise BadRequest(
-                f"version {active.version!r}: no version was active before it, so there is none to go back to; promote "
-                "another one instead."
-            )
-        self.move(active, "rolled_back", "roll_back")
-        before = max(retired, key=lambda version: version.state_at)
-        self.move(before, "active", "promote", f"{active.version} was rolled back.")
+    def roll_back(self, version: ExecutorVersion) -> None:
+        """Take a version out of service; after an active one, the one that was retired last is active. Raises
+        `BadRequest` where there is nothing to take, or none to go back to.
+        """
+        if version.state not in ("shadow", "canary", "active"):
+            raise BadRequest(f"version {version.version!r}: is {version.state}, so nothing is to be taken from it.")
+        self.move(version, "rolled_back", "roll_back")
+        if version.state == "active":
+            retired = [each for each in self._now.values() if each.state == "retired"]
+            if not retired:
+                raise BadRequest(f"version {version.version!r}: no version was active before it; promote another one.")
+            before = max(retired, key=lambda each: each.state_at)
+            self.move(before, "active", "promote", f"{version.version} was rolled back.")
 
 
 _log = structlog.get_logger("versions")
@@ -113,7 +104,6 @@ class Versions:
         which passes goes on to work for.
         """
         self._book, self._load, self._gate, self._canary_share = book, load, gate, canary_share
-        self._noted: tuple[str, float, TrialFigures] | None = None
         self.on_change: Callable[[], None] = lambda: None
         """Called when a version has come into another state through here."""
 
@@ -142,7 +132,7 @@ class Versions:
         """Make a version that the config names the active one, where none is. `manifest`: empty for a model itself."""
 
         def plan(draft: Draft) -> None:
-            if draft.active is None:
+            if draft.in_state("active") is None:
                 draft.promote(draft.find(name), "It is what the config names, and no version was active.")
 
         if all(version.version != name for version in await self._book.versions()):
@@ -178,8 +168,9 @@ class Versions:
                 raise BadRequest(f"version {name!r}: is active; promote another one, or roll it back.")
             if (version.state, version.share) == (state, share):
                 return
-            if state != "registered" and draft.candidate != version:
-                draft.stop_candidate(f"{name} is tried instead.")
+            tried = draft.in_state("shadow", "canary")
+            if state != "registered" and tried and tried != version:
+                draft.move(tried, "registered", "stop", f"{name} is tried instead.")
             draft.move(version, state, "stop" if state == "registered" else state, share=share)
 
         if state != "registered":
@@ -202,18 +193,8 @@ class Versions:
         """Take a version that is tried, or is active, out of service; the version that is active then. Raises
         `BadRequest`, also where no version was active before.
         """
-
-        def plan(draft: Draft) -> None:
-            version = draft.find(name)
-            match version.state:
-                case "shadow" | "canary":
-                    draft.move(version, "rolled_back", "roll_back")
-                case "active":
-                    draft.restore(version)
-                case _:
-                    raise BadRequest(f"version {name!r}: is {version.state}, so nothing is to be taken from it.")
-
-        return (await self._change(plan, "operator")).active
+        draft = await self._change(lambda draft: draft.roll_back(draft.find(name)), "operator")
+        return draft.in_state("active")
 
     async def review(self) -> None:
         """Let the gate decide on the version that is tried. Of no effect where another process changes versions
@@ -226,10 +207,9 @@ class Versions:
         candidate = next(version for version in versions if version.version == traffic.candidate)
         pairs = await self._book.pairs(candidate.version, traffic.stage, candidate.state_at)
         verdict, figures, reason = await asyncio.to_thread(decide, pairs, self._gate)
-        draft = Draft(versions, "gate", figures)
         if verdict == "wait":
-            await self._wait(draft, candidate, figures, reason)
             return
+        draft = Draft(versions, "gate", figures)
         if verdict == "roll_back":
             draft.move(candidate, "rolled_back", "roll_back", reason)
         elif verdict == "stop":
@@ -275,21 +255,12 @@ class Versions:
         self.on_change()
         return True
 
-    async def _wait(self, draft: Draft, candidate: ExecutorVersion, figures: TrialFigures, reason: str) -> None:
-        """Note that there is no decision yet, unless nothing has come since the last note."""
-        noted = candidate.version, candidate.state_at, figures
-        if not figures.trials or noted == self._noted:
-            return
-        draft.move(candidate, candidate.state, "wait", reason, candidate.share)
-        await self._book.wait(draft.decisions[-1])
-        self._noted = noted
-        _tell(draft.decisions[-1])
-
 
 def _tell(decision: Decision) -> None:
-    figures = decision.figures
-    known: dict[str, object] = {} if figures is None else {"trials": figures.trials, "judged": figures.judged}
-    known |= {} if figures is None else {each.measure: (each.in_favour, each.against) for each in figures.evidence}
+    known: dict[str, object] = {}
+    if figures := decision.figures:
+        known = {"trials": figures.trials, "judged": figures.judged}
+        known |= {each.measure: (each.in_favour, each.against) for each in figures.evidence}
     _log.info(
         "gate.decided" if decision.decided_by == "gate" else "version.decided",
         version=decision.version,
