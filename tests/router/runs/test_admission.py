@@ -16,10 +16,6 @@ from tests.router.clock import Clock, ended, with_clock
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept
 
 
-def ignored(_event: object) -> None:
-    """Listen to nothing."""
-
-
 class Asking:
     """Who came in, in their order."""
 
@@ -170,10 +166,10 @@ async def test_a_request_that_is_turned_away_leaves_nothing() -> None:
     """It is not on record, nothing is called, and the place that it did not get is not lost."""
     store, model = Kept(), HeldModel(ScriptedModel([STOP]))
     gateway = Deployment(model).gateway(store, admission=Admission(AdmissionLimits(max_runs=1, queue=0)))
-    first = asyncio.create_task(gateway.answer("why?", RequestOptions(), lambda _event: None))
+    first = asyncio.create_task(gateway.answer("why?", RequestOptions()))
     await ended(model.called.wait())
     with pytest.raises(Overloaded):
-        await gateway.answer("and this?", RequestOptions(), lambda _event: None)
+        await gateway.answer("and this?", RequestOptions())
     assert len(store.starts) == 1
     model.let.set()
     await ended(first)

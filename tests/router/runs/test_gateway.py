@@ -1,6 +1,8 @@
 """The gateway: what it refuses, and that every run is stored before anyone hears of it."""
 
 import asyncio
+from asyncio import Task
+from typing import Any
 
 import pytest
 
@@ -22,14 +24,21 @@ QUESTION = "Who directed Heat?"
 ASKED = CompletionRequest("answer", (Message("user", "hi"),), (), 0)
 
 
-def ignored(_event: object) -> None:
-    """Listen to nothing."""
+def asking(deployment: Deployment, store: Kept, options: RequestOptions | None = None, **settings: Any) -> Task[Run]:
+    """The answer to the question, once it is there."""
+    return asyncio.create_task(deployment.gateway(store, **settings).answer(QUESTION, options or RequestOptions()))
+
+
+def answering(**says: Any) -> tuple[Kept, HeldModel, Deployment]:
+    """A store, and an answerer that is held until it is let, then says what it is to say."""
+    model = HeldModel(ScriptedModel(says.pop("answers", ["<answer>Michael Mann</answer>"])))
+    return Kept(), model, Deployment(answerer=model, **says)
 
 
 async def test_a_finished_run_is_stored() -> None:
     """The run that is returned is the run that was stored: question, trajectory, settings and calls."""
     store = Kept()
-    run = await Deployment().gateway(store).answer(f"  {QUESTION}\n", RequestOptions(), ignored)
+    run = await Deployment().gateway(store).answer(f"  {QUESTION}\n", RequestOptions())
     assert store.runs == [run]
     assert (run.kind, run.request, run.status, run.error) == ("answer", QUESTION, "finished", "")
     assert isinstance(run.result, Trajectory)
@@ -42,13 +51,6 @@ async def test_a_finished_run_is_stored() -> None:
     }
 
 
-async def test_runs_have_different_names() -> None:
-    """An identifier is never given twice."""
-    gateway = Deployment(ScriptedModel(lambda _: "<stop>")).gateway()
-    runs = [await gateway.answer(QUESTION, RequestOptions(), ignored) for _ in range(20)]
-    assert len({run.id for run in runs}) == 20
-
-
 @pytest.mark.parametrize(
     ("question", "why"),
     [("", "question is empty"), (" \n\t", "question is empty"), ("x" * 11, "11 characters; at most 10")],
@@ -58,16 +60,12 @@ async def test_bad_questions(question: str, why: str) -> None:
     store, model = Kept(), ScriptedModel([])
     gateway = Deployment(model).gateway(store, max_question_chars=10)
     with pytest.raises(BadRequest, match=why):
-        await gateway.answer(question, RequestOptions(), ignored)
+        await gateway.answer(question, RequestOptions())
     with pytest.raises(BadRequest, match=why.replace("question", "sub_query")):
         await gateway.execute(question, RequestOptions())
     assert (store.runs, model.prompts) == ([], [])
-
-
-async def test_a_question_of_just_the_allowed_length() -> None:
-    """Space around a question does not count."""
-    run = await Deployment().gateway(max_question_chars=10).answer(f" {'x' * 10} ", RequestOptions(), ignored)
-    assert run.status == "finished"
+    run = await Deployment().gateway(max_question_chars=10).answer(f" {'x' * 10} ", RequestOptions())
+    assert run.status == "finished"  # space around a question does not count
 
 
 @pytest.mark.parametrize("messages", [(), (Message("user", "hi"), Message("assistant", "hello"))])
@@ -81,7 +79,7 @@ async def test_out_of_scope() -> None:
     """A question beyond the models' language is answered with what it was about, and no model is asked."""
     model, store = ScriptedModel([]), Kept()
     gateway = Deployment(model).gateway(store, scope=Vocabulary(["who", "wrote"], ["The Salt Road"]))
-    run = await gateway.answer("Who directed Heat?", RequestOptions(), ignored)
+    run = await gateway.answer("Who directed Heat?", RequestOptions())
     assert isinstance(run.result, Trajectory)
     assert run.result.outcome == "out_of_scope"
     assert '"directed", "Heat"' in run.result.answer
@@ -90,10 +88,8 @@ async def test_out_of_scope() -> None:
 
 async def test_in_scope() -> None:
     """A question within the scope goes its usual way."""
-    gateway = Deployment().gateway(scope=Vocabulary(["who", "directed"], ["Heat"]))
-    run = await gateway.answer(QUESTION, RequestOptions(), ignored)
-    assert isinstance(run.result, Trajectory)
-    assert run.result.outcome == "answered"
+    run = await Deployment().gateway(scope=Vocabulary(["who", "directed"], ["Heat"])).answer(QUESTION, RequestOptions())
+    assert isinstance(run.result, Trajectory) and run.result.outcome == "answered"
 
 
 async def test_a_store_that_fails_withholds_the_answer() -> None:
@@ -101,7 +97,7 @@ async def test_a_store_that_fails_withholds_the_answer() -> None:
     store = Kept()
     store.full = True
     with pytest.raises(StoreFailed):
-        await Deployment().gateway(store).answer(QUESTION, RequestOptions(), ignored)
+        await Deployment().gateway(store).answer(QUESTION, RequestOptions())
 
 
 async def test_a_failed_run_is_stored_with_its_calls() -> None:
@@ -109,28 +105,26 @@ async def test_a_failed_run_is_stored_with_its_calls() -> None:
     store = Kept()
     deployment = Deployment(answerer=ScriptedModel([UpstreamRefused("wrong key", endpoint="e")]))
     with pytest.raises(UpstreamRefused):
-        await deployment.gateway(store).answer(QUESTION, RequestOptions(), ignored)
+        await deployment.gateway(store).answer(QUESTION, RequestOptions())
     (run,) = store.runs
     assert (run.status, run.error) == ("failed", "UpstreamRefused: answer at e: wrong key")
     assert isinstance(run.result, Trajectory) and len(run.result.executions) == 1
     assert [call.outcome for call in run.calls] == [*["completed"] * 4, "refused"]
 
 
-async def cancelled(gateway_call: asyncio.Task[Run]) -> None:
+async def cancelled(answer: Task[Run]) -> None:
     """Cancel, and see that it was cancelled and nothing else."""
-    gateway_call.cancel()
+    answer.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await ended(gateway_call)
+        await ended(answer)
 
 
 async def test_a_cancelled_run_is_stored_with_its_calls() -> None:
     """Cancelling stops the work upstream, and what it had spent is on the books."""
-    store, model = Kept(), HeldModel(ScriptedModel([]))
-    answering = asyncio.create_task(
-        Deployment(answerer=model).gateway(store).answer(QUESTION, RequestOptions(), ignored)
-    )
+    store, model, deployment = answering()
+    answer = asking(deployment, store)
     await ended(model.called.wait())
-    await cancelled(answering)
+    await cancelled(answer)
     assert model.cancelled.is_set()
     (run,) = store.runs
     assert run.status == "cancelled"
@@ -141,53 +135,37 @@ async def test_a_cancelled_run_is_stored_with_its_calls() -> None:
 async def test_cancelling_cancels_every_executor() -> None:
     """Sub-queries that run side by side all stop, each with its row."""
     store, model = Kept(), HeldModel(ScriptedModel([]))
-    delegator = ScriptedModel(['<search>["a?", "b?", "c?"]</search>'])
-    answering = asyncio.create_task(
-        Deployment(delegator, model).gateway(store).answer(QUESTION, RequestOptions(), ignored)
-    )
+    answer = asking(Deployment(ScriptedModel(['<search>["a?", "b?", "c?"]</search>']), model), store)
     await ended(model.called.wait())
     for _ in range(10):
         await asyncio.sleep(0)
-    await cancelled(answering)
+    await cancelled(answer)
     assert [call.outcome for call in store.runs[0].calls] == ["completed", *["cancelled"] * 3]
 
 
-async def test_a_run_that_is_cancelled_while_it_is_stored() -> None:
+@pytest.mark.parametrize("status", ["finished", "failed"])
+async def test_a_run_that_is_cancelled_while_it_is_stored(status: str) -> None:
     """A write that has begun goes on to its end, though nobody waits for it any more."""
     store = Kept()
     store.let.clear()
-    answering = asyncio.create_task(Deployment().gateway(store).answer(QUESTION, RequestOptions(), ignored))
+    refuses = ScriptedModel([UpstreamRefused("wrong key", endpoint="e")])
+    answer = asking(Deployment(refuses) if status == "failed" else Deployment(), store)
     await ended(store.asked.wait())
-    answering.cancel()
+    answer.cancel()
     await asyncio.sleep(0)
     store.let.set()
     with pytest.raises(asyncio.CancelledError):
-        await ended(answering)
-    assert [(run.status, len(run.calls)) for run in store.runs] == [("finished", 5)]
-
-
-async def test_a_failed_run_that_is_cancelled_while_it_is_stored() -> None:
-    """So does the write of a run that failed."""
-    store = Kept()
-    store.let.clear()
-    deployment = Deployment(ScriptedModel([UpstreamRefused("wrong key", endpoint="e")]))
-    answering = asyncio.create_task(deployment.gateway(store).answer(QUESTION, RequestOptions(), ignored))
-    await ended(store.asked.wait())
-    answering.cancel()
-    await asyncio.sleep(0)
-    store.let.set()
-    with pytest.raises(asyncio.CancelledError):
-        await ended(answering)
-    assert [(run.status, len(run.calls)) for run in store.runs] == [("failed", 1)]
+        await ended(answer)
+    assert [(run.status, len(run.calls)) for run in store.runs] == [(status, 1 if status == "failed" else 5)]
 
 
 async def test_cancelling_stays_cancelling_when_the_store_fails() -> None:
     """A store that fails does not turn a cancelled request into a failed one."""
-    store, model = Kept(), HeldModel(ScriptedModel([]))
+    store, model, deployment = answering()
     store.full = True
-    answering = asyncio.create_task(Deployment(model).gateway(store).answer(QUESTION, RequestOptions(), ignored))
+    answer = asking(deployment, store)
     await ended(model.called.wait())
-    await cancelled(answering)
+    await cancelled(answer)
 
 
 @pytest.mark.parametrize(("asked_s", "limit_s"), [(10.0, 120.0), (None, 10.0), (500.0, 10.0)])
@@ -195,18 +173,15 @@ def test_the_deadline(asked_s: float | None, limit_s: float) -> None:
     """A run ends before the client's deadline or the gateway's limit, whichever is sooner, in time to be stored."""
 
     async def main(clock: Clock) -> None:
-        store = Kept()
-        gateway = Deployment(answerer=HeldModel(ScriptedModel([]))).gateway(store, timeout_s=limit_s)
-        answering = asyncio.create_task(gateway.answer(QUESTION, RequestOptions(time_s=asked_s), ignored))
+        store, _, deployment = answering()
+        answer = asking(deployment, store, RequestOptions(time_s=asked_s), timeout_s=limit_s)
         await clock.advance(9.4)
-        assert not answering.done()
+        assert not answer.done()
         await clock.advance(0.5)
         with pytest.raises(OutOfTime):
-            await answering
+            await answer
         (run,) = store.runs
-        assert run.status == "failed"
-        assert run.error.startswith("OutOfTime")
-        assert len(run.calls) == 5
+        assert (run.status, run.error.startswith("OutOfTime"), len(run.calls)) == ("failed", True, 5)
 
     with_clock(main)
 
@@ -216,7 +191,7 @@ async def test_a_deadline_that_has_passed() -> None:
     store = Kept()
     gateway = Deployment().gateway(store)
     with pytest.raises(OutOfTime):
-        await ended(gateway.answer(QUESTION, RequestOptions(time_s=0.0), ignored))
+        await ended(gateway.answer(QUESTION, RequestOptions(time_s=0.0)))
     await ended(gateway.settled())
     assert [run.status for run in store.runs] == ["failed"]
 
@@ -228,12 +203,12 @@ def test_a_store_that_takes_too_long() -> None:
         store, live = Kept(), LiveRuns()
         store.let.clear()
         gateway = Deployment().gateway(store, live=live)
-        answering = asyncio.create_task(gateway.answer(QUESTION, RequestOptions(time_s=10.0), ignored))
+        answer = asyncio.create_task(gateway.answer(QUESTION, RequestOptions(time_s=10.0)))
         await clock.advance(9.9)
-        assert not answering.done()
+        assert not answer.done()
         await clock.advance(0.1)
-        with pytest.raises(OutOfTime, match=r"while run run-[0-9a-f]+ was stored; look there later"):
-            answering.result()
+        with pytest.raises(OutOfTime, match=r"while run run-[0-9a-f]+ was stored"):
+            answer.result()
         (run_id,) = store.starts
         assert live.find(run_id) is not None
         store.let.set()
@@ -253,7 +228,7 @@ def test_a_store_that_fails_too_late(capsys: pytest.CaptureFixture[str]) -> None
         store.full = True
         store.let.clear()
         gateway = Deployment().gateway(store)
-        answering = asyncio.create_task(gateway.answer(QUESTION, RequestOptions(time_s=10.0), ignored))
+        answering = asyncio.create_task(gateway.answer(QUESTION, RequestOptions(time_s=10.0)))
         await clock.advance(10.0)
         assert isinstance(answering.exception(), OutOfTime)
         store.let.set()
@@ -322,39 +297,31 @@ async def test_a_repeated_request_spends_nothing() -> None:
     assert (len(model.prompts), len(store.runs)) == (2, 1)
 
 
-async def test_a_request_that_is_repeated_while_it_runs() -> None:
-    """The second waits for the first."""
-    store, model = Kept(), HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"]))
-    gateway = Deployment(answerer=model).gateway(store)
-    first = asyncio.create_task(gateway.answer(QUESTION, NAMED, ignored))
+@pytest.mark.parametrize("stored", [["finished"], ["cancelled", "finished"]])
+async def test_a_request_that_is_repeated_while_it_runs(stored: list[str]) -> None:
+    """The second waits for the first; where that comes to nothing, it begins anew."""
+    store, model, deployment = answering(
+        delegator=ScriptedModel([block(QUESTION), STOP] * 2), answers=["<answer>Michael Mann</answer>"] * 2
+    )
+    gateway = deployment.gateway(store)
+    first = asyncio.create_task(gateway.answer(QUESTION, NAMED))
     await ended(model.called.wait())
-    second = asyncio.create_task(gateway.answer(QUESTION, NAMED, ignored))
+    second = asyncio.create_task(gateway.answer(QUESTION, NAMED))
     await asyncio.sleep(0)
+    if stored[0] == "cancelled":
+        await cancelled(first)
     model.let.set()
-    assert await ended(second) is await ended(first)
-    assert len(store.runs) == 1
-
-
-async def test_a_request_that_is_repeated_after_it_was_cancelled() -> None:
-    """Whoever waits for a run that comes to nothing begins anew."""
-    store, model = Kept(), HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"] * 2))
-    delegator = ScriptedModel([block(QUESTION), STOP] * 2)
-    gateway = Deployment(delegator, answerer=model).gateway(store)
-    first = asyncio.create_task(gateway.answer(QUESTION, NAMED, ignored))
-    await ended(model.called.wait())
-    second = asyncio.create_task(gateway.answer(QUESTION, NAMED, ignored))
-    await asyncio.sleep(0)
-    await cancelled(first)
-    model.let.set()
-    assert (await ended(second)).status == "finished"
-    assert [run.status for run in store.runs] == ["cancelled", "finished"]
+    again = await ended(second)
+    assert again.status == "finished"
+    assert [run.status for run in store.runs] == stored
+    assert first.cancelled() or await first is again
 
 
 async def test_a_request_that_is_repeated_while_it_fails_elsewhere() -> None:
     """Whoever waits for it begins anew, also where the texts of runs are not kept."""
     store, fingerprint = Kept(), RunRequest("answer", QUESTION, QUESTION).fingerprint
     await store.begin(RunStart("run-1", "answer", DEFAULT_TENANT, "", "once", QUESTION, fingerprint, 0.0))
-    asking = asyncio.create_task(Deployment().gateway(store).answer(QUESTION, NAMED, ignored))
+    asking = asyncio.create_task(Deployment().gateway(store).answer(QUESTION, NAMED))
     await asyncio.sleep(0)
     store.runs.append(Run("run-1", "answer", "", "failed", "", None, {}, (), 0.0, 1.0, redacted=True))
     assert (await ended(asking)).status == "finished"
@@ -362,12 +329,12 @@ async def test_a_request_that_is_repeated_while_it_fails_elsewhere() -> None:
 
 async def test_waiting_for_a_run_ends_with_the_deadline() -> None:
     """Whoever waits has a deadline of its own, and the run goes on without it."""
-    store, model = Kept(), HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"]))
-    gateway = Deployment(answerer=model).gateway(store)
-    first = asyncio.create_task(gateway.answer(QUESTION, NAMED, ignored))
+    store, model, deployment = answering()
+    gateway = deployment.gateway(store)
+    first = asyncio.create_task(gateway.answer(QUESTION, NAMED))
     await ended(model.called.wait())
     with pytest.raises(OutOfTime, match="before anything began"):
-        await ended(gateway.answer(QUESTION, RequestOptions(request_id="once", time_s=0.05), ignored))
+        await ended(gateway.answer(QUESTION, RequestOptions(request_id="once", time_s=0.05)))
     model.let.set()
     assert (await ended(first)).status == "finished"
 
@@ -375,46 +342,46 @@ async def test_waiting_for_a_run_ends_with_the_deadline() -> None:
 async def test_a_name_that_is_used_twice() -> None:
     """A name belongs to one request: the same name for something else is refused, and tenants do not share names."""
     gateway = Deployment(ScriptedModel(lambda _: "<stop>")).gateway()
-    run = await gateway.answer(QUESTION, NAMED, ignored)
+    run = await gateway.answer(QUESTION, NAMED)
     with pytest.raises(RequestIdTaken, match=f"run {run.id}"):
-        await gateway.answer("Who wrote Heat?", NAMED, ignored)
+        await gateway.answer("Who wrote Heat?", NAMED)
     with pytest.raises(RequestIdTaken):
         await gateway.execute(QUESTION, NAMED)
     other = RequestOptions(Identity("other", SCOPES), request_id="once")
-    assert (await gateway.answer("Who wrote Heat?", other, ignored)).id != run.id
+    assert (await gateway.answer("Who wrote Heat?", other)).id != run.id
 
 
 async def test_a_run_that_somebody_cancels() -> None:
     """Its client hears why; the run is stored as cancelled, with what it had spent."""
-    store, live, model = Kept(), LiveRuns(), HeldModel(ScriptedModel([]))
-    gateway = Deployment(answerer=model).gateway(store, live=live)
-    answering = asyncio.create_task(gateway.answer(QUESTION, RequestOptions(), ignored))
+    store, model, deployment = answering()
+    live = LiveRuns()
+    answer = asking(deployment, store, live=live)
     await ended(model.called.wait())
     (run_id,) = store.starts
     live.cancel(run_id)
     with pytest.raises(RunCancelled, match=run_id):
-        await ended(answering)
+        await ended(answer)
     assert [(run.status, len(run.calls)) for run in store.runs] == [("cancelled", 5)]
-    assert not answering.cancelling()
+    assert not answer.cancelling()
 
 
 async def test_a_run_that_somebody_cancels_while_it_is_stored() -> None:
     """That is too late: the answer goes out."""
     store, live = Kept(), LiveRuns()
     store.let.clear()
-    answering = asyncio.create_task(Deployment().gateway(store, live=live).answer(QUESTION, RequestOptions(), ignored))
+    answer = asking(Deployment(), store, live=live)
     await ended(store.asked.wait())
     live.cancel(next(iter(store.starts)))
     await asyncio.sleep(0)
     store.let.set()
-    assert (await ended(answering)).status == "finished"
+    assert (await ended(answer)).status == "finished"
 
 
 async def test_money_needs_prices() -> None:
     """A limit in money is refused where a price is unknown, before anything is spent."""
     store = Kept()
     with pytest.raises(BadRequest, match=r'\[prices."backbone"\]'):
-        await Deployment().gateway(store).answer(QUESTION, RequestOptions(budget=Budget(max_nano_usd=1)), ignored)
+        await Deployment().gateway(store).answer(QUESTION, RequestOptions(budget=Budget(max_nano_usd=1)))
     assert not store.starts
 
 
@@ -422,31 +389,27 @@ async def test_who_hears_of_an_answer_and_when() -> None:
     """Once it is stored, and of no answer that was given before."""
     store, heard = Kept(), list[Run]()
     gateway = Deployment().gateway(store, on_answered=lambda run: heard.append(store.runs[-1]))
-    run = await gateway.answer(QUESTION, RequestOptions(request_id="mine"), ignored)
-    await gateway.answer(QUESTION, RequestOptions(request_id="mine"), ignored)
+    run = await gateway.answer(QUESTION, RequestOptions(request_id="mine"))
+    await gateway.answer(QUESTION, RequestOptions(request_id="mine"))
     assert heard == [run]
 
 
+class Redacting(Kept):
+    """A store of a tenant whose texts are not kept."""
+
+    async def begin(self, start: RunStart) -> Admitted | EarlierRun:
+        await super().begin(start)
+        return Admitted(redact=True)
+
+
 async def test_nobody_hears_of_anything_else() -> None:
-    """Failed answers, reports and completions."""
+    """Failed answers, reports, completions, and answers that must not be kept."""
     heard: list[Run] = []
     refused = ScriptedModel([UpstreamRefused("wrong key", endpoint="e")])
     with pytest.raises(UpstreamRefused):
-        await Deployment(refused).gateway(on_answered=heard.append).answer(QUESTION, RequestOptions(), ignored)
+        await Deployment(refused).gateway(on_answered=heard.append).answer(QUESTION, RequestOptions())
     gateway = Deployment().gateway(on_answered=heard.append)
     await gateway.execute(QUESTION, RequestOptions())
     await gateway.complete(ASKED, RequestOptions())
-    assert heard == []
-
-
-async def test_nobody_hears_of_what_must_not_be_kept() -> None:
-    """An answer to a tenant whose texts are left out of the store."""
-
-    class Redacting(Kept):
-        async def begin(self, start: RunStart) -> Admitted | EarlierRun:
-            await super().begin(start)
-            return Admitted(redact=True)
-
-    heard: list[Run] = []
-    await Deployment().gateway(Redacting(), on_answered=heard.append).answer(QUESTION, RequestOptions(), ignored)
+    await Deployment().gateway(Redacting(), on_answered=heard.append).answer(QUESTION, RequestOptions())
     assert heard == []

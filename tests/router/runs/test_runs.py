@@ -1,6 +1,9 @@
 """Runs as their owners see them."""
 
 import asyncio
+from asyncio import Task
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -20,8 +23,19 @@ QUESTION = "Who directed Heat?"
 OWNER, OTHER = Identity("owner", SCOPES), Identity("other", SCOPES)
 
 
-def ignored(_event: object) -> None:
-    """Listen to nothing."""
+@asynccontextmanager
+async def under_way(
+    identity: Identity = LOCAL, *, full: bool = False
+) -> AsyncIterator[tuple[Kept, Runs, str, Task[Run]]]:
+    """An answer that is nearly there; it is there at the end. `full`: it cannot be stored."""
+    store, live, model = Kept(), LiveRuns(), HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"]))
+    store.full = full
+    gateway = Deployment(answerer=model).gateway(store, live=live)
+    answering = asyncio.create_task(gateway.answer(QUESTION, RequestOptions(identity)))
+    await ended(model.called.wait())
+    yield store, Runs(store, live), next(iter(store.starts)), answering
+    model.let.set()
+    await ended(asyncio.wait([answering]))
 
 
 async def told(runs: Runs, run_id: str, after: int, identity: Identity = LOCAL) -> list[tuple[int, Event | Run]]:
@@ -43,59 +57,35 @@ async def test_watching_a_run_that_has_ended(after: int) -> None:
 
 async def test_watching_a_run_under_way() -> None:
     """What has happened is told at once, the rest as it happens, without gaps or repetitions."""
-    store, live, model = Kept(), LiveRuns(), HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"]))
-    answering = asyncio.create_task(
-        Deployment(answerer=model).gateway(store, live=live).answer(QUESTION, RequestOptions(), ignored)
-    )
-    await ended(model.called.wait())
-    watching = Runs(store, live).watch(next(iter(store.starts)), 0, LOCAL)
-    begun = [await ended(anext(watching)) for _ in range(5)]
-    assert begun[0] == (1, RunStarted(next(iter(store.starts))))
-    assert isinstance(begun[4][1], Reported)
-    model.let.set()
-    rest = [item async for item in watching]
-    run = await answering
+    async with under_way() as (_, runs, run_id, answering):
+        with pytest.raises(BadRequest, match="after_event_number is -1"):
+            await anext(runs.watch(run_id, -1, LOCAL))
+        watching = runs.watch(run_id, 0, LOCAL)
+        begun = [await ended(anext(watching)) for _ in range(5)]
+        assert begun[0] == (1, RunStarted(run_id))
+        assert isinstance(begun[4][1], Reported)
+    rest, run = [item async for item in watching], await answering
     assert [number for number, _ in (*begun, *rest)] == [*range(1, len(run.events) + 1), len(run.events) + 2]
     assert rest[-2:] == [(len(run.events), AnswerWritten("Michael Mann")), (len(run.events) + 2, run)]
 
 
 async def test_watching_a_run_that_cannot_be_stored() -> None:
     """Its answer is withheld from whoever watches, too."""
-    store, live, model = Kept(), LiveRuns(), HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"]))
-    store.full = True
-    answering = asyncio.create_task(
-        Deployment(answerer=model).gateway(store, live=live).answer(QUESTION, RequestOptions(), ignored)
-    )
-    await ended(model.called.wait())
-    watching = asyncio.create_task(told(Runs(store, live), next(iter(store.starts)), 0))
-    await asyncio.sleep(0)
-    model.let.set()
-    with pytest.raises(StoreFailed):
-        await ended(watching)
-    with pytest.raises(StoreFailed):
-        await ended(answering)
+    async with under_way(full=True) as (_, runs, run_id, answering):
+        watching = asyncio.create_task(told(runs, run_id, 0))
+        await asyncio.sleep(0)
+    for waiting in (watching, answering):
+        with pytest.raises(StoreFailed):
+            await ended(waiting)
 
 
 async def test_events_that_there_are_not() -> None:
     """A number out of range is refused, with the range."""
     store = Kept()
-    run = await Deployment(ScriptedModel(["<stop>"])).gateway(store).answer(QUESTION, RequestOptions(), ignored)
+    run = await Deployment(ScriptedModel(["<stop>"])).gateway(store).answer(QUESTION, RequestOptions())
     for after, range_of in ((-1, "must be 0"), (100, "events 1 to 5")):
         with pytest.raises(BadRequest, match=range_of):
             await told(Runs(store, LiveRuns()), run.id, after)
-
-
-async def test_negative_events_of_a_run_under_way() -> None:
-    """They are refused at once, and count no events from the end."""
-    store, live, model = Kept(), LiveRuns(), HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"]))
-    answering = asyncio.create_task(
-        Deployment(answerer=model).gateway(store, live=live).answer(QUESTION, RequestOptions(), ignored)
-    )
-    await ended(model.called.wait())
-    with pytest.raises(BadRequest, match="after_event_number is -1"):
-        await anext(Runs(store, live).watch(next(iter(store.starts)), -1, LOCAL))
-    model.let.set()
-    await answering
 
 
 async def test_only_answers_have_events() -> None:
@@ -108,22 +98,17 @@ async def test_only_answers_have_events() -> None:
 
 async def test_anothers_run_is_not_there() -> None:
     """Whatever is tried with another tenant's run, it is as if it were not there; it goes on undisturbed."""
-    store, live, model = Kept(), LiveRuns(), HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"]))
-    gateway, runs = Deployment(answerer=model).gateway(store, live=live), Runs(store, live)
-    answering = asyncio.create_task(gateway.answer(QUESTION, RequestOptions(OWNER), ignored))
-    await ended(model.called.wait())
-    (run_id,) = store.starts
-    for trying in (
-        lambda: runs.get(run_id, OTHER),
-        lambda: runs.cancel(run_id, OTHER),
-        lambda: told(runs, run_id, 0, OTHER),
-        lambda: runs.feedback(Feedback(run_id, True), OTHER),
-    ):
-        with pytest.raises(NotFound):
-            await ended(trying())
-    assert (await runs.get(run_id, OWNER)).status == "running"
-    model.let.set()
-    assert (await ended(answering)).status == "finished"
+    async with under_way(OWNER) as (_, runs, run_id, answering):
+        for trying in (
+            lambda: runs.get(run_id, OTHER),
+            lambda: runs.cancel(run_id, OTHER),
+            lambda: told(runs, run_id, 0, OTHER),
+            lambda: runs.feedback(Feedback(run_id, True), OTHER),
+        ):
+            with pytest.raises(NotFound):
+                await ended(trying())
+        assert (await runs.get(run_id, OWNER)).status == "running"
+    assert (await answering).status == "finished"
     for wanted in (RunFilter(), RunFilter("owner")):
         assert not (await runs.list(wanted, 50, "", OTHER)).runs
         assert not [told async for told in runs.export(wanted, OTHER)]
@@ -132,15 +117,11 @@ async def test_anothers_run_is_not_there() -> None:
 
 async def test_cancelling() -> None:
     """A run under way stops; one that has ended stays as it is."""
-    store, live, model = Kept(), LiveRuns(), HeldModel(ScriptedModel([]))
-    gateway, runs = Deployment(answerer=model).gateway(store, live=live), Runs(store, live)
-    answering = asyncio.create_task(gateway.answer(QUESTION, RequestOptions(OWNER), ignored))
-    await ended(model.called.wait())
-    (run_id,) = store.starts
-    await runs.cancel(run_id, OWNER)
-    await ended(asyncio.wait([answering]))
-    await runs.cancel(run_id, OWNER)
-    assert [run.status for run in store.runs] == ["cancelled"]
+    async with under_way(OWNER) as (store, runs, run_id, answering):
+        await runs.cancel(run_id, OWNER)
+        await ended(asyncio.wait([answering]))
+        await runs.cancel(run_id, OWNER)
+        assert [run.status for run in store.runs] == ["cancelled"]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +141,7 @@ async def test_feedback_is_heard_of_once_it_is_kept() -> None:
         assert store.given == [feedback]
         heard.append(feedback)
 
-    run = await Deployment().gateway(store).answer(QUESTION, RequestOptions(OWNER), ignored)
+    run = await Deployment().gateway(store).answer(QUESTION, RequestOptions(OWNER))
     runs = Runs(store, LiveRuns(), hear)
     with pytest.raises(NotFound):
         await runs.feedback(Feedback(run.id, True), OTHER)
