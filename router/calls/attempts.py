@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from router.amount import NOTHING, Amount
-from router.calls.limits import MESSAGE_TOKENS, RoleHealth, prompt_bound
+from router.calls.limits import MESSAGE_TOKENS, PromptCounts, RoleHealth
 from router.calls.replicas import Replica, chosen
 from router.calls.timeouts import Timeouts
 from router.errors import BudgetExhausted, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
@@ -109,7 +109,9 @@ class Attempts:
 
                 async with model.stream(prompt) as deltas:
                     completion = await gather(within(deltas, max_tokens), take)
-            return msgspec.structs.replace(completion, usage=attempt.believed)
+            if usage := attempt.believed:
+                self.traffic.counts.learn(prompt.messages, usage.prompt_tokens)
+            return msgspec.structs.replace(completion, usage=usage)
 
     @asynccontextmanager
     async def _attempt(self) -> AsyncIterator[tuple[Attempt, Model, Prompt, Timeouts]]:
@@ -157,7 +159,7 @@ class Attempts:
             worst = self.worst(bound, most) if self.ledger.limited else NOTHING
             attempt = await enter(bound, most, worst, patient=False)
         except BudgetExhausted:
-            tokens = await prompt_tokens(replica.model, self.prompt)
+            tokens = await prompt_tokens(replica.model, self.prompt, self.traffic.counts)
             attempt = await affordable(partial(enter, tokens), partial(self.worst, tokens), most)
         attempt.count = partial(replica.model.count, self.prompt)
         return attempt
@@ -187,9 +189,9 @@ def _pause_s(error: UpstreamError, number: int) -> float | None:
     return random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (number - 1)))
 
 
-async def prompt_tokens(model: Model, prompt: Prompt) -> int:
-    """Return the most tokens that `prompt` can have, by the model's tokenizer, or else by its bytes."""
-    usage, bound = await model.count(prompt, ""), prompt_bound(prompt.messages)
+async def prompt_tokens(model: Model, prompt: Prompt, counts: PromptCounts) -> int:
+    """Return the most tokens that `prompt` can have, by the model's tokenizer, or else by earlier counts and its bytes."""
+    usage, bound = await model.count(prompt, ""), counts.bound(prompt.messages)
     if usage is None:
         return bound
     if usage.estimated:

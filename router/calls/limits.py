@@ -2,10 +2,12 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache
 from unicodedata import decomposition, normalize
+
+from cachetools import LRUCache
 
 from router.models.model import Message
 
@@ -74,17 +76,41 @@ def _longest(character: str) -> int:
 
 _known_bytes = lru_cache(maxsize=8)(_most_bytes)
 
+
+class PromptCounts:
+    """Counts of prompts by a model's engine, for models whose tokenizer is not to be had: a prompt has no more
+    tokens than another one with the same system prompt, and what else stands in it. Chat templates keep messages apart.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: LRUCache[str, int] = LRUCache(8)
+
+    def learn(self, messages: Sequence[Message], tokens: int) -> None:
+        """Note that `messages` have so many tokens."""
+        if messages and messages[0].role == "system":
+            system = messages[0].content
+            self._tokens[system] = min(tokens, self._tokens.get(system, tokens))
+
+    def bound(self, messages: Sequence[Message]) -> int:
+        """The most tokens that `messages` can have."""
+        known = self._tokens.get(messages[0].content) if messages and messages[0].role == "system" else None
+        bound = prompt_bound(messages)
+        if known is None:
+            return bound
+        return min(bound, known + sum([MESSAGE_TOKENS + _most_bytes(message.content) for message in messages[1:]]))
+
+
 _MOST_FAILURES, _FAILING_S = 5, 2.0
 """As many in a row open a breaker, which is an endpoint's and may have other roles' successes between them."""
 
 
 class RoleHealth:
-    """Places and retries of a role's calls."""
+    """Places and retries of a role's calls, and the counts of its prompts."""
 
     def __init__(self, max_in_flight: int | None = None) -> None:
         """`max_in_flight`: attempts under way at a time, over all replicas; None for any number."""
         self._places = asyncio.Semaphore(max_in_flight) if max_in_flight else None
-        self.retries = RetryBudget()
+        self.retries, self.counts = RetryBudget(), PromptCounts()
         self.in_flight = self.waiting = 0
         self.fallbacks = 0
         """Calls that went to a fallback."""

@@ -133,7 +133,7 @@ class Role:
         kept for long, or else by bytes. `least`: for as little to be written as is worth it. Raises `BudgetExhausted`
         and `StoreFailed`.
         """
-        tokens = await prompt_tokens(self.model, self._prompt(messages, (), None))
+        tokens = await prompt_tokens(self.model, self._prompt(messages, (), None), self.traffic.counts)
         max_tokens = self.sampling.max_tokens
         await ledger.reserve_for_answer(
             self._worst(tokens + coming_tokens, least_tokens(max_tokens) if least else max_tokens)
