@@ -190,7 +190,7 @@ def _pause_s(error: UpstreamError, number: int) -> float | None:
 
 
 async def prompt_tokens(model: Model, prompt: Prompt, counts: PromptCounts) -> int:
-    """Return the most tokens that `prompt` can have, by the model's tokenizer, or else by earlier counts and its bytes."""
+    """Return the most tokens that `prompt` can have, by its tokenizer, or by earlier counts and its bytes."""
     usage, bound = await model.count(prompt, ""), counts.bound(prompt.messages)
     if usage is None:
         return bound
