@@ -63,6 +63,23 @@ class SQLVersionBook:
 
         return await self._database.write(change)
 
+    async def wait(self, decision: Decision) -> None:
+        """As `VersionBook.wait`; of no effect where the version has left that state."""
+
+        def wait(connection: Connection) -> None:
+            _lock(connection)
+            known = {version.version: version.state for version in _versions(connection)}
+            if known.get(decision.version) != decision.to_state:
+                return
+            _note(connection, [decision])
+            mine = _DECISIONS.version == decision.version
+            decided = select(func.max(_DECISIONS.number)).where(mine, _DECISIONS.decision != "wait")
+            notes = select(_DECISIONS.number).where(mine, _DECISIONS.number > decided.scalar_subquery())
+            *old, _new = connection.scalars(notes.order_by(_DECISIONS.number))
+            connection.execute(VERSION_DECISIONS.delete().where(_DECISIONS.number.in_(old)))
+
+        await self._database.write(wait)
+
     async def decisions(self, version: str | None, after: int, size: int) -> list[Decision]:
         """As `VersionBook.decisions`."""
         wanted = select(VERSION_DECISIONS).where(_DECISIONS.number > after)

@@ -181,7 +181,7 @@ class Decision(msgspec.Struct, frozen=True):
 
     version: str
     decision: str
-    """`register`, `shadow`, `canary`, `promote`, `roll_back`, `retire` or `stop`."""
+    """`register`, `shadow`, `canary`, `promote`, `roll_back`, `retire`, `stop` or `wait`."""
     from_state: VersionState | None
     """None for a version that is new."""
     to_state: VersionState
@@ -209,6 +209,9 @@ class VersionBook(Protocol):
         """Replace versions, all or none, and write down why. False where another process has changed any of
         `expected` since it was read; then nothing has changed.
         """
+
+    async def wait(self, decision: Decision) -> None:
+        """Write down that there is no decision yet, in place of the last such note on the version in that state."""
 
     async def decisions(self, version: str | None, after: int, size: int) -> list[Decision]:
         """With numbers greater than `after`, oldest first."""

@@ -104,6 +104,7 @@ class Versions:
         which passes goes on to work for.
         """
         self._book, self._load, self._gate, self._canary_share = book, load, gate, canary_share
+        self._noted: tuple[str, float, TrialFigures] | None = None
         self.on_change: Callable[[], None] = lambda: None
         """Called when a version has come into another state through here."""
 
@@ -207,9 +208,10 @@ class Versions:
         candidate = next(version for version in versions if version.version == traffic.candidate)
         pairs = await self._book.pairs(candidate.version, traffic.stage, candidate.state_at)
         verdict, figures, reason = await asyncio.to_thread(decide, pairs, self._gate)
-        if verdict == "wait":
-            return
         draft = Draft(versions, "gate", figures)
+        if verdict == "wait":
+            await self._wait(draft, candidate, figures, reason)
+            return
         if verdict == "roll_back":
             draft.move(candidate, "rolled_back", "roll_back", reason)
         elif verdict == "stop":
@@ -254,6 +256,16 @@ class Versions:
             _tell(decision)
         self.on_change()
         return True
+
+    async def _wait(self, draft: Draft, candidate: ExecutorVersion, figures: TrialFigures, reason: str) -> None:
+        """Note that there is no decision yet, unless nothing has come since the last note."""
+        noted = candidate.version, candidate.state_at, figures
+        if not figures.trials or noted == self._noted:
+            return
+        draft.move(candidate, candidate.state, "wait", reason, candidate.share)
+        await self._book.wait(draft.decisions[-1])
+        self._noted = noted
+        _tell(draft.decisions[-1])
 
 
 def _tell(decision: Decision) -> None:

@@ -126,6 +126,25 @@ async def test_gateways_that_decide_at_once(book: SQLVersionBook, other: SQLVers
     assert [each.number for each in await other.decisions(None, 0, 99)] == list(range(1, 23))
 
 
+async def test_waiting_is_noted_once(book: SQLVersionBook) -> None:
+    """A new note takes the place of the last, with a number that readers who follow have not seen; decisions stay."""
+
+    async def numbers() -> list[tuple[int, str]]:
+        return [(each.number, each.decision) for each in await book.decisions(FIRST, 0, 9)]
+
+    shadow = version(FIRST, "shadow")
+    assert await book.change([], [shadow], [decision(FIRST, "shadow", "shadow")])
+    waits = decision(FIRST, "wait", "shadow", figures=FIGURES)
+    await book.wait(waits)
+    assert await numbers() == [(2, "registered"), (3, "shadow"), (4, "wait")]
+    await book.wait(waits)
+    assert await numbers() == [(2, "registered"), (3, "shadow"), (5, "wait")]
+    assert await book.change([shadow], [version(FIRST, "canary")], [decision(FIRST, "canary", "canary")])
+    await book.wait(msgspec.structs.replace(waits, to_state="canary"))
+    await book.wait(waits)
+    assert await numbers() == [(2, "registered"), (3, "shadow"), (5, "wait"), (6, "canary"), (7, "wait")]
+
+
 async def test_trials(book: SQLVersionBook) -> None:
     """A run has one; what cannot be stored of a text is left out of it."""
     await book.add_trial(trial(1))

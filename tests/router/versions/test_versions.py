@@ -287,15 +287,29 @@ async def test_the_gate_rolls_a_bad_version_back(setting: Setting, stage: str) -
     assert (await setting.versions.decisions())[-1] == last
 
 
+async def test_the_gate_waits(setting: Setting) -> None:
+    """While little is known; that is noted where there is news, and once."""
+    await setting.versions.set_traffic(FIRST, "shadow")
+    await setting.versions.review()
+    for _ in range(2):
+        await setting.show(3, right=True)
+        for _ in range(3):
+            await setting.versions.review()
+    assert (await setting.decided())[2:] == [(FIRST, "shadow", "operator"), (FIRST, "wait", "gate")]
+    *_, waits = await setting.versions.decisions()
+    assert (waits.number, waits.from_state, waits.to_state) == (7, "shadow", "shadow")
+    assert waits.figures and waits.figures.trials == 6
+    assert setting.changes == 1
+
+
 async def test_the_gate_does_not_wait_for_ever(setting: Setting) -> None:
     """What most trials did not decide is for the operator: the version costs no more."""
     await setting.versions.set_traffic(FIRST, "shadow")
-    for count, by in ((RULE.most_trials - 1, "operator"), (1, "gate")):
+    for count, verdict in ((RULE.most_trials - 1, "wait"), (1, "stop")):
         await setting.show(count, right=None)
         await setting.versions.review()
         last = (await setting.versions.decisions())[-1]
-        assert last.decided_by == by
-    assert last.decision == "stop"
+        assert (last.decision, last.decided_by) == (verdict, "gate")
     assert last.reason.startswith("Not decided in 200 trials on correctness (evidence 1 of 20): no run has been judged")
     assert await setting.states() == {SECOND: "registered", FIRST: "registered", BASE: "active"}
     assert (await setting.versions.traffic()).candidate is None
