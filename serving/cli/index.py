@@ -31,11 +31,11 @@ from serving.retrieval.opening import open_embedder, open_retriever
 from serving.retrieval.services import RetrievalServicer, retrieval_app
 from serving.signals import log_step, until_stopped
 
-_BUILD = """Reads files and folders (text, Markdown, HTML, PDF, DOCX, JSON lines, Hugging Face datasets), cuts them into
-passages at sentence ends, and embeds them. Without PATH, everything is as the config says. Called again, it reads
-only what changed; interrupted, it goes on where it was. A gateway that serves the index goes over to the new one by
-itself. A file that cannot be read, or takes too much time or memory, is named and skipped; so is a symbolic link out of
-its folder. Rows are {"id", "title", "text"} or {"id", "contents"}."""
+_BUILD = """Reads files and folders (text, Markdown, HTML, PDF, DOCX, JSON lines, Parquet), cuts them into passages at
+sentence ends, and embeds them. Without PATH, everything is as the config says. Called again, it reads only what
+changed; interrupted, it goes on where it was. A gateway that serves the index goes over to the new one by itself. A
+file that cannot be read, or takes too much time or memory, is named and skipped; so is a symbolic link out of its
+folder. Rows are {"id", "title", "text"} or {"id", "contents"}."""
 
 
 def index(arguments: Sequence[str]) -> int:

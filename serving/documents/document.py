@@ -1,7 +1,6 @@
 """A document as it is read: its kind and title, and blocks of text that know their heading and page; or rows."""
 
 import gzip
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from io import BufferedIOBase
@@ -25,7 +24,7 @@ _KINDS: dict[Kind, str] = {
     "rows": ".jsonl .json .parquet",
 }
 _KIND_OF = {suffix: kind for kind, suffixes in _KINDS.items() for suffix in suffixes.split()} | {"": "text"}
-READ = f"{' '.join(_KINDS.values())}, files without a suffix, text in .gz, and data sets saved by Hugging Face"
+READ = f"{' '.join(_KINDS.values())}, files without a suffix, and text in .gz"
 """All kinds, for people."""
 MAX_BYTES = 256 << 20
 """The largest file that is read at once, unpacked."""
@@ -95,22 +94,11 @@ def batches(items: Iterable[T], length: Callable[[T], int]) -> Iterator[list[T]]
 
 def kind_of(path: Path) -> Kind | None:
     """The kind of a file by its name; None for one that has no reader."""
-    if is_dataset(path):
-        return "rows"
     packed = path.suffix.lower() == ".gz"
     suffix = (path.with_suffix("") if packed else path).suffix.lower()
     if suffix[1:].isdecimal():  # no kind but a version, as of LGPL-2.1, or a manual's section
         return "text"
     return None if packed and suffix in (".pdf", ".docx", ".parquet") else _KIND_OF.get(suffix)
-
-
-def is_dataset(path: Path) -> bool:
-    """Tell whether `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote this folder."""
-
-    def has(name: str) -> bool:
-        return os.path.isfile(path / name)  # noqa: PTH113  (pathlib's raises for a path that is too long)
-
-    return has("dataset_dict.json") or (has("dataset_info.json") and has("state.json"))
 
 
 def title_of(path: Path, *candidates: str | None) -> str:

@@ -55,8 +55,6 @@ def read_parts(path: Path) -> Iterator[Part]:
         if (kind := kind_of(path)) == "rows":
             yield from (Row(escaped(where), row) for where, row in read_rows(path))
             return
-        if path.is_dir():
-            next(path.iterdir())  # it was found only because it cannot be listed
         document = _READERS[kind or "text"](path)
         yield Title(document.title)
         yield from document.blocks
@@ -71,7 +69,7 @@ def _errors_of(path: Path) -> Iterator[None]:
         raise
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        extra = "datasets" if package in ("datasets", "pyarrow") else "documents"
+        extra = "datasets" if package == "pyarrow" else "documents"
         raise BadConfig(
             f"{path}: reading it needs the package {package}; install the extra rolegate[{extra}]."
         ) from error
@@ -201,7 +199,7 @@ def _in_time(path: Path, seconds: float) -> Iterator[list[Part]]:
         most, chars = _CHARS, chars + sum(map(_chars, batch))
         if isinstance(batch[-1], Row):
             left = seconds
-            most = chars if path.is_dir() else max(_CHARS_OF_ROWS, _CHARS_A_BYTE * path.stat().st_size)
+            most = max(_CHARS_OF_ROWS, _CHARS_A_BYTE * path.stat().st_size)
         if chars > most:
             raise DocumentTooLarge(
                 f"{path}: unpacks to more than {most >> 20} million characters; split it, or leave it out."

@@ -1,12 +1,11 @@
-r"""Rows: passages that were cut already, in JSON lines, Parquet, or a data set saved by Hugging Face.
+r"""Rows: passages that were cut already, in JSON lines or Parquet.
 
 A row is `{"id": …, "title": …, "text": …}`, or, as FlashRAG writes it, `{"id": …, "contents": "title\ntext"}`.
 """
 
 import codecs
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -34,7 +33,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, Passage]]:
 
     Raises `BadCorpus`, with file and line, at the first row that cannot be used.
     """
-    rows = _saved(path) if path.is_dir() else _parquet(path) if path.suffix.lower() == ".parquet" else _lines(path)
+    rows = _parquet(path) if path.suffix.lower() == ".parquet" else _lines(path)
     empty = True
     for where, row in rows:
         empty = False
@@ -74,38 +73,16 @@ def _parquet(path: Path) -> Iterator[tuple[str, _Row]]:
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(path) as file:
-        columns = _columns(file.schema_arrow.names, path)
-        batches = file.iter_batches(_BATCH, columns=columns)
-        yield from _numbered((row for batch in batches for row in batch.to_pylist()), str(path))
-
-
-def _saved(path: Path) -> Iterator[tuple[str, _Row]]:
-    import datasets
-
-    datasets.disable_progress_bars()
-    saved = datasets.load_from_disk(str(path))
-    splits = saved if isinstance(saved, Mapping) else {"": saved}
-    for file in (file["filename"] for split in splits.values() for file in split.cache_files):
-        if not Path(file).resolve().is_relative_to(path.resolve()):
-            raise BadCorpus(f"{path}: has rows in {file}, outside of it; save the data set again.")
-    for name, split in splits.items():
-        rows = split.with_format(None).select_columns(_columns(split.column_names, path))
-        yield from _numbered(rows, f"{path}/{name}")
-
-
-def _columns(names: Sequence[str], path: Path) -> list[str]:
-    if "id" not in names or not {"text", "contents"} & set(names):
-        raise BadCorpus(f"{path}: its columns are {', '.join(names)}; it needs id and text, or id and contents.")
-    return [name for name in _Row.__struct_fields__ if name in names]
-
-
-def _numbered(rows: Iterable[Mapping[str, Any]], source: str) -> Iterator[tuple[str, _Row]]:
-    for number, row in enumerate(rows, 1):
-        where = f"{source}:{number}"
-        try:
-            yield where, msgspec.convert(row, _Row)
-        except msgspec.ValidationError as error:
-            raise BadCorpus(f"{where}: {error}; {_NEEDS}.") from error
+        names = file.schema_arrow.names
+        if "id" not in names or not {"text", "contents"} & set(names):
+            raise BadCorpus(f"{path}: its columns are {', '.join(names)}; it needs id and text, or id and contents.")
+        batches = file.iter_batches(_BATCH, columns=[name for name in _Row.__struct_fields__ if name in names])
+        for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
+            where = f"{path}:{number}"
+            try:
+                yield where, msgspec.convert(row, _Row)
+            except msgspec.ValidationError as error:
+                raise BadCorpus(f"{where}: {error}; {_NEEDS}.") from error
 
 
 def _passage(row: _Row, where: str) -> Passage:

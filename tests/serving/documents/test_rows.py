@@ -1,10 +1,8 @@
 import gzip
-import json
 import subprocess
 import sys
 from pathlib import Path
 
-import datasets
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -107,36 +105,11 @@ def test_a_file_without_lines_of_rows_is_refused(tmp_path: Path, content: bytes 
 
 
 def test_every_container_has_the_same_columns(tmp_path: Path) -> None:
-    """Others are left alone; of a saved data set those rows that were selected, in whatever format, and all splits."""
+    """Others are left alone."""
     (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(GOOD))
     parquet.write_table(pa.table(COLUMNS), tmp_path / "rows.parquet")
-    rows = datasets.Dataset.from_dict({**COLUMNS, "id": ["b", "a"], "text": ["second", "first"], "title": ["", "A"]})
-    rows.select([1, 0]).with_format("numpy").save_to_disk(tmp_path / "saved")
-    splits = datasets.Dataset.from_dict(COLUMNS)
-    datasets.DatasetDict(train=splits.select([0]), test=splits.select([1])).save_to_disk(tmp_path / "splits")
     assert passages_of(tmp_path / "rows.jsonl.gz") == ROWS[:1]
-    for name in ("rows.parquet", "saved", "splits"):
-        assert passages_of(tmp_path / name) == ROWS
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("state.json", '{"_data_files": [{"filename": "../private/data-00000-of-00001.arrow"}]}'),
-        ("dataset_dict.json", '{"splits": ["../private"]}'),
-    ],
-)
-def test_a_saved_data_set_has_no_rows_elsewhere(tmp_path: Path, name: str, content: str) -> None:
-    """Its files say where its rows are."""
-    for folder in ("saved", "private"):
-        datasets.Dataset.from_dict(COLUMNS).save_to_disk(tmp_path / folder)
-    state = tmp_path / "saved" / "state.json"
-    kept = json.loads(state.read_text())
-    state.unlink()
-    (tmp_path / "saved" / name).write_text(json.dumps(kept | json.loads(content)))
-
-    with pytest.raises(BadCorpus, match=r"saved: has rows in .*private/data-\S*, outside of it; save"):
-        passages_of(tmp_path / "saved")
+    assert passages_of(tmp_path / "rows.parquet") == ROWS
 
 
 @pytest.mark.parametrize(
