@@ -47,9 +47,6 @@ class Options(RolloutOptions, frozen=True, kw_only=True):
     until: Annotated[str, Meta(description="runs that started before")] | None = None
     tenant: Annotated[str, Meta(description="one tenant's only")] | None = None
     evaluation: Annotated[tuple[Path, ...], Meta(description="files of questions to leave out")] = ()
-    evaluation_runs: Annotated[
-        int, Meta(ge=0, description="runs of an evaluation that is to follow, for the estimate")
-    ] = 0
     yes: Annotated[bool, Meta(description="do not ask")] = False
 
 
@@ -82,14 +79,14 @@ class Selection(msgspec.Struct, frozen=True):
 
 async def select(
     log: Archive, wanted: RunFilter, evaluation: Collection[str], *, judge: bool, limit: int | None = None
-) -> tuple[Selection, list[Call], list[Usage]]:
-    """The logged questions that can be rolled out again, newest first (of those that are the same, the newest), the
-    calls of their runs, and what other runs spent on reports that these used.
+) -> tuple[Selection, list[Call]]:
+    """The logged questions that can be rolled out again, newest first (of those that are the same, the newest), and
+    the calls of their runs.
 
     `wanted` leaves out tenants that have opted out. `evaluation`: normalised questions to leave out. `judge`: whether
     somebody can tell right answers that no feedback tells. Raises `StoreFailed`.
     """
-    counts, chosen, calls, shared = Counts(), list[Question](), list[Call](), list[Usage]()
+    counts, chosen, calls = Counts(), list[Question](), list[Call]()
     asked: set[str] = set()
     worked_on: set[frozenset[str]] = set()
     async for run in _ended(log, wanted, counts):
@@ -114,10 +111,8 @@ async def select(
             else:
                 chosen.append(question)
                 calls += run.calls
-                reused = [run.conversation.outputs for run in executions if run.shared_from]
-                shared += [output.usage for outputs in reused for output in outputs if output.usage is not None]
     counts.selected = len(chosen)
-    return Selection(chosen, counts), calls, shared
+    return Selection(chosen, counts), calls
 
 
 def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
@@ -160,66 +155,31 @@ async def _ended(log: Archive, wanted: RunFilter, counts: Counts) -> AsyncIterat
             return
 
 
-_REDONE = 2.0
-"""Most of the backbone's and the answerer's work: once, and again where other reports lead to other ends."""
-_CAPPED = 1.4
-"""The teacher's: of its executor runs, 40 % search twice (TBSS Table 4), and may be repeated with one search."""
 _TIMES: Mapping[str, tuple[RoleName, float]] = {
-    "delegation": ("delegation", _REDONE),
-    "teacher": ("execution", _CAPPED),
-    "student": ("execution", 1),
-    "answer": ("answer", _REDONE),
+    "delegation": ("delegation", 2.0),  # once, and at most again, where other reports lead to other ends
+    "teacher": ("execution", 1.4),  # 40 % of its executor runs search twice (TBSS Table 4), and may be repeated
+    "student": ("execution", 1.0),
+    "answer": ("answer", 2.0),
 }
 """The logged role whose tokens each of them is expected to need, and how many times."""
 
 
-class Share(msgspec.Struct, frozen=True):
-    """Tokens that a role is expected to need for all questions."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    dollars: float | None
-    """None where the price is not known."""
-
-    @classmethod
-    def total(cls, shares: Collection["Share"]) -> "Share":
-        """Their sum."""
-        known = [share.dollars for share in shares if share.dollars is not None]
-        return cls(
-            sum(share.prompt_tokens for share in shares),
-            sum(share.completion_tokens for share in shares),
-            sum(known) if len(known) == len(shares) else None,
-        )
-
-
-def estimate(
-    calls: Sequence[Call],
-    prices: Mapping[str, Price | None],
-    shared: Sequence[Usage] = (),
-    evaluated: float = 0.0,
-) -> dict[str, Share]:
-    """Shares by role. `calls`: of the logged runs; what is not known of them counts like the mean of the others.
-    `prices`: of delegation, teacher, student and answer. `shared`: of the executors whose reports the runs had from
-    others. `evaluated`: runs of an evaluation that follows, for each logged one. The judge, asked little, is left out.
+def estimate(calls: Sequence[Call], prices: Mapping[str, Price | None]) -> dict[str, dict[str, float | None]]:
+    """The tokens and dollars that each role is expected to need. `calls`: of the logged runs; unknown tokens count like
+    the mean of the others. The judge, asked little, is left out.
     """
-    needed: dict[RoleName, tuple[float, float]] = {
-        "execution": (sum(usage.prompt_tokens for usage in shared), sum(usage.completion_tokens for usage in shared))
-    }
-    for total in totals(calls):
-        known = total.attempts - total.attempts_without_usage
-        scale = total.attempts / known if known else 0.0
-        prompt, completion = needed.get(total.role, (0.0, 0.0))
-        needed[total.role] = prompt + scale * total.prompt_tokens, completion + scale * total.completion_tokens
-
-    def share(name: str, times: float) -> Share:
-        prompt, completion = (round(times * tokens) for tokens in needed.get(_TIMES[name][0], (0.0, 0.0)))
-        price = prices[name]
-        return Share(prompt, completion, None if price is None else price.cost(Usage(prompt, completion)) / 1e9)
-
-    shares = {name: share(name, times) for name, (_, times) in _TIMES.items()}
-    if evaluated:
-        shares["evaluation"] = Share.total([share(name, evaluated) for name in ("delegation", "student", "answer")])
-    return shares
+    needed: dict[str, dict[str, float | None]] = {}
+    for name, (role, times) in _TIMES.items():
+        prompt = completion = 0.0
+        for total in totals(calls):
+            if total.role == role and (known := total.attempts - total.attempts_without_usage):
+                prompt += times * total.attempts / known * total.prompt_tokens
+                completion += times * total.attempts / known * total.completion_tokens
+        usage, price = Usage(round(prompt), round(completion)), prices[name]
+        dollars = None if price is None else price.cost(usage) / 1e9
+        tokens = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+        needed[name] = {**tokens, "dollars": dollars}
+    return needed
 
 
 def run(options: Options) -> int:
@@ -257,16 +217,14 @@ async def _selected(config: Config, options: Options) -> Selection | None:
     async with opened_store(argparse.Namespace(config=options.config, preset=None)) as database:
         with Console(stderr=True).status("reading logged runs"):
             archive = SQLArchive(database)
-            selection, calls, shared = await select(archive, wanted, evaluation, judge=judge, limit=options.limit)
+            selection, calls = await select(archive, wanted, evaluation, judge=judge, limit=options.limit)
     show({"logged_runs": msgspec.to_builtins(selection.counts)}, stderr=True)
     if selection.counts.unreadable:
         complain("What cannot be read: `rolegate store check` names it; an older release may read it.")
     if not selection.questions:
         raise BadRequest("no logged question can be used; send feedback with right answers, or name a judge.")
     named = {"delegation": roles.delegation, "teacher": teacher, "student": roles.execution, "answer": roles.answer}
-    evaluated = options.evaluation_runs / len(selection.questions)
-    shares = estimate(calls, await prices_of(named, config.prices), shared, evaluated)
-    show({"estimate": msgspec.to_builtins({**shares, "all": Share.total(shares.values())})}, stderr=True)
+    show({"estimate": estimate(calls, await prices_of(named, config.prices))}, stderr=True)
     return selection if options.yes or _agreed(len(selection.questions)) else None
 
 

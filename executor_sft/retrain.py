@@ -17,8 +17,8 @@ from executor_sft import dataset, evaluate, mine, publish, train
 from executor_sft.filter import Options as FilterOptions
 from executor_sft.filter import run as run_filter
 from executor_sft.questions import read_questions
-from executor_sft.recipe import load_recipe
 from executor_sft.step import read_manifest
+from executor_sft.train import load_recipe
 from router.errors import BadConfig
 from serving.config.config import Config
 from serving.config.file import load_config
@@ -75,12 +75,10 @@ def _check(options: Options, config: Config, student: Path) -> None:
 def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[str, str]]:
     """Run the steps one after the other: the name of each, and the reason why not to go on, if there is one."""
     work, role = options.work, config.roles.execution
-    held_out, _ = read_questions(options.evaluation)
     mining = mine.Options(
         config=options.config,
         out=work / "mined",
         evaluation=(options.evaluation,),
-        evaluation_runs=2 * options.rollouts * len(held_out),  # of the executor before, and of the new one
         leave_failed=True,
         concurrency=options.concurrency,
         yes=options.yes,

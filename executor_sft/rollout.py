@@ -8,21 +8,20 @@ Interrupted, the same command goes on where it was, and no model call is paid fo
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from statistics import fmean
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from executor_sft.call_cache import Spent
 from executor_sft.command import StepOptions, show
 from executor_sft.jsonl import read_jsonl
 from executor_sft.questions import Question, normal_question, read_questions, read_texts
-from executor_sft.rollouts import CALLS, ROLLOUTS, Rollout, roll_out_all, rollout_worker, teacher_config
+from executor_sft.rollouts import CALLS, ROLLOUTS, Rollout, Sample, roll_out_all, rollout_worker, teacher_config
 from executor_sft.runtime import open_runtime
 from executor_sft.step import Step, config_settings
 from router.errors import BadConfig
@@ -47,95 +46,37 @@ class Options(RolloutOptions, frozen=True, kw_only=True):
     exclude: Annotated[tuple[Path, ...], Meta(description="files of questions to leave out")] = ()
 
 
-class SearchCounts(msgspec.Struct, frozen=True):
-    """Searches of one executor's runs."""
-
-    invocations: int
-    """Runs."""
-    average: float
-    """Searches of a run; 0 where there are no runs."""
-    none: int
-    """Runs without a search."""
-    one: int
-    more: int
-    """Runs with two or more."""
-
-    @classmethod
-    def of(cls, searches: Iterable[int]) -> "SearchCounts":
-        """Count. `searches`: how many each run made."""
-        counts = list(searches)
-        runs, none, one = len(counts), counts.count(0), counts.count(1)
-        return cls(runs, sum(counts) / max(1, runs), none, one, runs - none - one)
+def search_counts(searches: Iterable[int]) -> dict[str, float]:
+    """Executor runs, and the searches that they made: on average, and how many made none, one or more (TBSS Table 4).
+    `searches`: of each run.
+    """
+    counts = list(searches)
+    runs, none, one = len(counts), counts.count(0), counts.count(1)
+    average = sum(counts) / max(1, runs)
+    return {"invocations": runs, "average": average, "none": none, "one": one, "more": runs - none - one}
 
 
-class ExecutorFigures(SearchCounts, frozen=True):
-    """One executor on the sub-queries of the teacher's runs."""
-
-    model: str
-    no_report: int
-    """Runs that came to no report."""
-    exact_match: float
-    """Share of its runs that lead to a right answer, all else being the teacher's."""
-
-
-class RolloutFigures(msgspec.Struct, frozen=True):
-    """Figures of the manifest."""
-
-    selection: dict[str, int]
-    """Number of questions, and of those that were left out, by reason."""
-    failed: dict[str, str]
-    """Reasons why questions are not among those rolled out, by id."""
-    executors: dict[str, ExecutorFigures]
-    """Of `teacher` and `student`."""
-    spent: list[Spent]
-    """Each paid call once, whatever was interrupted."""
-    questions: int
-    """Rolled out."""
-    exact_match: float
-    """Share of the teacher's runs."""
-    correct: float
-    """Share that the judge accepts besides, where there is one."""
-    unread: int
-    """Replies of the judge that could not be read."""
-    no_search: int
-    """Questions that were answered without a sub-query."""
-
-
-def figures_of(
-    path: Path, models: Mapping[str, str], selection: dict[str, int], failed: dict[str, str], spent: list[Spent]
-) -> RolloutFigures:
-    """Count a file of rollouts. `models`: of teacher and student."""
-    counts: Counter[str] = Counter()
-    runs: dict[str, list[tuple[int, bool, bool]]] = {name: [] for name in models}
-    for _, rollout in read_jsonl(path, Rollout, "remove the line, and it is rolled out again"):
-        verdict = rollout.verdict
-        counts["questions"] += 1
-        counts["exact_match"] += verdict.exact_match is True
-        counts["correct"] += verdict.correct
-        counts["unread"] += verdict.judged and verdict.accepted is None
-        counts["no_search"] += not rollout.sub_queries
-        for work in rollout.sub_queries:
-            for name, sample in (("teacher", work.teacher), ("student", work.student)):
-                execution, right = sample.execution, sample.verdict.exact_match is True
-                runs[name].append((len(execution.searches), execution.failed, right))
+def figures_of(path: Path, models: Mapping[str, str]) -> dict[str, Any]:
+    """Count a file of rollouts. `models`: of teacher and student. Shares are of questions, and of executor runs."""
+    rollouts = [rollout for _, rollout in read_jsonl(path, Rollout, "remove the line, and it is rolled out again")]
+    verdicts = [rollout.verdict for rollout in rollouts]
     executors = {}
     for name, model in models.items():
-        counted = msgspec.structs.asdict(SearchCounts.of(searches for searches, _, _ in runs[name]))
-        no_report = sum(without for _, without, _ in runs[name])
-        share = sum(right for *_, right in runs[name]) / max(1, len(runs[name]))
-        executors[name] = ExecutorFigures(**counted, model=model, no_report=no_report, exact_match=share)
-    of = max(1, counts["questions"])
-    return RolloutFigures(
-        selection,
-        failed,
-        executors,
-        spent,
-        counts["questions"],
-        counts["exact_match"] / of,
-        counts["correct"] / of,
-        counts["unread"],
-        counts["no_search"],
-    )
+        samples: list[Sample] = [getattr(work, name) for rollout in rollouts for work in rollout.sub_queries]
+        executors[name] = {
+            **search_counts(len(sample.execution.searches) for sample in samples),
+            "model": model,
+            "no_report": sum(sample.execution.failed for sample in samples),
+            "exact_match": fmean([sample.verdict.exact_match is True for sample in samples] or [0]),
+        }
+    return {
+        "executors": executors,
+        "questions": len(rollouts),
+        "exact_match": fmean([verdict.exact_match is True for verdict in verdicts] or [0]),
+        "correct": fmean([verdict.correct for verdict in verdicts] or [0]),
+        "unread": sum(verdict.judged and verdict.accepted is None for verdict in verdicts),
+        "no_search": sum(not rollout.sub_queries for rollout in rollouts),
+    }
 
 
 def run(options: Options) -> int:
@@ -173,8 +114,8 @@ def roll_out_step(step: Step, options: RolloutOptions, questions: Sequence[Quest
     if not questions:
         raise BadConfig(f"{step.folder}: no question is left to roll out ({selection}).")
     figures = asyncio.run(_rolled_out(load_config(options.config), questions, selection, options))
-    show(msgspec.to_builtins(figures), as_json=options.json)
-    if figures.failed and not options.leave_failed:
+    show(figures, as_json=options.json)
+    if figures["failed"] and not options.leave_failed:
         complain("The same command tries those that failed again; --leave-failed goes on without them.")
         return 1
     step.finish(figures, [ROLLOUTS])
@@ -183,7 +124,7 @@ def roll_out_step(step: Step, options: RolloutOptions, questions: Sequence[Quest
 
 async def _rolled_out(
     config: Config, questions: Sequence[Question], selection: dict[str, int], options: RolloutOptions
-) -> RolloutFigures:
+) -> dict[str, Any]:
     console, path = Console(stderr=True), options.out / ROLLOUTS
     columns = (TextColumn("rolling out"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     async with open_runtime(config, console.print, cache=options.out / CALLS, teacher=True) as runtime:
@@ -197,6 +138,6 @@ async def _rolled_out(
                 lambda done: bar.update(task, completed=done),
             )
         assert runtime.cache is not None
-        spent = runtime.cache.spent
+        spent = msgspec.to_builtins(runtime.cache.spent)
     models = {"teacher": teacher_config(config).model, "student": config.roles.execution.model}
-    return figures_of(path, models, selection, failed, spent)
+    return {"selection": selection, "failed": failed, **figures_of(path, models), "spent": spent}

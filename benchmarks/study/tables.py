@@ -16,7 +16,7 @@ from benchmarks.study.results import CellRows, Study
 from benchmarks.study.rows import Loss, Row
 from benchmarks.study.scores import compared, metrics_of, micro
 from benchmarks.study.spending import dollars, merged, tokens
-from executor_sft.rollout import SearchCounts
+from executor_sft.rollout import search_counts
 
 _SHOWN = 12
 """Characters of a hash: enough to tell two apart, and to find the whole one in `results.jsonl`."""
@@ -143,17 +143,17 @@ def _table_3(study: Study) -> Iterator[ReportTable]:
 def _table_4(study: Study) -> ReportTable:
     rows = list[_Row]()
     for cell in filter(lambda cell: cell.executor, study.cells):
-        counts = SearchCounts.of(searches for row in cell.rows for searches in row.searches)
+        counts = search_counts(searches for row in cell.rows for searches in row.searches)
         rows.append(
             {
                 "pair": cell.name,
-                "runs": counts.invocations,
-                "searches a run": counts.average,
-                "none": counts.none,
-                "one search": counts.one,
-                "one, %": 100 * counts.one / max(1, counts.invocations),
-                "two or more": counts.more,
-                "two or more, %": 100 * counts.more / max(1, counts.invocations),
+                "runs": counts["invocations"],
+                "searches a run": counts["average"],
+                "none": counts["none"],
+                "one search": counts["one"],
+                "one, %": 100 * counts["one"] / max(1, counts["invocations"]),
+                "two or more": counts["more"],
+                "two or more, %": 100 * counts["more"] / max(1, counts["invocations"]),
             }
         )
     return ReportTable.of("table-4", "Table 4: searches of each executor run", rows, note="Ours.", digits=3)

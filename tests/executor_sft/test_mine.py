@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from sqlalchemy import update
 
-from executor_sft.mine import Counts, Selection, Share, estimate, select
+from executor_sft.mine import Counts, Selection, estimate, select
 from executor_sft.questions import Question
 from router.access import Tenant
 from router.errors import StoreFailed
-from router.models.model import Completion, Usage
+from router.models.model import Usage
 from router.runs.archive import RunFilter
 from router.store.archive import SQLArchive
 from router.store.database import Database
@@ -44,7 +44,7 @@ async def say(database: Database, run_id: str, **said: Any) -> None:
 
 
 async def selected(database: Database, evaluation: Collection[str] = (), **options: Any) -> Selection:
-    selection, _, _ = await select(SQLArchive(database), WANTED, evaluation, **{"judge": False, **options})
+    selection, _ = await select(SQLArchive(database), WANTED, evaluation, **{"judge": False, **options})
     return selection
 
 
@@ -184,27 +184,13 @@ async def test_what_it_would_take(database: Database) -> None:
         call("a", 3, role="answer", model="fixed", usage=Usage(200, 10)),
     ]
     await put(database, asked("a", "A?", calls=calls))
-    _, logged, _ = await select(SQLArchive(database), WANTED, set(), judge=True)
+    _, logged = await select(SQLArchive(database), WANTED, set(), judge=True)
     price = Price(prompt=1.0, completion=10.0)
     prices = {"delegation": price, "teacher": price, "student": None, "answer": price}
-    assert estimate(logged, prices) == {
-        "delegation": Share(2000, 200, 0.004),
-        "teacher": Share(1400, 140, 0.0028),
-        "student": Share(1000, 100, None),
-        "answer": Share(400, 20, 0.0006),
+    needed = {name: tuple(share.values()) for name, share in estimate(logged, prices).items()}
+    assert needed == {
+        "delegation": (2000, 200, 0.004),
+        "teacher": (1400, 140, 0.0028),
+        "student": (1000, 100, None),
+        "answer": (400, 20, 0.0006),
     }
-    assert estimate(logged, prices, evaluated=3.0)["evaluation"] == Share(6600, 630, None)
-    assert estimate(logged, dict.fromkeys(prices, price), evaluated=3.0)["evaluation"] == Share(6600, 630, 0.0129)
-
-
-async def test_reports_of_other_runs_would_have_to_be_paid_for(database: Database) -> None:
-    """An executor whose work a run had from another one has no calls there; rolled out again, it has."""
-    said = Completion("<search>Heat</search>", "stop", usage=Usage(300, 30))
-    conversation = msgspec.structs.replace(EXECUTIONS[0].conversation, outputs=(said,))
-    own = msgspec.structs.replace(EXECUTIONS[0], conversation=conversation)
-    used = msgspec.structs.replace(own, sub_query="Who made Ronin?", shared_from=("run-1",))
-    await put(database, asked("a", "A?", result=Trajectory("a", "answered", (own, used), (2,)), calls=[]))
-    _, calls, shared = await select(SQLArchive(database), WANTED, set(), judge=True)
-    assert (calls, shared) == ([], [Usage(300, 30)])
-    student = estimate(calls, dict.fromkeys(("delegation", "teacher", "student", "answer")), shared)["student"]
-    assert (student.prompt_tokens, student.completion_tokens) == (300, 30)

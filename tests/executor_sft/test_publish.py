@@ -11,8 +11,8 @@ import structlog
 from rolegate.client import AsyncClient
 
 from executor_sft.__main__ import main, run
-from executor_sft.recipe import load_recipe
 from executor_sft.step import Step
+from executor_sft.train import load_recipe
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer
 from router.errors import BadVersion, RolegateError

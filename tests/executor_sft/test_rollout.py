@@ -14,7 +14,6 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from executor_sft.rollout import ExecutorFigures, RolloutFigures
 from executor_sft.rollouts import Rollout
 from executor_sft.step import read_manifest
 from router.access import Tenant
@@ -147,13 +146,13 @@ async def test_rollout(ran: Ran, config: Path, listed: Path, endpoint: Endpoint,
     status, said = await ran(*command)
     assert status == 0, said
     assert [one.question.id for one in rollouts(tmp_path / "out")] == ["q0", "q1", "q2"]
-    figures = msgspec.convert(read_manifest(tmp_path / "out").figures, RolloutFigures)
-    assert figures.selection == {"read": 5, "duplicates": 1, "excluded": 1, "over_limit": 0}
-    assert (figures.questions, figures.failed, figures.exact_match) == (3, {}, 1.0)
-    assert figures.executors["teacher"] == ExecutorFigures(6, 1.5, 0, 3, 3, "teacher", 0, 1.0)
-    assert figures.executors["student"] == ExecutorFigures(6, 1.0, 0, 6, 0, "student", 0, 0.5)
-    assert sum(one.calls for one in figures.spent) == endpoint.answered.total()
-    assert sum(one.prompt_tokens for one in figures.spent) == 10 * endpoint.answered.total()
+    figures = read_manifest(tmp_path / "out").figures
+    assert figures["selection"] == {"read": 5, "duplicates": 1, "excluded": 1, "over_limit": 0}
+    assert (figures["questions"], figures["failed"], figures["exact_match"]) == (3, {}, 1.0)
+    executors = [list(figures["executors"][name].values()) for name in ("teacher", "student")]
+    assert executors == [[6, 1.5, 0, 3, 3, "teacher", 0, 1.0], [6, 1.0, 0, 6, 0, "student", 0, 0.5]]
+    assert sum(one["calls"] for one in figures["spent"]) == endpoint.answered.total()
+    assert sum(one["prompt_tokens"] for one in figures["spent"]) == 10 * endpoint.answered.total()
     assert "1.5000" in said
 
     calls = endpoint.answered.total()
@@ -245,8 +244,7 @@ async def test_mine(ran: Ran, config: Path, endpoint: Endpoint, tmp_path: Path) 
     assert "–" in said, "a model of this machine has no price"
     assert [one.question.id for one in rollouts(tmp_path / "out")] == ["q1", "q0"]
     assert all(one.verdict.correct for one in rollouts(tmp_path / "out"))
-    figures = msgspec.convert(read_manifest(tmp_path / "out").figures, RolloutFigures)
-    counts = figures.selection
+    counts = read_manifest(tmp_path / "out").figures["selection"]
     assert (counts["read"], counts["right_answer_unknown"], counts["selected"]) == (3, 1, 2)
 
     (tmp_path / "runs.db").unlink()

@@ -17,9 +17,8 @@ from executor_sft.__main__ import run
 from executor_sft.dataset import TrainingRow
 from executor_sft.minimodel.model import Shape, load_tokenizer, new_model
 from executor_sft.minimodel.training import save
-from executor_sft.recipe import Recipe, load_recipe
 from executor_sft.step import read_manifest
-from executor_sft.train import StepLoss, _last_checkpoint, base_files, load_base
+from executor_sft.train import Recipe, StepLoss, _last_checkpoint, base_files, load_base, load_recipe
 from router.errors import BadConfig
 from serving.engines.versions import base_sha256
 from tests.executor_sft.traces import MINI, TWO, executed, filtered, write_lines
