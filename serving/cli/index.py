@@ -25,9 +25,8 @@ from serving.engines.engine import cores
 from serving.retrieval.adopt import adopt_index
 from serving.retrieval.build import Built, build_index
 from serving.retrieval.embedder import Embedder
-from serving.retrieval.local_index import Check, stoppable
 from serving.retrieval.manifest import read_manifest
-from serving.retrieval.opening import open_embedder, open_retriever
+from serving.retrieval.opening import Check, open_embedder, open_retriever, stoppable
 from serving.retrieval.services import RetrievalServicer, retrieval_app
 from serving.signals import log_step, until_stopped
 

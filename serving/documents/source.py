@@ -80,7 +80,7 @@ def _files(base: Path, links: list[str]) -> Iterator[tuple[Path, os.stat_result]
         yield base, base.stat()
         return
     root = base.resolve()
-    for folder, folders, names in os.walk(base, onerror=lambda error: leave(error.filename, error.strerror)):
+    for folder, folders, names in os.walk(base, onerror=lambda error: leave(error.filename, str(error.strerror))):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for path in (Path(folder, name) for name in (*folders, *names) if not name.startswith(".")):
             try:
@@ -92,7 +92,7 @@ def _files(base: Path, links: list[str]) -> Iterator[tuple[Path, os.stat_result]
                         continue
                     status = target.stat()
             except OSError as error:  # its path is too long, or it is gone
-                leave(path, error.strerror)
+                leave(path, str(error.strerror))
                 continue
             if not stat.S_ISDIR(status.st_mode):
                 yield path, status

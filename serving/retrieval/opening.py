@@ -1,20 +1,39 @@
-"""From the retrieval section of a config to a retriever."""
+"""From the retrieval section of a config to a retriever: one at an address, or an index in this process, brought up to
+date, opened, and left for the next generation when there is one.
+"""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import TypeVar
 
+import structlog
 from msgspec.structs import replace
 
-from router.errors import BadConfig
+from router.errors import BadConfig, BadIndex, RolegateError
 from router.search.retrieval import IndexRetriever
 from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig
 from serving.config.secrets import api_key, key_problems
 from serving.engines.engine import engine
 from serving.engines.process import OnChange
+from serving.retrieval.build import build_index
 from serving.retrieval.embedder import Embedder, MiniLM
 from serving.retrieval.endpoint_embedder import EndpointEmbedder, endpoint_identity
+from serving.retrieval.index import Index
+from serving.retrieval.manifest import Manifest, read_manifest
 from serving.retrieval.remote import RemoteRetriever
+from serving.retrieval.searcher import IndexSearcher
+
+T = TypeVar("T")
+Check = Callable[[], None]
+"""Raises `Stopped` once the work is to end; to be called now and then."""
+
+_FOLLOW_INTERVAL_S, _LOG_INTERVAL_S = 1.0, 2.0
+_log = structlog.get_logger("retrieval")
 
 
 @asynccontextmanager
@@ -79,13 +98,121 @@ async def open_retriever(
         finally:
             await remote.close()
         return
-    from serving.retrieval.local_index import open_searcher  # its packages are not always installed
-
     async with (
         open_embedder(config.embedder, engines, log, cpu_threads=cpu_threads, on_change=on_change) as embedder,
-        open_searcher(config, embedder, log) as searcher,
+        _open_searcher(config, embedder, log) as searcher,
     ):
         yield searcher
+
+
+class Stopped(Exception):
+    """The work was asked to end."""
+
+
+async def stoppable(work: Callable[[Check], T]) -> T:
+    """The result of `work`, run in a thread. Cancelled, it waits until `work` has ended."""
+    stopped = Event()
+
+    def check() -> None:
+        if stopped.is_set():
+            raise Stopped
+
+    working = asyncio.ensure_future(asyncio.to_thread(work, check))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        stopped.set()
+        await asyncio.gather(working, return_exceptions=True)
+        raise
+
+
+@asynccontextmanager
+async def _open_searcher(
+    config: RetrievalConfig, embedder: Embedder, log: Callable[[str], None]
+) -> AsyncIterator[IndexSearcher]:
+    """Search the config's index, up to date, and go over to each new generation of it."""
+    index = await stoppable(partial(_open_up_to_date, config, embedder, log))
+    searcher = IndexSearcher(index, embedder)
+    following = asyncio.create_task(_follow(config, searcher, index.manifest, embedder))
+    try:
+        yield searcher
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await searcher.close()
+
+
+def _open_up_to_date(config: RetrievalConfig, embedder: Embedder, log: Callable[[str], None], check: Check) -> Index:
+    if config.documents:
+        _update(config, embedder, log, check)
+    index = _open(config, embedder)
+    embedder.embed(["warm up"], queries=True)
+    log(f"retrieval: {index.manifest.passages} passages, {index.manifest.embedder}")
+    return index
+
+
+async def _follow(config: RetrievalConfig, searcher: IndexSearcher, seen: Manifest | None, embedder: Embedder) -> None:
+    """Let `searcher` go over to each new generation of its index; one that cannot be opened is logged and left."""
+    while True:
+        await asyncio.sleep(_FOLLOW_INTERVAL_S)
+        found = await asyncio.to_thread(_manifest, config)
+        if found is None or found == seen:
+            continue
+        try:
+            searcher.swap(await asyncio.to_thread(_open, config, embedder))
+            _log.info("retrieval.swapped", generation=found.generation, passages=found.passages)
+        except (RolegateError, OSError) as error:  # gone again, perhaps, while it was opened
+            _log.error("retrieval.not_swapped", error=str(error))
+        seen = found
+
+
+def _open(config: RetrievalConfig, embedder: Embedder) -> Index:
+    index = Index.open(Path(config.index or ""), embedder)
+    if index.manifest.lexical != config.lexical:
+        raise BadIndex(
+            f"{config.index}: built {'with' if index.manifest.lexical else 'without'} word statistics, but "
+            f"retrieval.lexical is {str(config.lexical).lower()}; change the key, or build the index again."
+        )
+    return index
+
+
+def _manifest(config: RetrievalConfig) -> Manifest | None:
+    with suppress(BadIndex):
+        return read_manifest(Path(config.index or ""))
+    return None
+
+
+def _update(config: RetrievalConfig, embedder: Embedder, log: Callable[[str], None], check: Check) -> None:
+    """Bring the index up to date. Where that fails and there is one, it is served as it is."""
+    logged_at = time.monotonic()
+
+    def progress(stage: str, done: int, total: int) -> None:
+        nonlocal logged_at
+        check()
+        if time.monotonic() - logged_at >= _LOG_INTERVAL_S:
+            logged_at = time.monotonic()
+            log(f"retrieval: {stage}, {done} of {total} {'documents' if stage == 'reading' else 'passages'}")
+
+    exists = _manifest(config) is not None
+    try:
+        built = build_index(
+            [Path(place) for place in config.documents],
+            Path(config.index or ""),
+            embedder,
+            lexical=config.lexical,
+            chunk_tokens=config.chunk_tokens,
+            wait=not exists,
+            progress=progress,
+        )
+    except (RolegateError, OSError) as error:
+        if not exists:
+            raise
+        log(f"retrieval: the index is served as it was, because it could not be brought up to date: {error}")
+    else:
+        for entry in built.skipped:
+            log(f"retrieval: skipped {entry.error}")
+        for link in built.found.links:
+            log(f"retrieval: not followed: {link}")
 
 
 def identity_of(config: EmbedderConfig) -> str:

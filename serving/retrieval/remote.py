@@ -3,9 +3,7 @@
 import json
 from collections.abc import Sequence
 
-import grpc
 import grpc.aio
-from grpc import StatusCode
 from rolegate.v1 import evidence_pb2
 from rolegate.v1.retrieval_service_pb2 import SearchRequest
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
@@ -14,30 +12,20 @@ from router.errors import UpstreamProtocolError, UpstreamRefused, UpstreamUnavai
 from router.protocol.evidence import Passage
 
 MAX_RESPONSE_BYTES = 16 << 20
-_REFUSED = (
-    StatusCode.INVALID_ARGUMENT,
-    StatusCode.NOT_FOUND,
-    StatusCode.ALREADY_EXISTS,
-    StatusCode.PERMISSION_DENIED,
-    StatusCode.FAILED_PRECONDITION,
-    StatusCode.OUT_OF_RANGE,
-    StatusCode.UNIMPLEMENTED,
-    StatusCode.UNAUTHENTICATED,
+_REFUSED = frozenset(
+    "INVALID_ARGUMENT NOT_FOUND ALREADY_EXISTS PERMISSION_DENIED FAILED_PRECONDITION OUT_OF_RANGE UNIMPLEMENTED "
+    "UNAUTHENTICATED".split()
 )
 """Another attempt would end in the same way."""
+_RETRY = {
+    "maxAttempts": 3,
+    "initialBackoff": "0.1s",
+    "maxBackoff": "1s",
+    "backoffMultiplier": 3,
+    "retryableStatusCodes": ["UNAVAILABLE"],
+}
 _RETRIES = {
-    "methodConfig": [
-        {
-            "name": [{"service": "rolegate.v1.RetrievalService"}],
-            "retryPolicy": {
-                "maxAttempts": 3,
-                "initialBackoff": "0.1s",
-                "maxBackoff": "1s",
-                "backoffMultiplier": 3,
-                "retryableStatusCodes": ["UNAVAILABLE"],
-            },
-        }
-    ],
+    "methodConfig": [{"name": [{"service": "rolegate.v1.RetrievalService"}], "retryPolicy": _RETRY}],
     "retryThrottling": {"maxTokens": 20, "tokenRatio": 0.2},
 }
 """As gRPC takes them: not while half of the last searches fail."""
@@ -69,7 +57,7 @@ class RemoteRetriever:
         try:
             response = await self._stub.Search(SearchRequest(queries=queries, top_k=top_k), timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
-            kind = UpstreamRefused if error.code() in _REFUSED else UpstreamUnavailable
+            kind = UpstreamRefused if error.code().name in _REFUSED else UpstreamUnavailable
             raise kind(f"{error.code().name}: {error.details()}", endpoint=self._address) from error
         if len(response.results) != len(queries):
             raise UpstreamProtocolError(

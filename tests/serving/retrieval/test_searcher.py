@@ -192,26 +192,11 @@ async def test_a_swapped_index_is_asked_anew(searcher: IndexSearcher, gated: Gat
 
 async def test_no_more_than_so_many_share_a_batch(index: Index, gated: GatedEmbedder) -> None:
     """The others form the next one."""
-    searcher = IndexSearcher(index, gated, most=2, wait_s=0.0)
+    searcher = IndexSearcher(index, gated, most=2)
     first = await busy(searcher, gated)
     others = [asyncio.create_task(found(searcher, [word], 1)) for word in WORDS[:5]]
     await started(*others)
     gated.gate.set()
     await asyncio.gather(first, *others)
     assert [len(batch) for batch in gated.batches] == [1, 2, 2, 1]
-    await searcher.close()
-
-
-async def test_after_a_shared_batch_its_callers_are_waited_for(index: Index, gated: GatedEmbedder) -> None:
-    """As many queries as it had; who asks after a batch of one is served at once."""
-    searcher = IndexSearcher(index, gated, wait_s=600.0)
-    first = await busy(searcher, gated)
-    pair = [asyncio.create_task(found(searcher, [word], 1)) for word in WORDS[:2]]
-    await started(*pair)
-    gated.gate.set()
-    await asyncio.gather(first, *pair)
-    early = asyncio.create_task(found(searcher, ["early"], 1))
-    await started(early)
-    await asyncio.gather(early, found(searcher, ["late"], 1))
-    assert gated.batches[2:] == [["early", "late"]]
     await searcher.close()
