@@ -21,7 +21,6 @@ _COMMANDS = {
     "publish": ("executor_sft.publish", "make a version of what was trained, and hand it to a running gateway"),
     "mini-world": ("executor_sft.miniworld.export", "write a mini world: corpus, questions with gold plans, scope"),
     "mini-model": ("executor_sft.minimodel.command", "train one of the mini models"),
-    "mini-evaluate": ("executor_sft.minimodel.evaluation", "share of right turns on a held-out world"),
 }
 
 

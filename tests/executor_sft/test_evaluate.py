@@ -3,16 +3,15 @@
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from aiohttp import web
 
 from executor_sft.__main__ import run
 from executor_sft.evaluate import BASE, Answered, Executed, adapter_name, answers, evaluation_of, paired_difference
 from executor_sft.runtime import open_runtime
 from router.errors import BadConfig, UpstreamRefused
+from router.testing.openai_server import MODEL, OpenAIServer, fails, says, serving
 from serving.config.config import SearchConfig
 from serving.config.file import load_config
 from tests.executor_sft.scripted_roles import questions
@@ -20,46 +19,26 @@ from tests.executor_sft.test_runtime import ROLE, config
 from tests.router.deployment import STOP
 
 
-class Endpoint:
-    """A backbone that stops at once, unless it refuses everything."""
-
-    def __init__(self) -> None:
-        self.seeds: list[int] = []
-        self.refuses = False
-
-    async def complete(self, request: web.Request) -> web.Response:
-        body: dict[str, Any] = await request.json()
-        if self.refuses:
-            return web.json_response({"error": {"message": "not you"}}, status=403)
-        self.seeds.append(body["seed"])
-        message = {"role": "assistant", "content": STOP}
-        return web.json_response({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
-
-
 @pytest.fixture
-async def endpoint(tmp_path: Path) -> AsyncIterator[Endpoint]:
-    """With a config for it."""
-    endpoint, app = Endpoint(), web.Application()
-    app.add_routes([web.post("/v1/chat/completions", endpoint.complete)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    config(tmp_path, role=ROLE.replace("127.0.0.1:9", f"127.0.0.1:{runner.addresses[0][1]}"))
-    yield endpoint
-    await runner.cleanup()
+async def endpoint(tmp_path: Path) -> AsyncIterator[OpenAIServer]:
+    """A backbone that stops at once, with a config for it."""
+    async with serving() as server:
+        server.plays(says(STOP))
+        config(tmp_path, role=ROLE.replace("http://127.0.0.1:9/v1", server.base_url).replace('"m"', f'"{MODEL}"'))
+        yield server
 
 
-async def test_every_rollout_is_one(endpoint: Endpoint, tmp_path: Path) -> None:
+async def test_every_rollout_is_one(endpoint: OpenAIServer, tmp_path: Path) -> None:
     """With a seed of its own also at the config's temperature; what is remembered is not taken for another rollout."""
     async with open_runtime(load_config(tmp_path / "config.toml"), print, cache=tmp_path / "calls") as bench:
         answered = await answers(bench, [BASE], questions(2), rollouts=3)
     assert len(answered[BASE]) == 6
-    assert endpoint.seeds == [0, 0, 1, 1, 2, 2]
+    assert [body["seed"] for body in endpoint.bodies] == [0, 0, 1, 1, 2, 2]
 
 
-async def test_an_endpoint_that_refuses(endpoint: Endpoint, tmp_path: Path) -> None:
+async def test_an_endpoint_that_refuses(endpoint: OpenAIServer, tmp_path: Path) -> None:
     """Says so itself, however many questions it has refused."""
-    endpoint.refuses = True
+    endpoint.plays(fails(403, "not you"))
     async with open_runtime(load_config(tmp_path / "config.toml"), print) as bench:
         with pytest.raises(UpstreamRefused, match="not you"):
             await answers(bench, [BASE], questions(3), rollouts=1)

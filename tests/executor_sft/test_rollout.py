@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -18,8 +17,9 @@ from executor_sft.rollouts import Rollout
 from executor_sft.step import read_manifest
 from router.access import Tenant
 from router.edge.grpc.server import Server
-from router.models.model import Message, Prompt, Sampling, end_at_stop
+from router.models.model import Message, Prompt, Sampling
 from router.store.database import Database
+from router.testing.openai_server import ChatRequest, fails, hang, says, serving
 from serving.retrieval.services import RetrievalServicer
 from tests.conftest import Rolegate
 from tests.executor_sft.scripted_roles import OnePage, answers, asks, questions, searches_once, searches_twice
@@ -33,12 +33,11 @@ QUESTIONS = questions(4)
 
 
 class Endpoint:
-    """Serves all models; can be down, and can keep callers waiting."""
+    """The script of all models; they can be down, and can keep callers waiting."""
 
     def __init__(self) -> None:
         self.answered: Counter[str] = Counter()
         """Calls that were answered, by model and messages."""
-        self.models: dict[str, Callable[[Prompt], str]] = dict(MODELS)
         self.down: set[str] = set()
         self.unwanted = ""
         """Calls with this in them are refused."""
@@ -47,25 +46,22 @@ class Endpoint:
         self.held = 0
         self.both_held = asyncio.Event()
 
-    async def complete(self, request: web.Request) -> web.Response:
-        body: dict[str, Any] = await request.json()
-        if body["model"] in self.down:
-            return web.json_response({"error": {"message": "overloaded"}}, status=503)
-        if self.unwanted and self.unwanted in body["messages"][-1]["content"]:
-            return web.json_response({"error": {"message": "unwanted content"}}, status=400)
+    async def play(self, request: web.Request) -> web.StreamResponse:
+        asked = msgspec.json.decode(await request.read(), type=ChatRequest)
+        if asked.model in self.down:
+            return await fails(503, "overloaded")(request)
+        if self.unwanted and self.unwanted in asked.texts[-1]:
+            return await fails(400, "unwanted content")(request)
         if self.free == 0:
             self.held += 1
             if self.held == 2:
                 self.both_held.set()
-            await asyncio.Event().wait()
+            return await hang(request)
         self.free -= 1
-        messages = tuple(Message(message["role"], message["content"]) for message in body["messages"])
-        self.answered[f"{body['model']} {messages}"] += 1
-        written = self.models[body["model"]](Prompt(messages, Sampling()))
-        text, _ = end_at_stop(written, tuple(body.get("stop", ())), "stop", None)
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
-        return web.json_response({"id": "1", "choices": [choice], "usage": usage})
+        messages = tuple(Message(message["role"], message["content"]) for message in asked.messages)
+        self.answered[f"{asked.model} {messages}"] += 1
+        text = MODELS[asked.model](Prompt(messages, Sampling()))
+        return await says(text, usage={"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12})(request)
 
 
 @pytest.fixture
@@ -76,30 +72,26 @@ def endpoint() -> Endpoint:
 @pytest.fixture
 async def config(endpoint: Endpoint, tmp_path: Path) -> AsyncIterator[Path]:
     """The file of a config for which everything is served."""
-    app = web.Application()
-    app.add_routes([web.post("/v1/chat/completions", endpoint.complete)])
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    server = Server(None, RetrievalServicer(OnePage()))
-    port = await server.start("127.0.0.1:0")
-    names = {
-        "roles.delegation": ("backbone", "delegation"),
-        "roles.execution": ("student", "execution"),
-        "roles.answer": ("answerer", "answer"),
-        "distillation.teacher": ("teacher", "execution"),
-    }
-    tables = [
-        f'[{table}]\nmodel = "{model}"\nprompt = "shipped:prompts/full/{prompt}.txt"\nattempts = 1\n'
-        f'base_url = "http://127.0.0.1:{runner.addresses[0][1]}/v1"\n'
-        for table, (model, prompt) in names.items()
-    ]
-    file = tmp_path / "config.toml"
-    retrieval = f'[retrieval]\naddress = "127.0.0.1:{port}"\n'
-    file.write_text("\n".join(['[server]\nstore = "sqlite:///runs.db"\n', retrieval, *tables]), "utf-8")
-    yield file
-    await runner.cleanup()
-    await server.drain(0)
+    async with serving(recording=False) as models:
+        models.plays(endpoint.play)
+        server = Server(None, RetrievalServicer(OnePage()))
+        port = await server.start("127.0.0.1:0")
+        names = {
+            "roles.delegation": ("backbone", "delegation"),
+            "roles.execution": ("student", "execution"),
+            "roles.answer": ("answerer", "answer"),
+            "distillation.teacher": ("teacher", "execution"),
+        }
+        tables = [
+            f'[{table}]\nmodel = "{model}"\nprompt = "shipped:prompts/full/{prompt}.txt"\nattempts = 1\n'
+            f'base_url = "{models.base_url}"\n'
+            for table, (model, prompt) in names.items()
+        ]
+        file = tmp_path / "config.toml"
+        retrieval = f'[retrieval]\naddress = "127.0.0.1:{port}"\n'
+        file.write_text("\n".join(['[server]\nstore = "sqlite:///runs.db"\n', retrieval, *tables]), "utf-8")
+        yield file
+        await server.drain(0)
 
 
 @pytest.fixture

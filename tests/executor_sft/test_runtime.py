@@ -4,12 +4,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from aiohttp import web
 
 from executor_sft.rollouts import teacher_config
 from executor_sft.runtime import open_runtime
 from executor_sft.step import config_settings
 from router.errors import BadConfig
+from router.testing.openai_server import MODEL, says, serving
 from serving.config.config import Config
 from serving.config.file import load_config
 
@@ -47,23 +47,18 @@ async def test_samples_differ_at_the_configs_temperature_too(tmp_path: Path) -> 
 
 async def test_a_teacher_of_the_students_name_is_another_model(tmp_path: Path) -> None:
     """Some endpoints call whatever they serve by one name; what the student says is never taken for the teacher's."""
-
-    async def complete(request: web.Request) -> web.Response:
-        message = {"role": "assistant", "content": request.match_info["who"]}
-        return web.json_response({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
-
-    app = web.Application()
-    app.add_routes([web.post("/{who}/chat/completions", complete)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    there = {who: ROLE.replace("127.0.0.1:9/v1", f"127.0.0.1:{runner.addresses[0][1]}/{who}") for who in ("a", "b")}
-    taught = config(tmp_path, f"[distillation.teacher]\n{there['b']}", there["a"])
-    async with open_runtime(taught, lambda step: None, cache=tmp_path / "calls") as bench:
-        roles = [bench.role("execution", one) for one in (taught.roles.execution, teacher_config(taught))]
-        said = [(await role.ask(role.opening("Who?"), (), bench.context().ledger)).text for role in roles]
+    async with serving() as student, serving() as teacher:
+        student.plays(says("a"))
+        teacher.plays(says("b"))
+        there = [
+            ROLE.replace("http://127.0.0.1:9/v1", server.base_url).replace('"m"', f'"{MODEL}"')
+            for server in (student, teacher)
+        ]
+        taught = config(tmp_path, f"[distillation.teacher]\n{there[1]}", there[0])
+        async with open_runtime(taught, lambda step: None, cache=tmp_path / "calls") as bench:
+            roles = [bench.role("execution", one) for one in (taught.roles.execution, teacher_config(taught))]
+            said = [(await role.ask(role.opening("Who?"), (), bench.context().ledger)).text for role in roles]
     assert said == ["a", "b"]
-    await runner.cleanup()
 
 
 def test_a_teacher_with_a_prompt_of_its_own(tmp_path: Path) -> None:
