@@ -11,7 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -60,19 +60,6 @@ class FilteredSample(msgspec.Struct, frozen=True):
     source: str
     """The data set that the question is from."""
     execution: Execution
-
-
-class FilterFigures(msgspec.Struct, frozen=True):
-    """Figures of the manifest."""
-
-    candidates: int
-    samples: int
-    """Those that passed."""
-    strata: dict[Stratum, int]
-    rejected: dict[str, int]
-    """By reason."""
-    sources: dict[str, dict[str, int]]
-    """By data set: `samples`, and the `questions` that these are from."""
 
 
 def run(options: Options) -> int:
@@ -165,14 +152,17 @@ def _reason(who: Who, sample: Sample, sub_query: SubQueryRollout) -> str | None:
     return "second search not needed" if capped.verdict.correct else None
 
 
-def _figures(samples: Sequence[FilteredSample], rejected: Counter[str]) -> FilterFigures:
+def _figures(samples: Sequence[FilteredSample], rejected: Counter[str]) -> dict[str, Any]:
+    """Counts of what passed, by stratum and by the data set that it is from, and of the rest, by reason."""
     questions: dict[str, list[str]] = {}
     for sample in samples:
         questions.setdefault(sample.source, []).append(sample.question_id)
-    return FilterFigures(
-        len(samples) + rejected.total(),
-        len(samples),
-        dict(Counter(sample.stratum for sample in samples)),
-        dict(rejected.most_common()),
-        {source: {"samples": len(ids), "questions": len(set(ids))} for source, ids in sorted(questions.items())},
-    )
+    return {
+        "candidates": len(samples) + rejected.total(),
+        "samples": len(samples),
+        "strata": dict(Counter(sample.stratum for sample in samples)),
+        "rejected": dict(rejected.most_common()),
+        "sources": {
+            source: {"samples": len(ids), "questions": len(set(ids))} for source, ids in sorted(questions.items())
+        },
+    }

@@ -21,8 +21,7 @@ from serving.config.secrets import api_key, key_problems
 from serving.engines.engine import engine
 from serving.engines.process import OnChange
 from serving.retrieval.build import build_index
-from serving.retrieval.embedder import Embedder, MiniLM
-from serving.retrieval.endpoint_embedder import EndpointEmbedder, endpoint_identity
+from serving.retrieval.embedder import Embedder, EndpointEmbedder, MiniLM, endpoint_identity
 from serving.retrieval.index import Index
 from serving.retrieval.manifest import Manifest, read_manifest
 from serving.retrieval.remote import RemoteRetriever

@@ -38,6 +38,7 @@ class Endpoint:
     def __init__(self) -> None:
         self.answered: Counter[str] = Counter()
         """Calls that were answered, by model and messages."""
+        self.models: dict[str, Callable[[Prompt], str]] = dict(MODELS)
         self.down: set[str] = set()
         self.unwanted = ""
         """Calls with this in them are refused."""
@@ -60,7 +61,7 @@ class Endpoint:
         self.free -= 1
         messages = tuple(Message(message["role"], message["content"]) for message in asked.messages)
         self.answered[f"{asked.model} {messages}"] += 1
-        text = MODELS[asked.model](Prompt(messages, Sampling()))
+        text = self.models[asked.model](Prompt(messages, Sampling()))
         return await says(text, usage={"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12})(request)
 
 

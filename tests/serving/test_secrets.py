@@ -28,7 +28,7 @@ from serving.cli.main import main
 from serving.composition import running_gateway
 from serving.config.file import load_config
 from serving.logs import plain_tracebacks
-from serving.retrieval.endpoint_embedder import EndpointEmbedder
+from serving.retrieval.embedder import EndpointEmbedder
 
 SECRETS = {
     "api_key": "sk-upstream-9f8e7d6c5b4a",

@@ -21,7 +21,7 @@ from serving.config.file import load_config
 from serving.live_check.estimate import Measured, estimate
 from serving.live_check.turns import TURNS
 from serving.retrieval.build import build_index
-from serving.retrieval.endpoint_embedder import EndpointEmbedder
+from serving.retrieval.embedder import EndpointEmbedder
 from serving.retrieval.services import RetrievalServicer
 from tests.scripted_gateway import environment
 

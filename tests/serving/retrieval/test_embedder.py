@@ -1,12 +1,20 @@
+import asyncio
+import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from aiohttp import web
 
-from router.errors import BadConfig
-from serving.retrieval.embedder import MiniLM
+from router.errors import BadConfig, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
+from serving.retrieval.embedder import EndpointEmbedder, MiniLM, Vectors
+
+Answer = Callable[[dict[str, Any]], web.Response]
 
 
 def test_vectors_are_unit_float32(embedder: MiniLM) -> None:
@@ -35,7 +43,7 @@ def test_other_weights_are_refused(tmp_path: Path, content: bytes | None, said: 
 def test_importing_loads_nothing_heavy() -> None:
     """Importing and constructing everything for retrieval loads neither torch nor FAISS nor transformers."""
     program = (
-        "import sys; from serving.retrieval import embedder, endpoint_embedder, index, remote, searcher, services; "
+        "import sys; from serving.retrieval import embedder, index, remote, searcher, services; "
         "embedder.MiniLM(); "
         "print([name for name in ('torch', 'faiss', 'transformers', 'bm25s') if name in sys.modules])"
     )
@@ -53,3 +61,110 @@ def test_a_query_has_the_same_vector_in_any_company(embedder: MiniLM) -> None:
     together = embedder.embed(queries, queries=True)
     for query, vector in zip(queries, together, strict=True):
         assert np.array_equal(embedder.embed([query], queries=True)[0], vector)
+
+
+@asynccontextmanager
+async def serving(answer: Answer, **options: Any) -> AsyncIterator[EndpointEmbedder]:
+    """An embedder of dimension 2 over a real server on a free port."""
+
+    async def embeddings(request: web.Request) -> web.Response:
+        return answer(await request.json())
+
+    app = web.Application()
+    app.router.add_post("/v1/embeddings", embeddings)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    embedder = EndpointEmbedder(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", "qwen", 2, **options)
+    try:
+        yield embedder
+    finally:
+        await asyncio.to_thread(embedder.close)
+        await runner.cleanup()
+
+
+def vectors(body: dict[str, Any]) -> web.Response:
+    """The length of each text and 0, last text first."""
+    data = [{"index": number, "embedding": [float(len(text)), 0.0]} for number, text in enumerate(body["input"])]
+    return web.json_response({"object": "list", "model": body["model"], "data": data[::-1]})
+
+
+async def embed(embedder: EndpointEmbedder, *texts: str, queries: bool = False) -> Vectors:
+    return await asyncio.to_thread(embedder.embed, texts, queries=queries)
+
+
+async def test_queries_and_passages_carry_their_prefixes() -> None:
+    """Queries and passages are sent each with their prefix, as it is."""
+    bodies: list[dict[str, Any]] = []
+
+    def answer(body: dict[str, Any]) -> web.Response:
+        bodies.append(body)
+        return vectors(body)
+
+    async with serving(answer, query_prefix="Instruct: Find it\nQuery:", passage_prefix="passage: ") as embedder:
+        await embed(embedder, "who?", queries=True)
+        await embed(embedder, "a passage")
+
+    assert bodies == [
+        {"model": "qwen", "input": ["Instruct: Find it\nQuery:who?"]},
+        {"model": "qwen", "input": ["passage: a passage"]},
+    ]
+
+
+async def test_vectors_keep_the_order_of_the_texts_across_batches() -> None:
+    """The server's `index` decides the order, rows are scaled to length 1, and no request exceeds the batch."""
+    sizes: list[int] = []
+
+    def answer(body: dict[str, Any]) -> web.Response:
+        sizes.append(len(body["input"]))
+        data = [
+            {"index": number, "embedding": [3.0, 4.0] if text == "a" else [0.0, 2.0]}
+            for number, text in enumerate(body["input"])
+        ]
+        return web.json_response({"data": data[::-1]})
+
+    async with serving(answer, batch=2) as embedder:
+        found = await embed(embedder, "a", "b", "b", "a", "b")
+        assert (await embed(embedder)).shape == (0, 2)
+
+    assert sizes == [2, 2, 1]
+    assert found.dtype == np.float32
+    assert np.allclose(found, np.array([[0.6, 0.8], [0, 1], [0, 1], [0.6, 0.8], [0, 1]]))
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "kind", "said"),
+    [
+        *((status, "later", UpstreamUnavailable, f"HTTP {status}: later") for status in (408, 429, 500, 503)),
+        *((status, "no such model", UpstreamRefused, f"HTTP {status}: no such model") for status in (400, 401, 404)),
+        (200, "<html>", UpstreamProtocolError, "Not a list of embeddings"),
+        (200, '{"data": []}', UpstreamProtocolError, "1 texts were sent, 0 embeddings came"),
+        (
+            200,
+            '{"data": [{"index": 0, "embedding": [1.0, 2.0, 3.0]}]}',
+            UpstreamProtocolError,
+            "dimension 3 where 2 is",
+        ),
+        (200, '{"data": [{"index": 0, "embedding": [0.0, 0.0]}]}', UpstreamProtocolError, "without a direction"),
+    ],
+)
+async def test_failures(status: int, content: str, kind: type[UpstreamError], said: str) -> None:
+    """Overload and breakdown are worth another try; a refusal, with the endpoint's own words, and garbage are not."""
+    async with serving(lambda _: web.Response(status=status, text=content)) as embedder:
+        with pytest.raises(kind, match=said):
+            await embed(embedder, "text")
+
+
+async def test_a_dead_endpoint_is_named() -> None:
+    """A refused connection raises `UpstreamUnavailable` with the address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    dead = EndpointEmbedder(url, "qwen", 2)
+    try:
+        with pytest.raises(UpstreamUnavailable) as raised:
+            await embed(dead, "text")
+    finally:
+        await asyncio.to_thread(dead.close)
+
+    assert raised.value.endpoint == f"{url}/embeddings"
