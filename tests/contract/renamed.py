@@ -83,6 +83,7 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "bench reconciliation": Dropped("Its checks are those of bench reliability."),
         "bench retrieval-load": Dropped("It is a part of bench retrieval."),
         "bench usage": Dropped("Exact sums and their plans are tested."),
+        "sft mini-evaluate": Dropped("A mini model is judged by what the gateway answers with it."),
     },
     "json": {
         "cells.model": Dropped("That a model is not served is told in the cell of its endpoint."),
