@@ -9,6 +9,7 @@ import errno
 import shutil
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,14 +62,22 @@ class Built(NamedTuple):
     manifest: Manifest
     found: Found
     """The files that were looked at."""
-    skipped: tuple[DocumentEntry, ...]
-    """Files that could not be read, with the reason."""
-    documents: int
-    """Files that the index holds."""
-    documents_read: int
-    """Of these, how many were new or changed."""
-    embedded: int
+    entries: Sequence[DocumentEntry]
+    """All files below the places."""
+    documents_read: int = 0
+    """Files that were new or changed."""
+    embedded: int = 0
     """Passages that were embedded; all others were known."""
+
+    @property
+    def skipped(self) -> list[DocumentEntry]:
+        """Files that could not be read, with the reason."""
+        return [entry for entry in self.entries if entry.error]
+
+    @property
+    def documents(self) -> int:
+        """Number of files that the index holds."""
+        return len(self.entries) - len(self.skipped)
 
 
 class _Earlier(NamedTuple):
@@ -103,9 +112,8 @@ def build_index(
         out.mkdir(exist_ok=True)  # a build that was waited for removes what it leaves empty
         try:
             chunk_tokens = min(chunk_tokens, embedder.max_tokens - _SPECIAL_TOKENS)
-            return _Build(out, embedder, reader, lexical=lexical, chunk_tokens=chunk_tokens, progress=progress).run(
-                found
-            )
+            build = _Build(out, embedder, reader, lexical=lexical, chunk_tokens=chunk_tokens, progress=progress)
+            return build.run(found)
         except OSError as error:
             if error.errno not in _FULL:
                 raise
@@ -134,16 +142,16 @@ class _Build:
         sources = [source for source in found.sources if not Path(source.path).resolve().is_relative_to(out)]
         before = earlier.entries if earlier and earlier.manifest.lexical == self._lexical else []
         if earlier and [entry.source for entry in before] == sources and not any(entry.error for entry in before):
-            return _built(earlier.manifest, found, before)
+            return Built(earlier.manifest, found, before)
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
         entries, read = self._collect(sources)
         if earlier and entries == before:  # what could not be read still cannot be
-            return _built(earlier.manifest, found, before)
+            return Built(earlier.manifest, found, before)
         embedded = self._embed()
         manifest = publish(self._out, self._embedder, chunk_tokens=self._chunk_tokens, lexical=self._lexical)
         self._clean(manifest)
-        return _built(manifest, found, entries, read, embedded)
+        return Built(manifest, found, entries, read, embedded)
 
     def _collect(self, sources: Sequence[Source]) -> tuple[list[DocumentEntry], int]:
         """Write the passages of all sources: the entries, and how many sources were read for it."""
@@ -201,27 +209,21 @@ class _Build:
 
 class _KnownVectors:
     """Vectors by the text that they stand for: of the generation before, and of builds that did not finish, which lie
-    in a file. Keeps 24 bytes a passage in memory.
+    in a file.
     """
 
     def __init__(self, out: Path, embedder: Embedder, earlier: _Earlier | None) -> None:
         self._path = out / f"{_EMBEDDED}{_key(f'{embedder.dimension} {embedder.identity}').hex()}"
-        self._record = np.dtype([("key", "S16"), ("vector", np.float32, embedder.dimension)])
+        self._record = np.dtype([("key", "V16"), ("vector", np.float32, embedder.dimension)])
         left = self._left_over()
-        rows = range(len(earlier.passages) if earlier else 0)
-        of_earlier = (_key(embedded_text(earlier.passages[row])) for row in rows) if earlier else ()
-        keys = np.concatenate([np.fromiter(of_earlier, "S16", len(rows)), left["key"]])
-        self._order = np.argsort(keys)
-        self._keys: NDArray[np.bytes_] = keys[self._order]
-        self._earlier, self._left, self._rows = earlier, left["vector"], len(rows)
+        self._earlier, self._left, self._rows = earlier, left["vector"], len(earlier.passages) if earlier else 0
+        texts = (embedded_text(earlier.passages[row]) for row in range(self._rows)) if earlier else ()
+        self._row_of = {key: row for row, key in enumerate(chain(map(_key, texts), left["key"].tolist()))}
 
     def get(self, text: str) -> Vectors | None:
         """The vector of exactly this text, (dimension,) float32, if it is known."""
-        key = np.bytes_(_key(text))
-        at = int(np.searchsorted(self._keys, key))
-        if at == len(self._keys) or self._keys[at] != key:
+        if (row := self._row_of.get(_key(text))) is None:
             return None
-        row = int(self._order[at])
         if row < self._rows and self._earlier:
             return self._earlier.dense.vector(row)
         vector: Vectors = self._left[row - self._rows]
@@ -230,7 +232,7 @@ class _KnownVectors:
     def add(self, texts: Sequence[str], vectors: Vectors) -> Vectors:
         """Keep the vectors of these texts, (batch, dimension) float32, for a build after this one."""
         records = np.empty(len(texts), self._record)
-        records["key"], records["vector"] = [_key(text) for text in texts], vectors
+        records["key"], records["vector"] = np.array([_key(text) for text in texts], "V16"), vectors
         with self._path.open("ab") as file:
             file.write(records.tobytes())
         return vectors
@@ -268,13 +270,6 @@ def _earlier(out: Path, embedder: Embedder, chunk_tokens: int) -> _Earlier | Non
         return _Earlier(manifest, read_table(folder), PassageStore(folder), DenseIndex.open(folder))
     except (BadIndex, ValueError, msgspec.ValidationError):
         return None
-
-
-def _built(
-    manifest: Manifest, found: Found, entries: Sequence[DocumentEntry], read: int = 0, embedded: int = 0
-) -> Built:
-    skipped = tuple(entry for entry in entries if entry.error)
-    return Built(manifest, found, skipped, len(entries) - len(skipped), read, embedded)
 
 
 def _nothing(entries: Sequence[DocumentEntry]) -> BadCorpus:

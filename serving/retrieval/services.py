@@ -23,8 +23,10 @@ MAX_BODY_BYTES = 1 << 20
 _log = structlog.get_logger()
 
 
-def check_queries(queries: Sequence[str]) -> None:
-    """Raises `BadRequest` unless there are 1 to 256 queries, none blank, none above 8192 characters."""
+def checked_top_k(queries: Sequence[str], top_k: int, default: int) -> int:
+    """`top_k`, or `default` where it is 0. Raises `BadRequest` unless there are 1 to 256 queries, none blank, none
+    above 8192 characters, `top_k` is 0 to 100, and both together make 2560 passages at most.
+    """
     if not 1 <= len(queries) <= MAX_QUERIES:
         raise BadRequest(f"queries: {len(queries)} were sent; send 1 to {MAX_QUERIES}.")
     for number, query in enumerate(queries):
@@ -32,19 +34,13 @@ def check_queries(queries: Sequence[str]) -> None:
             raise BadRequest(f"queries[{number}]: empty; write a query or leave it out.")
         if len(query) > MAX_QUERY_CHARS:
             raise BadRequest(f"queries[{number}]: {len(query)} characters; send at most {MAX_QUERY_CHARS}.")
-
-
-def chosen_top_k(top_k: int, default: int, queries: int) -> int:
-    """`top_k`, or `default` where it is 0. Raises `BadRequest` unless it is 0 to 100, and where that is more than
-    2560 passages for so many `queries`.
-    """
     if not 0 <= top_k <= MAX_TOP_K:
         raise BadRequest(f"top_k: {top_k}; send 1 to {MAX_TOP_K}, or 0 for the default of {default}.")
     top_k = top_k or default
-    if queries * top_k > MAX_PASSAGES:
+    if len(queries) * top_k > MAX_PASSAGES:
         raise BadRequest(
-            f"top_k: {top_k} passages for each of {queries} queries; a search returns at most {MAX_PASSAGES}, so send "
-            "fewer queries at a time."
+            f"top_k: {top_k} passages for each of {len(queries)} queries; a search returns at most {MAX_PASSAGES}, so "
+            "send fewer queries at a time."
         )
     return top_k
 
@@ -62,17 +58,11 @@ class RetrievalServicer(RetrievalServiceServicer):
         self, request: SearchRequest, context: grpc.aio.ServicerContext[SearchRequest, SearchResponse]
     ) -> SearchResponse:
         """Raises `BadRequest`, and what the retriever raises."""
-        check_queries(request.queries)
         queries = list(request.queries)
-        top_k = chosen_top_k(request.top_k, self._default_top_k, len(queries))
-        response = response_to_proto(await self._retriever.search(queries, top_k))
-        response.index_id = self._index_id() or ""
-        return response
-
-
-def response_to_proto(results: Sequence[Sequence[Passage]]) -> SearchResponse:
-    """The passages of each query as a message."""
-    return SearchResponse(results=[QueryPassages(passages=map(passage_to_proto, passages)) for passages in results])
+        top_k = checked_top_k(queries, request.top_k, self._default_top_k)
+        found = await self._retriever.search(queries, top_k)
+        results = [QueryPassages(passages=map(passage_to_proto, passages)) for passages in found]
+        return SearchResponse(results=results, index_id=self._index_id() or "")
 
 
 def passage_to_proto(passage: Passage) -> evidence_pb2.Passage:
@@ -107,8 +97,7 @@ def retrieval_app(
         queries = body.query_list if body.queries is None else body.queries
         if queries is None or (body.queries is not None and body.query_list is not None):
             raise BadRequest('Send the queries either as "queries" or as "query_list", a list of strings.')
-        check_queries(queries)
-        top_k = chosen_top_k(body.topk or body.k or 0, default_top_k, len(queries))
+        top_k = checked_top_k(queries, body.topk or body.k or 0, default_top_k)
         results = await retriever.search(queries, top_k)
         return _json(200, {"result": [[_document(each, body.return_scores) for each in found] for found in results]})
 

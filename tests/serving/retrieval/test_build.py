@@ -164,7 +164,7 @@ def test_ids_are_unique_over_all_files(tmp_path: Path, out: Path) -> None:
     assert held(out, embedder) == ["0", "a", "0", "c"]
     assert build_index(places, out, embedder).manifest == built.manifest
     places[0].write_text('{"id": "a0", "text": "0"}\n')
-    assert (build_index(places, out, embedder).skipped, held(out, embedder)) == ((), ["0", "0", "b", "0", "c"])
+    assert (build_index(places, out, embedder).skipped, held(out, embedder)) == ([], ["0", "0", "b", "0", "c"])
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -30,7 +30,7 @@ from serving.retrieval.index import Index
 from serving.retrieval.opening import open_retriever
 from serving.retrieval.remote import RemoteRetriever
 from serving.retrieval.searcher import IndexSearcher
-from serving.retrieval.services import MAX_BODY_BYTES, RetrievalServicer, check_queries, chosen_top_k, retrieval_app
+from serving.retrieval.services import MAX_BODY_BYTES, RetrievalServicer, checked_top_k, retrieval_app
 
 PASSAGES = [Passage(str(number), f"Title {number}", f"Text {number}", 0.5 - number / 10) for number in range(5)]
 DOCUMENTS = [{"id": str(number), "contents": f'"Title {number}"\nText {number}'} for number in range(5)]
@@ -288,11 +288,10 @@ async def test_a_server_that_is_not_available_is_asked_again() -> None:
 def test_searches_beyond_the_limits_are_refused(queries: list[str], top_k: int, said: str) -> None:
     """The message says which query, and how much is allowed."""
     with pytest.raises(BadRequest, match=said):
-        check_queries(queries)
-        chosen_top_k(top_k, 3, len(queries))
+        checked_top_k(queries, top_k, 3)
 
 
 def test_the_largest_search_is_allowed() -> None:
     """256 queries of 8192 characters, 100 passages each of 25; 0 takes the default."""
-    check_queries(["x" * 8192] * 256)
-    assert (chosen_top_k(100, 3, 25), chosen_top_k(0, 3, 1)) == (100, 3)
+    assert checked_top_k(["x" * 8192] * 256, 10, 3) == 10
+    assert (checked_top_k(["x"] * 25, 100, 3), checked_top_k(["x"], 0, 3)) == (100, 3)
