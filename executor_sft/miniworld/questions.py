@@ -16,6 +16,7 @@ _NESTED = tuple(relation for relation in RELATIONS if relation.value != "year")
 _PAIRS = tuple((first, second) for first in _NESTED for second in RELATIONS if second.subject == first.value)
 _TRIPLES = tuple((*pair, third) for pair in _PAIRS for third in RELATIONS if third.subject == pair[1].value)
 _CHAINS: dict[int, tuple[tuple[Relation, ...], ...]] = {2: _PAIRS, 3: _TRIPLES}
+_ALIAS_SHARE = 0.75
 _COMPARED = tuple(relation for relation in RELATIONS if relation.compare)
 
 
@@ -63,9 +64,8 @@ class Question:
 class Examiner:
     """Asks questions about one world, endlessly and reproducibly."""
 
-    def __init__(self, world: World, library: Library, alias_share: float = 0.75) -> None:
+    def __init__(self, world: World, library: Library) -> None:
         self._world, self._library = world, library
-        self._alias_share = alias_share
         self._rng = random.Random(f"{world.seed}/{world.side}/questions")
         self._by_kind: dict[str, list[Entity]] = {}
         for entity in world.entities:
@@ -155,7 +155,7 @@ class Examiner:
 
     def _use_alias(self, entity: Entity, relation: Relation) -> bool:
         plain = self._world.facts[entity.mention, relation.name].detour is None
-        return bool(entity.alias) and plain and self._rng.random() < self._alias_share
+        return bool(entity.alias) and plain and self._rng.random() < _ALIAS_SHARE
 
     def _next_id(self) -> str:
         return f"mini-{self._world.side}-{self._world.seed}-{self._count:05d}"

@@ -52,6 +52,10 @@ class Names:
 
 Detour = Literal["redirect", "shared"]
 FIRST_YEAR, GENERATION_YEARS = 1640, 30
+_COUPLES = 130
+"""Of each of the three generations of persons."""
+_CITIES, _COUNTRIES, _BOOKS, _FILMS, _COMPANIES = 120, 20, 150, 150, 100
+_ALIAS_SHARE, _REDIRECT_SHARE, _SHARED_SHARE, _NAMESAKE_SHARE = 0.40, 0.14, 0.14, 0.05
 
 
 @dataclass(slots=True)
@@ -86,39 +90,22 @@ class Fact:
     """`redirect`: the chronicle that states it. `shared`: the other subject with the same value."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Numbers of entities of each kind; persons are 3 generations of `couples` couples."""
-
-    couples: int = 130
-    cities: int = 120
-    countries: int = 20
-    books: int = 150
-    films: int = 150
-    companies: int = 100
-    alias_share: float = 0.40
-    redirect_share: float = 0.14
-    shared_share: float = 0.14
-    namesake_share: float = 0.05
-
-
 class World:
     """Entities and facts drawn from one seed; two worlds of different sides share no name word."""
 
-    def __init__(self, seed: int, side: Side, scale: Scale | None = None) -> None:
+    def __init__(self, seed: int, side: Side) -> None:
         self.seed, self.side = seed, side
-        self.scale = scale or Scale()
         self._rng = random.Random(f"{seed}/{side}")
         self.names = Names(self._rng, side)
-        self.countries = [Entity("country", self.names.word()) for _ in range(self.scale.countries)]
-        self.cities = [self._city() for _ in range(self.scale.cities)]
+        self.countries = [Entity("country", self.names.word()) for _ in range(_COUNTRIES)]
+        self.cities = [self._city() for _ in range(_CITIES)]
         for country, capital in zip(self.countries, self._rng.sample(self.cities, len(self.countries)), strict=True):
             country.values["capital"] = capital
             capital.values["country"] = country
         self.people = self._people()
-        self.companies = [self._company() for _ in range(self.scale.companies)]
-        self.books = [self._book() for _ in range(self.scale.books)]
-        self.films = [self._film() for _ in range(self.scale.films)]
+        self.companies = [self._company() for _ in range(_COMPANIES)]
+        self.books = [self._book() for _ in range(_BOOKS)]
+        self.films = [self._film() for _ in range(_FILMS)]
         self._add_aliases()
         self.facts: dict[tuple[str, str], Fact] = {}
         told: dict[tuple[str, str], list[Entity]] = {}
@@ -160,7 +147,7 @@ class World:
         parents: list[tuple[Entity, Entity]] = []
         for generation in range(3):
             start = FIRST_YEAR + generation * GENERATION_YEARS * 2
-            people = [self._newborn(parents, start) for _ in range(2 * self.scale.couples)]
+            people = [self._newborn(parents, start) for _ in range(2 * _COUPLES)]
             shuffled = self._rng.sample(people, len(people))
             couples = [
                 (one, other)
@@ -187,9 +174,9 @@ class World:
 
     def _make_namesakes(self, people: list[Entity]) -> None:
         """Give some childless people of the last generation one name between two, told apart by occupation."""
-        count = int(len(people) * self.scale.namesake_share) // 2
-        young = [person for person in people[-2 * self.scale.couples :] if "spouse" not in person.values]
-        young += [person for person in people[-2 * self.scale.couples :] if "spouse" in person.values]
+        count = int(len(people) * _NAMESAKE_SHARE) // 2
+        young = [person for person in people[-2 * _COUPLES :] if "spouse" not in person.values]
+        young += [person for person in people[-2 * _COUPLES :] if "spouse" in person.values]
         for one, other in zip(young[:count], young[count : 2 * count], strict=True):
             one.occupation, other.occupation = self._rng.sample(OCCUPATIONS, 2)
             other.name = one.name
@@ -197,7 +184,7 @@ class World:
     def _add_aliases(self) -> None:
         for entity in self.entities:
             renamed = entity.kind != "country" and not entity.occupation
-            if renamed and self._rng.random() < self.scale.alias_share:
+            if renamed and self._rng.random() < _ALIAS_SHARE:
                 entity.alias = self._new_name(entity.kind)
 
     def _new_name(self, kind: Kind) -> str:
@@ -217,10 +204,10 @@ class World:
         value = entity.values[relation.name]
         text = value if isinstance(value, str) else value.mention
         draw = self._rng.random()
-        if draw < self.scale.redirect_share:
+        if draw < _REDIRECT_SHARE:
             return Fact(entity, relation, text, "redirect", self.names.word())
         twins = told.get((relation.name, text))
-        if twins and relation.shared and draw < self.scale.redirect_share + self.scale.shared_share:
+        if twins and relation.shared and draw < _REDIRECT_SHARE + _SHARED_SHARE:
             return Fact(entity, relation, text, "shared", self._rng.choice(twins).mention)
         return Fact(entity, relation, text)
 

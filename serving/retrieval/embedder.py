@@ -72,8 +72,8 @@ class MiniLM:
     dimension = 384
     max_tokens = 256
 
-    def __init__(self, folder: Path | None = None, *, device: str = "cpu") -> None:
-        self._folder, self._device = folder, device
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
         self._models: dict[bool, Any] = {}
         """For queries, and for passages."""
         self._loading = Lock()
@@ -99,7 +99,7 @@ class MiniLM:
     def _loaded(self, queries: bool) -> Any:
         with self._loading:
             if queries not in self._models:
-                model = _load(self._folder or _packaged(), self._device)
+                model = _load(self._folder or _packaged())
                 self._models[queries] = model.double() if queries else model
         return self._models[queries]
 
@@ -115,7 +115,7 @@ def _packaged() -> Path:
     return Path(get_model_path())
 
 
-def _load(folder: Path, device: str) -> Any:
+def _load(folder: Path) -> Any:
     weights = folder / "model.safetensors"
     try:
         found = sha256_of(weights)
@@ -133,7 +133,7 @@ def _load(folder: Path, device: str) -> Any:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    return SentenceTransformer(str(folder), device=device, local_files_only=True)
+    return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
 class _Embedding(msgspec.Struct, frozen=True):
