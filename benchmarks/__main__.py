@@ -11,23 +11,47 @@ from benchmarks import harness
 from router.errors import RolegateError
 from serving.terminal import complain
 
-_BENCHMARKS = {
-    "mini": "a held-out mini world through real vLLM and retrieval: exact match, and which role loses what",
-    "retrieval": "how much of the gold evidence dense, lexical and fused retrieval find, and searches under load",
-    "index": "how fast an index is built, in how much memory; and whether your own documents' passages are found",
-    "datasets": "what is in the files of public data sets, what is wrong with them, and samples of them",
-    "sweep": "a grid of backbones, executors and topologies on the same questions; goes on after a kill",
-    "report": "the paper's tables and figures from a sweep, with what answers cost and which role loses them",
-    "cost": "what logged traffic cost, by role, and what it would have cost with other models",
-    "mini-study": "the paper's study in miniature: models of three sizes in every role",
-    "executors": "the naive, the distilled and the teaching executor on held-out mini worlds",
-    "filtering": "what an executor learns with the filter, without it, and from gold trajectories",
-    "loop": "from logged traffic to a better executor in service, and a degraded one out of it",
-    "overhead": "what the gateway itself costs in CPU, time and memory, variants of its config in turns",
-    "early-dispatch": "what it brings to begin with sub-queries while the delegator still writes its block",
-    "executor": "the executor's throughput through the gateway beside the engine's own, and what held output brings",
-    "reliability": "whether anything is lost, late or booked wrongly while upstreams fail and the gateway is killed",
-    "lag": "how late the event loop is while hostile texts come in at every door",
+BENCHMARKS = {
+    "mini": ("mini", "a held-out mini world through real vLLM and retrieval: exact match, and which role loses what"),
+    "retrieval": (
+        "retrieval",
+        "how much of the gold evidence dense, lexical and fused retrieval find, and searches under load",
+    ),
+    "index": (
+        "index",
+        "how fast an index is built, in how much memory; and whether your own documents' passages are found",
+    ),
+    "datasets": (
+        "datasets.command",
+        "what is in the files of public data sets, what is wrong with them, and samples of them",
+    ),
+    "sweep": (
+        "study.sweep",
+        "a grid of backbones, executors and topologies on the same questions; goes on after a kill",
+    ),
+    "report": (
+        "study.report",
+        "the paper's tables and figures from a sweep, with what answers cost and which role loses them",
+    ),
+    "cost": ("study.cost", "what logged traffic cost, by role, and what it would have cost with other models"),
+    "mini-study": ("study.mini_study", "the paper's study in miniature: models of three sizes in every role"),
+    "executors": ("study.executors", "the naive, the distilled and the teaching executor on held-out mini worlds"),
+    "filtering": ("filtering", "what an executor learns with the filter, without it, and from gold trajectories"),
+    "loop": ("loop", "from logged traffic to a better executor in service, and a degraded one out of it"),
+    "overhead": ("overhead", "what the gateway itself costs in CPU, time and memory, variants of its config in turns"),
+    "early-dispatch": (
+        "early_dispatch",
+        "what it brings to begin with sub-queries while the delegator still writes its block",
+    ),
+    "executor": (
+        "executor",
+        "the executor's throughput through the gateway beside the engine's own, and what held output brings",
+    ),
+    "reliability": (
+        "reliability",
+        "whether anything is lost, late or booked wrongly while upstreams fail and the gateway is killed",
+    ),
+    "lag": ("lag", "how late the event loop is while hostile texts come in at every door"),
 }
 
 
@@ -36,14 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(prog="rolegate bench", description=__doc__)
     commands = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
-    for name, summary in _BENCHMARKS.items():
+    for name, (_, summary) in BENCHMARKS.items():
         commands.add_parser(name, help=summary, add_help=False)
     chosen, rest = parser.parse_known_args(given[:1])
-    benchmark = importlib.import_module(f"benchmarks.{chosen.benchmark.replace('-', '_')}")
+    module = importlib.import_module(f"benchmarks.{BENCHMARKS[chosen.benchmark][0]}")
     try:
-        if hasattr(benchmark, "Options"):
-            return harness.run(benchmark, [*rest, *given[1:]])
-        return int(benchmark.main([*rest, *given[1:]]) or 0)
+        return harness.run(chosen.benchmark, module, [*rest, *given[1:]])
     except (RolegateError, GatewayError) as error:
         complain(f"rolegate bench: {error}")
         return 1

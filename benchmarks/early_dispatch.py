@@ -24,6 +24,7 @@ from aiohttp import web
 from msgspec import Meta
 from rolegate.client import AsyncClient
 
+from benchmarks import harness
 from benchmarks.gateway import MODELS, canned_config, gateway, played
 from benchmarks.harness import work_folder
 from benchmarks.load import in_flight, timed
@@ -43,7 +44,7 @@ _REPORT = (
 )
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
     questions: Annotated[int, Meta(ge=1, description="of each setting")] = 6

@@ -26,6 +26,7 @@ from rolegate.client import GatewayError
 from rolegate.v1.execution_service_pb2 import ExecuteRequest, ExecuteResponse
 from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 
+from benchmarks import harness
 from benchmarks.gateway import gateway
 from benchmarks.harness import cores_apart, tell, work_folder
 from benchmarks.load import in_flight
@@ -48,7 +49,7 @@ _TIMEOUT_S = 600.0
 """So long that a slow machine shows in the figures, not in calls that are given up."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
     sub_queries: Annotated[int, Meta(ge=1, description="in each round")] = 100
@@ -56,7 +57,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     rounds: Annotated[int, Meta(ge=1, description="each with new sub-queries")] = 3
     apart: Annotated[bool, Meta(description="half of the cores for the engine, half for all others")] = False
     searched: Annotated[bool, Meta(description="work on all once before, so that no search computes")] = False
-    prompt: Annotated[Path | None, Meta(description="another system prompt, such as a long one")] = None
+    prompt: Annotated[Path, Meta(description="another system prompt, such as a long one")] | None = None
     engine: Annotated[str, Meta(description="arguments of vLLM, as --engine='--block-size 64'")] = ""
 
 

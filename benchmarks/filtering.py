@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from benchmarks import harness
 from benchmarks.harness import tell, work_folder
 from benchmarks.mini_deployment import MiniDeployment, mini_deployment
 from executor_sft.__main__ import run
@@ -39,7 +40,7 @@ _MULTI: Mix = {"teacher_multi": 668}
 """The paper's mix, at most, for all arms: so they differ in what they learn from, and hardly in how much."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
     worlds: Annotated[tuple[int, ...], Meta(description="seeds of those to train on")] = (9001, 9002, 9003, 9004)
@@ -47,7 +48,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     held_out: Annotated[int, Meta(description="seed of the world to ask about")] = 13
     asked: Annotated[int, Meta(ge=1, description="questions about it")] = 200
     recipe: Annotated[str, Meta(description="of the trainings")] = "mini"
-    work: Annotated[Path | None, Meta(description="keeps the steps' folders, to go on after a kill")] = None
+    work: Annotated[Path, Meta(description="keeps the steps' folders, to go on after a kill")] | None = None
 
 
 class Arm(msgspec.Struct, frozen=True):

@@ -1,34 +1,31 @@
-"""One way to run a benchmark: options from a struct, figures as JSON and as tables, child processes, meters.
+"""One way to run a benchmark: its options and figures, child processes, meters.
 
 A benchmark is a module with a struct `Options`, whose fields are its command line, and a function `measure`, from those
 to a struct of figures. Figures may hold `checks`; where one does not hold, the exit status is 1.
 """
 
-import argparse
 import asyncio
 import inspect
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 import psutil
-from msgspec.inspect import BoolType, Metadata, StructType, VarTupleType
-from rich.console import Console
-from rich.table import Table
+from msgspec import Meta
 
+from executor_sft.command import parse, show
 from router.errors import BadRequest, RolegateError
 from router.runs.live import background_tasks
 from serving.files import write_atomically
 from serving.logs import errors_only
 
-Kind = TypeVar("Kind", bound=msgspec.Struct)
 _METER_EVERY_S = 0.1
 
 
@@ -40,84 +37,24 @@ class Check(msgspec.Struct, frozen=True):
     seen: str = ""
 
 
-def run(benchmark: ModuleType, arguments: Sequence[str]) -> int:
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of every benchmark."""
+
+    json: Annotated[Path, Meta(description="where the figures go")] | None = None
+
+
+def run(name: str, benchmark: ModuleType, arguments: Sequence[str]) -> int:
     """Run a benchmark; 1 where a check did not hold. Raises `RolegateError`."""
-    options, out = parsed(benchmark.Options, benchmark.__name__, benchmark.__doc__ or "", arguments)
+    options = parse(benchmark.Options, name, benchmark.__doc__ or "", arguments, group="bench")
     errors_only()
     figures: Any = benchmark.measure(options)
     if inspect.iscoroutine(figures):
         figures = asyncio.run(figures)
-    if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
-    getattr(benchmark, "show", show)(figures, Console())
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(options.json, msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
+    getattr(benchmark, "shown", show)(msgspec.to_builtins(figures))
     return int(not all(check.held for check in getattr(figures, "checks", ())))
-
-
-def parsed(kind: type[Kind], module: str, text: str, arguments: Sequence[str]) -> tuple[Kind, Path | None]:
-    """Options out of a command line, and where `--json` wants the figures."""
-    name = module.rpartition(".")[2].replace("_", "-")
-    parser = argparse.ArgumentParser(
-        f"rolegate bench {name}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    info = msgspec.inspect.type_info(kind)
-    assert isinstance(info, StructType)
-    for field in info.fields:
-        of, described = field.type, ""
-        if isinstance(of, Metadata):
-            described = (of.extra_json_schema or {}).get("description", "")
-            of = of.type
-        flag = f"--{field.name.replace('_', '-')}"
-        if isinstance(of, BoolType):
-            parser.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=described)
-            continue
-        values = field.default if isinstance(field.default, tuple) else (field.default,)
-        unsaid = values in ((), (None,), (msgspec.NODEFAULT,))
-        parser.add_argument(
-            flag,
-            nargs="+" if isinstance(of, VarTupleType) else None,
-            required=field.required,
-            default=argparse.SUPPRESS,
-            help=described if unsaid else f"{described} (default: {' '.join(map(str, values))})",
-        )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures go")
-    given = vars(parser.parse_args(arguments))
-    out = given.pop("json")
-    try:
-        return msgspec.convert(given, kind, strict=False, dec_hook=lambda of, value: of(value)), out
-    except msgspec.ValidationError as error:
-        parser.error(str(error))
-
-
-def show(figures: msgspec.Struct, console: Console) -> None:
-    """Print figures: lists of structs as tables, all else as lines."""
-    for name, value in msgspec.structs.asdict(figures).items():
-        title, rows = name.replace("_", " "), value if isinstance(value, list | tuple) else ()
-        if isinstance(value, msgspec.Struct):
-            show(value, console)
-        elif rows and isinstance(rows[0], msgspec.Struct):
-            fields = [field.name for field in msgspec.structs.fields(rows[0])]
-            table = Table(*(field.replace("_", " ") for field in fields), title=title, title_justify="left")
-            for row in rows:
-                table.add_row(*map(shown, msgspec.structs.astuple(row)))
-            console.print(table)
-        else:
-            console.print(f"{title}: {shown(value)}", highlight=False, markup=False)
-
-
-def shown(value: object) -> str:
-    """A value as people read it."""
-    if isinstance(value, msgspec.Struct):
-        value = msgspec.structs.asdict(value)
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {shown(one)}" for name, one in value.items()) or "none"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(shown, value)) or "none"
-    if value is None or isinstance(value, bool):
-        return {None: "–", True: "yes", False: "NO"}[value]
-    if isinstance(value, float):
-        return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def tell(step: str) -> None:

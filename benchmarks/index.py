@@ -19,6 +19,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from benchmarks import harness
 from benchmarks.load import progress
 from benchmarks.retrieval import CUTS, mini_world_passages
 from router.errors import BadCorpus, RolegateError
@@ -33,13 +34,13 @@ _MEASURED = (
 )
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
     passages: Annotated[tuple[int, ...], Meta(description="sizes of indexes to build, as 1000 10000")] = ()
     documents: Annotated[tuple[Path, ...], Meta(description="files and folders of your own")] = ()
-    questions: Annotated[Path | None, Meta(description="JSON lines about these")] = None
-    index: Annotated[Path | None, Meta(description="keep their index in this folder, and use it if it is there")] = None
+    questions: Annotated[Path, Meta(description="JSON lines about these")] | None = None
+    index: Annotated[Path, Meta(description="keep their index in this folder, and use it if it is there")] | None = None
 
 
 class Build(msgspec.Struct, frozen=True):

@@ -32,6 +32,7 @@ from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 from rolegate.v1.usage_service_pb2 import GetUsageRequest
 from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
+from benchmarks import harness
 from benchmarks.gateway import EVERY_S, canned_config, gateway, played
 from benchmarks.harness import work_folder
 from benchmarks.load import in_flight, quantile
@@ -66,7 +67,7 @@ Text = Callable[[int], str]
 Call = Callable[[Text], Awaitable[object]]
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
     texts: Annotated[int, Meta(ge=_ROUNDS, description="of each kind")] = 10_000

@@ -24,6 +24,7 @@ from rolegate.client import AsyncClient, GatewayError
 from rolegate.v1.executor_version_service_pb2 import ExecutorVersion, ExecutorVersionState
 from safetensors.torch import load_file, save_file
 
+from benchmarks import harness
 from benchmarks.gateway import gateway
 from benchmarks.harness import Check, tell, work_folder
 from benchmarks.load import in_flight
@@ -55,7 +56,7 @@ three quarters of its turns are right; three times, none is.
 """
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
     seed: Annotated[int, Meta(description="of the world")] = 31
@@ -64,7 +65,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     most: Annotated[int, Meta(ge=1, description="questions for each trial")] = 1500
     in_flight: Annotated[int, Meta(ge=1, description="questions at once")] = 8
     recipe: Annotated[str, Meta(description="of the training")] = "mini"
-    work: Annotated[Path | None, Meta(description="keeps the steps' folders")] = None
+    work: Annotated[Path, Meta(description="keeps the steps' folders")] | None = None
 
 
 class Asked(msgspec.Struct, frozen=True):

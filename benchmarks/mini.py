@@ -13,26 +13,27 @@ import msgspec
 from msgspec import Meta
 from rolegate.v1 import answer_service_pb2 as answer_pb
 
+from benchmarks import harness
 from benchmarks.harness import tell
 from benchmarks.load import in_flight
 from benchmarks.mini_client import MiniClient
-from benchmarks.mini_report import MiniReport, report, show
+from benchmarks.mini_report import MiniReport, report
 from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.world import World
 from serving.composition import running_gateway
 from serving.config.config import ReportCacheConfig
 from serving.config.file import load_config, preset
 
-__all__ = ["Options", "measure", "show"]
 
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
     seed: Annotated[int, Meta(description="of the world; its names are never trained on")] = 11
     questions: Annotated[int, Meta(ge=1, description="about it")] = 200
-    config: Annotated[Path | None, Meta(description="other models than the preset mini's")] = None
-    outside: Annotated[Path | None, Meta(description="a questions.jsonl from another world")] = None
+    models: Annotated[Path, Meta(description="a config with other models than the preset mini's")] | None = (
+        msgspec.field(name="config", default=None)
+    )
+    outside: Annotated[Path, Meta(description="a questions.jsonl from another world")] | None = None
     outside_questions: Annotated[int, Meta(ge=1, description="of that")] = 100
     in_flight: Annotated[int, Meta(ge=1, description="questions at once")] = 8
 
@@ -45,7 +46,7 @@ async def measure(options: Options) -> MiniReport:
     """Ask all questions in all ways."""
     with tempfile.TemporaryDirectory() as folder:
         questions = export(World(options.seed, "test"), Path(folder), options.questions)
-        config = over(load_config(options.config or preset("mini")), Path(folder))
+        config = over(load_config(options.models or preset("mini")), Path(folder))
         config = msgspec.structs.replace(config, report_cache=ReportCacheConfig(enabled=False))
         async with (
             running_gateway(config, "127.0.0.1:0", tell) as address,

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 from rolegate.v1 import usage_pb2
 
 from benchmarks.mini_client import Asked
@@ -77,28 +75,6 @@ def report(seed: int, asked: Sequence[Asked], outside_confident: list[str] | Non
         tokens=_tokens(asked),
         outside_confident=outside_confident,
     )
-
-
-def show(figures: MiniReport, console: Console) -> None:
-    """Print them."""
-    table = Table("questions", title=f"exact match, mini world {figures.seed}", title_justify="left")
-    for column in ("n", "whole run", "gold decomposition", "gold reports"):
-        table.add_column(column, justify="right")
-    for row in figures.rows:
-        shares = (row.exact_match, row.with_gold_decomposition, row.with_gold_reports)
-        table.add_row(row.group, str(row.questions), *(f"{share:.3f}" for share in shares))
-    console.print(table)
-    console.print(f"delegation turns right: {figures.delegation_turns_right:.3f} of {figures.delegation_turns}")
-    console.print(
-        f"searches per executor run: {figures.searches_per_executor_run:.3f}, two or more in "
-        f"{figures.two_search_share:.4f} of {figures.executor_runs} runs"
-    )
-    console.print(f"reports right where one search suffices: {figures.single_search_reports_right:.3f}")
-    for role in figures.tokens:
-        spent = f"{role.prompt_tokens:.0f} prompt and {role.completion_tokens:.0f} completion tokens"
-        console.print(f"{role.role}: {role.calls:.2f} calls, {spent} for each question")
-    if figures.outside_confident is not None:
-        console.print(f"questions from outside that got an answer: {len(figures.outside_confident)}")
 
 
 def _row(name: str, asked: Sequence[Asked]) -> Row:

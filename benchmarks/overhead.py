@@ -21,6 +21,7 @@ import tomlkit
 from aiohttp import web
 from msgspec import Meta
 
+from benchmarks import harness
 from benchmarks.gateway import at_once, canned_config, gateway, played
 from benchmarks.harness import Child, work_folder
 from benchmarks.load import at_rate, clients, in_flight, quantile
@@ -32,7 +33,7 @@ _ROUNDS = 5
 _FIRST_TOKEN_S, _TOKEN_S = 0.05, 0.01
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
     parts: Annotated[tuple[Part, ...], Meta(description="of cost and latency")] = ("cost", "latency")
@@ -40,7 +41,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     rate: Annotated[float, Meta(gt=0, description="questions a second, of latency")] = 20.0
     in_flight: Annotated[tuple[int, ...], Meta(description="questions at once, of cost")] = (1, 64, 1000)
     variants: Annotated[tuple[str, ...], Meta(description="settings to compare, as search.early_dispatch=false")] = ()
-    folder: Annotated[Path | None, Meta(description="for the store, as its disk matters")] = None
+    folder: Annotated[Path, Meta(description="for the store, as its disk matters")] | None = None
 
 
 class Load(msgspec.Struct, frozen=True):

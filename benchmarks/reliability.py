@@ -32,6 +32,7 @@ from rolegate.client import AsyncClient
 from rolegate.v1.usage_service_pb2 import ReconciliationVerdict
 from sqlalchemy import Connection, func, select
 
+from benchmarks import harness
 from benchmarks.gateway import OnePassage, at_once, canned_config, gateway, retrieval
 from benchmarks.harness import Check, Meter, tell, work_folder
 from benchmarks.load import ANSWERED, Ended, Outcomes, ask_until, at_rate, quantile, question
@@ -69,7 +70,7 @@ _API_SERVER = "vllm.entrypoints.openai.api_server"
 _AGREE = ("EQUAL", "WITHIN_BOUNDS")
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
     parts: Annotated[tuple[Part, ...], Meta(description="of faults, kills, replica and engines")] = (
@@ -84,7 +85,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     rate: Annotated[float, Meta(gt=0, description="questions a second, of replica")] = 8.0
     longest: Annotated[float, Meta(gt=0, description="seconds between kills")] = 2.0
     seed: Annotated[int, Meta(description="of the faults")] = 0
-    folder: Annotated[Path | None, Meta(description="where the stores are put, and kept")] = None
+    folder: Annotated[Path, Meta(description="where the stores are put, and kept")] | None = None
 
 
 class Accounts(msgspec.Struct, frozen=True, kw_only=True):

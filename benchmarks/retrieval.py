@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from benchmarks import harness
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.datasets.reader import read_entries
 from benchmarks.harness import Check
@@ -47,13 +48,13 @@ _EMBEDDED, _MOVED = 2_000, 0.5
 _TURNS, _LONE, _TOP_K = 4, 32, 3
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
-    data: Annotated[Path | None, Meta(description="a folder with corpus.jsonl and questions.jsonl")] = None
-    index: Annotated[Path | None, Meta(description="keep its index in this folder, and use it if it is there")] = None
+    data: Annotated[Path, Meta(description="a folder with corpus.jsonl and questions.jsonl")] | None = None
+    index: Annotated[Path, Meta(description="keep its index in this folder, and use it if it is there")] | None = None
     gold_sub_questions: Annotated[bool, Meta(description="search with each question's sub-questions too")] = False
-    picture: Annotated[Path | None, Meta(description="PNG to draw the hits into")] = None
+    picture: Annotated[Path, Meta(description="PNG to draw the hits into")] | None = None
     load: Annotated[tuple[int, ...], Meta(description="passages of indexes to search, as 10000 100000 300000")] = ()
     callers: Annotated[int, Meta(ge=1, description="who ask at once")] = 64
     queries: Annotated[int, Meta(ge=1, description="all different")] = 1024

@@ -44,14 +44,16 @@ class StepOptions(msgspec.Struct, frozen=True, kw_only=True):
 _Options = TypeVar("_Options", bound=msgspec.Struct)
 
 
-def parse(options: type[_Options], command: str, description: str, arguments: Sequence[str]) -> _Options:
+def parse(
+    options: type[_Options], command: str, description: str, arguments: Sequence[str], *, group: str = "sft"
+) -> _Options:
     """Read a command's arguments into its struct: fields are options, whose annotations give their help, ranges and
     choices; `config` is the file that `--config` or `--preset` names, or that is found without them.
 
     Raises `BadConfig` for a value that its field does not take; exits where argparse does.
     """
     parser = argparse.ArgumentParser(
-        prog=f"rolegate sft {command}",
+        prog=f"rolegate {group} {command}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
@@ -92,7 +94,9 @@ def _add(parser: argparse.ArgumentParser, field: Field) -> None:
     else:
         how["metavar"] = _METAVARS.get(type(kind), "TEXT")
     if not (field.required or field.default in (None, False, ())):
-        text += f" (default: {' '.join(field.default) if isinstance(field.default, tuple) else field.default})"
+        text += (
+            f" (default: {' '.join(map(str, field.default)) if isinstance(field.default, tuple) else field.default})"
+        )
     text = text.replace("%", "%%")
     parser.add_argument(field.name if positional else f"--{field.encode_name.replace('_', '-')}", help=text, **how)
 
@@ -128,7 +132,9 @@ def _cell(value: object) -> str:
         case {"mean": mean, "low": low, "high": high}:
             return f"{mean:+.4g} ({low:+.4g} to {high:+.4g})"
         case int():
-            return f"{value:,}"
+            return str(value) if isinstance(value, bool) else f"{value:,}"
         case float():
             return f"{value:,.4f}" if abs(value) < 100 else f"{value:,.0f}"
+        case dict():
+            return ", ".join(f"{escape(str(name))}: {_cell(one)}" for name, one in value.items())
     return escape(str(value))

@@ -1,3 +1,0 @@
-from benchmarks.datasets.command import main
-
-__all__ = ["main"]

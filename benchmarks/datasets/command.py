@@ -1,24 +1,43 @@
 """Read data sets as they are handed out, say what is in them, and write the plain form that all else reads."""
 
-import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated, Any
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
+from msgspec import Meta
 
+from benchmarks import harness
 from benchmarks.datasets.question import BenchmarkQuestion
-from benchmarks.datasets.reader import FORMATS, read_entries
+from benchmarks.datasets.reader import Format, read_entries
 from benchmarks.datasets.selection import Census, excluded, sample, take_census
-from router.errors import BadConfig
+from executor_sft.command import POSITIONAL, show
 from router.protocol.evidence import Passage
 from serving.documents.rows import read_rows
 from serving.files import replacing, write_atomically
 
-_SHOWN = 5
+_SHOWN = ("dataset", "question", "answers")
+
+
+class Options(harness.Options, frozen=True, kw_only=True):
+    """Its options."""
+
+    paths: Annotated[tuple[Path, ...], POSITIONAL, Meta(description="files, or folders with questions.jsonl")]
+    format: Annotated[Format, Meta(description="of all files, instead of what each looks like")] | None = None
+    dataset: Annotated[str, Meta(description="name of rows that do not say it")] | None = None
+    split: Annotated[str, Meta(description="of rows that do not say it, nor the file's name")] | None = None
+    sample: Annotated[int, Meta(ge=1, description="draw up to N questions of each data set")] | None = None
+    seed: Annotated[int, Meta(description="of that")] = 42
+    exclude: (
+        Annotated[
+            Path, Meta(description="a file of what is left out: positions from 0, or a run's rows, where no_search")
+        ]
+        | None
+    ) = None
+    out: Annotated[Path, Meta(description="write what is kept, as questions.jsonl")] | None = None
+    corpus: Annotated[Path, Meta(description="write the questions' paragraphs, as corpus.jsonl")] | None = None
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -51,32 +70,32 @@ class Overview(msgspec.Struct, frozen=True):
     """Passages that questions name and the corpus beside them lacks."""
 
 
-def main(arguments: Sequence[str]) -> int:
+def measure(options: Options) -> Overview:
     """Read, count, draw and write. Raises `RolegateError`."""
-    given = _parser().parse_args(arguments)
-    if given.sample is not None and given.sample < 1:
-        raise BadConfig(f"--sample {given.sample}: must be at least 1.")
-    with _corpus(given.corpus) as pool:
-        read = {path: list(_questions(path, given, pool)) for path in given.paths}
+    with _corpus(options.corpus) as pool:
+        read = {path: list(_questions(path, options, pool)) for path in options.paths}
     questions = [question for each in read.values() for question in each]
-    drawn = set(sample(questions, given.sample, given.seed) if given.sample else range(len(questions)))
-    left_out = excluded(given.exclude, questions) if given.exclude else set()
-    kept = sorted(drawn - left_out)
+    drawn = set(sample(questions, options.sample, options.seed) if options.sample else range(len(questions)))
+    left_out = excluded(options.exclude, questions) if options.exclude else set()
     checked = {path: _checked(path / "corpus.jsonl", each) for path, each in read.items() if path.is_dir()}
-    overview = Overview(
+    if options.out:
+        kept = [questions[position] for position in sorted(drawn - left_out)]
+        write_atomically(options.out, msgspec.json.Encoder().encode_lines(kept))
+    return Overview(
         files={str(path): len(each) for path, each in read.items()},
         counts=count(questions, drawn, left_out),
         census=take_census(questions),
         passages={str(path): counts[0] for path, counts in checked.items() if counts},
         missing={str(path): counts[1] for path, counts in checked.items() if counts},
     )
-    encoder = msgspec.json.Encoder()
-    if given.out:
-        write_atomically(given.out, encoder.encode_lines([questions[position] for position in kept]))
-    if given.json:
-        write_atomically(given.json, msgspec.json.format(encoder.encode(overview)) + b"\n")
-    _show(overview, Console())
-    return 0
+
+
+def shown(figures: dict[str, Any]) -> None:
+    """Print the counts, and the first questions whose answers conflict."""
+    ids, repeated = (figures["census"][name] for name in ("repeated_ids", "repeated_questions"))
+    conflicts = [one for one in repeated if one["conflicting"]]
+    found = {"repeated ids": len(ids), "repeated questions": len(repeated), "with conflicting answers": len(conflicts)}
+    show({**figures, "census": found, "conflicts": [{name: one[name] for name in _SHOWN} for one in conflicts[:5]]})
 
 
 def count(questions: Sequence[BenchmarkQuestion], drawn: set[int], left_out: set[int]) -> list[Counts]:
@@ -97,26 +116,6 @@ def count(questions: Sequence[BenchmarkQuestion], drawn: set[int], left_out: set
     return [Counts(*origin, *(column[origin] for column in columns)) for origin in dict.fromkeys(origins)]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="rolegate bench datasets", description=__doc__)
-    parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="files, or folders with questions.jsonl")
-    parser.add_argument("--format", choices=FORMATS, help="of all files (default: what each looks like)")
-    parser.add_argument("--dataset", help="name of rows that do not say (default: the format's, or the folder's)")
-    parser.add_argument("--split", help="of rows that do not say (default: what the file's name says, or test)")
-    parser.add_argument("--sample", type=int, metavar="N", help="draw up to N questions of each data set")
-    parser.add_argument("--seed", type=int, default=42, help="of that (default: 42)")
-    parser.add_argument(
-        "--exclude",
-        type=Path,
-        metavar="FILE",
-        help="then leave out what stands there: positions in the input, from 0, or rows of a run, where no_search",
-    )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write what is kept, as questions.jsonl")
-    parser.add_argument("--corpus", type=Path, metavar="FILE", help="write the questions' paragraphs, as corpus.jsonl")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the counts and findings")
-    return parser
-
-
 @contextmanager
 def _corpus(path: Path | None) -> Iterator[Callable[[Passage], None]]:
     """Yield a function that writes a passage to the file, each once; 8 bytes or so of each are kept to tell."""
@@ -135,8 +134,8 @@ def _corpus(path: Path | None) -> Iterator[Callable[[Passage], None]]:
         yield write
 
 
-def _questions(path: Path, given: argparse.Namespace, pool: Callable[[Passage], None]) -> Iterator[BenchmarkQuestion]:
-    for entry in read_entries(path, given.format, dataset=given.dataset, split=given.split):
+def _questions(path: Path, options: Options, pool: Callable[[Passage], None]) -> Iterator[BenchmarkQuestion]:
+    for entry in read_entries(path, options.format, dataset=options.dataset, split=options.split):
         for passage in entry.passages:
             pool(passage)
         yield entry.question
@@ -152,23 +151,3 @@ def _checked(corpus: Path, questions: Sequence[BenchmarkQuestion]) -> tuple[int,
         passages += 1
         wanted.discard(passage.id)
     return passages, len(wanted)
-
-
-def _show(overview: Overview, console: Console) -> None:
-    names = Counts.__struct_fields__
-    table = Table(*names, title=", ".join(overview.files))
-    for counts in overview.counts:
-        table.add_row(*map(str, msgspec.structs.astuple(counts)))
-    if len(overview.counts) > 1:
-        table.add_row("all", "", *(str(sum(getattr(each, name) for each in overview.counts)) for name in names[2:]))
-    console.print(table)
-    for folder, passages in overview.passages.items():
-        console.print(f"{folder}: {passages} passages, {overview.missing[folder]} named ones missing")
-    census = overview.census
-    conflicts = [repeated for repeated in census.repeated_questions if repeated.conflicting]
-    console.print(f"{len(census.repeated_ids)} identifiers are used more than once")
-    console.print(f"{len(census.repeated_questions)} questions stand there more than once")
-    console.print(f"{len(conflicts)} of these with conflicting answers")
-    for conflict in conflicts[:_SHOWN]:
-        answers = "; ".join(" = ".join(each) for each in conflict.answers)
-        console.print(f"  {conflict.dataset}: {conflict.question} {answers}", markup=False)

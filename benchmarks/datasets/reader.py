@@ -1,18 +1,16 @@
-"""Files of questions, in the forms in which data sets are handed out: a JSON array, JSON lines, or a table (CSV, TSV),
-`.gz` of these as well. Original files may hold more than is read of them; the plain form, which is ours, may not.
+"""Files of questions, in the forms in which data sets are handed out: a JSON array or JSON lines, or `.gz` of these.
+Original files may hold more than is read of them; the plain form, which is ours, may not.
 """
 
 import codecs
-import csv
 import hashlib
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from io import BufferedIOBase
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -26,6 +24,11 @@ _FETCH = "it was cut off or damaged, so fetch it again"
 _SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "test": "test"}
 
 
+Format = Literal[
+    "2wikimultihopqa", "hotpotqa", "musique", "popqa", "bamboogle", "flashrag", "paper", "miniworld", "plain"
+]
+
+
 class Entry(msgspec.Struct, frozen=True):
     """A row that was read."""
 
@@ -37,7 +40,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def read_entries(
-    path: Path, form: str | None = None, *, dataset: str | None = None, split: str | None = None
+    path: Path, form: Format | None = None, *, dataset: str | None = None, split: str | None = None
 ) -> Iterator[Entry]:
     """Read the rows of a file, or of `questions.jsonl` in a folder, one at a time. `form`: one of `FORMATS`, None for
     what a row looks like. `dataset`, `split`: for rows that do not say them, instead of what form, file and folder say.
@@ -49,7 +52,8 @@ def read_entries(
     split = split or (named.pop() if len(named) == 1 else "test")
     number = 0
     for number, (where, row) in enumerate(_rows(file), 1):
-        form = form or next((form for field, form in _FORM_BY_FIELD.items() if field in row), "plain")
+        if form is None:
+            form = next((known for field, known in _FORM_BY_FIELD.items() if field in row), "plain")
         try:
             plain, passages = FORMATS[form](row)
         except msgspec.DecodeError as error:
@@ -165,7 +169,7 @@ def _musique(row: Mapping[str, Any]) -> _Read:
 
 
 def _popqa(row: Mapping[str, Any]) -> _Read:
-    """PopQA (Mallen et al., 2023): a table whose answers stand in one cell, as JSON."""
+    """PopQA (Mallen et al., 2023), whose answers are JSON in a string."""
     return _flat({**row, "answers": msgspec.json.decode(msgspec.convert(row.get("possible_answers"), str))})
 
 
@@ -191,7 +195,7 @@ def _paragraph(title: str, text: str) -> Passage:
     return Passage(name, title, text, document=name)
 
 
-FORMATS: dict[str, Callable[[Mapping[str, Any]], _Read]] = {
+FORMATS: dict[Format, Callable[[Mapping[str, Any]], _Read]] = {
     "2wikimultihopqa": _hotpotqa,
     "hotpotqa": _hotpotqa,
     "musique": _musique,
@@ -202,7 +206,7 @@ FORMATS: dict[str, Callable[[Mapping[str, Any]], _Read]] = {
     "miniworld": _mini_world,
     "plain": partial(_flat, kind=_PlainRow),
 }
-_FORM_BY_FIELD = {
+_FORM_BY_FIELD: dict[str, Format] = {
     "question_decomposition": "musique",
     "evidences": "2wikimultihopqa",
     "_id": "hotpotqa",
@@ -224,7 +228,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             first = file.read(4096).lstrip()[:1]
             file.seek(begin)
             if first:
-                yield from {b"[": _array, b"{": _lines}.get(first, _table)(path, file)
+                yield from (_array if first == b"[" else _lines)(path, file)
     except (OSError, EOFError, zlib.error) as error:
         raise BadCorpus(f"{path}: cannot be read ({error}); name a file with questions.") from error
 
@@ -244,32 +248,12 @@ def _array(path: Path, file: BufferedIOBase) -> Iterator[tuple[str, dict[str, An
 
 
 def _lines(path: Path, file: BufferedIOBase) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, line in _decoded(path, file):
+    for number, line in enumerate(file, 1):
         if line.strip():
             try:
                 yield f"{path}:{number}", _object(msgspec.json.decode(line), f"{path}:{number}")
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise BadCorpus(f"{path}:{number}: {error}; {_FETCH}, or write one JSON object a line.") from None
-
-
-def _table(path: Path, file: BufferedIOBase) -> Iterator[tuple[str, dict[str, Any]]]:
-    lines = (line for _, line in _decoded(path, file))
-    header = next(lines)
-    rows = csv.DictReader(chain([header], lines), delimiter="\t" if "\t" in header else ",", strict=True)
-    try:
-        for row in rows:
-            yield f"{path}:{rows.line_num}", row
-    except csv.Error as error:
-        raise BadCorpus(f"{path}:{rows.reader.line_num}: {error}; {_FETCH}.") from None
-
-
-def _decoded(path: Path, file: BufferedIOBase) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(file, 1):
-        try:
-            yield number, line.decode()
-        except UnicodeDecodeError as error:
-            where = f"{path}:{number}"
-            raise BadCorpus(f"{where}: not UTF-8 at byte {error.start + 1}; save the file as UTF-8.") from None
 
 
 def _object(row: Any, where: str) -> dict[str, Any]:

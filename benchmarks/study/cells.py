@@ -17,11 +17,10 @@ from router.trace.call import RoleName
 from router.trace.values import TopologyName
 from serving.config.check import problems
 from serving.config.config import Config, RoleConfig
-from serving.config.file import load_config, located, preset
+from serving.config.file import load_config, preset
 from serving.files import sha256_of
 from serving.topologies import ROLE_OF, role_configs
 
-_SEARCHER = "shipped:prompts/full/searcher.txt"
 _PLACE = ("engine", "base_url", "api_key_env", "replicas", "fallbacks", "extra_body")
 """Settings that belong to a model's endpoint, and not to its role."""
 
@@ -106,17 +105,13 @@ def cells_of(plan: Plan) -> list[Cell]:
 def _with_models(plan: Plan, cell: Cell) -> Cell:
     executor, config = cell.executor, cell.config
     adapter = plan.models[executor].adapter if executor else None
-    roles, topologies = config.roles, config.topologies
+    roles = config.roles
     delegation = _in_role(roles.delegation, plan.models[cell.backbone], "delegation", cell.backbone)
     roles = msgspec.structs.replace(roles, delegation=delegation)
-    if executor and cell.topology == "searcher":
-        searcher = topologies.searcher or msgspec.structs.replace(roles.execution, prompt=located(Path(), _SEARCHER))
-        searcher = _in_role(searcher, plan.models[executor], "execution", executor)
-        topologies = msgspec.structs.replace(topologies, searcher=searcher)
-    elif executor and adapter is None:
+    if executor and adapter is None:
         execution = _in_role(roles.execution, plan.models[executor], "execution", executor)
         roles = msgspec.structs.replace(roles, execution=execution)
-    config = msgspec.structs.replace(config, roles=roles, topologies=topologies)
+    config = msgspec.structs.replace(config, roles=roles)
     for problem in problems(config):
         raise BadConfig(f"{cell.name}: {problem}")
     return msgspec.structs.replace(cell, config=config, adapter=Path(adapter) if adapter else None)

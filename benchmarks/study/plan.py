@@ -3,7 +3,7 @@
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -12,11 +12,8 @@ from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.datasets.reader import read_entries
 from router.errors import BadConfig
 from router.protocol.sub_queries import normal_question
-from router.trace.values import TopologyName
 from serving.config.file import located
 
-WITH_EXECUTOR = ("factorized", "searcher")
-"""Topologies whose executor is a model of its own."""
 Count = Annotated[int, Meta(ge=1)]
 ModelName = Annotated[str, Meta(pattern=r"^[\w.:/-]+$")]
 
@@ -44,7 +41,7 @@ class Pairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     backbone: Annotated[tuple[str, ...], Meta(min_length=1)]
     executor: tuple[str, ...] = ()
     """None in topologies without one, and in `homogeneous`, where the backbone's model executes too."""
-    topology: TopologyName = "factorized"
+    topology: Literal["factorized", "homogeneous", "single_agent", "no_retrieval"] = "factorized"
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -109,7 +106,7 @@ def _problem(pairs: Pairs, plan: Plan) -> str | None:
                 return f"{role}: there is no model {name!r}; add [models.{name}]."
     if any(plan.models[name].adapter for name in pairs.backbone):
         return "backbone: an adapter cannot delegate; name a model."
-    if (pairs.topology in WITH_EXECUTOR) == bool(pairs.executor):
+    if (pairs.topology == "factorized") == bool(pairs.executor):
         return None
     return f"executor: topology {pairs.topology!r} {'has none of its own' if pairs.executor else 'needs one'}."
 

@@ -1,6 +1,6 @@
 """The results of a finished or unfinished sweep, as its report reads them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -8,7 +8,6 @@ import msgspec
 
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.study.plan import Plan
-from benchmarks.study.provenance import Provenance
 from benchmarks.study.rows import RESULTS, Row, read_rows
 from benchmarks.study.spending import merged
 from router.errors import BadConfig
@@ -73,8 +72,6 @@ class Study(msgspec.Struct, frozen=True):
     plan: KeptPlan
     cells: tuple[CellRows, ...]
     """Those with rows, in the order of the plan."""
-    made_by: Mapping[str, Provenance]
-    """By cell, as its first row has it."""
 
     @property
     def complete(self) -> bool:
@@ -119,16 +116,15 @@ def read_study(folder: Path) -> Study:
         raise BadConfig(f"{folder / PLAN}: cannot be read ({error.strerror}); name the folder of a sweep.") from None
     except msgspec.DecodeError as error:
         raise BadConfig(f"{folder / PLAN}: {error}; was it written by another release?") from None
-    asked, made_by = frozenset(plan.question_ids), dict[str, Provenance]()
+    asked = frozenset(plan.question_ids)
     rows: dict[str, list[Row]] = {name: [] for name in plan.cells}
     for row in read_rows(folder / RESULTS):
-        shared = made_by.setdefault(row.cell, row.provenance)  # those of all rows would fill the memory
         if row.cell in rows and row.rollout < plan.rollouts and row.question_id in asked:  # a plan may have been cut
-            rows[row.cell].append(msgspec.structs.replace(row, provenance=shared))
+            rows[row.cell].append(row)
     cells = tuple(_cell(name, found) for name, found in rows.items() if found)
     if not cells:
         raise BadConfig(f"{folder / RESULTS}: holds no row yet; finish the sweep first.")
-    return Study(plan, cells, made_by)
+    return Study(plan, cells)
 
 
 def _cell(name: str, rows: list[Row]) -> CellRows:

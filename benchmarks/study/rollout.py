@@ -4,11 +4,8 @@ import time
 from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.study.cells import Cell
-from benchmarks.study.provenance import Provenance
 from benchmarks.study.rows import Attribution, Loss, Row
 from benchmarks.study.spending import Prices, first_calls, spent
 from executor_sft.call_cache import CallCache
@@ -35,7 +32,6 @@ class Asker:
     """With the cell's config, and a memory of its own: a cell's calls are not another's."""
     judge: Judge | None
     prices: Prices
-    made_by: Provenance
     temperature: float | None
     attributes: bool
     judgements: CallCache
@@ -84,7 +80,8 @@ class Asker:
             checked=tuple(checks),
             latency_s=None if seeded.cache and seeded.cache.hits(calls) else round(latency_s, 4),
             attribution=attribution,
-            provenance=msgspec.structs.replace(self.made_by, seed=seed),
+            seed=seed,
+            index=self.bench.retriever.index_id,
         )
 
     def _executor(self, seeded: Runtime) -> Executor | None:

@@ -7,7 +7,6 @@ from typing import Literal
 
 import msgspec
 
-from benchmarks.study.provenance import SHARED, Provenance
 from executor_sft.jsonl import JsonlFile
 from router.errors import BadConfig
 from router.trace.call import RoleTotal
@@ -65,7 +64,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     by a sweep that was killed or for the same sub-query, so that they took no time again."""
     attribution: Attribution | None
     """None where it was right, where nobody asked, and where no gold decomposition is known."""
-    provenance: Provenance
+    seed: int
+    index: str | None
+    """The retriever's own name of it; None where that is not known."""
 
     @property
     def right(self) -> bool:
@@ -79,7 +80,7 @@ class RowFile:
     def __init__(self, file: JsonlFile) -> None:
         """Raises `BadConfig` for a line that is not a row."""
         self._file = file
-        self._made_by: dict[str, Provenance] = {}
+        self._indexes = set[str | None]()
         self.done: set[tuple[str, str, int]] = set()
         """Cell, question and rollout of each."""
         self.booked: set[str] = set()
@@ -102,23 +103,18 @@ class RowFile:
         self._file.append(msgspec.json.encode(row))
         self._note(row)
 
-    def check(self, cell: str, made_by: Provenance) -> None:
-        """Raise `BadConfig` where rows of this cell were made by something else, such as another release, or those of
-        another cell with something else that all share, such as another index.
-        """
-        for name, kept in self._made_by.items():
-            for field in Provenance.__struct_fields__ if name == cell else SHARED:
-                before, now = getattr(kept, field), getattr(made_by, field)
-                if before != now and field != "seed":
-                    raise BadConfig(
-                        f"{self._file.path}: rows of {name!r} were made with {field} {before!r}, and now it is "
-                        f"{now!r}; go on with what made them, or begin in a new folder."
-                    )
+    def check_index(self, index: str | None) -> None:
+        """Raise `BadConfig` where rows were made with another index."""
+        if others := self._indexes - {index}:
+            raise BadConfig(
+                f"{self._file.path}: rows were made with the index {others.pop()!r}, and now it is {index!r}; go on "
+                "with that one, or begin in a new folder."
+            )
 
     def _note(self, row: Row) -> None:
         self.done.add((row.cell, row.question_id, row.rollout))
         self.booked.update(row.checked)
-        self._made_by.setdefault(row.cell, row.provenance)
+        self._indexes.add(row.index)
 
 
 def read_rows(path: Path) -> Iterator[Row]:

@@ -1,12 +1,9 @@
 """Tokens and money by role: at given prices, estimated from a pilot, and with other models."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from datetime import timedelta
-from statistics import fmean
 from typing import NamedTuple
 
 import msgspec
-from rich.table import Table
 
 from benchmarks.study.cells import Cell
 from benchmarks.study.rows import Row
@@ -146,32 +143,3 @@ def _sum(role: str, model: str, many: Sequence[Estimate]) -> Estimate:
         for amounts in [[getattr(one, name) for one in many]]
     ]
     return Estimate(role, model, *sums)
-
-
-def estimate_table(found: Sequence[Estimate], left: int) -> Table:
-    """Show the estimates."""
-    table = Table("role", "model", title=f"{left:,} rollouts are left; they will cost about", title_justify="left")
-    for column in ("prompt tokens", "written", "dollars"):
-        table.add_column(column, justify="right")
-    for one in found:
-        amounts = ((one.prompt_tokens, 0), (one.completion_tokens, 0), (one.dollars, 4))
-        texts = ("unknown" if amount is None else f"{amount:,.{digits}f}" for amount, digits in amounts)
-        table.add_row(one.role, one.model, *texts)
-    return table
-
-
-def time_left(done: Mapping[str, Sequence[Row]], left: Mapping[str, int], concurrency: int) -> str:
-    """Say how long the rollouts that are left will take, `concurrency` at a time: at least, where many at a time take
-    no longer each than those that were measured; at most, where models do no more at a time than that.
-    """
-    least = most = 0.0
-    for cell, count in left.items():
-        measured_s = [row.latency_s for row in done.get(cell, ()) if row.latency_s is not None]
-        if count and not measured_s:
-            return "They will take an unknown time, besides starting engines, judging and attributing."
-        if count:
-            all_s, at_once = count * fmean(measured_s), min(concurrency, count)
-            least += all_s / at_once
-            most += all_s / min(at_once, len(measured_s))
-    ends = dict.fromkeys(str(timedelta(seconds=round(end))) for end in (least, most))
-    return f"They will take about {' to '.join(ends)}, besides starting engines, judging and attributing."

@@ -1,5 +1,5 @@
 """The tables of a report: the paper's Tables 1 to 5 from our own rows (TBSS 4), with scores, costs, losses, how sure
-differences are, and provenance; published figures stand in tables of their own.
+differences are; published figures stand in tables of their own.
 """
 
 from collections import Counter
@@ -11,15 +11,13 @@ from typing import get_args
 
 import msgspec
 
-from benchmarks.study.report_table import Cell, Gain, ReportTable
+from benchmarks.study.report import Cell, Gain, ReportTable
 from benchmarks.study.results import CellRows, Study
 from benchmarks.study.rows import Loss, Row
 from benchmarks.study.scores import compared, metrics_of, micro
 from benchmarks.study.spending import dollars, merged, tokens
 from executor_sft.rollout import search_counts
 
-_SHOWN = 12
-"""Characters of a hash: enough to tell two apart, and to find the whole one in `results.jsonl`."""
 _MICRO = "Micro averages over all questions, in points of 100, ± standard error clustered by question; ours."
 _Row = dict[str, Cell]
 
@@ -37,7 +35,7 @@ def published_tables() -> tuple[ReportTable, ...]:
 def tables_of(study: Study) -> list[ReportTable]:
     """Make all of our own, those that most readers look for first; those that have nothing to show are left out."""
     paper = (_table_1(study), *_table_2(study), *_table_3(study), _table_4(study), _table_5(study))
-    further = (_tokens(study), _losses(study), _differences(study), _provenance(study))
+    further = (_tokens(study), _losses(study), _differences(study))
     return [table for table in (_scores(study), _costs(study), *paper, *further) if table.rows]
 
 
@@ -129,14 +127,9 @@ def _table_2(study: Study) -> Iterator[ReportTable]:
 
 
 def _table_3(study: Study) -> Iterator[ReportTable]:
-    searchers = [cell for cell in study.cells if cell.topology == "searcher"]
     for number, sweep in enumerate(study.sweeps(backbones=False), 1):
-        place = sweep.fixed, sweep.max_turns
-        beside = [cell for cell in searchers if (cell.backbone, cell.max_turns) == place]
-        named = {cell.executor: cell for cell in sweep.cells}
-        named |= {f"{cell.executor} (as a searcher)": cell for cell in beside}
-        rows: list[_Row] = [{"executor": name, **_score_columns(cell, named.values())} for name, cell in named.items()]
-        title = f"Table 3: execution capacity, with {study.labelled(*place)} as backbone"
+        rows: list[_Row] = [{"executor": cell.executor, **_score_columns(cell, sweep.cells)} for cell in sweep.cells]
+        title = f"Table 3: execution capacity, with {study.labelled(sweep.fixed, sweep.max_turns)} as backbone"
         yield ReportTable.of(_key("table-3", number), title, rows, note=_MICRO)
 
 
@@ -233,33 +226,6 @@ def _differences(study: Study) -> ReportTable:
                 rows.append({"pair": new.name, "beside": old.name, "score": metric, **points})
     note = "Ours, in points of 100; intervals from a bootstrap over questions, paired by question."
     return ReportTable.of("differences", "How sure differences are", rows, note=note)
-
-
-def _provenance(study: Study) -> ReportTable:
-    """A row for each role of each pair; fields in which all rows are alike stand above them."""
-    made_by = {cell.name: study.made_by[cell.name] for cell in study.cells}
-    rows: list[_Row] = [
-        {
-            "pair": name,
-            "role": role,
-            "model": one.model,
-            "prompt (SHA-256)": one.prompt_sha256[:_SHOWN],
-            "temperature": f"{one.temperature:g}",
-            "top p": f"{one.top_p:g}",
-            "max tokens": one.max_tokens,
-            "turns": made.max_turns,
-            "searches": made.max_searches,
-        }
-        for name, made in made_by.items()
-        for role, one in made.roles.items()
-    ]
-    alike = dict.fromkeys(
-        f"Corpus {(made.corpus_sha256 or 'unknown')[:_SHOWN]}, index {(made.index or 'unknown')[:_SHOWN]}, embedder "
-        f"{made.embedder}; at most {made.max_rounds} rounds of {made.max_sub_queries} sub-queries, top-{made.top_k}; "
-        + ", ".join(f"{name} {version}" for name, version in made.versions.items())
-        for made in made_by.values()
-    )
-    return ReportTable.of("provenance", "What made these figures", rows, note="; ".join(alike))
 
 
 def _key(name: str, number: int) -> str:

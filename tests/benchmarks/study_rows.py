@@ -5,25 +5,11 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.study.provenance import Provenance, RoleProvenance
 from benchmarks.study.results import PLAN, KeptPlan
 from benchmarks.study.rows import RESULTS, Attribution, Row
 from router.trace.call import RoleTotal
 
 MODELS = {"small": 1e9, "middle": 4e9, "large": 30e9}
-MADE_BY = Provenance(
-    roles={"delegation": RoleProvenance("m", "5d41402abc4b2a76b9719d911017c592", 512, 0.3, 0.95, None)},
-    embedder="minilm",
-    corpus_sha256="7d793037a0760186574b0282f2f435e7",
-    index="index-1",
-    top_k=3,
-    max_rounds=3,
-    max_sub_queries=4,
-    max_turns=3,
-    max_searches=3,
-    versions={"python": "3.12.1"},
-    seed=0,
-)
 
 
 def total(role: str = "execution", tokens: int = 100, **fields: object) -> RoleTotal:
@@ -59,7 +45,8 @@ def row(question: str = "q1", **fields: object) -> Row:
         "checked": (),
         "latency_s": 1.0,
         "attribution": None,
-        "provenance": MADE_BY,
+        "seed": 0,
+        "index": "index-1",
     }
     return Row(**(known | fields))  # type: ignore[arg-type]
 

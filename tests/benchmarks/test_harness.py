@@ -6,25 +6,22 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import pytest
 from msgspec import Meta
 
-from benchmarks.__main__ import main
-from benchmarks.harness import Check, child, cores_apart, parsed, run
+from benchmarks import harness
+from benchmarks.__main__ import BENCHMARKS, main
+from benchmarks.harness import Check, child, cores_apart
 from router.errors import BadRequest, RolegateError
 
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    world: int
-    parts: tuple[Literal["cost", "latency"], ...] = ("cost",)
-    share: Annotated[float, Meta(ge=0, description="of calls")] = 0.5
-    apart: bool = False
-    folder: Path | None = None
+class Options(harness.Options, frozen=True, kw_only=True):
+    world: Annotated[int, Meta(description="a seed")]
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -38,29 +35,6 @@ class Figures(msgspec.Struct, frozen=True):
     counts: dict[str, int]
 
 
-def test_options_are_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each has a flag, of its own type, with its default; `--json` goes beside."""
-    words = ["--world", "7", "--parts", "latency", "cost", "--share", "0.25", "--apart", "--folder", "a", "--json", "b"]
-    options, out = parsed(Options, "benchmarks.some_name", "It measures.", words)
-    assert options == Options(world=7, parts=("latency", "cost"), share=0.25, apart=True, folder=Path("a"))
-    assert out == Path("b")
-    assert parsed(Options, "name", "", ["--world", "1"]) == (Options(world=1), None)
-    with pytest.raises(SystemExit):
-        parsed(Options, "benchmarks.some_name", "It measures.", ["--help"])
-    shown = capsys.readouterr().out
-    assert "rolegate bench some-name" in shown and "of calls (default: 0.5)" in shown
-
-
-@pytest.mark.parametrize(
-    "words", [[], ["--world", "x"], ["--world", "1", "--share", "-1"], ["--world", "1", "--parts", "c"]]
-)
-def test_options_that_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Types and ranges are the struct's."""
-    with pytest.raises(SystemExit):
-        parsed(Options, "name", "", words)
-    assert "error:" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("held", [True, False])
 def test_figures(held: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They are written as JSON and shown as tables; a check that does not hold makes the status 1."""
@@ -70,27 +44,17 @@ def test_figures(held: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
     benchmark = ModuleType("benchmarks.some")
     benchmark.__dict__.update(Options=Options, measure=measure)
-    assert run(benchmark, ["--world", "1", "--json", str(tmp_path / "new" / "out.json")]) == (0 if held else 1)
+    assert harness.run("some", benchmark, ["--world", "1", "--json", str(tmp_path / "new" / "out.json")]) == (
+        0 if held else 1
+    )
     assert json.loads((tmp_path / "new" / "out.json").read_bytes())["rows"][1] == {"name": "two", "share": None}
     shown = capsys.readouterr().out
-    assert all(text in shown for text in ("all is well", "0.250", "–", "asked: 1,234", "yes" if held else "NO"))
+    assert all(text in shown for text in ("all is well", "0.2500", "–", "1,234", str(held)))
 
 
 def test_every_benchmark_has_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     """All that are listed can be asked for help."""
-    names = [
-        "mini",
-        "retrieval",
-        "index",
-        "filtering",
-        "loop",
-        "overhead",
-        "early-dispatch",
-        "executor",
-        "reliability",
-        "lag",
-    ]
-    for name in names:
+    for name in BENCHMARKS:
         with pytest.raises(SystemExit, match="0"):
             main([name, "--help"])
         assert f"rolegate bench {name}" in capsys.readouterr().out

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import executors
-from benchmarks.mini_study import MODELS, SIZES, write_study
+from benchmarks.study import executors
 from benchmarks.study.cells import cells_of
+from benchmarks.study.mini_study import MODELS, SIZES, Options, write_study
 from benchmarks.study.plan import questions_of, read_plan
 from executor_sft.minimodel.model import LADDER
 from router.errors import BadConfig
@@ -23,7 +23,7 @@ def test_the_plan_can_be_read(tmp_path: Path) -> None:
         (tmp_path / "models" / size).mkdir(parents=True)
         (tmp_path / "models" / size / "model.safetensors").write_bytes(bytes(2000 * number))
         (tmp_path / "models" / size / "config.json").write_text("{}")
-    plan = read_plan(write_study(tmp_path, tmp_path / "models", [21, 22], 3, 4))
+    plan = read_plan(write_study(Options(work=tmp_path, models=tmp_path / "models", questions=3)))
     cells = cells_of(plan)
     assert [cell.name for cell in cells] == [
         "small + large",
@@ -52,7 +52,7 @@ def test_the_plan_can_be_read(tmp_path: Path) -> None:
 def test_three_executors_under_one_backbone(tmp_path: Path) -> None:
     """Once for each limit of turns; the distilled one is an adapter of the naive one."""
     version = Path(load_config(preset("mini")).versions.start or "")
-    plan = read_plan(executors.write_study(tmp_path, version, [11], 2, 1, turns=[3, 4]))
+    plan = read_plan(executors.write_study(executors.Options(work=tmp_path, worlds=(11,), questions=2, rollouts=1)))
     cells = cells_of(plan)
     assert [cell.name for cell in cells[::3]] == ["backbone + naive", "backbone + naive, K=4"]
     assert [cell.version for cell in cells[:3]] == [None, version.name, None]
@@ -62,7 +62,7 @@ def test_three_executors_under_one_backbone(tmp_path: Path) -> None:
 
 def test_the_models_that_come_with_it(tmp_path: Path) -> None:
     """Are of the sizes that are told of them, and read what the answerer reads."""
-    plan = read_plan(write_study(tmp_path, MODELS, [21], 1, 1))
+    plan = read_plan(write_study(Options(work=tmp_path, worlds=(21,), questions=1)))
     sizes = [round((model.parameters or 0.0) / 1e6, 2) for model in plan.models.values()]
     assert sizes == pytest.approx([0.25, 0.5, 1.8], rel=0.1)
     answerer = Path(load_config(tmp_path / "rolegate.toml").engines["backbone"].path)
@@ -74,5 +74,5 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     """Is named, before anything is asked."""
     missing = re.escape(str(tmp_path / "small" / "model.safetensors"))
     with pytest.raises(BadConfig, match=f"--models: {missing}: No such file"):
-        write_study(tmp_path / "work", tmp_path, [21], 1, 1)
+        write_study(Options(work=tmp_path / "work", models=tmp_path))
     assert not (tmp_path / "work").exists()

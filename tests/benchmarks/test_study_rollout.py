@@ -10,7 +10,6 @@ import pytest
 from benchmarks.datasets.question import BenchmarkQuestion, SubQuestion
 from benchmarks.study.cells import cells_of
 from benchmarks.study.plan import read_plan
-from benchmarks.study.provenance import provenance
 from benchmarks.study.rollout import Asker, attribute, holds, lost_in_execution
 from benchmarks.study.rows import Attribution
 from executor_sft.call_cache import CallCache
@@ -117,9 +116,8 @@ async def test_who_does_not_execute_needs_no_executor(sweep: Path, tmp_path: Pat
         elsewhere = msgspec.structs.replace(roles.execution, engine="elsewhere", base_url=None)
         roles = msgspec.structs.replace(roles, execution=elsewhere)
         cell = msgspec.structs.replace(cell, config=msgspec.structs.replace(cell.config, roles=roles))
-        made_by = provenance(cell, None, None, 0)
         with CallCache.open(tmp_path / "judgements.jsonl") as judgements:
-            asker = Asker(cell, replace(bench, config=cell.config), None, {}, made_by, None, True, judgements, ())
+            asker = Asker(cell, replace(bench, config=cell.config), None, {}, None, True, judgements, ())
             row = await asker.ask(
                 msgspec.structs.replace(QUESTION, question="Where was the director of F1 born?"), 0, 0
             )

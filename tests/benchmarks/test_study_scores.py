@@ -5,7 +5,7 @@ import math
 import pytest
 
 from benchmarks.study.scores import compared, metrics_of, micro, pareto_front
-from benchmarks.study.spending import dollars, estimates, merged, time_left
+from benchmarks.study.spending import dollars, estimates, merged
 from tests.benchmarks.study_rows import row, total
 
 
@@ -77,13 +77,3 @@ def test_an_estimate_goes_by_the_pilot() -> None:
     uncounted = row(spent=(total(tokens=0, attempts_without_usage=1, attempts_without_cost=1, nano_usd=None),))
     for unknown in estimates({"one": [uncounted]}, {"one": 3}):
         assert (unknown.prompt_tokens, unknown.completion_tokens, unknown.dollars) == (None, None, None)
-
-
-def test_the_time_goes_by_the_pilot() -> None:
-    """Of each cell; not known where a cell with work left had none. One rollout does not tell whether four at a time
-    take as long each, or four times as long.
-    """
-    done = {"one": [row(latency_s=seconds) for seconds in (1.0, 3.0, None)], "other": [row(latency_s=10.0)]}
-    assert "take about 0:00:24 to 0:01:33, " in time_left(done, {"one": 3, "other": 9, "done": 0}, 4)
-    assert "take about 0:00:10, " in time_left(done, {"other": 1}, 4)
-    assert "take an unknown time, " in time_left(done, {"one": 3, "new": 1}, 4)

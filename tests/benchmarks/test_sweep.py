@@ -127,8 +127,7 @@ async def test_sweep(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path) 
     status, said = await ran(*command)
     assert status == 1
     assert "--yes says so" in said
-    assert "18 rollouts are left" in said
-    assert "They will take about " in said
+    assert "they will cost about" in said and "18" in said
     assert [row.rollout for row in rows(tmp_path / "out")] == [0] * 6, "the pilot's answers count"
 
     status, said = await ran(*command, "--yes")
@@ -144,16 +143,13 @@ async def test_sweep(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path) 
     assert {row.dataset for row in found} == {"first", "films"}
     assert all((row.accepted is None) == (row.question_id == "q3") for row in taught)
 
-    (delegation, *_), first = untaught[0].spent, untaught[0].provenance
+    delegation, *_ = untaught[0].spent
     assert (delegation.role, delegation.model, delegation.attempts) == ("delegation", "backbone", 3)
     assert delegation.nano_usd == 3 * (10 * 1000 + 2 * 2000)
     assert {one.role for one in untaught[0].checking} == {"judge", "answer"}, "its sub-queries were the gold ones"
     judged = [call for call in endpoint.answered if call.startswith("judge ")]
     assert checking(found)["judge"].attempts == len(judged), "shared verdicts are paid for once"
-    assert (first.top_k, first.max_turns, first.seed) == (3, 3, 0)
-    assert set(first.roles) == {"delegation", "execution", "answer", "judge"}
-    assert set(found[-1].provenance.roles) == {"delegation", "judge"}
-    assert all(len(role.prompt_sha256) == 64 for role in first.roles.values())
+    assert {row.seed for row in found} == {0, 1}
 
     calls = endpoint.answered.total()
     status, said = await ran(*command)
@@ -244,14 +240,12 @@ async def test_failed_rollouts(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_pa
     assert max(endpoint.answered.values()) == 4, "each of the two pairs asks the backbone once in each rollout"
 
 
-async def test_another_index_for_another_cell(ran: Ran, sweep: Path, tmp_path: Path) -> None:
-    """What all cells share is compared with any row that is there, whichever cell made it; budgets are each cell's."""
+async def test_another_index(ran: Ran, sweep: Path, tmp_path: Path) -> None:
+    """Rows over two indexes do not go together, whichever cell made them."""
     status, said = await ran("sweep", "--config", sweep, "--out", tmp_path / "out")
     assert status == 1, said
-    made_by = rows(tmp_path / "out")[0].provenance
-    shared = {"embedder": "other", "corpus_sha256": "0" * 64, "index": "other", "top_k": 9, "versions": {}}
+    (index,) = {row.index for row in rows(tmp_path / "out")}
     with RowFile.open(tmp_path / "out") as results:
-        results.check("not begun yet", msgspec.structs.replace(made_by, max_turns=9, seed=5))
-        for field, value in shared.items():
-            with pytest.raises(BadConfig, match=f"were made with {field} "):
-                results.check("not begun yet", msgspec.structs.replace(made_by, **{field: value}))
+        results.check_index(index)
+        with pytest.raises(BadConfig, match="were made with the index "):
+            results.check_index("other")

@@ -5,13 +5,15 @@ The models come with the project; docs/LOG.md says how they were trained. A stud
 folder where it was.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from benchmarks import report, sweep
+from benchmarks import harness
+from benchmarks.study import report, sweep
 from benchmarks.study.plan import Pairs, Plan, StudyModel
 from executor_sft.miniworld.export import export, write_config
 from executor_sft.miniworld.world import World
@@ -21,50 +23,38 @@ from serving.config.file import load_config, preset
 
 SIZES = ("small", "medium", "large")
 """From the smallest to the largest."""
-MODELS = Path(__file__).resolve().parent / "study" / "models"
+MODELS = Path(__file__).resolve().parent / "models"
 _WEIGHTS = "model.safetensors"
 _BYTES = 2
 """Of a parameter in a file."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write worlds and plan, sweep, and report; the exit status."""
-    parser = study_parser("mini-study", __doc__, worlds=[21, 22], questions=75)
-    parser.add_argument(
-        "--models",
-        type=Path,
-        default=MODELS,
-        metavar="DIR",
-        help="holds small, medium and large (default: those that come with the project)",
-    )
-    given = parser.parse_args(arguments)
-    work = given.work.resolve()
-    return study(write_study(work, given.models.resolve(), given.worlds, given.questions, given.rollouts))
+class StudyOptions(harness.Options, frozen=True, kw_only=True):
+    """Options of a sweep over mini worlds."""
+
+    work: Annotated[Path, Meta(description="where everything is kept")]
+    worlds: Annotated[tuple[int, ...], Meta(description="seeds")] = (21, 22)
+    questions: Annotated[int, Meta(ge=1, description="of each world")] = 75
+    rollouts: Annotated[int, Meta(ge=1, description="of each question")] = 4
 
 
-def study_parser(name: str, description: str | None, worlds: list[int], questions: int) -> argparse.ArgumentParser:
-    """Make the parser of a command that sweeps over mini worlds, with their seeds and the questions of each."""
-    parser = argparse.ArgumentParser(
-        prog=f"rolegate bench {name}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    seeds = " ".join(map(str, worlds))
-    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="where everything is kept")
-    parser.add_argument("--worlds", type=int, nargs="+", default=worlds, metavar="SEED", help=f"(default: {seeds})")
-    parser.add_argument(
-        "--questions", type=int, default=questions, metavar="N", help=f"of each world (default: {questions})"
-    )
-    parser.add_argument("--rollouts", type=int, default=4, metavar="K", help="of each question (default: 4)")
-    return parser
+class Options(StudyOptions, frozen=True, kw_only=True):
+    """Its options."""
+
+    models: Annotated[Path, Meta(description="holds small, medium and large")] = MODELS
 
 
-def study(plan: Path) -> int:
-    """Sweep, without asking what may be spent, and report, both beside the plan; the exit status."""
+def measure(options: Options) -> sweep.Figures:
+    """Write worlds and plan, sweep, and report."""
+    return study(write_study(options))
+
+
+def study(plan: Path) -> sweep.Figures:
+    """Sweep, without asking what may be spent, and report, both beside the plan."""
     results = plan.parent / "results"
-    if status := sweep.main(["--config", str(plan), "--out", str(results), "--yes"]):
-        return status
-    return report.main([str(results), "--out", str(plan.parent / "report")])
+    figures = sweep.measure(sweep.Options(plan=plan, out=results, yes=True))
+    report.measure(report.Options(results=results, out=plan.parent / "report"))
+    return figures
 
 
 def write_worlds(config: Config, work: Path, worlds: Sequence[int], questions: int) -> tuple[Config, tuple[str, ...]]:
@@ -87,12 +77,11 @@ def write_worlds(config: Config, work: Path, worlds: Sequence[int], questions: i
     return config, tuple(f"{folder.name}/questions.jsonl" for folder in folders)
 
 
-def write_study(work: Path, models: Path, worlds: Sequence[int], questions: int, rollouts: int) -> Path:
-    """Write the worlds, their config and the sweep into `work`; the sweep's file. Raises `BadConfig` where `models`
-    lacks one of `SIZES`.
-    """
+def write_study(options: Options) -> Path:
+    """Write the worlds, their config and the sweep; the sweep's file. Raises `BadConfig` where a model is missing."""
+    work, models = options.work.resolve(), options.models.resolve()
     parameters = {size: _parameters(models / size) for size in SIZES}
-    config, files = write_worlds(load_config(preset("mini")), work, worlds, questions)
+    config, files = write_worlds(load_config(preset("mini")), work, options.worlds, options.questions)
     backbone, largest = config.engines["backbone"], SIZES[-1]
     engines = {size: EngineConfig(path=str(models / size), arguments=backbone.arguments) for size in SIZES}
     execution = msgspec.structs.replace(config.roles.execution, engine=largest, model=largest)
@@ -116,7 +105,7 @@ def write_study(work: Path, models: Path, worlds: Sequence[int], questions: int,
             *(Pairs(backbone=(size,), executor=(size,)) for size in SIZES[:-1]),
             Pairs(backbone=SIZES, topology="single_agent"),
         ),
-        rollouts=rollouts,
+        rollouts=options.rollouts,
         temperature=0.3,
         attribution=True,
         concurrency=32,

@@ -6,34 +6,40 @@ what they spent, and the other models are taken to answer as well; machines that
 here.
 """
 
-import argparse
-import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Annotated, Any, get_args
 
 import msgspec
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+from msgspec import Meta
 
+from benchmarks import harness
 from benchmarks.study.spending import Instead, dollars, tokens, with_other_models
+from executor_sft.command import show
 from router.errors import BadConfig
 from router.ledger.usage import UsageQuery
 from router.store.database import Database
 from router.store.usage import SQLUsages
 from router.trace.call import Price, RoleName, RoleTotal
 from serving.config.prices import listed_price
-from serving.logs import errors_only
 
-_COUNTS = {
-    "calls": "attempts",
-    "un-\ncounted": "attempts_without_usage",
-    "prompt\ntokens": "prompt_tokens",
-    "of them\ncached": "cached_tokens",
-    "written": "completion_tokens",
-    "wasted": "wasted_tokens",
-}
+_SHOWN = ("role", "model", "attempts", "attempts_without_usage", "prompt_tokens", "completion_tokens", "wasted_tokens")
+
+
+class Options(harness.Options, frozen=True, kw_only=True):
+    """Its options."""
+
+    store: Annotated[str, Meta(description="a gateway's, such as sqlite:///rolegate.db")]
+    prices: (
+        Annotated[
+            Path,
+            Meta(
+                description="TOML: for each model prompt, completion and perhaps cached, dollars for a million tokens"
+            ),
+        ]
+        | None
+    ) = None
+    instead: Annotated[tuple[str, ...], Meta(description="ROLE=MODEL[*SHARE]: what if this model had that role")] = ()
 
 
 class Costs(msgspec.Struct, frozen=True):
@@ -46,7 +52,7 @@ class Costs(msgspec.Struct, frozen=True):
 
 
 class CostReport(msgspec.Struct, frozen=True):
-    """Everything that the command prints."""
+    """Costs as booked, and with other models."""
 
     runs: int
     booked: Costs
@@ -54,36 +60,24 @@ class CostReport(msgspec.Struct, frozen=True):
     saved_share: float | None
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print the costs. Raises `BadConfig` and `StoreFailed`."""
-    parser = argparse.ArgumentParser(
-        prog="rolegate bench cost", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--store", required=True, metavar="URL", help="a gateway's, such as sqlite:///rolegate.db")
-    parser.add_argument(
-        "--prices",
-        type=Path,
-        metavar="FILE",
-        help="TOML, for each model a table with prompt, completion and perhaps cached, in dollars for a million tokens",
-    )
-    parser.add_argument(
-        "--instead",
-        action="append",
-        default=[],
-        metavar="ROLE=MODEL[*SHARE]",
-        help="what if this model stood in a role, for this share of the tokens; several are one change",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    given = parser.parse_args(arguments)
-    errors_only()
-    prices = _prices(given.prices) if given.prices else {}
-    instead = dict(map(_instead, given.instead))
-    report = _report(*asyncio.run(_booked(given.store)), prices, instead)
-    if given.json:
-        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
-    else:
-        _show(report, instead, Console())
-    return 0
+async def measure(options: Options) -> CostReport:
+    """Sum up. Raises `BadConfig` and `StoreFailed`."""
+    prices = _prices(options.prices) if options.prices else {}
+    instead = dict(map(_instead, options.instead))
+    return _report(*await _booked(options.store), prices, instead)
+
+
+def shown(figures: dict[str, Any]) -> None:
+    """Print the costs, with dollars of each row."""
+    for name in ("booked", "what_if"):
+        if costs := figures.pop(name):
+            rows = [{key: row[key] for key in _SHOWN} | {"dollars": _dollars(row)} for row in costs.pop("rows")]
+            show({name: rows, f"{name}, all": costs})
+    show(figures)
+
+
+def _dollars(row: dict[str, Any]) -> float | None:
+    return None if row["attempts_without_cost"] else (row["nano_usd"] or 0) / 1e9
 
 
 def _report(
@@ -144,39 +138,3 @@ def _instead(text: str) -> tuple[RoleName, Instead]:
     if not 0 < other.token_share < float("inf"):
         raise BadConfig(f"--instead {text}: the share of the tokens must be more than 0.")
     return known, other
-
-
-def _show(report: CostReport, instead: Mapping[RoleName, Instead], console: Console) -> None:
-    console.print(_table(report.booked, f"{report.runs:,} runs, as booked"))
-    console.print(f"execution has {report.booked.execution_token_share:.1%} of the tokens", highlight=False)
-    if report.what_if:
-        changed = (
-            f"{role} = {other.model} with {other.token_share:.3g} of the tokens" for role, other in instead.items()
-        )
-        console.print(_table(report.what_if, f"the same runs, what if {', '.join(changed)}"))
-        saved = "unknown, as not every cost is" if report.saved_share is None else f"{report.saved_share:.1%}"
-        console.print(f"saved: {saved}", highlight=False)
-
-
-def _table(costs: Costs, title: str) -> Table:
-    table = Table(title=title, title_justify="left", caption="–: unknown, which is not zero")
-    table.box, table.padding, table.show_edge = SIMPLE_HEAD, 0, False  # so that numbers are whole on 80 columns
-    for column in ("role", "model"):
-        table.add_column(column, overflow="fold")
-    for column in (*_COUNTS, "dollars"):
-        table.add_column(column, justify="right", no_wrap=True)
-    counts = [[getattr(row, name) for name in _COUNTS.values()] for row in costs.rows]
-    for row, own in zip(costs.rows, counts, strict=True):
-        table.add_row(row.role, row.model, *map(_count, own), _dollars(dollars([row])))
-    table.add_section()
-    sums = [None if None in column else sum(column) for column in zip(*counts, strict=True)]
-    table.add_row("all", "", *map(_count, sums or [0] * len(_COUNTS)), _dollars(costs.dollars))
-    return table
-
-
-def _count(amount: int | None) -> str:
-    return "–" if amount is None else f"{amount:,}"
-
-
-def _dollars(amount: float | None) -> str:
-    return "–" if amount is None else f"{amount:,.4f}"

@@ -1,0 +1,134 @@
+"""The paper's tables and figures (TBSS 4) from a sweep, with what answers cost and which role loses them.
+
+Written as Markdown with PNG, and as JSON; the paper's own figures stand beside ours, in tables of their own.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from benchmarks import harness
+from benchmarks.study.results import Study, read_study
+from benchmarks.study.scores import Score
+from executor_sft.command import POSITIONAL
+from serving.files import write_atomically
+
+_FEW = 50
+"""Questions below which a report warns: the 95 % interval of a share is then more than 28 points wide."""
+_PUBLISHED = (
+    'From the paper "Think Big, Search Small" (TBSS). Other models, other questions and another corpus: compare '
+    "shapes, not numbers."
+)
+
+
+class Options(harness.Options, frozen=True, kw_only=True):
+    """Its options."""
+
+    results: Annotated[Path, POSITIONAL, Meta(description="the folder of a sweep, finished or not")]
+    out: Annotated[Path, Meta(description="where the report goes")]
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """The place of the report."""
+
+    report: str
+
+
+class Gain(NamedTuple):
+    """A difference of scores in points of 100, shown with its sign."""
+
+    points: float
+
+
+Cell = str | int | float | Score | Gain | None
+"""A score is a share of 1 and is shown in points of 100, as the paper does; None is shown as a dash."""
+
+
+class ReportTable(msgspec.Struct, frozen=True):
+    """Rows under columns."""
+
+    key: str
+    """Its name in `report.json`."""
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    """Each a `Cell` for each column."""
+    note: str = ""
+    digits: int = 2
+    """Of floats below 10; from 10 on at most two, and from 100 on, and for 0, none."""
+
+    @classmethod
+    def of(
+        cls, key: str, title: str, rows: Sequence[Mapping[str, Cell]], *, note: str = "", digits: int = 2
+    ) -> "ReportTable":
+        """A table of rows by column; all have the same ones."""
+        columns = tuple(rows[0]) if rows else ()
+        return cls(key, title, columns, tuple(tuple(row[name] for name in columns) for row in rows), note, digits)
+
+    def markdown(self) -> str:
+        """With its title as a heading."""
+        text = [all(isinstance(row[place], str) for row in self.rows) for place in range(len(self.columns))]
+        lines = [self.columns, *(tuple(map(self.text, row)) for row in self.rows)]
+        escaped = [[text.replace("|", "\\|") for text in line] for line in lines]
+        aligned = ["---" if left else "---:" for left in text]
+        table = [f"| {' | '.join(line)} |" for line in (escaped[0], aligned, *escaped[1:])]
+        return "\n".join([f"### {self.title}", "", *([self.note, ""] if self.note else []), *table, ""])
+
+    def text(self, cell: Cell) -> str:
+        """A cell as a reader sees it."""
+        match cell:
+            case None:
+                return "–"
+            case Score(mean, error):
+                plain = f"{100 * mean:.2f}"
+                return plain if error is None else f"{plain} ± {100 * error:.2f}"
+            case Gain(points):
+                return f"{points:+.2f}".replace("-", "−")
+            case float():
+                return "–" if math.isnan(cell) else self._number(cell).replace("-", "−")
+            case int():
+                return f"{cell:,}"
+            case _:
+                return cell
+
+    def _number(self, value: float) -> str:
+        digits = self.digits
+        if abs(round(value, digits)) >= 10:
+            digits = min(digits, 2)
+        if abs(round(value, digits)) >= 100 or not round(value, digits):
+            digits = 0
+        return f"{round(value, digits) + 0.0:,.{digits}f}"  # there is a zero below zero, which + 0.0 is not
+
+
+def measure(options: Options) -> Figures:
+    """Write the report."""
+    from benchmarks.study.pictures import pictures  # they need matplotlib
+    from benchmarks.study.tables import published_tables, tables_of
+
+    study, folder = read_study(options.results), options.out
+    folder.mkdir(parents=True, exist_ok=True)
+    ours = tables_of(study)
+    write_atomically(folder / "report.json", msgspec.json.format(msgspec.json.encode(ours), indent=2) + b"\n")
+    text = [f"# {study.plan.title or 'A study of role-factorized search'}", _lead(study), "## Our figures"]
+    text += [f"![{caption}]({path.name})\n\n*{caption}*" for path, caption in pictures(study, folder)]
+    text += [*(table.markdown() for table in ours), "## Published figures, for comparison", _PUBLISHED]
+    text += [table.markdown() for table in published_tables()]
+    write_atomically(folder / "report.md", "\n\n".join(text).encode())
+    return Figures(str(folder / "report.md"))
+
+
+def _lead(study: Study) -> str:
+    count, rows = len(study.plan.question_ids), sum(len(cell.rows) for cell in study.cells)
+    configurations = f"{len(study.cells)} configurations, {count:,} questions, mean@{study.plan.rollouts}"
+    text = [f"{configurations}: {rows:,} rollouts in all."]
+    if not any(row.judged for cell in study.cells for row in cell.rows[:1]):
+        text.append("No judge was asked: right is what exact match says.")
+    if not study.complete:
+        text.append("**This sweep is not finished: rows are missing, and not the same ones everywhere.**")
+    if count < _FEW:
+        text.append(f"**Only {count:,} questions: most differences here may be chance.**")
+    return " ".join(text)
