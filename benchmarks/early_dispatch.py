@@ -69,14 +69,9 @@ class Setting(msgspec.Struct, frozen=True):
         return " ".join(f"{name}={value}" for name, value in {"number": number, **msgspec.structs.asdict(self)}.items())
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(Setting, frozen=True, kw_only=True):
     """Wall time of a question, in seconds at the median."""
 
-    block: int
-    delegator: float
-    thinks_s: float
-    executors: str
-    engine: str
     without_s: float
     with_s: float
     gain: float
@@ -124,10 +119,9 @@ async def measure(options: Options) -> Figures:
 
 
 def _row(setting: Setting, pairs: Sequence[Sequence[float]]) -> Row:
-    without, early = zip(*pairs, strict=True)
+    without_s, with_s = map(statistics.median, zip(*pairs, strict=True))
     gain = statistics.median(1 - one / other for other, one in pairs)
-    medians = statistics.median(without), statistics.median(early)
-    return Row(setting.block, setting.delegator, setting.thinks_s, setting.executors, setting.engine, *medians, gain)
+    return Row(**msgspec.structs.asdict(setting), without_s=without_s, with_s=with_s, gain=gain)
 
 
 class _Paced:

@@ -1,14 +1,9 @@
 """The mini executor on real vLLM: sub-queries through the gateway (`ExecutionService`), then the very prompts of their
 turns straight to the engine, with the engine's prefix cache emptied before each; both with free output and held to its
 form. In each round the pairs follow one another, so compare ratios.
-
-On a machine without a GPU, gateway and embedder compute on the engine's cores. With --apart, the engine has half of the
-cores to itself, through the gateway and straight; should it be started again, it loses them. With --searched, all
-searches are answered from memory, so that the embedder computes nothing.
 """
 
 import os
-import shlex
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -28,7 +23,7 @@ from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 
 from benchmarks import harness
 from benchmarks.gateway import gateway
-from benchmarks.harness import cores_apart, tell, work_folder
+from benchmarks.harness import tell, work_folder
 from benchmarks.load import in_flight
 from benchmarks.mini_deployment import MiniDeployment, mini_deployment
 from executor_sft.miniworld.export import export
@@ -55,10 +50,6 @@ class Options(harness.Options, frozen=True, kw_only=True):
     sub_queries: Annotated[int, Meta(ge=1, description="in each round")] = 100
     in_flight: Annotated[int, Meta(ge=1, description="sub-queries at once")] = 16
     rounds: Annotated[int, Meta(ge=1, description="each with new sub-queries")] = 3
-    apart: Annotated[bool, Meta(description="half of the cores for the engine, half for all others")] = False
-    searched: Annotated[bool, Meta(description="work on all once before, so that no search computes")] = False
-    prompt: Annotated[Path, Meta(description="another system prompt, such as a long one")] | None = None
-    engine: Annotated[str, Meta(description="arguments of vLLM, as --engine='--block-size 64'")] = ""
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -98,12 +89,10 @@ class Figures(msgspec.Struct, frozen=True):
 async def measure(options: Options) -> Figures:
     """Ask both ways, in turns. Raises `RolegateError`."""
     os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # for emptying the prefix cache
-    config, rounds = _config(options), list[Round]()
+    config, rounds = _config(), list[Round]()
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(work_folder(None))
-        move_away = stack.enter_context(cores_apart()) if options.apart else lambda: None
         mini = await stack.enter_async_context(mini_deployment(tell, config))
-        move_away()
         session = await stack.enter_async_context(aiohttp.ClientSession())
         sides = [await _side(stack, session, structured, mini, folder) for structured in (False, True)]
         asked = export(World(7, "test"), folder / "world", 2 * options.sub_queries * (options.rounds + 1))
@@ -111,25 +100,19 @@ async def measure(options: Options) -> Figures:
         for number in range(options.rounds + 1):
             some = list(islice(fresh, options.sub_queries))
             for side in sides if number % 2 else sides[::-1]:
-                if options.searched:
-                    await side.executed(some, options.in_flight)
                 measured = await side.round(some, options.in_flight)
                 rounds += [measured] if number else []  # the first round warms up
     return Figures([_summary(rounds, kind, options.sub_queries) for kind in (False, True)], rounds)
 
 
-def _config(options: Options) -> Config:
+def _config() -> Config:
     """The preset `mini` with one engine, that of the executor."""
     config, replace = load_config(preset("mini")), msgspec.structs.replace
-    role, engine = config.roles.execution, config.engines[config.roles.execution.engine or ""]
-    if options.prompt:
-        role = replace(role, prompt=str(options.prompt.resolve()))
-    role = replace(role, thinking=False, first_token_timeout_s=_TIMEOUT_S, call_timeout_s=_TIMEOUT_S)
-    engine = replace(engine, arguments=(*engine.arguments, *shlex.split(options.engine)))
+    role = replace(config.roles.execution, thinking=False, first_token_timeout_s=_TIMEOUT_S, call_timeout_s=_TIMEOUT_S)
     return replace(
         config,
         roles=RolesConfig(delegation=role, execution=role, answer=role),
-        engines={role.engine or "": engine},
+        engines={name: engine for name, engine in config.engines.items() if name == role.engine},
         versions=replace(config.versions, start=None),
         server=replace(config.server, timeout_s=_TIMEOUT_S),
     )

@@ -6,10 +6,9 @@ to a struct of figures. Figures may hold `checks`; where one does not hold, the 
 
 import asyncio
 import inspect
-import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ import psutil
 from msgspec import Meta
 
 from executor_sft.command import parse, show
-from router.errors import BadRequest, RolegateError
+from router.errors import RolegateError
 from router.runs.live import background_tasks
 from serving.files import write_atomically
 from serving.logs import errors_only
@@ -151,24 +150,3 @@ class Meter:
         async with background_tasks(look()):
             yield used
         used.cpu_s = self.cpu_s - cpu_s
-
-
-@contextmanager
-def cores_apart() -> Iterator[Callable[[], None]]:
-    """Bind this process to half of its cores, and with it what it starts; what is yielded moves it alone to the others.
-    Raises `BadRequest` where that cannot be.
-    """
-    if not hasattr(os, "sched_setaffinity") or len(cores := sorted(os.sched_getaffinity(0))) < 2:
-        raise BadRequest("--apart: this system binds no process to cores, or has one only; leave the option out.")
-
-    def bind(some: Sequence[int]) -> None:
-        for thread in Path("/proc/self/task").iterdir():
-            with suppress(ProcessLookupError):  # it has ended
-                os.sched_setaffinity(int(thread.name), some)
-
-    half = len(cores) // 2
-    bind(cores[:half])
-    try:
-        yield lambda: bind(cores[half:])
-    finally:
-        bind(cores)

@@ -35,7 +35,6 @@ from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.world import World
 from router.errors import BadCorpus
 from router.protocol.evidence import Passage
-from serving.files import replacing
 from serving.retrieval.build import build_index
 from serving.retrieval.dense import Hit
 from serving.retrieval.embedder import Embedder, MiniLM, Vectors
@@ -54,7 +53,6 @@ class Options(harness.Options, frozen=True, kw_only=True):
     data: Annotated[Path, Meta(description="a folder with corpus.jsonl and questions.jsonl")] | None = None
     index: Annotated[Path, Meta(description="keep its index in this folder, and use it if it is there")] | None = None
     gold_sub_questions: Annotated[bool, Meta(description="search with each question's sub-questions too")] = False
-    picture: Annotated[Path, Meta(description="PNG to draw the hits into")] | None = None
     load: Annotated[tuple[int, ...], Meta(description="passages of indexes to search, as 10000 100000 300000")] = ()
     callers: Annotated[int, Meta(ge=1, description="who ask at once")] = 64
     queries: Annotated[int, Meta(ge=1, description="all different")] = 1024
@@ -120,8 +118,6 @@ async def measure(options: Options) -> Figures:
             rows, different = await searched(Index.open(folder, moving), moving, options)
             loads += rows
             checks.append(Check("queries find the same both ways", not different, f"{different} of {number} passages"))
-    if options.picture and found:
-        draw(found, options.picture)
     return Figures(passages, len(questions), indexed, ranked, found, loads, checks)
 
 
@@ -199,27 +195,6 @@ def _found(
 def _documents(index: Index, hits: Sequence[Hit]) -> list[str]:
     """The rows of the corpus that the hits are of; a long row may have been cut into several passages."""
     return list(dict.fromkeys(index.passages[hit.row].document.partition("#")[2] for hit in hits))
-
-
-def draw(found: Sequence[Found], path: Path) -> None:
-    """Write a PNG with a panel for each ranking, and a line for each kind of query."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    rankings = list(dict.fromkeys(one.ranking for one in found))
-    figure = Figure(figsize=(3 * len(rankings) + 1, 3.8), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(rankings), sharey=True, squeeze=False)[0]
-    for axes, ranking in zip(panels, rankings, strict=True):
-        lines = [one for one in found if one.ranking == ranking]
-        for one in lines:
-            axes.plot(CUTS, [one.hit[k] for k in CUTS], marker="o", label=one.query)
-        axes.set(title=ranking, xlabel="k", xticks=CUTS, ylim=(0, 1))
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("questions with full evidence")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(lines))
-    with replacing(path) as unfinished:
-        figure.savefig(unfinished, format="png")
 
 
 async def searched(index: Index, embedder: Embedder, options: Options) -> tuple[list[Load], int]:

@@ -52,13 +52,12 @@ def read_entries(
     split = split or (named.pop() if len(named) == 1 else "test")
     number = 0
     for number, (where, row) in enumerate(_rows(file), 1):
-        if form is None:
-            form = next((known for field, known in _FORM_BY_FIELD.items() if field in row), "plain")
+        known = form or _form_of(row)
         try:
-            plain, passages = FORMATS[form](row)
+            plain, passages = FORMATS[known](row)
         except msgspec.DecodeError as error:
-            raise BadCorpus(f"{where}: {error}; this was read as {form}, --format names another form.") from None
-        name = dataset or (file.absolute().parent.name if form in ("flashrag", "plain") else form)
+            raise BadCorpus(f"{where}: {error}; this was read as {known}, --format names another form.") from None
+        name = dataset or (file.absolute().parent.name if known in ("flashrag", "plain") else known)
         question = BenchmarkQuestion(
             f"{plain.dataset or name}-{number}" if plain.id is None else str(plain.id),
             plain.question.strip(),
@@ -216,6 +215,13 @@ _FORM_BY_FIELD: dict[str, Format] = {
     "positive_doc_ids": "paper",
     "rounds": "miniworld",
 }
+
+
+def _form_of(row: Mapping[str, Any]) -> Format:
+    for field, form in _FORM_BY_FIELD.items():
+        if field in row:
+            return form
+    return "plain"
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,9 +1,6 @@
 """Options, figures and child processes of benchmarks."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated
@@ -14,10 +11,8 @@ from msgspec import Meta
 
 from benchmarks import harness
 from benchmarks.__main__ import BENCHMARKS, main
-from benchmarks.harness import Check, child, cores_apart
-from router.errors import BadRequest, RolegateError
-
-CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+from benchmarks.harness import Check, child
+from router.errors import RolegateError
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
@@ -65,26 +60,3 @@ async def test_a_child_that_does_not_begin() -> None:
     with pytest.raises(RolegateError, match=r"json\.tool ended before it was ready \(code \d"):
         async with child("json.tool", "/nowhere"):
             pass
-
-
-@pytest.mark.skipif(len(CORES) < 2, reason="there is nothing to share out on this system, or on one core")
-def test_cores_apart() -> None:
-    """What is started first has one half, this process then the other, and in the end everything, as before."""
-    with pytest.raises(ZeroDivisionError), cores_apart() as move_away:
-        script = "import os; print(*os.sched_getaffinity(0))"
-        theirs = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
-        move_away()
-        assert sorted([*map(int, theirs.split()), *os.sched_getaffinity(0)]) == CORES
-        raise ZeroDivisionError
-    assert sorted(os.sched_getaffinity(0)) == CORES
-
-
-@pytest.mark.skipif(not CORES, reason="this system binds no process to cores")
-def test_one_core_has_no_halves() -> None:
-    """It says so before anything is started."""
-    try:
-        os.sched_setaffinity(0, CORES[:1])
-        with pytest.raises(BadRequest, match="leave the option out"), cores_apart():
-            pass
-    finally:
-        os.sched_setaffinity(0, CORES)
