@@ -7,8 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from executor_sft.miniworld.export import export, write_config
-from executor_sft.miniworld.world import World
+from executor_sft.miniworld.export import write_config
 from router.edge.grpc.server import Server
 from serving.config.config import Config, DistillationConfig, ReportCacheConfig, RoleConfig, RolesConfig
 from serving.config.file import load_config, preset
@@ -80,8 +79,3 @@ async def mini_deployment(
         port = await server.start("127.0.0.1:0")
         stack.push_async_callback(server.drain, 0)
         yield MiniDeployment(config, engines, f"127.0.0.1:{port}")
-
-
-def demo_questions(folder: Path, count: int) -> list[str]:
-    """Questions about the demo's world; the same ones every time."""
-    return [question.text for question in export(World(7, "test"), folder, count)]

@@ -6,27 +6,23 @@ faults   played models, of which a share of calls goes wrong: resets, storms of 
          answered, streams that drip or are cut, lying usage, invalid UTF-8, duplicated chunks, stuck health endpoints
 kills    played models, and a gateway that is killed (SIGKILL) at random moments and started again, many times
 replica  models as slow as real ones, of which one replica dies again and again: the others' questions notice nothing
-engines  real vLLM engines (the preset `mini`): kills of the gateway, then of each engine, which is started again
 
 It ends with 1 where anything did not hold, which is named.
 """
 
 import asyncio
-import os
 import random
-import signal
 import statistics
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import count, cycle
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-import psutil
 from msgspec import Meta
 from rolegate.client import AsyncClient
 from rolegate.v1.usage_service_pb2 import ReconciliationVerdict
@@ -36,7 +32,6 @@ from benchmarks import harness
 from benchmarks.gateway import OnePassage, at_once, canned_config, gateway, retrieval
 from benchmarks.harness import Check, Meter, tell, work_folder
 from benchmarks.load import ANSWERED, Ended, Outcomes, ask_until, at_rate, quantile, question
-from benchmarks.mini_deployment import demo_questions, mini_deployment
 from router.runs.live import background_tasks
 from router.store.database import Database
 from router.store.schema import CALLS, RUNS
@@ -53,9 +48,8 @@ from router.testing.fault_proxy import (
 )
 from router.testing.openai_server import ChatRequest, Reply, serving, writes
 from router.trace.call import WHOLE
-from serving.config.config import RolesConfig
 
-Part = Literal["faults", "kills", "replica", "engines"]
+Part = Literal["faults", "kills", "replica"]
 _BACKBONES, _EXECUTORS = 2, 3
 _COUNTABLE: tuple[Fault, ...] = "overloaded", "cut"
 """Faults that leave the upstream's own count comparable with the ledger."""
@@ -65,23 +59,21 @@ _EVERY_S, _PAUSE_S = 0.5, 0.5
 _DEATHS: tuple[State, ...] = "gone", "silent"
 _TIMES = 3
 """How often a replica dies of each death, with as many questions between as while it is dead."""
-_AT_ENGINES, _BACK_WITHIN_S, _CALM_S, _AFTERWARDS = 4, 600.0, 5.0, 10
-_API_SERVER = "vllm.entrypoints.openai.api_server"
 _AGREE = ("EQUAL", "WITHIN_BOUNDS")
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
-    parts: Annotated[tuple[Part, ...], Meta(description="of faults, kills, replica and engines")] = (
+    parts: Annotated[tuple[Part, ...], Meta(description="of faults, kills and replica")] = (
         "faults",
         "kills",
         "replica",
     )
-    questions: Annotated[int, Meta(ge=4, description="of faults and replica; of engines a tenth")] = 2000
+    questions: Annotated[int, Meta(ge=4, description="of faults and replica")] = 2000
     in_flight: Annotated[int, Meta(ge=1, description="questions at once")] = 32
     share: Annotated[float, Meta(ge=0, le=1, description="of calls at which something fails")] = 0.05
-    kills: Annotated[int, Meta(ge=1, description="of gateways; of engines' gateways a tenth")] = 30
+    kills: Annotated[int, Meta(ge=1, description="of gateways")] = 30
     rate: Annotated[float, Meta(gt=0, description="questions a second, of replica")] = 8.0
     longest: Annotated[float, Meta(gt=0, description="seconds between kills")] = 2.0
     seed: Annotated[int, Meta(description="of the faults")] = 0
@@ -193,7 +185,7 @@ class Stand:
 async def measure(options: Options) -> Figures:
     """Run the parts. Raises `RolegateError`."""
     checks, parts = list[Check](), list[PartFigures]()
-    run = {"faults": _faults, "kills": _kills, "replica": _replica, "engines": _engines}
+    run = {"faults": _faults, "kills": _kills, "replica": _replica}
     with work_folder(options.folder) as folder:
         for part in options.parts:
             tell(f"reliability: {part}")
@@ -284,17 +276,17 @@ def _growth(name: str, samples: Sequence[float]) -> Iterator[Check]:
 async def _kills(folder: Path, options: Options) -> tuple[Stand, list[Check]]:
     async with _canned(folder, options, _COUNTABLE) as stand:
         stand.fail(options.share)
-        await _killed(stand, map(question, count()), options.kills, options.in_flight, options.longest)
+        await _killed(stand, map(question, count()), options)
         stand.fail(0.0)
         return stand, [await _reconciled(stand)]
 
 
-async def _killed(stand: Stand, texts: Iterator[str], kills: int, at_once: int, longest_s: float) -> None:
+async def _killed(stand: Stand, texts: Iterator[str], options: Options) -> None:
     """Ask gateways that are killed at random moments, one after the other."""
-    for _ in range(kills):
+    for _ in range(options.kills):
         async with gateway(stand.config) as process:
-            asking = asyncio.create_task(stand.keep_asking(process.words[0], texts, at_once))
-            await asyncio.sleep(stand.chance.uniform(0, longest_s))
+            asking = asyncio.create_task(stand.keep_asking(process.words[0], texts, options.in_flight))
+            await asyncio.sleep(stand.chance.uniform(0, options.longest))
             process.process.kill()
             await asking
 
@@ -346,76 +338,6 @@ async def _callers(store: str, deployment: str) -> set[str]:
         return await database.read(lambda connection: set(connection.scalars(wanted)))
     finally:
         await database.close()
-
-
-async def _engines(folder: Path, options: Options) -> tuple[Stand, list[Check]]:
-    folder.mkdir(parents=True)
-    questions, kills = max(4, options.questions // 10), max(1, options.kills // 10)
-    texts = cycle(demo_questions(folder / "world", 500))
-    async with (
-        mini_deployment(tell) as mini,
-        fault_proxies(list(mini.engines.values()), options.seed, _COUNTABLE) as proxies,
-    ):
-        urls = dict(zip(mini.engines, (proxy.base_url for proxy in proxies), strict=True))
-        waits = {"first_token_timeout_s": 10.0, "call_timeout_s": 20.0}
-        roles = {name: msgspec.structs.replace(role, **waits) for name, role in mini.of.roles.by_name.items()}
-        server = msgspec.structs.replace(mini.of.server, timeout_s=30.0)
-        of = msgspec.structs.replace(mini.of, roles=RolesConfig(**roles), server=server)
-        file = folder / "rolegate.toml"
-        msgspec.structs.replace(mini, of=of).config(file, f"sqlite:///{folder}/runs.db", urls)
-        deployments = {proxy.base_url: proxy for proxy in proxies}
-        stand = Stand(file, deployments, [proxy.plan for proxy in proxies], 30.0, random.Random(options.seed))
-        async with background_tasks(stand.watch()):
-            stand.fail(options.share)
-            await _killed(stand, texts, kills, _AT_ENGINES, 4 * options.longest)
-            async with gateway(file) as process:
-                some = iter([next(texts) for _ in range(questions)])
-                await stand.keep_asking(process.words[0], some, _AT_ENGINES)
-            stand.fail(0.0)
-            checks = [await _reconciled(stand), await _engines_killed(stand, texts)]
-    return stand, checks
-
-
-async def _engines_killed(stand: Stand, texts: Iterator[str]) -> Check:
-    """Kill each engine and let one hang while questions are asked; once all are back, every question is answered."""
-    victims = [(name, signal.SIGKILL) for name in sorted(_api_servers())]
-    async with gateway(stand.config) as process, AsyncClient(process.words[0]) as client:
-        for name, how in [*victims, (victims[0][0], signal.SIGSTOP)]:
-            asking = asyncio.create_task(stand.keep_asking(process.words[0], texts, _AT_ENGINES))
-            back = await _back(name, how)
-            asking.cancel()
-            with suppress(asyncio.CancelledError):
-                await asking
-            if not back:
-                return Check("engines are started again", False, f"{name} is not, after {how.name}")
-        await asyncio.sleep(_CALM_S)
-        last = [await stand.ask(client, next(texts), hurried_share=0.0) for _ in range(_AFTERWARDS)]
-    answered = sum(one is not None and one.outcome in (ANSWERED, "MALFORMED_OUTPUT") for one in last)
-    return Check("engines are started again, and answer", answered == len(last), f"{answered} of {len(last)}")
-
-
-def _api_servers() -> dict[str, psutil.Process]:
-    """The API servers of the engines, by the name of their model."""
-    found = {}
-    for process in psutil.Process(os.getpid()).children():
-        with suppress(psutil.Error):
-            if _API_SERVER in (command := process.cmdline()):
-                found[command[command.index("--served-model-name") + 1]] = process
-    return found
-
-
-async def _back(name: str, how: signal.Signals) -> bool:
-    """Send the signal to an engine, and see that another one takes its place."""
-    process = _api_servers()[name]
-    process.send_signal(how)
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_BACK_WITHIN_S):
-            while True:
-                await asyncio.sleep(_EVERY_S)
-                another = _api_servers().get(name)
-                if another is not None and another.pid != process.pid:
-                    return True
-    return False
 
 
 async def accounts(store: str, ended: Iterable[Ended], deployments: Mapping[str, FaultProxy]) -> Accounts:

@@ -3,10 +3,9 @@
 Written as Markdown with PNG, and as JSON; the paper's own figures stand beside ours, in tables of their own.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -38,13 +37,7 @@ class Figures(msgspec.Struct, frozen=True):
     report: str
 
 
-class Gain(NamedTuple):
-    """A difference of scores in points of 100, shown with its sign."""
-
-    points: float
-
-
-Cell = str | int | float | Score | Gain | None
+Cell = str | int | float | Score | None
 """A score is a share of 1 and is shown in points of 100, as the paper does; None is shown as a dash."""
 
 
@@ -59,7 +52,7 @@ class ReportTable(msgspec.Struct, frozen=True):
     """Each a `Cell` for each column."""
     note: str = ""
     digits: int = 2
-    """Of floats below 10; from 10 on at most two, and from 100 on, and for 0, none."""
+    """Of floats below 100; others have none."""
 
     @classmethod
     def of(
@@ -86,22 +79,12 @@ class ReportTable(msgspec.Struct, frozen=True):
             case Score(mean, error):
                 plain = f"{100 * mean:.2f}"
                 return plain if error is None else f"{plain} ± {100 * error:.2f}"
-            case Gain(points):
-                return f"{points:+.2f}".replace("-", "−")
             case float():
-                return "–" if math.isnan(cell) else self._number(cell).replace("-", "−")
+                return f"{cell:,.{self.digits if abs(cell) < 100 else 0}f}"
             case int():
                 return f"{cell:,}"
             case _:
                 return cell
-
-    def _number(self, value: float) -> str:
-        digits = self.digits
-        if abs(round(value, digits)) >= 10:
-            digits = min(digits, 2)
-        if abs(round(value, digits)) >= 100 or not round(value, digits):
-            digits = 0
-        return f"{round(value, digits) + 0.0:,.{digits}f}"  # there is a zero below zero, which + 0.0 is not
 
 
 def measure(options: Options) -> Figures:

@@ -11,7 +11,7 @@ from typing import get_args
 
 import msgspec
 
-from benchmarks.study.report import Cell, Gain, ReportTable
+from benchmarks.study.report import Cell, ReportTable
 from benchmarks.study.results import CellRows, Study
 from benchmarks.study.rows import Loss, Row
 from benchmarks.study.scores import compared, metrics_of, micro
@@ -112,7 +112,7 @@ def _table_1(study: Study) -> ReportTable:
                 "model": study.labelled(_executor(pair), pair.max_turns),
                 **{f"single {name}": before for name, (before, _) in scores.items()},
                 **{f"factorized {name}": after for name, (_, after) in scores.items()},
-                **{f"gain {name}": Gain(100 * (new.mean - old.mean)) for name, (old, new) in scores.items()},
+                **{f"gain {name}": f"{100 * (new.mean - old.mean):+.2f}" for name, (old, new) in scores.items()},
             }
         )
     title = "Table 1: from a single agent to main and sub-agent of the same model"

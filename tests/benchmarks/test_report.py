@@ -1,7 +1,6 @@
 """A report: what is in its tables and files, and what never stands together."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -105,24 +104,6 @@ def test_cells_are_text_and_nothing_else() -> None:
     """A model's name cannot close a table cell; what is unknown is a dash."""
     table = ReportTable("t", "A & B", ("a|b", "score", "n"), (("<b>|", Score(0.5, 0.01), None),), digits=1)
     assert "| <b>\\| | 50.00 ± 1.00 | – |" in table.markdown()
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (0.0, "0"),
-        (-0.00001, "0"),
-        (0.00012, "0.0001"),
-        (-1.5, "−1.5000"),
-        (9.99999, "10.00"),
-        (99.999, "100"),
-        (1571.6, "1,572"),
-        (math.nan, "–"),
-    ],
-)
-def test_a_number_has_as_many_digits_as_say_something(value: float, shown: str) -> None:
-    """Hundredths of a cent count in small sums, and no such part of a large share does."""
-    assert ReportTable("t", "T", (), (), digits=4).text(value) == shown
 
 
 def pair(backbone: str, executor: str | None, turns: int = 3, topology: str = "factorized", **fields: object) -> Row:
