@@ -30,15 +30,9 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
     store: Annotated[str, Meta(description="a gateway's, such as sqlite:///rolegate.db")]
-    prices: (
-        Annotated[
-            Path,
-            Meta(
-                description="TOML: for each model prompt, completion and perhaps cached, dollars for a million tokens"
-            ),
-        ]
-        | None
-    ) = None
+    prices: Annotated[Path, Meta(description="TOML: of each model prompt, completion, cached; $ a million")] | None = (
+        None
+    )
     instead: Annotated[tuple[str, ...], Meta(description="ROLE=MODEL[*SHARE]: what if this model had that role")] = ()
 
 
