@@ -119,7 +119,7 @@ def show(figures: Mapping[str, Any], *, as_json: bool = False, stderr: bool = Fa
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=SIMPLE_HEAD)
     for number, name in enumerate(rows[0]):
-        table.add_column(name.replace("_", " "), justify="right" if number else "left", no_wrap=not number)
+        table.add_column(name.replace("_", " "), justify="right" if number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
     return table

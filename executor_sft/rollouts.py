@@ -11,7 +11,7 @@ import msgspec
 from executor_sft.jsonl import JsonlFile
 from executor_sft.questions import Question
 from executor_sft.runtime import Runtime
-from router.errors import BadConfig, OutOfTime, RolegateError, UpstreamError, UpstreamRefused, UpstreamUnavailable
+from router.errors import BadConfig, OutOfTime, RolegateError, UpstreamError, UpstreamUnavailable
 from router.protocol.scoring import exact_match
 from router.search.answerer import Judge
 from router.search.context import RunContext
@@ -84,17 +84,8 @@ def check_execution(execution: Execution, index: int, context: RunContext) -> No
     match execution.outcome:
         case "timed_out":
             raise OutOfTime(_TIME)
-        case "retrieval_failed":
-            raise UpstreamUnavailable("passages cannot be had", endpoint="the config's address or index")
-        case "model_failed":
-            calls = [call for call in context.ledger.calls if call.sub_query == index and call.outcome != "completed"]
-            if not calls:  # nobody was asked
-                raise UpstreamUnavailable("left alone, as its last calls failed", endpoint="the executor's endpoint")
-            last = calls[-1]
-            kind = UpstreamUnavailable if last.outcome in ("unavailable", "connect_error") else UpstreamRefused
-            error = kind(f"model {last.model!r}: {last.outcome}", endpoint=last.deployment)
-            error.role = last.role
-            raise error
+        case "retrieval_failed" | "model_failed":
+            raise context.failures[index]
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,8 @@ class Form:
     """The reply to a search too many, and to a malformed turn where none are left."""
     search_first: str = ""
     """The reply to whatever comes before the first search; empty where it may answer at once."""
+    persists: bool = False
+    """True where it is corrected while turns are left; else a second malformed turn in a row is the last."""
     raw: bool = False
     """True where it writes a single turn, thinking included, into which the results are put (Search-R1)."""
 
@@ -73,6 +75,7 @@ EXECUTOR = Form(
     prompts.CORRECT_REPORT,
     prompts.LAST_SEARCH,
     prompts.CORRECT_SEARCH,
+    persists=True,
 )
 SEARCH_R1 = Form(
     parse_agent_turn,
@@ -124,8 +127,8 @@ class ContextWindow:
         self.messages += (Message("user", text),)
 
     def correct(self, text: str) -> None:
-        """Say what is wanted, once; a second time in a row, the model has given up."""
-        if self.corrected:
+        """Say what is wanted; a second time in a row, the model has given up unless its form persists."""
+        if self.corrected and not self._form.persists:
             self.gave_up = True
         else:
             self.corrected = True

@@ -14,7 +14,7 @@ from serving.cli.options import add_connection, json_of, new_parser, with_client
 def search(arguments: Sequence[str]) -> int:
     """Print the passages, best first."""
     parser = new_parser("search", __doc__)
-    parser.add_argument("query", metavar="QUERY")
+    parser.add_argument("query", metavar="QUERY", help="what to look for, in words")
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="passages (default: the gateway's number)")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each passage")
     add_connection(parser)
