@@ -201,7 +201,7 @@ async def test_a_teacher_that_is_down_or_is_not_named(
     command = ("rollout", "--questions", listed, "--config", config, "--out")
     status, said = await ran(*command, tmp_path / "down")
     assert status == 1
-    for part in ("model 'teacher': unreachable", "0 of 4 questions are rolled out", "same command"):
+    for part in ("model 'teacher': HTTP 503: overloaded", "0 of 4 questions are rolled out", "same command"):
         assert part in said
     config.write_text(config.read_text("utf-8").partition("[distillation.teacher]")[0], "utf-8")
     status, said = await ran(*command, tmp_path / "out")

@@ -101,7 +101,7 @@ def test_every_recording_is_played() -> None:
     }
 
 
-THINKING = ["deepseek_reasoner", "qwen3_vllm_reasoning_parser", "qwen3_vllm_no_parser", "mistral_parts"]
+THINKING = ["deepseek_reasoner", "qwen3_vllm_reasoning_parser", "qwen3_vllm_no_parser"]
 
 
 @pytest.mark.parametrize("name", THINKING)

@@ -247,7 +247,7 @@ async def test_a_delegator_that_fails() -> None:
         await search.run(QUESTION, context)
     assert retriever.cancelled == {"a?"}
     await context.ledger.close(1)
-    assert sorted(call.outcome for call in context.ledger.calls) == ["wasted", "unavailable"]
+    assert sorted(call.outcome for call in context.ledger.calls) == ["unavailable", "wasted"]
 
 
 async def test_cancelling_the_run_cancels_what_had_begun() -> None:

@@ -101,12 +101,12 @@ async def test_malformed_output_is_corrected(bad: str) -> None:
 
 
 async def test_malformed_to_the_end() -> None:
-    """A second malformed turn in a row ends a run, with neutral text; a search in between does not let it."""
+    """It is corrected while turns are left; the report is neutral then."""
     hm = "I think it is Mann."
-    execution = await run(*[hm] * 2, limits=ExecutorLimits(9, 2))
+    execution = await run(*[hm] * 4, limits=ExecutorLimits(4, 2))
     assert (execution.outcome, execution.report, execution.searches) == ("no_report", NO_EVIDENCE, ())
-    assert len(execution.conversation.outputs) == 2
-    assert (await run(hm, SEARCH, hm, REPORT, limits=ExecutorLimits(9, 2))).outcome == "reported"
+    assert len(execution.conversation.outputs) == 4
+    assert (await run(hm, hm, SEARCH, hm, REPORT, limits=ExecutorLimits(9, 2))).outcome == "reported"
 
 
 async def test_corrections_are_booked_as_such() -> None:

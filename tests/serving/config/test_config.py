@@ -267,7 +267,10 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
             with_index("[retrieval.embedder]\nbase_url = 'http://a/v1'\nmodel = 'm'"),
             "retrieval.embedder.dimension: missing; an embedder elsewhere needs it.",
         ),
-        (with_tables("[search]\nscope = 'absent.txt'"), "search.vocabulary: there is no file {folder}/absent.txt."),
+        (
+            with_tables("[search]\nvocabulary = 'absent.txt'"),
+            "search.vocabulary: there is no file {folder}/absent.txt.",
+        ),
         (GOOD.replace('model = "m"', "model = ' '", 1), "roles.delegation.model: is empty; write the name"),
         (
             with_tables('[server]\naddress = "127.0.0.1:5"\nhttp = "127.0.0.1:5"'),
