@@ -102,7 +102,7 @@ async def test_an_executor_that_failed_is_no_sample() -> None:
         unwanted = "Pacino" in prompt.messages[1].content
         return UpstreamRefused("unwanted content", endpoint="http://x") if unwanted else searches_twice(prompt)
 
-    with pytest.raises(UpstreamUnavailable, match="execution at scripted://teacher: model 'teacher': unavailable"):
+    with pytest.raises(UpstreamUnavailable, match="execution at http://x: refuses to connect"):
         await ScriptedRoles(teacher=fails).worker().roll_out(QUESTION)
     with pytest.raises(UpstreamUnavailable, match="scripted://student"):
         await ScriptedRoles(student=fails).worker().roll_out(QUESTION)
@@ -200,7 +200,7 @@ async def test_a_teacher_that_dies(tmp_path: Path) -> None:
 
     roles = ScriptedRoles(teacher=dies)
     with pytest.raises(
-        UpstreamUnavailable, match=r"scripted://teacher.* of 6 questions are rolled out\..*same command"
+        UpstreamUnavailable, match=r"http://x.* of 6 questions are rolled out\..*same command"
     ):
         await rolled_out(roles, tmp_path, concurrency=2)
     done = len(ids(tmp_path))
