@@ -10,11 +10,9 @@ import pytest
 
 from executor_sft.call_cache import CallCache
 from executor_sft.questions import Question
-from executor_sft.rollouts import Rollout, Verdict, check_execution, roll_out_all
+from executor_sft.rollouts import Rollout, Verdict, roll_out_all
 from router.errors import BadConfig, OutOfTime, UpstreamRefused, UpstreamUnavailable
 from router.models.model import Answer, Prompt
-from router.protocol.evidence import NO_EVIDENCE
-from router.trace.values import Conversation, Execution
 from tests.executor_sft.scripted_roles import ScriptedRoles, questions, searches_twice
 from tests.router.deployment import lasting
 
@@ -90,8 +88,8 @@ async def test_without_a_right_answer_the_judge_goes_by_the_evidence() -> None:
 
 
 async def test_an_executor_that_failed_is_no_sample() -> None:
-    """What it makes of that in service, a neutral report, must not be learnt from: an endpoint that is gone or left
-    alone, one prompt that is refused (the question's own failure), time that ran out.
+    """What it makes of that in service, a neutral report, must not be learnt from: an endpoint that is gone,
+    one prompt that is refused (the question's own failure), time that ran out.
     """
     gone = UpstreamUnavailable("refuses to connect", endpoint="http://x")
 
@@ -104,16 +102,13 @@ async def test_an_executor_that_failed_is_no_sample() -> None:
 
     with pytest.raises(UpstreamUnavailable, match="execution at http://x: refuses to connect"):
         await ScriptedRoles(teacher=fails).worker().roll_out(QUESTION)
-    with pytest.raises(UpstreamUnavailable, match="scripted://student"):
+    with pytest.raises(UpstreamUnavailable, match="refuses to connect"):
         await ScriptedRoles(student=fails).worker().roll_out(QUESTION)
-    with pytest.raises(UpstreamRefused, match="refused"):
+    with pytest.raises(UpstreamRefused, match="unwanted content"):
         await ScriptedRoles(teacher=refuses).worker().roll_out(QUESTION)
     contexts = iter([lasting(), lasting(0.0)])
     with pytest.raises(OutOfTime, match=r"server\.timeout_s"):
         await replace(ScriptedRoles().worker(), context=lambda: next(contexts)).roll_out(QUESTION)
-    nobody_asked = Execution("Who?", NO_EVIDENCE, "model_failed", (), Conversation(()))
-    with pytest.raises(UpstreamUnavailable, match="left alone"):
-        check_execution(nobody_asked, 0, lasting())
 
 
 QUESTIONS = questions(6)
@@ -199,9 +194,7 @@ async def test_a_teacher_that_dies(tmp_path: Path) -> None:
         return UpstreamUnavailable("gone", endpoint="http://x") if calls > 25 else searches_twice(prompt)
 
     roles = ScriptedRoles(teacher=dies)
-    with pytest.raises(
-        UpstreamUnavailable, match=r"http://x.* of 6 questions are rolled out\..*same command"
-    ):
+    with pytest.raises(UpstreamUnavailable, match=r"http://x.* of 6 questions are rolled out\..*same command"):
         await rolled_out(roles, tmp_path, concurrency=2)
     done = len(ids(tmp_path))
     assert 0 < done < 6
