@@ -14,8 +14,6 @@ from router.models.session import read_body
 
 _LOADING_S = 120.0
 _MOST_CHARS = 300
-
-
 _RANK = re.compile(r"LoRA rank (\d+) is greater than max_lora_rank (\d+)")
 
 
@@ -84,10 +82,10 @@ class Adapters:
         return known is not None
 
 
-def _reason(said: bytes, folder: Path) -> str:
+def _reason(body: bytes, folder: Path) -> str:
     reply = FailureReply()
     with suppress(*JSON_ERRORS):
-        reply = msgspec.json.decode(said, type=FailureReply)
+        reply = msgspec.json.decode(body, type=FailureReply)
     if not isinstance(reply.error, ErrorReply):  # there is no such route
         return (
             "it loads no adapters while it runs; set engines.….adapter_rank, or start it with --enable-lora and "
@@ -98,4 +96,5 @@ def _reason(said: bytes, folder: Path) -> str:
         return f"its rank is {rank[1]}, and the engine takes {rank[2]} at most; raise engines.….adapter_rank."
     if "No adapter found" in message:
         return f"it finds no adapter in {folder}; the folder must be there where the engine runs, too."
-    return " ".join(message.split())[:_MOST_CHARS]
+    said = " ".join(message.split())[:_MOST_CHARS]
+    return f"its weights do not fit the model that the engine serves: {said}" if "size of tensor" in said else said
