@@ -1,7 +1,8 @@
 """What is down of what the services need, and word of every change."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import structlog
@@ -13,6 +14,17 @@ from router.trace.call import RoleName
 _log = structlog.get_logger("readiness")
 Need = Literal["delegation", "execution", "answer", "retrieval", "store"]
 """A role's model, the passages, or the database."""
+
+
+@contextmanager
+def errors_logged(log: structlog.typing.FilteringBoundLogger, event: str, **known: str) -> Iterator[None]:
+    """Log an error that ends the block, instead of raising it; with its trace where it is not one of ours."""
+    try:
+        yield
+    except RolegateError as error:
+        log.warning(event, error=f"{type(error).__name__}: {error}", **known)
+    except Exception:
+        log.exception(event, **known)
 
 
 class Readiness:
@@ -77,10 +89,6 @@ async def watch_role(
             pause_s, due = _FIRST_S, 0.0
         elif loop.time() >= due and not min(waits_s):
             pause_s, due = min(2 * pause_s, _LONGEST_S), loop.time() + pause_s
-            try:
+            with errors_logged(_log, "role.probe_failed", role=name):
                 await probe(name)
-            except RolegateError as error:
-                _log.info("role.probe_failed", role=name, error=str(error))
-            except Exception:
-                _log.exception("role.probe_failed", role=name)
         await asyncio.sleep(_EVERY_S)

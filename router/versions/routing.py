@@ -3,13 +3,15 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import cache
 from itertools import pairwise
 from weakref import WeakKeyDictionary
 
 import structlog
 
+from router.calls.health import errors_logged
 from router.calls.role import Role
-from router.errors import BadVersion, RolegateError
+from router.errors import BadVersion
 from router.ledger.ledger import Ledger
 from router.search.context import RunContext
 from router.search.executor import Executor, Unfinished
@@ -35,11 +37,12 @@ class VersionRouting:
         """`make`: the executor of a version. `configured`: the version that needs no loading. `read`: the traffic on
         record; raises `StoreFailed`. `load`: makes the engine know a version; raises `BadVersion` and `UpstreamError`.
         """
-        self._make, self._configured, self._read, self._load, self._tell = make, configured, read, load, tell
+        self._configured, self._read, self._load, self._tell = configured, read, load, tell
+        self.of = cache(make)
+        """The executor of one version."""
         self.traffic = Traffic(configured)
         """That of runs that begin now; without versions that could not be loaded."""
         self._on_record: Traffic | None = None
-        self._made: dict[str, Executor] = {}
         self._kept: WeakKeyDictionary[Ledger, Traffic] = WeakKeyDictionary()
         self._refreshing, self._news = asyncio.Lock(), asyncio.Event()
 
@@ -53,12 +56,6 @@ class VersionRouting:
         """The versions that runs work with, or may begin to."""
         traffics = (self.traffic, *self._kept.values())
         return {version for each in traffics for version in (each.active, each.candidate) if version}
-
-    def of(self, version: str) -> Executor:
-        """The executor of one version."""
-        if version not in self._made:
-            self._made[version] = self._make(version)
-        return self._made[version]
 
     def role(self, context: RunContext) -> Role:
         """The active version's: what somebody else does with a candidate would tell nothing of it."""
@@ -117,12 +114,8 @@ class VersionRouting:
                 async with asyncio.timeout(_FRESH_S):
                     await self._news.wait()
             self._news.clear()
-            try:
+            with errors_logged(_log, "traffic.unread"):
                 await self.refresh()
-            except RolegateError as error:
-                _log.warning("traffic.unread", error=str(error))
-            except Exception:
-                _log.exception("traffic.unread")
 
     async def _ready(self, version: str) -> bool:
         if version == self._configured:

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 
-from router.errors import ContextTooLong, OutOfTime, RolegateError, StoreFailed
+from router.calls.health import errors_logged
+from router.errors import ContextTooLong, OutOfTime
 from router.runs.archive import Archive
 from router.runs.lifecycle import OpenRun, RequestOptions, RunLifecycle, RunRequest
 from router.runs.live import background_tasks
@@ -62,11 +63,9 @@ class Trials:
 
     async def judge(self, feedback: Feedback) -> None:
         """Learn from feedback on a run which of its answers were right."""
-        try:
+        with errors_logged(_log, "trial.not_judged", run_id=feedback.run_id):
             if trial := await self._book.trial(feedback.run_id):
                 await self._judge(trial, feedback)
-        except StoreFailed as error:
-            _log.warning("trial.not_judged", run_id=feedback.run_id, error=str(error))
 
     async def work(self) -> None:
         """Try what is considered, and have it reviewed."""
@@ -75,24 +74,16 @@ class Trials:
                 await self._news.wait()
                 self._news.clear()
                 begun = time.monotonic()
-                try:
+                with errors_logged(_log, "trials.not_reviewed"):
                     await self._review()
                     await self._executors.refresh()
-                except RolegateError as error:
-                    _log.warning("trials.not_reviewed", error=str(error))
-                except Exception:
-                    _log.exception("trials.not_reviewed")
                 await asyncio.sleep((time.monotonic() - begun) * (1 / _REVIEWING_SHARE - 1))
 
     async def _try_all(self) -> None:
         while True:
             run = await self._waiting.get()
-            try:
+            with errors_logged(_log, "trial.given_up", run_id=run.id):
                 await self._try(run)
-            except RolegateError as error:
-                _log.warning("trial.given_up", run_id=run.id, error=f"{type(error).__name__}: {error}")
-            except Exception:
-                _log.exception("trial.given_up", run_id=run.id)
 
     async def _try(self, run: Run) -> None:
         traffic = self._executors.traffic
@@ -139,11 +130,10 @@ class Trials:
 def _comparable(run: Run) -> bool:
     """Whether the run got to its end by its own executors' reports: of shared ones, others have the tokens."""
     found = run.result
-    if not isinstance(found, Trajectory) or found.topology != "factorized":
+    if not isinstance(found, Trajectory) or found.topology != "factorized" or not found.executions:
         return False
-    if any(execution.shared_from for execution in found.executions):
-        return False
-    return bool(found.executions) and found.outcome not in _CUT and not _spoiled(run)
+    shared = any(execution.shared_from for execution in found.executions)
+    return not shared and found.outcome not in _CUT and not _spoiled(run)
 
 
 def _spoiled(run: Run) -> bool:

@@ -117,11 +117,10 @@ class Versions:
 
     async def figures(self, version: ExecutorVersion) -> TrialFigures | None:
         """What a version has shown in its trial; None where it is not on trial."""
-        match version.state:
-            case "shadow" | "canary" as stage:
-                pairs = await self._book.pairs(version.version, stage, version.state_at)
-                return await asyncio.to_thread(figures_of, pairs, self._gate)
-        return None
+        if version.state not in ("shadow", "canary"):
+            return None
+        pairs = await self._book.pairs(version.version, version.state, version.state_at)
+        return await asyncio.to_thread(figures_of, pairs, self._gate)
 
     async def decisions(self, version: str | None = None, after: int = 0) -> Sequence[Decision]:
         """What was decided, on one version or on all, with numbers greater than `after`: oldest first, at most
@@ -158,10 +157,8 @@ class Versions:
         """
         if state not in ("registered", "shadow", "canary"):
             raise BadRequest(f"state: a version cannot be set {state}; set it registered, shadow or canary.")
-        if state == "canary" and not 0 < share <= 1:
-            raise BadRequest(f"canary_share is {share:g}; it must be more than 0 and at most 1.")
-        if state != "canary" and share:
-            raise BadRequest(f"canary_share is {share:g}; only a canary has one.")
+        if not (0 < share <= 1 if state == "canary" else share == 0):
+            raise BadRequest(f"canary_share is {share:g}; it must be more than 0 and at most 1; only a canary has one.")
 
         def plan(draft: Draft) -> None:
             version = draft.find(name)
@@ -208,9 +205,13 @@ class Versions:
         candidate = next(version for version in versions if version.version == traffic.candidate)
         pairs = await self._book.pairs(candidate.version, traffic.stage, candidate.state_at)
         verdict, figures, reason = await asyncio.to_thread(decide, pairs, self._gate)
-        draft = Draft(versions, "gate", figures)
+        draft, noted = Draft(versions, "gate", figures), (candidate.version, candidate.state_at, figures)
         if verdict == "wait":
-            await self._wait(draft, candidate, figures, reason)
+            if figures.trials and noted != self._noted:  # something has come since the last note
+                draft.move(candidate, candidate.state, "wait", reason, candidate.share)
+                await self._book.wait(draft.decisions[-1])
+                self._noted = noted
+                _tell(draft.decisions[-1])
             return
         if verdict == "roll_back":
             draft.move(candidate, "rolled_back", "roll_back", reason)
@@ -257,22 +258,11 @@ class Versions:
         self.on_change()
         return True
 
-    async def _wait(self, draft: Draft, candidate: ExecutorVersion, figures: TrialFigures, reason: str) -> None:
-        """Note that there is no decision yet, unless nothing has come since the last note."""
-        noted = candidate.version, candidate.state_at, figures
-        if not figures.trials or noted == self._noted:
-            return
-        draft.move(candidate, candidate.state, "wait", reason, candidate.share)
-        await self._book.wait(draft.decisions[-1])
-        self._noted = noted
-        _tell(draft.decisions[-1])
-
 
 def _tell(decision: Decision) -> None:
-    known: dict[str, object] = {}
-    if figures := decision.figures:
-        known = {"trials": figures.trials, "judged": figures.judged}
-        known |= {each.measure: (each.in_favour, each.against) for each in figures.evidence}
+    figures = decision.figures
+    known: dict[str, object] = {"trials": figures.trials, "judged": figures.judged} if figures else {}
+    known |= {each.measure: (each.in_favour, each.against) for each in figures.evidence} if figures else {}
     _log.info(
         "gate.decided" if decision.decided_by == "gate" else "version.decided",
         version=decision.version,
