@@ -1,6 +1,7 @@
 """Attempts of one call: where each goes, when another is made, how long it may take, and its row in the ledger."""
 
 import asyncio
+import math
 import random
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -52,15 +53,14 @@ class Attempts:
     traffic: RoleHealth
     worst: Callable[[int, int], Amount]
     """The most that an attempt may cost, by the tokens of its prompt and by those that it may write."""
-    until: float
+    streams: bool
+    most: int
+    until: float = math.inf
     """When the call is due, in the event loop's time."""
     on_text: OnText | None = None
     """Gets the text of a streamed attempt as it is written."""
     on_delta: Callable[[Delta], None] | None = None
     """Gets what is written, and keeps it: once there is a first token, there is no other attempt."""
-    streams: bool = True
-    most: int = 3
-
     _made: int = field(default=0, init=False)
     _failed: set[str] = field(default_factory=set, init=False)
     """Deployments that did not do their part."""
@@ -93,20 +93,20 @@ class Attempts:
     async def _once(self) -> Completion:
         async with self._attempt() as (attempt, model, prompt, timeouts), timeouts.of(model) as heard:
             max_tokens = prompt.sampling.max_tokens
+            on_text = self.on_text() if self.on_text and self.streams else None
+
+            def take(delta: Delta) -> None:
+                heard(delta)
+                attempt.take(delta)
+                if on_text:
+                    on_text(delta.text)
+                if self.on_delta and (delta.text or delta.reasoning):
+                    self.on_delta(delta)
+
             if not self.streams:
                 completion = whole_within(await model.complete(prompt), max_tokens)
                 attempt.take_whole(completion)
             else:
-                on_text = self.on_text() if self.on_text else None
-
-                def take(delta: Delta) -> None:
-                    heard(delta)
-                    attempt.take(delta)
-                    if on_text:
-                        on_text(delta.text)
-                    if self.on_delta and (delta.text or delta.reasoning):
-                        self.on_delta(delta)
-
                 async with model.stream(prompt) as deltas:
                     completion = await gather(within(deltas, max_tokens), take)
             if usage := attempt.believed:
@@ -120,7 +120,7 @@ class Attempts:
             replica = await self._chosen()
             timeouts = self._timeouts(replica)
             attempt: Attempt | None = None
-            tokens = self._tokens + self.prompt.sampling.max_tokens
+            tokens = self.caller.prompt_bound // _BYTES_PER_TOKEN + self.prompt.sampling.max_tokens
             try:
                 with replica.endpoint.calling(tokens, lambda: _silent(attempt, timeouts)) as spoke:
                     async with AsyncExitStack() as stack:
@@ -168,16 +168,13 @@ class Attempts:
         # All executors of a run share a replica's cache; other conversations are told apart by how they begin.
         stay = self.caller.role == "execution"
         key = self.ledger.run_id if stay else "\0".join(message.content for message in self.prompt.messages[:2])
-        return await chosen(self.replicas, key, self._tokens, stay=stay, avoid=self._failed, until=self.until)
+        tokens = self.caller.prompt_bound // _BYTES_PER_TOKEN
+        return await chosen(self.replicas, key, tokens, stay=stay, avoid=self._failed, until=self.until)
 
     def _timeouts(self, replica: Replica) -> Timeouts:
         if len(self.replicas) == 1 or replica.endpoint.breaker.state == "closed":
             return self.timeouts
         return replace(self.timeouts, first_token_s=min(self.timeouts.first_token_s, _PROBE_S))
-
-    @property
-    def _tokens(self) -> int:
-        return self.caller.prompt_bound // _BYTES_PER_TOKEN
 
 
 def _pause_s(error: UpstreamError, number: int) -> float | None:

@@ -21,8 +21,6 @@ class RetryBudget:
     def __init__(self) -> None:
         self.balance = _RESERVE
         """Retries that may be made now."""
-        self.refused = 0
-        """Retries that were not made for want of it."""
         self._seen = 0.0
 
     def called(self) -> None:
@@ -35,11 +33,9 @@ class RetryBudget:
         if self.balance < _RESERVE:
             self.balance = min(self.balance + now - self._seen, _RESERVE) if self._seen else self.balance
         self._seen = now
-        if self.balance < 1:
-            self.refused += 1
-            return False
-        self.balance -= 1
-        return True
+        allowed = self.balance >= 1
+        self.balance -= allowed
+        return allowed
 
 
 _TEMPLATE_TOKENS, MESSAGE_TOKENS = 128, 16
@@ -51,12 +47,8 @@ def prompt_bound(messages: Iterable[Message]) -> int:
     byte fallback: each token stands for at least one byte of the text, be it as it is or in normal form C or KC. What a
     chat template adds is taken to be no more than 16 tokens a message and 128 in all.
     """
-    return _TEMPLATE_TOKENS + sum([MESSAGE_TOKENS + _bytes_of(message) for message in messages])
-
-
-def _bytes_of(message: Message) -> int:
-    """Those of system prompts are known, as they come with every call of their role."""
-    return _known_bytes(message.content) if message.role == "system" else _most_bytes(message.content)
+    sizes = [(_known_bytes if message.role == "system" else _most_bytes)(message.content) for message in messages]
+    return _TEMPLATE_TOKENS + MESSAGE_TOKENS * len(sizes) + sum(sizes)
 
 
 def _most_bytes(text: str) -> int:
@@ -75,6 +67,7 @@ def _longest(character: str) -> int:
 
 
 _known_bytes = lru_cache(maxsize=8)(_most_bytes)
+"""Of system prompts, which come with every call of their role."""
 
 
 class PromptCounts:

@@ -51,8 +51,12 @@ class Breaker:
 
     def end(self, good: bool | None, *, probe: bool) -> None:
         """A call has ended. `good`: None where that tells nothing of the endpoint."""
-        if probe:
-            self._probed(good)
+        if probe and good:
+            self.state, self._open_s = "closed", _FIRST_S
+        elif probe and good is None:
+            self.state = "open"  # and due, for another probe
+        elif probe:
+            self.open()
         elif self.state == "closed" and good is not None:
             self._in_a_row = 0 if good else self._in_a_row + 1
             if self._in_a_row >= _IN_A_ROW:
@@ -64,14 +68,6 @@ class Breaker:
         self._until = asyncio.get_running_loop().time() + self._open_s
         self._open_s = min(2 * self._open_s, _LONGEST_S)
         self._in_a_row = 0
-
-    def _probed(self, good: bool | None) -> None:
-        if good:
-            self.state, self._open_s = "closed", _FIRST_S
-        elif good is None:
-            self.state = "open"  # and due, for another probe
-        else:
-            self.open()
 
 
 class Endpoint:

@@ -75,48 +75,19 @@ class Role:
     ) -> Completion:
         """The model's next turn or, where its model is not to be had, that of the first fallback whose is. `pattern`:
         what it has to match, where the endpoint can see to that. `until`: when it is due, in the event loop's time; no
-        pause is begun that would take longer. `on_text`, `on_delta`: as for `Attempts`.
-
-        Raises `BudgetExhausted`, and `UpstreamError`, naming this role, once neither another attempt nor a fallback is
-        worth it.
+        pause is begun that would take longer. `on_text`, `on_delta`: as for `Attempts`. Raises `BudgetExhausted`, and
+        `UpstreamError`, naming this role, once neither another attempt nor a fallback is worth it.
         """
-
-        def attempts(role: Role, purpose: Purpose) -> Attempts:
-            prompt = role._prompt(messages, stop, pattern)
-            caller = Caller(
-                role.name,
-                role.model.name,
-                role.deployment or role.model.endpoint,
-                sub_query,
-                role.sampling.max_tokens,
-                role.executor_version,
-                role.price,
-                role._in_context(prompt_bound(prompt.messages)),
-            )
-            return Attempts(
-                prompt,
-                ledger,
-                caller,
-                purpose,
-                role.replicas,
-                role.timeouts,
-                role.traffic,
-                worst=role._worst,
-                until=until,
-                on_text=on_text,
-                on_delta=on_delta,
-                streams=role.streams,
-                most=role.attempts,
-            )
-
         first: UpstreamError | None = None
         try:
             for role in (self, *self.fallbacks):
                 if first:
                     _log.warning("role.fallback", role=self.name, model=role.model.name, error=str(first))
-                    self.traffic.fallbacks += 1
+                    self.traffic.fallbacks, purpose = self.traffic.fallbacks + 1, "fallback"
+                attempts = role._attempts(role._prompt(messages, stop, pattern), sub_query, ledger, purpose)
+                attempts.until, attempts.on_text, attempts.on_delta = until, on_text, on_delta
                 try:
-                    return await attempts(role, "fallback" if first else purpose).completion()
+                    return await attempts.completion()
                 except (UpstreamUnavailable, UpstreamProtocolError) as error:
                     first = first or error
                     if error.passed_on:
@@ -125,6 +96,24 @@ class Role:
         except UpstreamError as error:
             error.role = self.name
             raise
+
+    def _attempts(self, prompt: Prompt, sub_query: int | None, ledger: Ledger, purpose: Purpose) -> Attempts:
+        bound, most, every = self._in_context(prompt_bound(prompt.messages)), self.sampling.max_tokens, self.replicas
+        caller = Caller(
+            self.name, self.model.name, every[0].deployment, sub_query, most, self.executor_version, self.price, bound
+        )
+        return Attempts(
+            prompt,
+            ledger,
+            caller,
+            purpose,
+            every,
+            self.timeouts,
+            self.traffic,
+            self._worst,
+            self.streams,
+            self.attempts,
+        )
 
     async def reserve_for_answer(
         self, messages: tuple[Message, ...], coming_tokens: int, ledger: Ledger, *, least: bool = False

@@ -23,6 +23,8 @@ texts must not be kept."""
 _caller: ContextVar[Context | None] = ContextVar("caller", default=None)
 """The trace that a request goes on with."""
 
+_Attributes = Mapping[str, str | int | float | None]
+
 
 class _Search(NamedTuple):
     query: str
@@ -81,9 +83,8 @@ class Traces:
             executions = result.executions
             span.set_attribute("rolegate.outcome", result.outcome)
             span.set_attributes(_messages(run.request, result.answer) if told else {})
-        for index in range(
-            max([len(executions), *(call.sub_query + 1 for call in run.calls if call.sub_query is not None)])
-        ):
+        worked_on = [call.sub_query + 1 for call in run.calls if call.sub_query is not None]
+        for index in range(max(len(executions), *worked_on, 0)):
             execution = executions[index] if index < len(executions) else None
             calls = [call for call in run.calls if call.sub_query == index]
             queries = {search.query for search in execution.searches} if execution else set()
@@ -96,83 +97,85 @@ class Traces:
                 self._chat(span, call)
         for search in searches:
             self._retrieval(span, search, told=told)
-        _end(span, None, None if run.status == "finished" else run.error.partition(":")[0] or run.status)
+        _fail(span, None if run.status == "finished" else run.error.partition(":")[0] or run.status)
+        span.end()
 
     def _agent(
         self, run: Span, execution: Execution | None, calls: Sequence[Call], searches: Sequence[_Search], *, told: bool
     ) -> None:
         """An executor's work on a sub-query; without its execution, nobody waited for it."""
-        spans = [(call.started_at, call.started_at + call.duration_s) for call in calls]
-        spans += [(search.began_at, search.ended_at) for search in searches]
-        attributes: dict[str, str] = {"gen_ai.agent.name": "executor"}
+        times = [(call.started_at, call.started_at + call.duration_s) for call in calls]
+        times += [(search.began_at, search.ended_at) for search in searches]
+        attributes: _Attributes = {"gen_ai.agent.name": "executor"}
+        error: str | None = "wasted"
         if execution is not None:
-            attributes["gen_ai.agent.version"] = execution.executor
+            error = execution.outcome if execution.failed else None
             report = "\n".join((execution.report.answer, *execution.report.evidence))
-            attributes |= _messages(execution.sub_query, report) if told else {}
-        agent = self._begin(run, "invoke_agent", "executor", min(began for began, _ in spans), attributes)
+            messages = _messages(execution.sub_query, report) if told else {}
+            attributes = {**attributes, "gen_ai.agent.version": execution.executor, **messages}
+        began_at, ended_at = min(began for began, _ in times), max(ended for _, ended in times)
+        agent = self._span(run, "invoke_agent", "executor", began_at, ended_at, error, attributes)
         for call in calls:
             self._chat(agent, call)
         for search in searches:
             self._retrieval(agent, search, told=told)
-        error = "wasted" if execution is None else execution.outcome if execution.failed else None
-        _end(agent, max(ended for _, ended in spans), error)
 
     def _chat(self, parent: Span, call: Call) -> None:
-        attributes: dict[str, str | int | float | None] = {
+        parts, usage = urlsplit(self._addresses.get(call.deployment) or ""), call.usage
+        attributes: _Attributes = {
             "gen_ai.provider.name": _provider(call.deployment),
             "gen_ai.request.model": call.model,
             "gen_ai.request.max_tokens": call.max_tokens,
             "gen_ai.response.time_to_first_chunk": call.first_token_s,
+            "gen_ai.usage.input_tokens": usage and usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": usage and usage.completion_tokens,
+            "gen_ai.usage.cache_read.input_tokens": usage and usage.cached_tokens,
+            "gen_ai.usage.reasoning.output_tokens": usage and usage.reasoning_tokens,
             "rolegate.role": call.role,
             "rolegate.purpose": call.purpose,
             "rolegate.attempt": call.attempt,
+            "server.address": parts.hostname,
+            "server.port": parts.port or {"https": 443, "http": 80}.get(parts.scheme),
         }
-        if address := self._addresses.get(call.deployment):
-            parts = urlsplit(address)
-            attributes["server.address"] = parts.hostname or ""
-            attributes["server.port"] = parts.port or (443 if parts.scheme == "https" else 80)
-        if call.usage:
-            attributes["gen_ai.usage.input_tokens"] = call.usage.prompt_tokens
-            attributes["gen_ai.usage.output_tokens"] = call.usage.completion_tokens
-            attributes["gen_ai.usage.cache_read.input_tokens"] = call.usage.cached_tokens
-            attributes["gen_ai.usage.reasoning.output_tokens"] = call.usage.reasoning_tokens
-        span = self._begin(parent, "chat", call.model, call.started_at, attributes, kind=SpanKind.CLIENT)
-        _end(span, call.started_at + call.duration_s, None if call.outcome in WHOLE else call.outcome)
+        error = None if call.outcome in WHOLE else call.outcome
+        ended_at = call.started_at + call.duration_s
+        self._span(parent, "chat", call.model, call.started_at, ended_at, error, attributes, SpanKind.CLIENT)
 
     def _retrieval(self, parent: Span, search: _Search, *, told: bool) -> None:
-        attributes = {
-            "gen_ai.data_source.id": "rolegate",
-            "gen_ai.retrieval.query.text": search.query if told else None,
-        }
-        span = self._begin(parent, "retrieval", "rolegate", search.began_at, attributes, kind=SpanKind.CLIENT)
-        _end(span, search.ended_at, search.error)
+        text = search.query if told else None
+        attributes: _Attributes = {"gen_ai.data_source.id": "rolegate", "gen_ai.retrieval.query.text": text}
+        of = search.began_at, search.ended_at, search.error
+        self._span(parent, "retrieval", "rolegate", *of, attributes, SpanKind.CLIENT)
 
-    def _begin(
+    def _span(
         self,
         parent: Span,
         operation: str,
         name: str,
         began_at: float,
-        attributes: Mapping[str, str | int | float | None],
-        *,
+        ended_at: float,
+        error: str | None,
+        attributes: _Attributes,
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> Span:
+        """A span that has ended; times in seconds, Unix time. `error`: a word for what went wrong."""
         known = {key: value for key, value in attributes.items() if value is not None}
-        return self._tracer.start_span(
+        span = self._tracer.start_span(
             f"{operation} {name}",
             set_span_in_context(parent, Context()),
             kind,
             attributes={"gen_ai.operation.name": operation, **known},
             start_time=int(began_at * 1e9),
         )
+        _fail(span, error)
+        span.end(int(ended_at * 1e9))
+        return span
 
 
-def _end(span: Span, ended_at: float | None, error: str | None) -> None:
-    """End a span at a time, Unix time in seconds, or now. `error`: a word for what went wrong."""
+def _fail(span: Span, error: str | None) -> None:
     if error is not None:
         span.set_attribute("error.type", error)
         span.set_status(Status(StatusCode.ERROR))
-    span.end(None if ended_at is None else int(ended_at * 1e9))
 
 
 def _provider(deployment: str) -> str:

@@ -13,7 +13,6 @@ def test_a_fifth_of_the_calls_and_ten() -> None:
             budget.called()
             made += budget.spend() + budget.spend()
         assert made == 90
-        assert budget.refused == 710
 
     with_clock(main)
 
