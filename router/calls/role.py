@@ -98,21 +98,12 @@ class Role:
             raise
 
     def _attempts(self, prompt: Prompt, sub_query: int | None, ledger: Ledger, purpose: Purpose) -> Attempts:
-        bound, most, every = self._in_context(prompt_bound(prompt.messages)), self.sampling.max_tokens, self.replicas
+        bound, most, at = self._in_context(prompt_bound(prompt.messages)), self.sampling.max_tokens, self.replicas
         caller = Caller(
-            self.name, self.model.name, every[0].deployment, sub_query, most, self.executor_version, self.price, bound
+            self.name, self.model.name, at[0].deployment, sub_query, most, self.executor_version, self.price, bound
         )
         return Attempts(
-            prompt,
-            ledger,
-            caller,
-            purpose,
-            every,
-            self.timeouts,
-            self.traffic,
-            self._worst,
-            self.streams,
-            self.attempts,
+            prompt, ledger, caller, purpose, at, self.timeouts, self.traffic, self._worst, self.streams, self.attempts
         )
 
     async def reserve_for_answer(

@@ -23,6 +23,13 @@ texts must not be kept."""
 _caller: ContextVar[Context | None] = ContextVar("caller", default=None)
 """The trace that a request goes on with."""
 
+_USAGE = {
+    "input_tokens": "prompt_tokens",
+    "output_tokens": "completion_tokens",
+    "cache_read.input_tokens": "cached_tokens",
+    "reasoning.output_tokens": "reasoning_tokens",
+}
+"""The conventions' names of the fields of a call's usage."""
 _Attributes = Mapping[str, str | int | float | None]
 
 
@@ -113,62 +120,50 @@ class Traces:
             report = "\n".join((execution.report.answer, *execution.report.evidence))
             messages = _messages(execution.sub_query, report) if told else {}
             attributes = {**attributes, "gen_ai.agent.version": execution.executor, **messages}
-        began_at, ended_at = min(began for began, _ in times), max(ended for _, ended in times)
-        agent = self._span(run, "invoke_agent", "executor", began_at, ended_at, error, attributes)
+        during = min(began for began, _ in times), max(ended for _, ended in times)
+        agent = self._span(run, "invoke_agent executor", during, attributes, error)
         for call in calls:
             self._chat(agent, call)
         for search in searches:
             self._retrieval(agent, search, told=told)
 
     def _chat(self, parent: Span, call: Call) -> None:
-        parts, usage = urlsplit(self._addresses.get(call.deployment) or ""), call.usage
+        parts = urlsplit(self._addresses.get(call.deployment) or "")
         attributes: _Attributes = {
             "gen_ai.provider.name": _provider(call.deployment),
             "gen_ai.request.model": call.model,
             "gen_ai.request.max_tokens": call.max_tokens,
             "gen_ai.response.time_to_first_chunk": call.first_token_s,
-            "gen_ai.usage.input_tokens": usage and usage.prompt_tokens,
-            "gen_ai.usage.output_tokens": usage and usage.completion_tokens,
-            "gen_ai.usage.cache_read.input_tokens": usage and usage.cached_tokens,
-            "gen_ai.usage.reasoning.output_tokens": usage and usage.reasoning_tokens,
+            **{f"gen_ai.usage.{name}": getattr(call.usage, field, None) for name, field in _USAGE.items()},
             "rolegate.role": call.role,
             "rolegate.purpose": call.purpose,
             "rolegate.attempt": call.attempt,
             "server.address": parts.hostname,
             "server.port": parts.port or {"https": 443, "http": 80}.get(parts.scheme),
         }
-        error = None if call.outcome in WHOLE else call.outcome
-        ended_at = call.started_at + call.duration_s
-        self._span(parent, "chat", call.model, call.started_at, ended_at, error, attributes, SpanKind.CLIENT)
+        during, error = (call.started_at, call.started_at + call.duration_s), call.outcome
+        self._span(parent, f"chat {call.model}", during, attributes, None if error in WHOLE else error)
 
     def _retrieval(self, parent: Span, search: _Search, *, told: bool) -> None:
         text = search.query if told else None
-        attributes: _Attributes = {"gen_ai.data_source.id": "rolegate", "gen_ai.retrieval.query.text": text}
-        of = search.began_at, search.ended_at, search.error
-        self._span(parent, "retrieval", "rolegate", *of, attributes, SpanKind.CLIENT)
+        attributes = {"gen_ai.data_source.id": "rolegate", "gen_ai.retrieval.query.text": text}
+        self._span(parent, "retrieval rolegate", (search.began_at, search.ended_at), attributes, search.error)
 
     def _span(
-        self,
-        parent: Span,
-        operation: str,
-        name: str,
-        began_at: float,
-        ended_at: float,
-        error: str | None,
-        attributes: _Attributes,
-        kind: SpanKind = SpanKind.INTERNAL,
+        self, parent: Span, name: str, during: tuple[float, float], attributes: _Attributes, error: str | None
     ) -> Span:
-        """A span that has ended; times in seconds, Unix time. `error`: a word for what went wrong."""
+        """A span that has ended. `during`: its ends, Unix time in seconds. `error`: a word for what went wrong."""
+        operation = name.partition(" ")[0]
         known = {key: value for key, value in attributes.items() if value is not None}
         span = self._tracer.start_span(
-            f"{operation} {name}",
+            name,
             set_span_in_context(parent, Context()),
-            kind,
+            SpanKind.INTERNAL if operation == "invoke_agent" else SpanKind.CLIENT,
             attributes={"gen_ai.operation.name": operation, **known},
-            start_time=int(began_at * 1e9),
+            start_time=int(during[0] * 1e9),
         )
         _fail(span, error)
-        span.end(int(ended_at * 1e9))
+        span.end(int(during[1] * 1e9))
         return span
 
 
