@@ -10,7 +10,7 @@ from sqlalchemy.exc import ArgumentError
 from router.edge.listening import TLS, host_of, is_address
 from router.errors import BadConfig
 from router.trace.call import MOST_DOLLARS
-from serving.config.config import Config, EmbedderConfig, RoleConfig, visit_texts
+from serving.config.config import Config, RoleConfig, visit_texts
 from serving.engines.versions import MANIFEST
 
 _NOT_EXTRA = {
@@ -32,16 +32,21 @@ def problems(config: Config) -> list[str]:
         return text
 
     visit_texts(config, check)
-    for name, role in config.roles.by_name.items():
-        found += _role(f"roles.{name}", role, config)
     others = {
         "distillation.teacher": config.distillation.teacher,
         "distillation.judge": config.distillation.judge,
         "topologies.searcher": config.topologies.searcher,
     }
-    for key, other in others.items():
-        found += _role(key, other, config) if other else ()
-    return [*found, *_server(config), *_versions(config), *_retrieval(config)]
+    roles = {f"roles.{name}": role for name, role in config.roles.by_name.items()} | others
+    rules = [rule for key, role in roles.items() if role for rule in _role(key, role, config)]
+    rules += [*_server(config), *_versions(config), *_retrieval(config)]
+    found += [f"{key}: {said}" for wrong, key, said in rules if wrong]
+    if tls := config.server.tls:
+        try:
+            TLS(tls.certificate, tls.key, tls.client_ca).for_http()
+        except BadConfig as error:
+            found.append(str(error))
+    return found
 
 
 def _is_store(url: str) -> bool:
@@ -87,79 +92,65 @@ _TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
 """By a text's mark, what it must be, and what is said of one that is not; nothing repeats what may hold a secret."""
 
 
-def _server(config: Config) -> Iterator[str]:
+_Rules = Iterator[tuple[object, str, str]]
+"""Whether something is wrong with a key, the key, and what is said of it then."""
+
+
+def _server(config: Config) -> _Rules:
     server = config.server
-    if server.http is not None and server.http == server.address and not server.address.endswith(":0"):
-        yield "server.http: the same address as server.address, which is gRPC's; take another port."
-    if server.tls:
-        try:
-            TLS(server.tls.certificate, server.tls.key, server.tls.client_ca).for_http()
-        except BadConfig as error:
-            yield str(error)
+    alike = server.http is not None and server.http == server.address and not server.address.endswith(":0")
+    yield alike, "server.http", "the same address as server.address, which is gRPC's; take another port."
     for model, price in config.prices.items():
         for field in price.impossible:
-            yield f"prices.{model!r}.{field}: must be 0 to {MOST_DOLLARS:,}, in dollars for a million tokens."
+            said = f"must be 0 to {MOST_DOLLARS:,}, in dollars for a million tokens."
+            yield True, f"prices.{model!r}.{field}", said
 
 
-def _role(key: str, role: RoleConfig, config: Config) -> Iterator[str]:
-    hosted = role.engine is None and role.base_url is None
-    if role.engine is not None and role.engine not in config.engines:
-        yield f"{key}.engine: no table engines.{role.engine}; add it, or name a base_url instead."
-    if role.engine is not None and role.base_url is not None:
-        yield f"{key}: both engine and base_url are given; keep one."
-    if role.thinking is not None and hosted:
-        yield (
-            f"{key}.thinking: works with engine or base_url only; say it in the provider's own words in extra_body, "
-            'such as extra_body = {reasoning_effort = "low"}.'
-        )
+def _role(key: str, role: RoleConfig, config: Config) -> _Rules:
+    hosted, known = role.engine is None and role.base_url is None, role.engine in (None, *config.engines)
+    yield not known, f"{key}.engine", f"no table engines.{role.engine}; add it, or name a base_url instead."
+    yield role.engine and role.base_url, key, "both engine and base_url are given; keep one."
+    said = "works with engine or base_url only; say it in the provider's own words in extra_body, "
+    said += 'such as extra_body = {reasoning_effort = "low"}.'
+    yield role.thinking is not None and hosted, f"{key}.thinking", said
     for field, advice in _NOT_EXTRA.items():
-        if field in role.extra_body:
-            yield f"{key}.extra_body.{field}: would undo what is counted on; {advice}"
-    if role.context_tokens is not None and role.context_tokens <= role.max_tokens:
-        yield f"{key}.context_tokens: must be more than max_tokens, which are a part of them."
-    if role.replicas and hosted:
-        yield f"{key}.replicas: needs engine or base_url; LiteLLM's models have no replicas here."
+        yield field in role.extra_body, f"{key}.extra_body.{field}", f"would undo what is counted on; {advice}"
+    full = role.context_tokens is not None and role.context_tokens <= role.max_tokens
+    yield full, f"{key}.context_tokens", "must be more than max_tokens, which are a part of them."
+    said = "needs engine or base_url; LiteLLM's models have no replicas here."
+    yield role.replicas and hosted, f"{key}.replicas", said
     urls = [url.rstrip("/") for url in (role.base_url, *role.replicas) if url]
-    if len(set(urls)) < len(urls):
-        yield f"{key}.replicas: names an address twice."
-    if role.fallbacks and not key.startswith("roles."):
-        yield f"{key}.fallbacks: only the roles of the search have any."
-    elif key.removeprefix("roles.") in role.fallbacks:
-        yield f"{key}.fallbacks: names the role itself."
-    if key == "topologies.searcher" and hosted:
-        yield f"{key}: needs engine or base_url; hosted models do not go on with a turn of theirs."
+    yield len(set(urls)) < len(urls), f"{key}.replicas", "names an address twice."
+    said = "only the roles of the search have any."
+    yield role.fallbacks and not key.startswith("roles."), f"{key}.fallbacks", said
+    yield key.removeprefix("roles.") in role.fallbacks, f"{key}.fallbacks", "names the role itself."
+    said = "needs engine or base_url; hosted models do not go on with a turn of theirs."
+    yield key == "topologies.searcher" and hosted, key, said
 
 
-def _versions(config: Config) -> Iterator[str]:
+def _versions(config: Config) -> _Rules:
     executor = config.roles.execution
-    if config.versions.start is None:
-        return
-    if executor.engine is None and executor.base_url is None:
-        yield "versions.start: a provider loads no adapters; give roles.execution an engine, or leave it out."
-    if (engine := config.engines.get(executor.engine or "")) and engine.adapter_rank is None:
-        yield f"versions.start: needs engines.{executor.engine}.adapter_rank, the rank of its adapter or more."
+    if config.versions.start is not None:
+        said = "a provider loads no adapters; give roles.execution an engine, or leave it out."
+        yield executor.engine is None and executor.base_url is None, "versions.start", said
+        engine = config.engines.get(executor.engine or "")
+        said = f"needs engines.{executor.engine}.adapter_rank, the rank of its adapter or more."
+        yield engine and engine.adapter_rank is None, "versions.start", said
 
 
-def _retrieval(config: Config) -> Iterator[str]:
-    retrieval = config.retrieval
-    yield from _embedder(retrieval.embedder, config)
-    if (retrieval.address is None) == (retrieval.index is None):
-        yield "retrieval: give either address (a retrieval server) or index (a folder), not both and not neither."
-    if retrieval.documents and retrieval.index is None:
-        yield "retrieval.documents: needs retrieval.index, the folder that their index is kept in."
-
-
-def _embedder(embedder: EmbedderConfig, config: Config) -> Iterator[str]:
-    key = "retrieval.embedder"
+def _retrieval(config: Config) -> _Rules:
+    retrieval, embedder, key = config.retrieval, config.retrieval.embedder, "retrieval.embedder"
     if embedder.in_process:
         for field in ("model", "dimension", "query_prefix", "passage_prefix"):
-            if getattr(embedder, field):
-                yield f"{key}.{field}: is for an embedder elsewhere; name its engine or base_url too."
-        return
-    for field in ("model", "dimension"):
-        if getattr(embedder, field) is None:
-            yield f"{key}.{field}: missing; an embedder elsewhere needs it."
-    if embedder.engine is not None and embedder.base_url is not None:
-        yield f"{key}: give either engine (a table of engines) or base_url."
-    if embedder.engine is not None and embedder.engine not in config.engines:
-        yield f"{key}.engine: no table engines.{embedder.engine}; add it, or name a base_url."
+            said = "is for an embedder elsewhere; name its engine or base_url too."
+            yield getattr(embedder, field), f"{key}.{field}", said
+    else:
+        for field in ("model", "dimension"):
+            yield getattr(embedder, field) is None, f"{key}.{field}", "missing; an embedder elsewhere needs it."
+        yield embedder.engine and embedder.base_url, key, "give either engine (a table of engines) or base_url."
+        known, said = embedder.engine in (None, *config.engines), f"no table engines.{embedder.engine}"
+        yield not known, f"{key}.engine", f"{said}; add it, or name a base_url."
+    said = "give either address (a retrieval server) or index (a folder), not both and not neither."
+    yield (retrieval.address is None) == (retrieval.index is None), "retrieval", said
+    said = "needs retrieval.index, the folder that their index is kept in."
+    yield retrieval.documents and retrieval.index is None, "retrieval.documents", said

@@ -2,7 +2,6 @@
 
 import difflib
 import re
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,9 +98,8 @@ def plain_error(message: str, tables: dict[str, Any]) -> str:
         return f"{_joined(key, missing[1])}: missing"
     if limit := re.fullmatch(r"Expected `\w+` ([<>]=?) (\S+?)(\.0)?", text):
         return f"{key}: must be {_RANGES[limit[1]]} {limit[2]}"
-    if text.startswith("Invalid enum value"):
-        choices = dict(_keys(type_info(Config))).get(re.sub(r"\[\d+\]", "", place).replace("[...]", ".NAME"))
-        return f"{key}: {text.lower()}; there are: {', '.join(_choices(choices))}"
+    if text.startswith("Invalid enum value") and isinstance(kind := _kind(place), LiteralType):
+        return f"{key}: {text.lower()}; there are: {', '.join(map(str, kind.values))}"
     return f"{key or 'the file'}: {text}"
 
 
@@ -110,39 +108,30 @@ def _joined(table: str, key: str) -> str:
 
 
 def _instead(unknown: str, place: str, table: str) -> str:
-    """The key that may have been meant in `table`, or else its keys. `place`: msgspec's word for it: `engines[...]`."""
-    inside = place.replace("[...]", ".NAME") + "." if place else ""
-    every = [key for key, _kind in _keys(type_info(Config))]
-    here = [key.removeprefix(inside) for key in every if key.startswith(inside) and "." not in key.removeprefix(inside)]
-    others = {key.partition(".")[2]: key for key in every if key.count(".") == 1}  # of sections; deeper ones are far
-    close_by, far = (difflib.get_close_matches(unknown, keys, 1, _ALIKE) for keys in (here, others))
-    if unknown not in others and close_by:
-        return f"did you mean {_joined(table, close_by[0])}?"
-    return f"did you mean {others[far[0]]}?" if far else f"there are: {', '.join(here)}"
+    """The key that may have been meant in `table`, or in another section, or else its keys."""
+    here = {key: _joined(table, key) for key in _keys(place)}
+    others = {key: f"{section}.{key}" for section in _keys("") for key in _keys(section)}
+    meant = difflib.get_close_matches(unknown, others | here, 1, _ALIKE)
+    return f"did you mean {(others | here)[meant[0]]}?" if meant else f"there are: {', '.join(here)}"
 
 
-def _keys(kind: Type, table: str = "") -> Iterator[tuple[str, Type]]:
-    """All keys below a table, with the tables that they are in; `NAME` stands for one that the user chooses."""
-    match kind:
-        case UnionType(types=types):  # with None, for a table that may be left out
-            yield from _keys(types[0], table)
-        case DictType(value_type=inner):
-            yield from _keys(inner, f"{table}NAME.")
-        case StructType(fields=fields):
-            for field in fields:
-                yield table + field.encode_name, field.type
-                yield from _keys(field.type, f"{table}{field.encode_name}.")
+def _keys(place: str) -> list[str]:
+    kind = _kind(place)
+    return [field.encode_name for field in kind.fields] if isinstance(kind, StructType) else []
 
 
-def _choices(kind: Type | None) -> tuple[str, ...]:
-    match kind:
-        case LiteralType(values=values):
-            return tuple(map(str, values))
-        case UnionType(types=types):
-            return _choices(types[0])
-        case VarTupleType(item_type=item):
-            return _choices(item)
-    return ()
+def _kind(place: str) -> Type:
+    """The type of a key, which msgspec names as in `engines[...].path` and `roles.answer.fallbacks[0]`."""
+    kind = type_info(Config)
+    for step in re.findall(r"\[|[a-z_]\w*", place):
+        match kind:
+            case StructType(fields=fields):
+                kind = next(field.type for field in fields if field.encode_name == step)
+            case DictType(value_type=inner) | VarTupleType(item_type=inner):
+                kind = inner
+        if isinstance(kind, UnionType):  # with None, for what may be left out
+            kind = kind.types[0]
+    return kind
 
 
 def _bad_engine(engines: dict[str, Any]) -> str:
