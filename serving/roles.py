@@ -54,13 +54,9 @@ def new_role(
     upstreams = upstreams or Upstreams()
     base_url = engines[config.engine] if config.engine else config.base_url
     models = _models(config, session, [base_url, *config.replicas] if base_url else [])
-    places = [model.endpoint for model in models]
-    if config.engine:
-        places[0] = f"engines.{config.engine}"
-    first, *others = [
-        Replica(model, deployment, upstreams.endpoint(deployment))
-        for model, deployment in zip(models, places, strict=True)
-    ]
+    places = [f"engines.{config.engine}" if config.engine else models[0].endpoint]
+    places += [model.endpoint for model in models[1:]]
+    first, *others = [Replica(*each, upstreams.endpoint(each[1])) for each in zip(models, places, strict=True)]
     return Role(
         name,
         first.model,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
+from msgspec.structs import replace
 
 from router.calls.role import Role
 from router.search.agents import SingleAgent, single_agent_limits
@@ -14,7 +14,7 @@ from router.search.loop import FactorizedSearch, Topology
 from router.search.retrieval import Retriever
 from router.trace.call import RoleName
 from router.trace.values import TopologyName
-from serving.config.config import AgentConfig, Config, RoleConfig, SearchConfig
+from serving.config.config import Config, RoleConfig, SearchConfig
 
 ROLE_OF: dict[TopologyName, RoleName] = {
     "single_agent": "delegation",
@@ -33,17 +33,16 @@ def role_configs(config: Config) -> dict[TopologyName, RoleConfig]:
     or the answerer. So may the homogeneous executor, which has the executor's prompt.
     """
     roles, topologies = config.roles, config.topologies
-    executes = msgspec.structs.replace(
-        roles.delegation,
-        prompt=roles.execution.prompt,
-        max_tokens=max(roles.delegation.max_tokens, roles.execution.max_tokens),
-        structured=roles.execution.structured,
-        fallbacks=(),
-    )
+
+    def as_well(other: RoleConfig, prompt: str, **changes: bool) -> RoleConfig:
+        max_tokens = max(roles.delegation.max_tokens, other.max_tokens)
+        return replace(roles.delegation, prompt=prompt, max_tokens=max_tokens, fallbacks=(), **changes)
+
+    single, alone = topologies.single_agent.prompt, topologies.no_retrieval.prompt
     found: dict[TopologyName, RoleConfig] = {
-        "single_agent": _main_agent(config, topologies.single_agent, "agent.txt"),
-        "no_retrieval": _main_agent(config, topologies.no_retrieval, "no_retrieval.txt"),
-        "homogeneous": executes,
+        "single_agent": as_well(roles.answer, single or str(_PROMPTS / "agent.txt")),
+        "no_retrieval": as_well(roles.answer, alone or str(_PROMPTS / "no_retrieval.txt")),
+        "homogeneous": as_well(roles.execution, roles.execution.prompt, structured=roles.execution.structured),
     }
     return found if topologies.searcher is None else {**found, "searcher": topologies.searcher}
 
@@ -80,14 +79,4 @@ def new_search(
         require_evidence=search.require_evidence,
         early_dispatch=search.early_dispatch,
         topology=topology,
-    )
-
-
-def _main_agent(config: Config, own: AgentConfig, prompt: str) -> RoleConfig:
-    roles = config.roles
-    return msgspec.structs.replace(
-        roles.delegation,
-        prompt=own.prompt or str(_PROMPTS / prompt),
-        max_tokens=max(roles.delegation.max_tokens, roles.answer.max_tokens),
-        fallbacks=(),
     )

@@ -1,7 +1,7 @@
 """Metrics for Prometheus: counters and histograms of what has ended, and gauges of what is."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
@@ -115,38 +115,37 @@ class Gauges(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Everything."""
-        yield GaugeMetricFamily("rolegate_runs_in_flight", "Runs under way", value=self.admission.running)
-        yield GaugeMetricFamily("rolegate_runs_queued", "Runs that wait to begin", value=self.admission.waiting)
-        yield from self._roles()
-        yield from self._endpoints()
-        if isinstance(executor := self.executor(), ReportCache):
-            yield self._reports(executor)
+        roles, endpoints = self.upstreams.roles.items(), self.upstreams.endpoints.items()
+        gauge, counter, at = GaugeMetricFamily, CounterMetricFamily, "deployment"
+        yield gauge("rolegate_runs_in_flight", "Runs under way", value=self.admission.running)
+        yield gauge("rolegate_runs_queued", "Runs that wait to begin", value=self.admission.waiting)
+        under_way = [(name, role.in_flight) for name, role in roles]
+        yield _family(gauge, "role_calls_in_flight", "Attempts under way", under_way, "role")
+        waiting = [(name, role.waiting) for name, role in roles]
+        yield _family(gauge, "role_calls_queued", "Attempts that wait for a place", waiting, "role")
+        fallbacks = [(name, role.fallbacks) for name, role in roles]
+        yield _family(counter, "fallbacks", "Calls that another role's model got", fallbacks, "role")
+        states = [(name, each, end.breaker.state == each) for name, end in endpoints for each in get_args(BreakerState)]
+        yield _family(gauge, "breaker_state", "1 for the state it is in", states, at, "state")
+        openings = [(name, endpoint.breaker.openings) for name, endpoint in endpoints]
+        yield _family(counter, "breaker_openings", "How often it was opened", openings, at)
+        calls = [(name, endpoint.in_flight) for name, endpoint in endpoints]
+        yield _family(gauge, "endpoint_calls_in_flight", "Calls under way", calls, at)
+        if isinstance(found := self.executor(), ReportCache):
+            # Reports that were kept, shared by a run at the same time, or worked for.
+            reports = [("kept", found.hits), ("shared", found.shared), ("worked", found.misses)]
+            yield _family(counter, "sub_queries", "Sub-queries by where reports came from", reports, "report")
 
-    def _roles(self) -> Iterator[Metric]:
-        in_flight = GaugeMetricFamily("rolegate_role_calls_in_flight", "Attempts under way", labels=["role"])
-        queued = GaugeMetricFamily("rolegate_role_calls_queued", "Attempts that wait for a place", labels=["role"])
-        fallbacks = CounterMetricFamily("rolegate_fallbacks", "Calls that another role's model got", labels=["role"])
-        for name, traffic in self.upstreams.roles.items():
-            in_flight.add_metric([name], traffic.in_flight)
-            queued.add_metric([name], traffic.waiting)
-            fallbacks.add_metric([name], traffic.fallbacks)
-        yield from (in_flight, queued, fallbacks)
 
-    def _endpoints(self) -> Iterator[Metric]:
-        state = GaugeMetricFamily("rolegate_breaker_state", "1 for the state it is in", labels=["deployment", "state"])
-        opened = CounterMetricFamily("rolegate_breaker_openings", "How often it was opened", labels=["deployment"])
-        in_flight = GaugeMetricFamily("rolegate_endpoint_calls_in_flight", "Calls under way", labels=["deployment"])
-        for name, endpoint in self.upstreams.endpoints.items():
-            for each in get_args(BreakerState):
-                state.add_metric([name, each], endpoint.breaker.state == each)
-            opened.add_metric([name], endpoint.breaker.openings)
-            in_flight.add_metric([name], endpoint.in_flight)
-        yield from (state, opened, in_flight)
-
-    @staticmethod
-    def _reports(executor: ReportCache) -> Metric:
-        """Sub-queries by where their reports came from: `kept`, `shared` by a run at the same time, or `worked`."""
-        found = CounterMetricFamily("rolegate_sub_queries", "Sub-queries by where reports came from", labels=["report"])
-        for where, number in (("kept", executor.hits), ("shared", executor.shared), ("worked", executor.misses)):
-            found.add_metric([where], number)
-        return found
+def _family(
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    name: str,
+    what: str,
+    rows: Iterable[tuple[str | float, ...]],
+    *labels: str,
+) -> Metric:
+    """`rows`: what stands for the labels, and the value."""
+    found = kind(f"rolegate_{name}", what, labels=labels)
+    for *names, value in rows:
+        found.add_metric([str(each) for each in names], float(value))
+    return found
