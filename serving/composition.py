@@ -34,7 +34,7 @@ from router.runs.observers import ObservedRetriever, Observers
 from router.runs.queries import Runs
 from router.search.executor import Executes, Executor
 from router.search.loop import Topology, settings_of
-from router.search.report_cache import ReportCache, ReportCacheOptions
+from router.search.report_cache import ReportCache
 from router.search.retrieval import IndexRetriever, Retriever, WatchedRetriever
 from router.store.accounts import SQLAccounts
 from router.store.archive import SQLArchive
@@ -195,15 +195,8 @@ async def _open_runs(
                 database, on_cancel=live.cancel, keep_days=config.server.keep_days, on_health=say
             )
             journal = await stack.enter_async_context(writing)
-        lifecycle = RunLifecycle(
-            journal,
-            archive,
-            live,
-            settings_of(upstream.roles),
-            config.server.timeout_s,
-            admission=admission,
-            observer=observers,
-        )
+        settings, timeout_s = settings_of(upstream.roles), config.server.timeout_s
+        lifecycle = RunLifecycle(journal, archive, live, settings, timeout_s, admission=admission, observer=observers)
         search = partial(new_search, config.search, upstream.roles)
         trials = Trials(executors, search, lifecycle=lifecycle, book=book, archive=archive, review=versions.review)
         executor = watched.executor = _shared(config, executors, lambda: retriever.index_id)
@@ -211,15 +204,14 @@ async def _open_runs(
             name: new_topology(name, config, upstream.roles, role, retriever)
             for name, role in upstream.baselines.items()
         }
+        words = config.search.vocabulary
         gateway = Gateway(
             topologies={"factorized": Topology(search(executor), upstream.roles), **baselines},
             executor=executor,
             roles=upstream.roles,
             lifecycle=lifecycle,
             max_question_chars=config.server.max_question_chars,
-            scope=Vocabulary.parse(Path(config.search.vocabulary).read_text("utf-8"))
-            if config.search.vocabulary
-            else None,
+            scope=Vocabulary.parse(Path(words).read_text("utf-8")) if words else None,
             on_answered=trials.consider,
         )
         reconciler = Reconciler(upstream.deployments, VLLMCounts(upstream.session), SQLLedgerSums(database))
@@ -265,7 +257,7 @@ def _shared(config: Config, executors: VersionRouting, index: Callable[[], str |
     execution, cache = config.roles.execution, config.report_cache
     if not cache.enabled or (execution.temperature > 0 and execution.seed is None):
         return executors
-    return ReportCache(executors, index, ReportCacheOptions(cache.keep_s, across_tenants=cache.across_tenants))
+    return ReportCache(executors, index, keep_s=cache.keep_s, across_tenants=cache.across_tenants)
 
 
 @asynccontextmanager
@@ -275,17 +267,9 @@ async def _listening(
     """The servers, and what goes on beside them; where gRPC listens."""
     gateway, retriever, readiness, observers = runs.gateway, runs.retriever, upstream.readiness, runs.observers
     tls = TLS(**msgspec.structs.asdict(config.server.tls)) if config.server.tls else None
-    server = Server(
-        gateway,
-        RetrievalServicer(retriever, default_top_k=config.search.top_k, index_id=lambda: retriever.index_id),
-        RunServicer(runs.queries),
-        runs.usage,
-        ExecutorVersionServicer(runs.versions),
-        access=access,
-        tls=tls,
-        readiness=readiness,
-        observer=observers,
-    )
+    searches = RetrievalServicer(retriever, default_top_k=config.search.top_k, index_id=lambda: retriever.index_id)
+    services = searches, RunServicer(runs.queries), runs.usage, ExecutorVersionServicer(runs.versions)
+    server = Server(gateway, *services, access=access, tls=tls, readiness=readiness, observer=observers)
     app = openai_app(gateway, access, readiness, observer=observers)
     http_server = HTTPServer(app, config.server.grace_s, access=access, tls=tls, hosts=config.server.http_hosts)
     await upstream.retriever.probe()

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -16,6 +15,8 @@ from router.search.context import RunContext
 from router.search.executor import Executes, Unfinished
 from router.trace.values import Conversation, Execution, SearchDone, SearchRecord
 
+_MOST = 10_000
+"""Reports that are kept; the one that was not asked for longest goes first."""
 ANOTHER_TENANT = "another tenant's run"
 """Stands in a trace instead of the identifier of a run that is not the tenant's own."""
 
@@ -30,16 +31,6 @@ class Versioned(Executes, Protocol):
         self, sub_query: str, index: int, context: RunContext, unfinished: Unfinished | None = None
     ) -> Execution:
         """As `Executor.run`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReportCacheOptions:
-    """Terms on which reports are kept."""
-
-    keep_s: float = 300.0
-    most: int = 10_000
-    """Reports; the one that was not asked for longest goes first."""
-    across_tenants: bool = False
 
 
 class _Key(NamedTuple):
@@ -90,16 +81,19 @@ class ReportCache:
     """
 
     def __init__(
-        self, executor: Versioned, index: Callable[[], str | None], options: ReportCacheOptions = ReportCacheOptions()
+        self,
+        executor: Versioned,
+        index: Callable[[], str | None],
+        *,
+        keep_s: float = 300.0,
+        across_tenants: bool = False,
     ) -> None:
         """`index`: what identifies the index that is searched now; None where that is not known, and then only runs at
         the same time share.
         """
-        self._executor, self._index, self._options = executor, index, options
+        self._executor, self._index, self._across_tenants = executor, index, across_tenants
         self._flights: dict[_Key, _Flight] = {}
-        self._kept: TTLCache[_Key, _Shared] = TTLCache(
-            options.most, options.keep_s, lambda: asyncio.get_running_loop().time()
-        )
+        self._kept: TTLCache[_Key, _Shared] = TTLCache(_MOST, keep_s, lambda: asyncio.get_running_loop().time())
         self.hits = self.shared = self.misses = 0
         """Sub-queries that had a kept report, that got one from another run under way, and that were worked on."""
 
@@ -149,12 +143,12 @@ class ReportCache:
         _tell(flight.unfinished.searches, index, context)
         try:
             execution = await self._executor.run(sub_query, index, context, flight.unfinished)
-            if execution.outcome in ("timed_out", "budget_exhausted"):  # by the terms of this run: another can go on
-                return _named(execution, flight.payers, context)
-            flight.over = True
+            # One that ended by the terms of this run, another one can go on with.
+            flight.over = execution.outcome not in ("timed_out", "budget_exhausted")
             if execution.outcome == "reported" and not flight.foreign and _by_version(key.version, index, context):
                 flight.shared = _Shared(execution, (*flight.payers, payer))
-                self._keep(key, flight.shared)
+                if key.index_id is not None and key.index_id == self._index():  # it was not swapped meanwhile
+                    self._kept[key] = flight.shared
             return _named(execution, flight.payers, context)
         except Exception:
             flight.over = True
@@ -167,15 +161,9 @@ class ReportCache:
                 self._drop(key, flight)
 
     def _key(self, sub_query: str, context: RunContext) -> _Key:
-        everybody = self._options.across_tenants and context.sharing == "everybody"
+        everybody = self._across_tenants and context.sharing == "everybody"
         tenant = None if everybody else context.ledger.tenant
         return _Key(tenant, normal_question(sub_query), self._executor.serving(context), self._index())
-
-    def _keep(self, key: _Key, shared: _Shared) -> None:
-        """Unless it may rest on two indexes, of which one was swapped in meanwhile."""
-        if key.index_id is not None and key.index_id == self._index():
-            with suppress(ValueError):  # none are kept
-                self._kept[key] = shared
 
     def _drop(self, key: _Key, flight: _Flight) -> None:
         """Let the next one who asks begin anew."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +20,7 @@ from router.runs.live import LiveRuns
 from router.search.context import RunContext, Sharing
 from router.search.executor import Executor, ExecutorLimits
 from router.search.loop import Topology
-from router.search.report_cache import ANOTHER_TENANT, ReportCache, ReportCacheOptions
+from router.search.report_cache import ANOTHER_TENANT, ReportCache
 from router.search.retrieval import FixedRetriever, Retriever
 from router.trace.identity import SCOPES, Identity
 from router.trace.values import Event, Execution, SearchDone
@@ -62,11 +63,11 @@ def executors(model: Model, retriever: Retriever = RETRIEVER) -> VersionRouting:
 def shared(
     model: Model,
     retriever: Retriever = RETRIEVER,
-    reuse: ReportCacheOptions | None = None,
     index: Indexed | None = None,
+    **terms: Any,
 ) -> ReportCache:
     """An executor whose runs are shared."""
-    return ReportCache(executors(model, retriever), index or Indexed(), reuse or ReportCacheOptions())
+    return ReportCache(executors(model, retriever), index or Indexed(), **terms)
 
 
 def asking(
@@ -120,7 +121,7 @@ def test_a_report_is_kept_for_a_while() -> None:
     """However the sub-query is spelt, and for the configured time."""
 
     async def main(clock: Clock) -> None:
-        executor = shared(ScriptedModel(finds), reuse=ReportCacheOptions(keep_s=10.0))
+        executor = shared(ScriptedModel(finds), keep_s=10.0)
         await executor.run(SUB_QUERY, 0, asking("run-1"))
         await clock.advance(9.9)
         again = await executor.run("  who directed\n heat", 0, asking("run-2"))
@@ -180,7 +181,7 @@ async def test_versions_do_not_share() -> None:
 )
 async def test_tenants_share_only_if_they_may(across: bool, sharing: Sharing, source: tuple[str, ...]) -> None:
     """Never by default; where it is allowed, without telling each other's runs; not with those who share within."""
-    executor = shared(ScriptedModel(finds), reuse=ReportCacheOptions(across_tenants=across))
+    executor = shared(ScriptedModel(finds), across_tenants=across)
     await executor.run(SUB_QUERY, 0, asking("run-1"))
     other = await executor.run(SUB_QUERY, 0, asking("run-2", "other", sharing=sharing))
     assert (other.outcome, other.shared_from) == ("reported", source)
@@ -318,7 +319,7 @@ async def test_failures_are_not_shared() -> None:
 async def test_nothing_is_left_behind() -> None:
     """After all have ended, and after all have left."""
     model = HeldModel(ScriptedModel(finds))
-    executor = shared(model, reuse=ReportCacheOptions(most=0))
+    executor = shared(model, keep_s=0.0)
     first = await held(model, executor, asking("run-1"))
     (second,) = await waiting(executor, asking("run-2"))
     second.cancel()
@@ -356,7 +357,7 @@ async def test_requests_share_as_far_as_they_may(began: Admitted, fresh: bool, c
     with no other tenant.
     """
     store, deployment = Tenants(began), Deployment()
-    executor = shared(deployment.executor, reuse=ReportCacheOptions(across_tenants=True))
+    executor = shared(deployment.executor, across_tenants=True)
     roles = deployment.roles()
     gateway = Gateway(
         topologies={"factorized": Topology(deployment.search(), roles)},
