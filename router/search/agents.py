@@ -15,11 +15,7 @@ from router.search.retrieval import Retriever
 from router.trace.values import NOT_FOUND, AnswerOutcome, TopologyName, Trajectory
 
 SINGLE_AGENT = Form(
-    parse_agent_turn,
-    ("</search>", "</answer>"),
-    prompts.agent_documents,
-    prompts.CORRECT_AGENT,
-    prompts.LAST_ANSWER,
+    parse_agent_turn, ("</search>", "</answer>"), prompts.agent_documents, prompts.CORRECT_AGENT, prompts.LAST_ANSWER
 )
 _FRAME_TOKENS = 64
 """The most that a search adds to the context when all its passages have given way."""

@@ -19,6 +19,11 @@ _NOT_EXTRA = {
     "n": "one output is all that is read.",
 }
 """Fields of a request that decide how much is written at most."""
+_NO_THINKING = (
+    "works with engine or base_url only; say it in the provider's own words in extra_body, such as "
+    'extra_body = {reasoning_effort = "low"}.'
+)
+_NO_SEARCHER = "needs engine or base_url; hosted models do not go on with a turn of theirs."
 
 
 def problems(config: Config) -> list[str]:
@@ -38,7 +43,9 @@ def problems(config: Config) -> list[str]:
         "topologies.searcher": config.topologies.searcher,
     }
     roles = {f"roles.{name}": role for name, role in config.roles.by_name.items()} | others
-    rules = [rule for key, role in roles.items() if role for rule in _role(key, role, config)]
+    rules = [
+        (wrong, key + at, said) for key, role in roles.items() if role for wrong, at, said in _role(key, role, config)
+    ]
     rules += [*_server(config), *_versions(config), *_retrieval(config)]
     found += [f"{key}: {said}" for wrong, key, said in rules if wrong]
     if tls := config.server.tls:
@@ -107,50 +114,43 @@ def _server(config: Config) -> _Rules:
 
 
 def _role(key: str, role: RoleConfig, config: Config) -> _Rules:
+    """Keys are given from the role's own on."""
     hosted, known = role.engine is None and role.base_url is None, role.engine in (None, *config.engines)
-    yield not known, f"{key}.engine", f"no table engines.{role.engine}; add it, or name a base_url instead."
-    yield role.engine and role.base_url, key, "both engine and base_url are given; keep one."
-    said = "works with engine or base_url only; say it in the provider's own words in extra_body, "
-    said += 'such as extra_body = {reasoning_effort = "low"}.'
-    yield role.thinking is not None and hosted, f"{key}.thinking", said
-    for field, advice in _NOT_EXTRA.items():
-        yield field in role.extra_body, f"{key}.extra_body.{field}", f"would undo what is counted on; {advice}"
-    full = role.context_tokens is not None and role.context_tokens <= role.max_tokens
-    yield full, f"{key}.context_tokens", "must be more than max_tokens, which are a part of them."
-    said = "needs engine or base_url; LiteLLM's models have no replicas here."
-    yield role.replicas and hosted, f"{key}.replicas", said
     urls = [url.rstrip("/") for url in (role.base_url, *role.replicas) if url]
-    yield len(set(urls)) < len(urls), f"{key}.replicas", "names an address twice."
-    said = "only the roles of the search have any."
-    yield role.fallbacks and not key.startswith("roles."), f"{key}.fallbacks", said
-    yield key.removeprefix("roles.") in role.fallbacks, f"{key}.fallbacks", "names the role itself."
-    said = "needs engine or base_url; hosted models do not go on with a turn of theirs."
-    yield key == "topologies.searcher" and hosted, key, said
+    yield not known, ".engine", f"no table engines.{role.engine}; add it, or name a base_url instead."
+    yield role.engine and role.base_url, "", "both engine and base_url are given; keep one."
+    yield role.thinking is not None and hosted, ".thinking", _NO_THINKING
+    for field, advice in _NOT_EXTRA.items():
+        yield field in role.extra_body, f".extra_body.{field}", f"would undo what is counted on; {advice}"
+    full = role.context_tokens is not None and role.context_tokens <= role.max_tokens
+    yield full, ".context_tokens", "must be more than max_tokens, which are a part of them."
+    yield role.replicas and hosted, ".replicas", "needs engine or base_url; LiteLLM's models have no replicas here."
+    yield len(set(urls)) < len(urls), ".replicas", "names an address twice."
+    yield role.fallbacks and not key.startswith("roles."), ".fallbacks", "only the roles of the search have any."
+    yield key.removeprefix("roles.") in role.fallbacks, ".fallbacks", "names the role itself."
+    yield key == "topologies.searcher" and hosted, "", _NO_SEARCHER
 
 
 def _versions(config: Config) -> _Rules:
-    executor = config.roles.execution
+    executor, start = config.roles.execution, "versions.start"
+    hosted, engine = executor.engine is None and executor.base_url is None, config.engines.get(executor.engine or "")
     if config.versions.start is not None:
-        said = "a provider loads no adapters; give roles.execution an engine, or leave it out."
-        yield executor.engine is None and executor.base_url is None, "versions.start", said
-        engine = config.engines.get(executor.engine or "")
+        yield hosted, start, "a provider loads no adapters; give roles.execution an engine, or leave it out."
         said = f"needs engines.{executor.engine}.adapter_rank, the rank of its adapter or more."
-        yield engine and engine.adapter_rank is None, "versions.start", said
+        yield engine and engine.adapter_rank is None, start, said
 
 
 def _retrieval(config: Config) -> _Rules:
     retrieval, embedder, key = config.retrieval, config.retrieval.embedder, "retrieval.embedder"
-    if embedder.in_process:
-        for field in ("model", "dimension", "query_prefix", "passage_prefix"):
-            said = "is for an embedder elsewhere; name its engine or base_url too."
-            yield getattr(embedder, field), f"{key}.{field}", said
-    else:
-        for field in ("model", "dimension"):
-            yield getattr(embedder, field) is None, f"{key}.{field}", "missing; an embedder elsewhere needs it."
-        yield embedder.engine and embedder.base_url, key, "give either engine (a table of engines) or base_url."
-        known, said = embedder.engine in (None, *config.engines), f"no table engines.{embedder.engine}"
-        yield not known, f"{key}.engine", f"{said}; add it, or name a base_url."
-    said = "give either address (a retrieval server) or index (a folder), not both and not neither."
-    yield (retrieval.address is None) == (retrieval.index is None), "retrieval", said
-    said = "needs retrieval.index, the folder that their index is kept in."
-    yield retrieval.documents and retrieval.index is None, "retrieval.documents", said
+    for field in ("model", "dimension", "query_prefix", "passage_prefix") if embedder.in_process else ():
+        found = getattr(embedder, field)
+        yield found, f"{key}.{field}", "is for an embedder elsewhere; name its engine or base_url too."
+    for field in () if embedder.in_process else ("model", "dimension"):
+        yield getattr(embedder, field) is None, f"{key}.{field}", "missing; an embedder elsewhere needs it."
+    yield embedder.engine and embedder.base_url, key, "give either engine (a table of engines) or base_url."
+    known, said = embedder.engine in (None, *config.engines), f"no table engines.{embedder.engine}"
+    yield not known, f"{key}.engine", f"{said}; add it, or name a base_url."
+    alike = (retrieval.address is None) == (retrieval.index is None)
+    yield alike, "retrieval", "give either address (a retrieval server) or index (a folder), not both and not neither."
+    lacks = retrieval.documents and retrieval.index is None
+    yield lacks, "retrieval.documents", "needs retrieval.index, the folder that their index is kept in."
