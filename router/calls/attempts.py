@@ -118,7 +118,9 @@ class Attempts:
         """Book an attempt; yield it with the model that it asks, the prompt under its name, and its timeouts."""
         async with self.traffic.place():
             replica = await self._chosen()
-            timeouts = self._timeouts(replica)
+            timeouts = self.timeouts
+            if len(self.replicas) > 1 and replica.endpoint.breaker.state != "closed":
+                timeouts = replace(timeouts, first_token_s=min(timeouts.first_token_s, _PROBE_S))
             attempt: Attempt | None = None
             tokens = self.caller.prompt_bound // _BYTES_PER_TOKEN + self.prompt.sampling.max_tokens
             try:
@@ -131,10 +133,8 @@ class Attempts:
                         yield attempt, replica.model, prompt, timeouts
                         self.traffic.succeeded()
             except UpstreamError as error:
-                if isinstance(error, UpstreamRefused) and not error.lasting:  # it works, but not with this prompt
-                    self.traffic.succeeded()
-                else:
-                    self.traffic.failed()
+                works = isinstance(error, UpstreamRefused) and not error.lasting  # but not with this prompt
+                (self.traffic.succeeded if works else self.traffic.failed)()
                 self._failed.add(replica.deployment)
                 error.passed_on = bool(self.on_delta and attempt and attempt.first_token_s is not None)
                 raise
@@ -170,11 +170,6 @@ class Attempts:
         key = self.ledger.run_id if stay else "\0".join(message.content for message in self.prompt.messages[:2])
         tokens = self.caller.prompt_bound // _BYTES_PER_TOKEN
         return await chosen(self.replicas, key, tokens, stay=stay, avoid=self._failed, until=self.until)
-
-    def _timeouts(self, replica: Replica) -> Timeouts:
-        if len(self.replicas) == 1 or replica.endpoint.breaker.state == "closed":
-            return self.timeouts
-        return replace(self.timeouts, first_token_s=min(self.timeouts.first_token_s, _PROBE_S))
 
 
 def _pause_s(error: UpstreamError, number: int) -> float | None:

@@ -151,14 +151,10 @@ def choose(
     fresh = [replica for replica in working if replica.deployment not in avoid] or working
     if len(fresh) == 1:
         return fresh[0]
-    home = max(fresh, key=lambda replica: _weight(key, replica))
+    home = max(fresh, key=lambda one: blake2b(f"{key}\0{one.deployment}".encode(), digest_size=8).digest())
     if stay:
         return home
-
-    def cost(replica: Replica) -> int:
-        return replica.endpoint.outstanding_tokens + (0 if replica is home else prompt_tokens)
-
-    return min((home, *fresh), key=cost)
+    return min((home, *fresh), key=lambda one: one.endpoint.outstanding_tokens + (0 if one is home else prompt_tokens))
 
 
 async def chosen(
@@ -175,10 +171,6 @@ async def chosen(
             if clock() + pause_s > until:
                 raise
         await asyncio.sleep(pause_s)
-
-
-def _weight(key: str, replica: Replica) -> bytes:
-    return blake2b(f"{key}\0{replica.deployment}".encode(), digest_size=8).digest()
 
 
 class Upstreams:

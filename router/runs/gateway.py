@@ -18,7 +18,7 @@ from router.protocol.vocabulary import Vocabulary
 from router.runs.lifecycle import RequestOptions, RunLifecycle, RunRequest
 from router.search.context import RunContext
 from router.search.executor import Executes
-from router.search.loop import Topology
+from router.search.loop import Topology, settings_of
 from router.trace.call import RoleName
 from router.trace.identity import SHADOW
 from router.trace.run import Run
@@ -85,7 +85,7 @@ class Gateway:
         self._check_prices(options, chosen.roles)
         request = RunRequest("answer", question, question)
         if topology != "factorized":
-            request = RunRequest("answer", question, (question, topology), settings=chosen.settings)
+            request = RunRequest("answer", question, (question, topology), settings=settings_of(chosen.roles))
         async with self._lifecycle.open(request, options, on_event) as run:
             if isinstance(run, Run):
                 return run

@@ -148,7 +148,7 @@ class FactorizedSearch:
 
     async def _answer(self, question: str, found: Trajectory, context: RunContext) -> Trajectory:
         """Let the answerer write, or say that nothing was found."""
-        if self._require_evidence and not _has_evidence(found.executions):
+        if self._require_evidence and not any(execution.report.evidence for execution in found.executions):
             context.raise_without_evidence(found.outcome)
             outcome: AnswerOutcome = "no_search" if found.outcome == "no_search" else "not_found"
             return replace(found, answer=NOT_FOUND, outcome=outcome)
@@ -160,10 +160,6 @@ class FactorizedSearch:
         if not without_thinking(answering.outputs[-1].text).strip():
             context.failures[None] = self._answerer.role.malformed()
         return replace(found, answering=answering).answered(answer)
-
-
-def _has_evidence(executions: Sequence[Execution]) -> bool:
-    return any(execution.report.evidence for execution in executions)
 
 
 class Loop(Protocol):
@@ -180,11 +176,6 @@ class Topology:
     loop: Loop
     roles: Mapping[RoleName, Role]
     """Without the versions of the executor."""
-
-    @property
-    def settings(self) -> dict[RoleName, RoleSetting]:
-        """Models and prompts of its roles, for the trace."""
-        return settings_of(self.roles)
 
 
 def settings_of(roles: Mapping[RoleName, Role]) -> dict[RoleName, RoleSetting]:

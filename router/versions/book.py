@@ -11,7 +11,6 @@ from router.trace.run import Feedback
 
 VersionState = Literal["registered", "shadow", "canary", "active", "retired", "rolled_back"]
 Stage = Literal["shadow", "canary"]
-_STAGES: dict[VersionState, Stage] = {"shadow": "shadow", "canary": "canary"}
 
 
 class ExecutorVersion(msgspec.Struct, frozen=True):
@@ -44,14 +43,11 @@ class Traffic(msgspec.Struct, frozen=True):
         """The version that works in a run: the same one for the same run, and a canary keeps its runs as its share
         grows.
         """
-        if self.stage == "canary" and self.candidate is not None and _place(run_id) < self.share:
-            return self.candidate
-        return self.active
+        place = int.from_bytes(hashlib.sha256(run_id.encode()).digest()[:8]) / 2**64  # among all runs, 0 to 1
+        return self.candidate if self.candidate and self.stage == "canary" and place < self.share else self.active
 
     def beside(self, run_id: str) -> str | None:
         """The version to compare with whoever serves a run; None where nothing is to be compared."""
-        if self.candidate is None:
-            return None
         if self.stage == "shadow":
             return self.candidate
         return self.active if self.serving(run_id) == self.candidate else None
@@ -63,14 +59,9 @@ def traffic_of(versions: "list[ExecutorVersion]") -> Traffic | None:
     if active is None:
         return None
     for version in versions:
-        if stage := _STAGES.get(version.state):
-            return Traffic(active, version.version, stage, version.share)
+        if version.state in ("shadow", "canary"):
+            return Traffic(active, version.version, version.state, version.share)
     return Traffic(active)
-
-
-def _place(run_id: str) -> float:
-    """Where a run stands among all, 0 to 1, by its identifier alone."""
-    return int.from_bytes(hashlib.sha256(run_id.encode()).digest()[:8]) / 2**64
 
 
 class Side(msgspec.Struct, frozen=True):
