@@ -22,9 +22,9 @@ import tomlkit
 
 from benchmarks.harness import Child, child
 from router.edge.grpc.server import Server
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 from router.runs.live import background_tasks
-from router.search.retrieval import Retriever
+from router.search import Retriever
 from router.testing.openai_server import Behaviour, ChatRequest, OpenAIServer, Reply, serving, writes
 from serving.composition import running_gateway
 from serving.config.file import load_config
@@ -62,7 +62,7 @@ class OnePassage:
     """Finds the same for every query."""
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
-        """As `Retriever.search`."""
+        """See `Retriever.search`."""
         return [[_PASSAGE][:top_k] for _ in queries]
 
 

@@ -36,7 +36,7 @@ from benchmarks import harness
 from benchmarks.gateway import EVERY_S, canned_config, gateway, played
 from benchmarks.harness import work_folder
 from benchmarks.load import in_flight, quantile
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 from router.testing.openai_server import Behaviour, ChatRequest, Reply, replies, writes
 from router.testing.pathological import any_hostile, harmless
 

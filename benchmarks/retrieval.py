@@ -34,7 +34,7 @@ from benchmarks.load import in_flight, progress, quantile, timed
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.world import World
 from router.errors import BadCorpus
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 from serving.retrieval.build import build_index
 from serving.retrieval.dense import Hit
 from serving.retrieval.embedder import Embedder, MiniLM, Vectors
@@ -60,7 +60,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What one ranking finds for one kind of query: means over the questions."""
+    """Figures of one ranking for one kind of query: means over the questions."""
 
     query: str
     """`question`; with gold sub-questions, the other two, too."""
@@ -253,7 +253,7 @@ class MovingEmbedder:
         self._known = np.empty((0, self.dimension), dtype=np.float32)
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
-        """As `Embedder.embed`."""
+        """See `Embedder.embed`."""
         if queries:
             return self._embedder.embed(texts, queries=True)
         if len(self._known) < _EMBEDDED:

@@ -18,8 +18,10 @@ from router.calls.limits import MESSAGE_TOKENS, PromptCounts, RoleHealth
 from router.calls.replicas import Replica, chosen
 from router.calls.timeouts import Timeouts
 from router.errors import BudgetExhausted, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
-from router.ledger.ledger import Attempt, Caller, Ledger
-from router.models.model import Completion, Delta, Model, Prompt, gather
+from router.ledger import Ledger
+from router.ledger.ledger import Attempt, Caller
+from router.models import Completion, Delta, Model, Prompt
+from router.models.model import gather
 from router.models.streaming import whole_within, within
 from router.trace.call import Purpose
 
@@ -197,7 +199,7 @@ def least_tokens(max_tokens: int) -> int:
 
 
 async def affordable(take: Callable[..., Awaitable[T]], worst: Callable[[int], Amount], max_tokens: int) -> T:
-    """What `take(tokens, worst(tokens), patient=…)` returns for `max_tokens` to write or, where the budget has no room
+    """Return what `take(tokens, worst(tokens), patient=…)` returns for `max_tokens` to write or, where the budget has no room
     for as many, for as many as it has room for. Raises `BudgetExhausted`.
     """
     least, patient = least_tokens(max_tokens), True

@@ -9,7 +9,7 @@ import structlog
 
 from router.calls.role import Role
 from router.errors import RolegateError
-from router.trace.call import RoleName
+from router.trace import RoleName
 
 _log = structlog.get_logger("readiness")
 Need = Literal["delegation", "execution", "answer", "retrieval", "store"]
@@ -49,7 +49,7 @@ class Readiness:
         self._news = asyncio.Event()
 
     def down(self, needs: Collection[Need]) -> str | None:
-        """Why one of `needs` cannot be met; None where nothing is in the way."""
+        """The reason why one of `needs` cannot be met; None where nothing is in the way."""
         return next((f"{source}: {why}" for source, (of, why) in self._down.items() if set(of) & set(needs)), None)
 
     @property

@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from router.errors import UpstreamUnavailable
-from router.models.model import Delta, Model
+from router.models import Delta, Model
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long a call may take until its first token, and in all; seconds."""
+    """Times that a call may take until its first token, and in all; seconds."""
 
     first_token_s: float = 60.0
     """A reply that is not streamed has to be there by then."""

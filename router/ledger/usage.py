@@ -4,14 +4,15 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from router.trace.call import RoleName, UsageSums
+from router.trace import RoleName
+from router.trace.call import UsageSums
 
 Dimension = Literal["tenant", "role", "model", "executor_version"]
 Bucket = Literal["hour", "day", "month"]
 
 
 class UsageQuery(msgspec.Struct, frozen=True):
-    """Which calls are summed, and how."""
+    """Calls that are to be summed, and how."""
 
     start: float | None = None
     """Calls that started at this Unix time or later; None for no bound."""

@@ -5,7 +5,8 @@ from typing import Protocol
 
 import msgspec
 
-from router.trace.run import Feedback, Run, RunKind, RunStatus
+from router.trace import Run
+from router.trace.run import Feedback, RunKind, RunStatus
 from router.trace.values import AnswerOutcome
 
 MAX_LISTED_CHARS = 500
@@ -35,7 +36,7 @@ class RunSummary(msgspec.Struct, frozen=True):
 
 
 class RunFilter(msgspec.Struct, frozen=True):
-    """Which runs are meant; what is None or empty leaves nothing out."""
+    """A choice of runs; what is None or empty leaves nothing out."""
 
     tenant: str | None = None
     kind: RunKind | None = None

@@ -8,12 +8,13 @@ from typing import NamedTuple, Protocol
 from cachetools import TTLCache
 from msgspec.structs import replace
 
-from router.calls.role import Role
-from router.protocol.evidence import NO_EVIDENCE
+from router.calls import Role
+from router.protocol import NO_EVIDENCE
 from router.protocol.sub_queries import normal_question
 from router.search.context import RunContext
 from router.search.executor import Executes, Unfinished
-from router.trace.values import Conversation, Execution, SearchDone, SearchRecord
+from router.trace import Conversation, Execution
+from router.trace.values import SearchDone, SearchRecord
 
 _MOST = 10_000
 """Reports that are kept; the one that was not asked for longest goes first."""
@@ -30,7 +31,7 @@ class Versioned(Executes, Protocol):
     async def run(
         self, sub_query: str, index: int, context: RunContext, unfinished: Unfinished | None = None
     ) -> Execution:
-        """As `Executor.run`."""
+        """See `Executor.run`."""
 
 
 class _Key(NamedTuple):
@@ -103,11 +104,11 @@ class ReportCache:
         return self._executor.report_tokens
 
     def role(self, context: RunContext) -> Role:
-        """As `Executes.role`."""
+        """See `Executes.role`."""
         return self._executor.role(context)
 
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
-        """As `Executor.run`; `shared_from` of what it returns tells whose work it is."""
+        """See `Executor.run`; `shared_from` of what it returns tells whose work it is."""
         if context.sharing == "nobody":
             return await self._executor.run(sub_query, index, context)
         key = self._key(sub_query, context)

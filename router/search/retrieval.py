@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from router.calls.health import Readiness
+from router.calls import Readiness
 from router.errors import UpstreamError
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 
 
 class Retriever(Protocol):
@@ -56,11 +56,11 @@ class WatchedRetriever:
 
     @property
     def index_id(self) -> str | None:
-        """As `IndexRetriever.index_id`."""
+        """See `IndexRetriever.index_id`."""
         return self._retriever.index_id
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
-        """As `Retriever.search`."""
+        """See `Retriever.search`."""
         try:
             return await self._retriever.search(queries, top_k)
         except UpstreamError:

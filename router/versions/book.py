@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from router.protocol.scoring import exact_match
+from router.protocol import exact_match
 from router.trace.run import Feedback
 
 VersionState = Literal["registered", "shadow", "canary", "active", "retired", "rolled_back"]
@@ -29,7 +29,7 @@ class ExecutorVersion(msgspec.Struct, frozen=True):
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """Who works for whom."""
+    """The versions that work, and in which share of the runs."""
 
     active: str
     candidate: str | None = None
@@ -54,7 +54,7 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 def traffic_of(versions: "list[ExecutorVersion]") -> Traffic | None:
-    """What the states of all versions amount to; None while none is active."""
+    """The traffic that the states of all versions amount to; None while none is active."""
     active = next((version.version for version in versions if version.state == "active"), None)
     if active is None:
         return None
@@ -65,7 +65,7 @@ def traffic_of(versions: "list[ExecutorVersion]") -> Traffic | None:
 
 
 class Side(msgspec.Struct, frozen=True):
-    """What came of a run with one version."""
+    """Outcome of a run with one version."""
 
     answer: str
     failed: bool
@@ -91,24 +91,24 @@ class Trial(msgspec.Struct, frozen=True):
 
     @property
     def served(self) -> Side:
-        """What the client got."""
+        """The side that the client got."""
         return self.by_active if self.stage == "shadow" else self.by_candidate
 
     @property
     def beside(self) -> Side:
-        """What the client did not get."""
+        """The side that the client did not get."""
         return self.by_candidate if self.stage == "shadow" else self.by_active
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """Which of a trial's two answers were right; None of one that nobody knows of."""
+    """Verdict on which of a trial's two answers were right; None of one that nobody knows of."""
 
     candidate_right: bool | None
     active_right: bool | None
 
 
 def judge(trial: Trial, feedback: Feedback) -> Judgement | None:
-    """What feedback on the run says of both answers; None where it says nothing.
+    """Verdict of feedback on both answers; None where it says nothing.
 
     A gold answer tells of both, by exact match, unless the client accepted an answer that does not match it. Then, as
     without one, the verdict tells of the answer that the client got, and of the other one only where it is the same, or
@@ -154,7 +154,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class TrialFigures(msgspec.Struct, frozen=True):
-    """What a candidate has shown in its present state."""
+    """Figures that a candidate has shown in its present state."""
 
     trials: int
     judged: int
@@ -168,7 +168,7 @@ class TrialFigures(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What became of a version, and why."""
+    """A change of a version's state, and why."""
 
     version: str
     decision: str

@@ -9,13 +9,13 @@ from weakref import WeakKeyDictionary
 
 import structlog
 
+from router.calls import Role
 from router.calls.health import errors_logged
-from router.calls.role import Role
 from router.errors import BadVersion
-from router.ledger.ledger import Ledger
-from router.search.context import RunContext
-from router.search.executor import Executor, Unfinished
-from router.trace.values import Execution
+from router.ledger import Ledger
+from router.search import Executor, RunContext
+from router.search.executor import Unfinished
+from router.trace import Execution
 from router.versions.book import Traffic
 
 _log = structlog.get_logger("versions")
@@ -24,7 +24,7 @@ _FRESH_S = 1.0
 
 
 class VersionRouting:
-    """Is to a search what an executor is: a run's version works on its sub-queries, and keeps the run to its end."""
+    """An executor whose sub-queries go to the run's version, which keeps the run to its end."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class VersionRouting:
 
     @property
     def report_tokens(self) -> int:
-        """What a report has at most."""
+        """The most tokens of a report."""
         return self.of(self._configured).report_tokens
 
     @property
@@ -68,7 +68,7 @@ class VersionRouting:
     async def run(
         self, sub_query: str, index: int, context: RunContext, unfinished: Unfinished | None = None
     ) -> Execution:
-        """As `Executor.run`, with the version that works in this run. Where the engine does not have it, the active one
+        """See `Executor.run`, with the version that works in this run. Where the engine does not have it, the active one
         steps in, and for that one the configured model; where a candidate fails by itself, the active one, too, as no
         client is to suffer from a trial.
         """

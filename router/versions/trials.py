@@ -8,15 +8,15 @@ import structlog
 
 from router.calls.health import errors_logged
 from router.errors import ContextTooLong, OutOfTime
+from router.runs import RequestOptions, RunLifecycle
 from router.runs.archive import Archive
-from router.runs.lifecycle import OpenRun, RequestOptions, RunLifecycle, RunRequest
+from router.runs.lifecycle import OpenRun, RunRequest
 from router.runs.live import background_tasks
+from router.search import FactorizedSearch
 from router.search.executor import Executes
-from router.search.loop import FactorizedSearch
-from router.trace.call import Call
+from router.trace import Call, Run, Trajectory
 from router.trace.identity import SHADOW
-from router.trace.run import Feedback, Run
-from router.trace.values import Trajectory
+from router.trace.run import Feedback
 from router.versions.book import Side, Trial, VersionBook, judge
 from router.versions.routing import VersionRouting
 

@@ -9,7 +9,7 @@ from rolegate.v1.retrieval_service_pb2 import SearchRequest
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 
 from router.errors import UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 
 MAX_RESPONSE_BYTES = 16 << 20
 _REFUSED = frozenset(
@@ -49,7 +49,7 @@ class RemoteRetriever:
         """The index that the last search went to; None where the server did not say."""
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
-        """As `Retriever.search`; a server that is not available is asked again, twice at most, within the time of one
+        """See `Retriever.search`; a server that is not available is asked again, twice at most, within the time of one
         search. Cancelling it cancels the call.
         """
         if not queries:
