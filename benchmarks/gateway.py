@@ -57,7 +57,7 @@ class OnePassage:
     """Finds the same for every query."""
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
-        """As `Retriever.search`."""
+        """See `Retriever.search`."""
         return [[_PASSAGE][:top_k] for _ in queries]
 
 

@@ -107,7 +107,7 @@ async def child(module: str, *arguments: str) -> AsyncIterator[Child]:
 
 @dataclass(slots=True)
 class Used:
-    """What a process used while it was watched; known at the end."""
+    """CPU and memory of a process while it was watched; known at the end."""
 
     cpu_s: float = 0.0
     """In user mode and in the kernel."""

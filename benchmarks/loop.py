@@ -78,7 +78,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What was seen of the loop."""
+    """Figures of the loop."""
 
     checks: list[Check]
     asked: list[Asked]

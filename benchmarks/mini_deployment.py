@@ -18,7 +18,7 @@ from serving.startup import start_engines
 
 
 class MiniDeployment(msgspec.Struct, frozen=True):
-    """What runs."""
+    """A running deployment of the mini models."""
 
     of: Config
     """The preset `mini`, over whichever world."""

@@ -78,7 +78,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
 
 
 class Accounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What clients and upstreams saw, compared with what is in the store; all lists should be empty."""
+    """Differences between what clients and upstreams saw and the store; all lists should be empty."""
 
     attempts: int
     """That came to an upstream."""
@@ -99,7 +99,7 @@ class Accounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartFigures(msgspec.Struct, frozen=True):
-    """How one part went."""
+    """Figures of one part."""
 
     part: str
     ended: Outcomes
@@ -199,7 +199,7 @@ async def measure(options: Options) -> Figures:
 
 
 def ended_and_booked(ended: Sequence[Ended], late: Sequence[Ended], found: Accounts) -> Iterator[Check]:
-    """What has to hold wherever questions are asked."""
+    """Checks that hold wherever questions are asked."""
     untyped, answered = [one.outcome for one in ended if not one.typed], sum(one.outcome == ANSWERED for one in ended)
     yield Check("none ends 100 ms after its deadline", not late, f"{len(late)} of {len(ended)}")
     yield Check("each ends in an answer or a typed error", not untyped, _named(untyped))

@@ -58,7 +58,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What one ranking finds for one kind of query: means over the questions."""
+    """Figures of one ranking for one kind of query: means over the questions."""
 
     query: str
     """`question`; with gold sub-questions, the other two, too."""
@@ -237,7 +237,7 @@ class RandomEmbedder(MiniLM):
         self._rng = np.random.default_rng(0)
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
-        """As `Embedder.embed`."""
+        """See `Embedder.embed`."""
         if queries:
             return super().embed(texts, queries=True)
         drawn = self._rng.standard_normal((len(texts), self.dimension), np.float32)

@@ -61,7 +61,7 @@ class Key(msgspec.Struct, frozen=True):
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """What counts against a tenant's quotas."""
+    """Amounts that count against a tenant's quotas."""
 
     period: str
     """A day or a month in UTC: 2026-11-21 or 2026-11."""
@@ -93,7 +93,7 @@ class Accounts(Protocol):
         """Keep a tenant's settings, in place of those it had."""
 
     async def spending(self, tenant: str) -> list[Spent]:
-        """What the tenant has spent, newest first, one entry for each day and each month in which it asked."""
+        """Amounts that the tenant has spent, newest first, one entry for each day and each month in which it asked."""
 
 
 _FRESH_S = 1.0
@@ -130,7 +130,7 @@ class Access:
         """The identifier of the key that each task works for."""
 
     async def identify(self, authorization: str | None) -> Identity:
-        """Whose key it is. `authorization`: the header of that name. Raises `NoKey`, which never repeats it, and
+        """Find whose key it is. `authorization`: the header of that name. Raises `NoKey`, which never repeats it, and
         `StoreFailed`.
         """
         if not await self.required():

@@ -6,7 +6,7 @@ import msgspec
 
 
 class Amount(msgspec.Struct, frozen=True):
-    """What is spent, reserved, or allowed."""
+    """Tokens and money that are spent, reserved, or allowed."""
 
     tokens: int = 0
     """Prompt and completion together."""

@@ -116,7 +116,7 @@ class PriceUnknown(BudgetExhausted):
 
 
 class Overloaded(RolegateError):
-    """As many runs are under way or waiting as may be; nothing was begun."""
+    """No room: as many runs are under way or waiting as may be; nothing was begun."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)

@@ -57,7 +57,7 @@ class _Visible(FileProxy):
 
 @contextmanager
 def visible_output() -> Iterator[None]:
-    """Have everything that is printed inside, by `print` or by rich, made visible; rich's own styles stay."""
+    """Make everything that is printed inside, by `print` or by rich, visible; rich's own styles stay."""
     before = dict(_CONTROL_STRIP_TRANSLATE)
     _CONTROL_STRIP_TRANSLATE.update(_SHOWN)  # by which rich drops five of them from all text; nothing else sets it
     try:

@@ -37,7 +37,7 @@ class Readiness:
         self._news = asyncio.Event()
 
     def down(self, needs: Collection[Need]) -> str | None:
-        """Why one of `needs` cannot be met; None where nothing is in the way."""
+        """The reason why one of `needs` cannot be met; None where nothing is in the way."""
         return next((f"{source}: {why}" for source, (of, why) in self._down.items() if set(of) & set(needs)), None)
 
     @property

@@ -168,7 +168,7 @@ def choose(
 async def chosen(
     replicas: Sequence[Replica], key: str, prompt_tokens: int, *, stay: bool, avoid: Collection[str] = (), until: float
 ) -> Replica:
-    """As `choose`, which is tried again for a moment, but not beyond `until`, in the event loop's time."""
+    """Try `choose` again for a moment, but not beyond `until`, in the event loop's time."""
     clock = asyncio.get_running_loop().time
     until = min(until, clock() + _LONGEST_WAIT_S)
     while True:
@@ -194,9 +194,9 @@ class Upstreams:
         self.roles: dict[RoleName, RoleHealth] = {}
 
     def endpoint(self, deployment: str) -> Endpoint:
-        """That of a deployment."""
+        """The endpoint of a deployment."""
         return self.endpoints.setdefault(deployment, Endpoint())
 
     def role(self, name: RoleName, max_in_flight: int | None) -> RoleHealth:
-        """That of a role; its limit is the one that was given first."""
+        """The endpoints of a role; its limit is the one that was given first."""
         return self.roles.setdefault(name, RoleHealth(max_in_flight))

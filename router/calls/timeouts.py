@@ -11,7 +11,7 @@ from router.models.model import Delta, Model
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long a call may take until its first token, and in all; seconds."""
+    """Times that a call may take until its first token, and in all; seconds."""
 
     first_token_s: float = 60.0
     """A reply that is not streamed has to be there by then."""

@@ -36,7 +36,7 @@ class Limits:
 
     @property
     def grpc_options(self) -> dict[str, int]:
-        """As gRPC takes them."""
+        """Limits as gRPC takes them."""
         return {
             "grpc.max_receive_message_length": self.message_bytes,
             "grpc.max_concurrent_streams": self.streams,

@@ -29,7 +29,7 @@ Granted = TypeVar("Granted")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls whom, and for what."""
+    """The run, role and purpose that calls are made for."""
 
     role: RoleName
     model: str
@@ -85,7 +85,7 @@ class Attempt:
 
     @property
     def duration_s(self) -> float:
-        """How long it has been going on, or took."""
+        """Seconds that it has been going on, or took."""
         return time.monotonic() - self._begun if self._ended_s is None else self._ended_s
 
     @property
@@ -219,7 +219,7 @@ class Ledger:
         return {call.executor_version or "" for call in calls if call.sub_query == sub_query}
 
     def waste(self, sub_query: int) -> None:
-        """What was spent so far on this sub-query, which awaits its decision, was wasted."""
+        """Book what was spent so far on this sub-query, which awaits its decision, as wasted."""
         self._book([cut for cut in self._early if cut.opened.sub_query == sub_query], 0)
         self._early = [cut for cut in self._early if cut.opened.sub_query != sub_query]
 

@@ -11,7 +11,7 @@ Bucket = Literal["hour", "day", "month"]
 
 
 class UsageQuery(msgspec.Struct, frozen=True):
-    """Which calls are summed, and how."""
+    """Calls that are to be summed, and how."""
 
     start: float | None = None
     """Calls that started at this Unix time or later; None for no bound."""

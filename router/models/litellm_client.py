@@ -72,7 +72,7 @@ class LiteLLMModel:
             await chunks.aclose()
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
-        """As LiteLLM estimates it, for models of OpenAI; of the others it does not have the tokenizers."""
+        """LiteLLM's estimate, for models of OpenAI; of the others it does not have the tokenizers."""
         self._litellm = await asyncio.to_thread(load_litellm)
         return await asyncio.to_thread(_count, self._litellm, self.name.removeprefix("openai/"), prompt, text)
 

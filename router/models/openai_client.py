@@ -101,7 +101,7 @@ class OpenAIHTTP:
             response.release()  # closes the connection, unless the reply was read to its end
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
-        """As vLLM's `POST /tokenize` counts the prompt, its template included, and the text; None where there is none,
+        """vLLM's count (`POST /tokenize`) of the prompt, its template included, and the text; None where there is none,
         and where there was none it is not asked for again.
         """
         body = self._body(prompt)

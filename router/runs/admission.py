@@ -12,7 +12,7 @@ _LEAST_RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """How much a gateway takes on."""
+    """Limits of what a gateway takes on."""
 
     max_runs: int = 4000
     max_runs_per_tenant: int | None = None

@@ -35,7 +35,7 @@ class RunSummary(msgspec.Struct, frozen=True):
 
 
 class RunFilter(msgspec.Struct, frozen=True):
-    """Which runs are meant; what is None or empty leaves nothing out."""
+    """A choice of runs; what is None or empty leaves nothing out."""
 
     tenant: str | None = None
     kind: RunKind | None = None

@@ -36,7 +36,7 @@ _COUNTING_S = 0.25
 
 
 class RequestOptions(msgspec.Struct, frozen=True):
-    """Who asks, for how long, for how much, and whether it was asked before."""
+    """Options of a request: who asks, its deadline, its budget, and its id."""
 
     identity: Identity = LOCAL
     time_s: float | None = None
@@ -99,7 +99,7 @@ class OpenRun:
 
     @property
     def error(self) -> str:
-        """Why it failed, for the operator."""
+        """The failure, for the operator."""
         return f"{type(self.failure).__name__}: {self.failure}" if self.status == "failed" else ""
 
 

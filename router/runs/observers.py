@@ -41,44 +41,44 @@ class Observers:
         return bool(self._each)
 
     def request_began(self, method: str, metadata: Mapping[str, str]) -> None:
-        """As `Observer.request_began`."""
+        """See `Observer.request_began`."""
         for observer in self._each:
             observer.request_began(method, metadata)
 
     def request_ended(self, method: str, code: str, duration_s: float) -> None:
-        """As `Observer.request_ended`."""
+        """See `Observer.request_ended`."""
         for observer in self._each:
             observer.request_ended(method, code, duration_s)
 
     def run_began(self) -> None:
-        """As `Observer.run_began`."""
+        """See `Observer.run_began`."""
         for observer in self._each:
             observer.run_began()
 
     def run_ended(self, run: Run, *, private: bool) -> None:
-        """As `Observer.run_ended`."""
+        """See `Observer.run_ended`."""
         for observer in self._each:
             observer.run_ended(run, private=private)
 
     def searched(self, query: str, began_at: float, duration_s: float, error: str | None) -> None:
-        """As `Observer.searched`."""
+        """See `Observer.searched`."""
         for observer in self._each:
             observer.searched(query, began_at, duration_s, error)
 
 
 class ObservedRetriever:
-    """Is to its callers what the retriever is."""
+    """A retriever whose searches are observed."""
 
     def __init__(self, retriever: IndexRetriever, observer: Observer) -> None:
         self._retriever, self._observer = retriever, observer
 
     @property
     def index_id(self) -> str | None:
-        """As `IndexRetriever.index_id`."""
+        """See `IndexRetriever.index_id`."""
         return self._retriever.index_id
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
-        """As `Retriever.search`."""
+        """See `Retriever.search`."""
         began_at, begun, error = time.time(), time.monotonic(), "CancelledError"
         try:
             found, error = await self._retriever.search(queries, top_k), ""

@@ -35,7 +35,7 @@ class Runs:
         return await self._archive.load(run_id, identity.tenant)
 
     async def feedback_on(self, run: Run) -> tuple[Feedback, ...]:
-        """What was said of it, oldest first."""
+        """Feedback on it, oldest first."""
         return await self._archive.feedback(run.id)
 
     async def list(self, wanted: RunFilter, size: int, page: str, identity: Identity) -> RunPage:
@@ -49,7 +49,7 @@ class Runs:
         return self._archive.export(_own(wanted, identity)) if _may(wanted, identity) else _nothing()
 
     async def watch(self, run_id: str, after: int, identity: Identity) -> AsyncIterator[tuple[int, Event | Run]]:
-        """What happens in an answer, from event `after` + 1 on; the last item is the run, with the number of the event
+        """Events of an answer, from event `after` + 1 on; the last item is the run, with the number of the event
         that tells it. Raises `NotFound`, `BadRequest` for other kinds of run and for numbers that there are not, and
         `StoreFailed`.
         """

@@ -270,7 +270,7 @@ class Executes(Protocol):
         """The role in a run whose conversations are not led here."""
 
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
-        """As `Executor.run`."""
+        """See `Executor.run`."""
 
 
 @dataclass(slots=True)

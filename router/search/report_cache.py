@@ -29,7 +29,7 @@ class Versioned(Executes, Protocol):
     async def run(
         self, sub_query: str, index: int, context: RunContext, unfinished: Unfinished | None = None
     ) -> Execution:
-        """As `Executor.run`."""
+        """See `Executor.run`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +109,11 @@ class ReportCache:
         return self._executor.report_tokens
 
     def role(self, context: RunContext) -> Role:
-        """As `Executes.role`."""
+        """See `Executes.role`."""
         return self._executor.role(context)
 
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
-        """As `Executor.run`; `shared_from` of what it returns tells whose work it is."""
+        """See `Executor.run`; `shared_from` of what it returns tells whose work it is."""
         if context.sharing == "nobody":
             return await self._executor.run(sub_query, index, context)
         key = self._key(sub_query, context)

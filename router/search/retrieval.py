@@ -56,11 +56,11 @@ class WatchedRetriever:
 
     @property
     def index_id(self) -> str | None:
-        """As `IndexRetriever.index_id`."""
+        """See `IndexRetriever.index_id`."""
         return self._retriever.index_id
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
-        """As `Retriever.search`."""
+        """See `Retriever.search`."""
         try:
             return await self._retriever.search(queries, top_k)
         except UpstreamError:

@@ -19,11 +19,11 @@ class SQLAccounts:
         self._database = database
 
     async def keys(self) -> list[Key]:
-        """As `Accounts.keys`: one query of one small table."""
+        """See `Accounts.keys`: one query of one small table."""
         return await self._database.read(_keys)
 
     async def add_key(self, key: Key) -> bool:
-        """As `Accounts.add_key`."""
+        """See `Accounts.add_key`."""
 
         def add(connection: Connection) -> bool:
             first = not connection.scalar(select(func.count()).select_from(KEYS))
@@ -36,7 +36,7 @@ class SQLAccounts:
         return await self._database.write(add)
 
     async def revoke_key(self, key_id: str) -> Key | None:
-        """As `Accounts.revoke_key`; one that was revoked before stays as it is."""
+        """See `Accounts.revoke_key`; one that was revoked before stays as it is."""
 
         def revoke(connection: Connection) -> Key | None:
             good = (KEYS.c.key_id == key_id) & KEYS.c.revoked_at.is_(None)
@@ -46,7 +46,7 @@ class SQLAccounts:
         return await self._database.write(revoke)
 
     async def tenants(self) -> list[Tenant]:
-        """As `Accounts.tenants`."""
+        """See `Accounts.tenants`."""
 
         def read(connection: Connection) -> list[Tenant]:
             rows = connection.execute(select(TENANTS).order_by(TENANTS.c.name))
@@ -55,7 +55,7 @@ class SQLAccounts:
         return await self._database.read(read)
 
     async def set_tenant(self, tenant: Tenant) -> None:
-        """As `Accounts.set_tenant`."""
+        """See `Accounts.set_tenant`."""
 
         def write(connection: Connection) -> None:
             row = msgspec.structs.asdict(tenant)
@@ -67,7 +67,7 @@ class SQLAccounts:
         await self._database.write(write)
 
     async def spending(self, tenant: str) -> list[Spent]:
-        """As `Accounts.spending`."""
+        """See `Accounts.spending`."""
         of_tenant = select(SPENDING).where(SPENDING.c.tenant == tenant).order_by(SPENDING.c.period.desc())
 
         def read(connection: Connection) -> list[Spent]:

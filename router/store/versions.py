@@ -28,11 +28,11 @@ class SQLVersionBook:
         self._database = database
 
     async def versions(self) -> list[ExecutorVersion]:
-        """As `VersionBook.versions`."""
+        """See `VersionBook.versions`."""
         return await self._database.read(_versions)
 
     async def add(self, version: ExecutorVersion, decision: Decision) -> None:
-        """As `VersionBook.add`."""
+        """See `VersionBook.add`."""
 
         def add(connection: Connection) -> None:
             _lock(connection)
@@ -46,7 +46,7 @@ class SQLVersionBook:
     async def change(
         self, expected: Sequence[ExecutorVersion], changed: Sequence[ExecutorVersion], decisions: Sequence[Decision]
     ) -> bool:
-        """As `VersionBook.change`. False, too, where two versions would be active, or two be tried."""
+        """See `VersionBook.change`. False, too, where two versions would be active, or two be tried."""
 
         def change(connection: Connection) -> bool:
             _lock(connection)
@@ -64,7 +64,7 @@ class SQLVersionBook:
         return await self._database.write(change)
 
     async def wait(self, decision: Decision) -> None:
-        """As `VersionBook.wait`; of no effect where the version has left that state."""
+        """See `VersionBook.wait`; of no effect where the version has left that state."""
 
         def wait(connection: Connection) -> None:
             _lock(connection)
@@ -81,7 +81,7 @@ class SQLVersionBook:
         await self._database.write(wait)
 
     async def decisions(self, version: str | None, after: int, size: int) -> list[Decision]:
-        """As `VersionBook.decisions`."""
+        """See `VersionBook.decisions`."""
         wanted = select(VERSION_DECISIONS).where(_DECISIONS.number > after)
         if version is not None:
             wanted = wanted.where(_DECISIONS.version == storable(version))
@@ -93,7 +93,7 @@ class SQLVersionBook:
         return await self._database.read(read)
 
     async def add_trial(self, trial: Trial) -> None:
-        """As `VersionBook.add_trial`; of no effect where the run is deleted, or its tenant's texts are not kept."""
+        """See `VersionBook.add_trial`; of no effect where the run is deleted, or its tenant's texts are not kept."""
 
         def add(connection: Connection) -> None:
             run = select(RUNS.c.run_id, TENANTS.c.redact).outerjoin(TENANTS, TENANTS.c.name == RUNS.c.tenant)
@@ -105,17 +105,17 @@ class SQLVersionBook:
         await self._database.write(add)
 
     async def trial(self, run_id: str) -> Trial | None:
-        """As `VersionBook.trial`."""
+        """See `VersionBook.trial`."""
         return await self._database.read(lambda connection: _trial(connection, run_id))
 
     async def judge(self, run_id: str, judgement: Judgement) -> None:
-        """As `VersionBook.judge`; of no effect where there is no trial of that run."""
+        """See `VersionBook.judge`; of no effect where there is no trial of that run."""
         unjudged = VERSION_TRIALS.update().where(_TRIALS.run_id == storable(run_id), _TRIALS.judged_at.is_(None))
         judged = unjudged.values(judged_at=time.time(), **msgspec.structs.asdict(judgement))
         await self._database.write(lambda connection: connection.execute(judged))
 
     async def pairs(self, version: str, stage: Stage, since: float) -> list[Pair]:
-        """As `VersionBook.pairs`."""
+        """See `VersionBook.pairs`."""
         active = select(EXECUTOR_VERSIONS.c.version).where(EXECUTOR_VERSIONS.c.state == "active").scalar_subquery()
         wanted = (
             select(_TRIALS.judged_at, *_OF_PAIRS)

@@ -206,7 +206,7 @@ class FaultyRetriever:
         self._retriever, self._plan = retriever, plan
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
-        """As `Retriever.search`."""
+        """See `Retriever.search`."""
         match self._plan.next():
             case "black_hole":
                 await asyncio.Event().wait()

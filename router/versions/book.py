@@ -30,7 +30,7 @@ class ExecutorVersion(msgspec.Struct, frozen=True):
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """Who works for whom."""
+    """The versions that work, and in which share of the runs."""
 
     active: str
     candidate: str | None = None
@@ -58,7 +58,7 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 def traffic_of(versions: "list[ExecutorVersion]") -> Traffic | None:
-    """What the states of all versions amount to; None while none is active."""
+    """The traffic that the states of all versions amount to; None while none is active."""
     active = next((version.version for version in versions if version.state == "active"), None)
     if active is None:
         return None
@@ -74,7 +74,7 @@ def _place(run_id: str) -> float:
 
 
 class Side(msgspec.Struct, frozen=True):
-    """What came of a run with one version."""
+    """Outcome of a run with one version."""
 
     answer: str
     failed: bool
@@ -100,24 +100,24 @@ class Trial(msgspec.Struct, frozen=True):
 
     @property
     def served(self) -> Side:
-        """What the client got."""
+        """The side that the client got."""
         return self.by_active if self.stage == "shadow" else self.by_candidate
 
     @property
     def beside(self) -> Side:
-        """What the client did not get."""
+        """The side that the client did not get."""
         return self.by_candidate if self.stage == "shadow" else self.by_active
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """Which of a trial's two answers were right; None of one that nobody knows of."""
+    """Verdict on which of a trial's two answers were right; None of one that nobody knows of."""
 
     candidate_right: bool | None
     active_right: bool | None
 
 
 def judge(trial: Trial, feedback: Feedback) -> Judgement | None:
-    """What feedback on the run says of both answers; None where it says nothing.
+    """Verdict of feedback on both answers; None where it says nothing.
 
     A gold answer tells of both, by exact match, unless the client accepted an answer that does not match it. Then, as
     without one, the verdict tells of the answer that the client got, and of the other one only where it is the same, or
@@ -163,7 +163,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class TrialFigures(msgspec.Struct, frozen=True):
-    """What a candidate has shown in its present state."""
+    """Figures that a candidate has shown in its present state."""
 
     trials: int
     judged: int
@@ -177,7 +177,7 @@ class TrialFigures(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What became of a version, and why."""
+    """A change of a version's state, and why."""
 
     version: str
     decision: str

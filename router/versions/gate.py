@@ -31,7 +31,7 @@ Verdict = Literal["promote", "wait", "stop", "roll_back"]
 
 @dataclass(frozen=True, slots=True)
 class GateRule:
-    """What is asked of a candidate."""
+    """Conditions that a candidate has to meet."""
 
     margin: float
     """How much worse it may be than the active version, as a share of runs: in right answers, and in failures."""
@@ -46,7 +46,7 @@ class GateRule:
 
 
 def decide(pairs: Sequence[Pair], rule: GateRule) -> tuple[Verdict, TrialFigures, str]:
-    """What is to become of a candidate with these pairs, the figures, and why, in words.
+    """Decide on a candidate with these pairs: the decision, the figures, and why, in words.
 
     It is promoted when the evidence in favour has reached 1/error on all three measures: all must be in error for it to
     be a wrong one. It is rolled back when the evidence against it has reached 3/error on any of them: the share of each

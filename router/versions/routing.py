@@ -22,7 +22,7 @@ _FRESH_S = 1.0
 
 
 class VersionRouting:
-    """Is to a search what an executor is: a run's version works on its sub-queries, and keeps the run to its end."""
+    """An executor whose sub-queries go to the run's version, which keeps the run to its end."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class VersionRouting:
 
     @property
     def report_tokens(self) -> int:
-        """What a report has at most."""
+        """The most tokens of a report."""
         return self.of(self._configured).report_tokens
 
     @property
@@ -71,9 +71,9 @@ class VersionRouting:
     async def run(
         self, sub_query: str, index: int, context: RunContext, unfinished: Unfinished | None = None
     ) -> Execution:
-        """As `Executor.run`, with the version that works in this run. Where the engine does not have it, the active one
-        steps in, and for that one the configured model; where a candidate fails by itself, the active one, too, as no
-        client is to suffer from a trial.
+        """See `Executor.run`; the version that works in this run does it. Where the engine does not have it, the active
+        one steps in, and for that one the configured model; where a candidate fails by itself, the active one, too, as
+        no client is to suffer from a trial.
         """
         traffic = self._traffic(context)
         versions = list(dict.fromkeys((self.serving(context), traffic.active, self._configured)))

@@ -109,14 +109,14 @@ class Versions:
         """Called when a version has come into another state through here."""
 
     async def traffic(self) -> Traffic:
-        """Who works for whom by now. Raises `BadVersion` where no version is active."""
+        """The versions that work by now. Raises `BadVersion` where no version is active."""
         traffic = traffic_of(await self._book.versions())
         if traffic is None:
             raise BadVersion("no version of the executor is active; promote one.")
         return traffic
 
     async def figures(self, version: ExecutorVersion) -> TrialFigures | None:
-        """What a version has shown in its trial; None where it is not on trial."""
+        """Figures that a version has shown in its trial; None where it is not on trial."""
         match version.state:
             case "shadow" | "canary" as stage:
                 pairs = await self._book.pairs(version.version, stage, version.state_at)
@@ -124,7 +124,7 @@ class Versions:
         return None
 
     async def decisions(self, version: str | None = None, after: int = 0) -> Sequence[Decision]:
-        """What was decided, on one version or on all, with numbers greater than `after`: oldest first, at most
+        """Decisions on one version or on all, with numbers greater than `after`: oldest first, at most
         `MOST_DECISIONS`.
         """
         return await self._book.decisions(version, after, MOST_DECISIONS)

@@ -108,7 +108,7 @@ class Reader:
         self._end()
 
     def read(self, path: Path) -> Iterator[Part]:
-        """As `read_parts`, one file at a time. Raises what that raises, and `DocumentTooLarge`."""
+        """Read as `read_parts` does, one file at a time. Raises what that raises, and `DocumentTooLarge`."""
         self._running = process, wire = self._running or self._started()
         usable = False
         try:

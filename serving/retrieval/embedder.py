@@ -79,7 +79,7 @@ class MiniLM:
         self._loading = Lock()
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
-        """As `Embedder.embed`; queries and passages are treated alike, but for the precision. Raises `BadConfig`."""
+        """See `Embedder.embed`; queries and passages are treated alike, but for the precision. Raises `BadConfig`."""
         vectors = self._loaded(queries).encode(
             list(texts),
             batch_size=_QUERIES if queries else _PASSAGES,
@@ -90,7 +90,7 @@ class MiniLM:
         return np.ascontiguousarray(vectors, dtype=np.float32).reshape(len(texts), self.dimension)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """As `Embedder.count_tokens`, exactly, without the two that begin and end every text."""
+        """Count tokens exactly, without the two that begin and end every text."""
         encoded = self._loaded(True in self._models).tokenizer(
             list(texts), add_special_tokens=False, truncation=False, verbose=False
         )
@@ -178,7 +178,7 @@ class EndpointEmbedder:
         self._one_at_a_time = Lock()
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
-        """As `Embedder.embed`."""
+        """See `Embedder.embed`."""
         inputs = [self._prefixes[queries] + text for text in texts]
         with self._one_at_a_time:
             rows = self._runner.run(self._embed_all(inputs))
@@ -189,7 +189,7 @@ class EndpointEmbedder:
         return np.ascontiguousarray(vectors / lengths, dtype=np.float32)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """As `Embedder.count_tokens`, estimated: endpoints do not share their tokenizers."""
+        """Estimate the number of tokens: endpoints do not share their tokenizers."""
         return [-(-len(text) // _CHARS_A_TOKEN) for text in texts]
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ class RemoteRetriever:
         """The index that the last search went to; None where the server did not say."""
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
-        """As `Retriever.search`; a server that is not available is asked again, twice at most, within the time of one
+        """See `Retriever.search`; a server that is not available is asked again, twice at most, within the time of one
         search. Cancelling it cancels the call.
         """
         if not queries:

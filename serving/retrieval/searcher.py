@@ -57,7 +57,7 @@ class IndexSearcher:
         return self._searched.index.manifest.corpus_sha256
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
-        """As `Retriever.search`; surplus space makes no difference. Raises what the embedder raises."""
+        """See `Retriever.search`; surplus space makes no difference. Raises what the embedder raises."""
         asked, cache = [" ".join(query.split()) for query in queries], self._searched.cache
         found = {query: passages for query in asked if (passages := cache.get((query, top_k))) is not None}
         if missing := tuple(dict.fromkeys(query for query in asked if query not in found)):
