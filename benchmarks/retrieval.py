@@ -33,7 +33,7 @@ from benchmarks.load import in_flight, progress, quantile, timed
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.world import World
 from router.errors import BadCorpus
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 from serving.retrieval.build import build_index
 from serving.retrieval.dense import Hit
 from serving.retrieval.embedder import Embedder, MiniLM, Vectors
@@ -241,7 +241,8 @@ class RandomEmbedder(MiniLM):
         if queries:
             return super().embed(texts, queries=True)
         drawn = self._rng.standard_normal((len(texts), self.dimension), np.float32)
-        return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+        drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
+        return drawn
 
 
 def mini_world_passages(number: int | None = None) -> Iterator[Passage]:
