@@ -28,15 +28,14 @@ from benchmarks.load import in_flight
 from benchmarks.mini_deployment import MiniDeployment, mini_deployment
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
-from router.models.model import Prompt, Sampling, gather
+from router.models import Prompt, Sampling
+from router.models.model import gather
 from router.models.openai_client import OpenAIHTTP
 from router.protocol.turns import turn_pattern
-from router.runs.archive import RunFilter
+from router.runs import RunFilter
 from router.search.executor import STOP
-from router.store.archive import SQLArchive
-from router.store.database import Database
-from router.trace.run import Run
-from router.trace.values import Execution
+from router.store import Database, SQLArchive
+from router.trace import Execution, Run
 from serving.config.config import Config, RolesConfig
 from serving.config.file import load_config, preset
 

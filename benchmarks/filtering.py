@@ -28,8 +28,8 @@ from executor_sft.questions import Question
 from executor_sft.runtime import Runtime, open_runtime
 from executor_sft.step import Step
 from router.errors import RolegateError
-from router.models.model import ScriptedModel
-from router.trace.values import Execution
+from router.models import ScriptedModel
+from router.trace import Execution
 from serving.config.file import load_config, preset
 from serving.files import write_atomically
 

@@ -20,8 +20,8 @@ import tomlkit
 
 from benchmarks.harness import Child, child
 from router.edge.grpc.server import Server
-from router.protocol.evidence import Passage
-from router.search.retrieval import Retriever
+from router.protocol import Passage
+from router.search import Retriever
 from router.testing.openai_server import Behaviour, ChatRequest, OpenAIServer, Reply, serving, writes
 from serving.composition import running_gateway
 from serving.config.file import load_config

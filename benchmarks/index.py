@@ -23,7 +23,7 @@ from benchmarks import harness
 from benchmarks.load import progress
 from benchmarks.retrieval import CUTS, mini_world_passages
 from router.errors import BadCorpus, RolegateError
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import MiniLM
 from serving.retrieval.index import Index

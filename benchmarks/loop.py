@@ -33,7 +33,7 @@ from executor_sft.miniworld.questions import Question
 from executor_sft.miniworld.world import World
 from executor_sft.step import read_manifest
 from router.errors import RolegateError
-from router.protocol.scoring import exact_match
+from router.protocol import exact_match
 from router.runs.live import background_tasks
 from serving.config.config import Config
 from serving.config.file import load_config, preset

@@ -30,9 +30,7 @@ from benchmarks.load import in_flight
 from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.questions import Question, SubQuery
 from executor_sft.miniworld.world import World
-from router.protocol import prompts
-from router.protocol.evidence import NO_EVIDENCE, Report
-from router.protocol.scoring import exact_match
+from router.protocol import NO_EVIDENCE, Report, exact_match, prompts
 from router.protocol.turns import parse_answer
 from serving.composition import running_gateway
 from serving.config.config import ReportCacheConfig

@@ -11,8 +11,8 @@ import msgspec
 
 from executor_sft.jsonl import JsonlFile
 from router.errors import BadConfig
-from router.models.model import Completion, Delta, Model, Prompt, Usage
-from router.trace.call import Call, RoleName
+from router.models import Completion, Delta, Model, Prompt, Usage
+from router.trace import Call, RoleName
 
 
 class _Entry(msgspec.Struct, frozen=True):

@@ -21,11 +21,13 @@ from executor_sft.filter import FilteredSample
 from executor_sft.jsonl import read_jsonl
 from executor_sft.step import Step
 from router.errors import BadConfig
-from router.models.model import Completion, Message, end_at_stop
+from router.models import Completion, Message
+from router.models.model import end_at_stop
+from router.protocol import parse_turn
 from router.protocol.prompts import without_system_role
-from router.protocol.turns import ReportTurn, Search, parse_turn
+from router.protocol.turns import ReportTurn, Search
 from router.search.executor import STOP
-from router.trace.values import Execution
+from router.trace import Execution
 from serving.dependencies import need
 from serving.files import write_atomically
 

@@ -23,9 +23,10 @@ from executor_sft.rollouts import CALLS, check_failures, teacher_config
 from executor_sft.runtime import Runtime, open_runtime
 from executor_sft.step import Step, config_settings, digest_of, write_json
 from router.errors import BadConfig
-from router.protocol.scoring import exact_match, token_f1
-from router.search.executor import Executor
-from router.trace.values import Trajectory
+from router.protocol import exact_match
+from router.protocol.scoring import token_f1
+from router.search import Executor
+from router.trace import Trajectory
 from serving.config.config import Config, SearchConfig
 from serving.config.file import load_config
 from serving.engines.versions import MANIFEST

@@ -22,7 +22,7 @@ from executor_sft.questions import normal_question
 from executor_sft.rollouts import ROLLOUTS, Rollout, Sample, SubQueryRollout
 from executor_sft.step import Step
 from router.errors import BadConfig
-from router.trace.values import Execution
+from router.trace import Execution
 from serving.files import write_atomically
 from serving.terminal import complain
 

@@ -22,12 +22,14 @@ from executor_sft.rollout import RolloutOptions, begin_step, roll_out_step
 from executor_sft.rollouts import teacher_config
 from executor_sft.step import write_json
 from router.errors import BadConfig, BadRequest, NotFound, StoreFailed
-from router.models.model import Usage
-from router.runs.archive import Archive, RunFilter
-from router.store.archive import SQLArchive
-from router.trace.call import Call, Price, RoleName, totals
-from router.trace.run import Feedback, Run
-from router.trace.values import NOT_FOUND, Trajectory
+from router.models import Usage
+from router.runs import RunFilter
+from router.runs.archive import Archive
+from router.store import SQLArchive
+from router.trace import Call, Price, RoleName, Run, Trajectory
+from router.trace.call import totals
+from router.trace.run import Feedback
+from router.trace.values import NOT_FOUND
 from serving.cli.options import FORMATS, time_argument
 from serving.cli.store import opened_store
 from serving.config.config import Config

@@ -7,7 +7,7 @@ import msgspec
 
 from executor_sft.jsonl import read_jsonl
 from router.errors import BadConfig
-from router.protocol.scoring import normal_answer
+from router.protocol import normal_answer
 
 _ANSWERS = ("answers", "golden_answers", "golds", "answer")
 

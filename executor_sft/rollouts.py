@@ -12,12 +12,10 @@ from executor_sft.jsonl import JsonlFile
 from executor_sft.questions import Question
 from executor_sft.runtime import Runtime
 from router.errors import BadConfig, OutOfTime, RolegateError, UpstreamError, UpstreamUnavailable
-from router.protocol.scoring import exact_match
+from router.protocol import exact_match
+from router.search import Executor, FactorizedSearch, RunContext
 from router.search.answerer import Judge
-from router.search.context import RunContext
-from router.search.executor import Executor
-from router.search.loop import FactorizedSearch
-from router.trace.values import Execution, Trajectory
+from router.trace import Execution, Trajectory
 from serving.config.config import Config, RoleConfig
 from serving.files import write_atomically
 

@@ -12,20 +12,17 @@ import aiohttp
 import msgspec
 
 from executor_sft.call_cache import CachedModel, CallCache
-from router.calls.replicas import Upstreams
-from router.calls.role import Role
-from router.calls.timeouts import Timeouts
+from router.calls import Role, Timeouts, Upstreams
 from router.errors import BadConfig
-from router.ledger.ledger import Ledger
+from router.ledger import Ledger
 from router.models.adapters import Adapters
 from router.models.litellm_client import close_clients
 from router.models.session import upstream_session
+from router.search import Executor, FactorizedSearch, RunContext, Topology
 from router.search.answerer import Judge
-from router.search.context import RunContext
-from router.search.executor import Executor, ExecutorLimits
-from router.search.loop import FactorizedSearch, Topology
+from router.search.executor import ExecutorLimits
 from router.search.retrieval import IndexRetriever
-from router.trace.call import RoleName
+from router.trace import RoleName
 from router.trace.values import TopologyName
 from serving.config.config import Config, RoleConfig
 from serving.config.secrets import missing

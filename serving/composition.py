@@ -12,43 +12,34 @@ import aiohttp
 import msgspec
 
 from router.access import Access, Key
-from router.calls.health import Readiness, watch_role
-from router.calls.replicas import Breaker, Upstreams
-from router.calls.role import Role
+from router.calls import Readiness, Role, Upstreams
+from router.calls.health import watch_role
+from router.calls.replicas import Breaker
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer, RunServicer, UsageServicer
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.listening import TLS, check_listening
 from router.errors import BadConfig, UpstreamError
-from router.ledger.journal import Journal
-from router.ledger.reconciliation import Reconciler, VLLMCounts
+from router.ledger import Journal, Reconciler
+from router.ledger.reconciliation import VLLMCounts
 from router.models.litellm_client import close_clients
 from router.models.session import upstream_session
-from router.protocol.vocabulary import Vocabulary
-from router.runs.admission import Admission, AdmissionLimits
-from router.runs.gateway import Gateway
-from router.runs.lifecycle import RunLifecycle
+from router.protocol import Vocabulary
+from router.runs import Admission, Gateway, RunLifecycle, Runs
+from router.runs.admission import AdmissionLimits
 from router.runs.live import LiveRuns, background_tasks
 from router.runs.observers import ObservedRetriever, Observers
-from router.runs.queries import Runs
-from router.search.executor import Executes, Executor
-from router.search.loop import Topology, settings_of
-from router.search.report_cache import ReportCache, ReportCacheOptions
-from router.search.retrieval import IndexRetriever, Retriever, WatchedRetriever
-from router.store.accounts import SQLAccounts
-from router.store.archive import SQLArchive
-from router.store.database import Database
-from router.store.journal import SQLJournal
+from router.search import Executor, ReportCache, Retriever, Topology
+from router.search.executor import Executes
+from router.search.loop import settings_of
+from router.search.report_cache import ReportCacheOptions
+from router.search.retrieval import IndexRetriever, WatchedRetriever
+from router.store import Database, SQLAccounts, SQLArchive, SQLJournal, SQLUsages, SQLVersionBook
 from router.store.reconciliation import SQLLedgerSums
-from router.store.usage import SQLUsages
-from router.store.versions import SQLVersionBook
-from router.trace.call import RoleName
+from router.trace import RoleName
 from router.trace.values import TopologyName
-from router.versions.gate import GateRule
-from router.versions.routing import VersionRouting
-from router.versions.trials import Trials
-from router.versions.versions import Versions
+from router.versions import GateRule, Trials, VersionRouting, Versions
 from serving.config.config import Config
 from serving.config.secrets import missing
 from serving.engines.engine import Log

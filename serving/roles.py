@@ -8,14 +8,12 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from router.calls import Replica, Role, Timeouts, Upstreams
 from router.calls.limits import RoleHealth
-from router.calls.replicas import Replica, Upstreams
-from router.calls.role import Role
-from router.calls.timeouts import Timeouts
+from router.models import Model, Sampling
 from router.models.litellm_client import LiteLLMModel
-from router.models.model import Model, Sampling
 from router.models.openai_client import OpenAIHTTP
-from router.trace.call import Price, RoleName
+from router.trace import Price, RoleName
 from router.trace.values import TopologyName
 from serving.config.config import Config, RoleConfig
 from serving.config.prices import prices_of

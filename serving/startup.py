@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from router.calls.health import NEEDS, Need, Readiness
+from router.calls import Need, Readiness
+from router.calls.health import NEEDS
 from serving.config.config import Config, RoleConfig
 from serving.engines.engine import Log, cores, engine
 

@@ -5,14 +5,11 @@ from pathlib import Path
 
 import msgspec
 
-from router.calls.role import Role
+from router.calls import Role
+from router.search import Answerer, Delegator, Executor, FactorizedSearch, Retriever, Topology
 from router.search.agents import SingleAgent, single_agent_limits
-from router.search.answerer import Answerer
-from router.search.delegator import Delegator
-from router.search.executor import EXECUTOR, SEARCH_R1, Executes, Executor, ExecutorLimits
-from router.search.loop import FactorizedSearch, Topology
-from router.search.retrieval import Retriever
-from router.trace.call import RoleName
+from router.search.executor import EXECUTOR, SEARCH_R1, Executes, ExecutorLimits
+from router.trace import RoleName
 from router.trace.values import TopologyName
 from serving.config.config import AgentConfig, Config, RoleConfig, SearchConfig
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.errors import UpstreamUnavailable
-from router.models.model import Answer, Prompt, ScriptedModel
-from router.protocol.evidence import Passage
+from router.models import Prompt, ScriptedModel
+from router.models.model import Answer
+from router.protocol import Passage
 from router.search.retrieval import FixedRetriever
 from tests.router.deployment import STOP, Deployment, block, report
 from tests.router.edge.wire import whole_server

@@ -14,7 +14,7 @@ from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.datasets.reader import Format, read_entries
 from benchmarks.datasets.selection import Census, excluded, sample, take_census
 from executor_sft.command import POSITIONAL, show
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 from serving.documents.rows import read_rows
 from serving.files import replacing, write_atomically
 

@@ -17,7 +17,7 @@ import msgspec
 from benchmarks.datasets.question import BenchmarkQuestion, SubQuestion
 from executor_sft.miniworld.questions import SubQuery
 from router.errors import BadCorpus
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 from serving.documents.document import open_content
 
 _FETCH = "it was cut off or damaged, so fetch it again"

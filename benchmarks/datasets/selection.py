@@ -10,7 +10,7 @@ import msgspec
 from benchmarks.datasets.question import BenchmarkQuestion
 from executor_sft.jsonl import read_jsonl
 from router.errors import BadCorpus
-from router.protocol.scoring import normal_answer
+from router.protocol import normal_answer
 from router.protocol.sub_queries import normal_question
 
 

@@ -13,7 +13,7 @@ from benchmarks.study.plan import Plan, StudyModel
 from executor_sft.evaluate import adapter_name
 from executor_sft.step import config_settings, digest_of
 from router.errors import BadConfig
-from router.trace.call import RoleName
+from router.trace import RoleName
 from router.trace.values import TopologyName
 from serving.config.check import problems
 from serving.config.config import Config, RoleConfig

@@ -17,10 +17,10 @@ from benchmarks import harness
 from benchmarks.study.spending import Instead, dollars, tokens, with_other_models
 from executor_sft.command import show
 from router.errors import BadConfig
-from router.ledger.usage import UsageQuery
-from router.store.database import Database
-from router.store.usage import SQLUsages
-from router.trace.call import Price, RoleName, RoleTotal
+from router.ledger import UsageQuery
+from router.store import Database, SQLUsages
+from router.trace import Price, RoleName
+from router.trace.call import RoleTotal
 from serving.config.prices import listed_price
 
 _SHOWN = ("role", "model", "attempts", "attempts_without_usage", "prompt_tokens", "completion_tokens", "wasted_tokens")

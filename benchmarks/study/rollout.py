@@ -11,13 +11,12 @@ from benchmarks.study.spending import Prices, first_calls, spent
 from executor_sft.call_cache import CallCache
 from executor_sft.rollouts import check_execution, check_failures
 from executor_sft.runtime import Runtime
-from router.ledger.ledger import Ledger
-from router.protocol.evidence import Report
-from router.protocol.scoring import exact_match, normal_answer, token_f1
-from router.search.answerer import Answerer, Judge
-from router.search.context import RunContext
-from router.search.executor import Executor
-from router.trace.values import Conversation, Execution, Trajectory
+from router.ledger import Ledger
+from router.protocol import Report, exact_match, normal_answer
+from router.protocol.scoring import token_f1
+from router.search import Answerer, Executor, RunContext
+from router.search.answerer import Judge
+from router.trace import Conversation, Execution, Trajectory
 
 _TRACED = ("factorized", "homogeneous")
 """Topologies in which a loss can be told from another."""

@@ -8,8 +8,9 @@ import msgspec
 from benchmarks.study.cells import Cell
 from benchmarks.study.rows import Row
 from executor_sft.call_cache import CallCache
-from router.models.model import Usage
-from router.trace.call import Call, Price, RoleName, RoleTotal, added, totals
+from router.models import Usage
+from router.trace import Call, Price, RoleName
+from router.trace.call import RoleTotal, added, totals
 from serving.config.prices import price_of
 
 Prices = Mapping[RoleName, Price | None]

@@ -11,8 +11,7 @@ from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, Question, SubQuery
 from executor_sft.miniworld.relations import BY_NAME, BY_SUBJECT
 from executor_sft.miniworld.world import Entity, World
-from router.protocol import prompts
-from router.protocol.evidence import NO_EVIDENCE, Passage, Report
+from router.protocol import NO_EVIDENCE, Passage, Report, prompts
 from router.protocol.tags import element
 
 TurnKind = Literal["system", "user", "delegate", "stop", "search", "report", "answer"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from executor_sft.miniworld.relations import ALIAS, ALIAS_USE, BY_SUBJECT, CHRONICLE, FILLER, REDIRECT, Relation
 from executor_sft.miniworld.world import Entity, Fact, World
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 
 _FAMILY = ("father", "mother", "spouse")
 

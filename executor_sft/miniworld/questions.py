@@ -8,7 +8,7 @@ from typing import Literal
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.relations import RELATIONS, Relation
 from executor_sft.miniworld.world import Entity, World
-from router.protocol.evidence import Report
+from router.protocol import Report
 
 QuestionType = Literal["2-hop", "3-hop", "comparison"]
 

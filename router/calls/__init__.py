@@ -1,0 +1,8 @@
+"""Calls of a role: attempts, replicas, limits, timeouts."""
+
+from router.calls.health import Need, Readiness
+from router.calls.replicas import Replica, Upstreams
+from router.calls.role import Role
+from router.calls.timeouts import Timeouts
+
+__all__ = ["Need", "Readiness", "Replica", "Role", "Timeouts", "Upstreams"]

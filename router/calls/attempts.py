@@ -17,8 +17,10 @@ from router.calls.limits import MESSAGE_TOKENS, PromptCounts, RoleHealth
 from router.calls.replicas import Replica, chosen
 from router.calls.timeouts import Timeouts
 from router.errors import BudgetExhausted, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
-from router.ledger.ledger import Attempt, Caller, Ledger
-from router.models.model import Completion, Delta, Model, Prompt, gather
+from router.ledger import Ledger
+from router.ledger.ledger import Attempt, Caller
+from router.models import Completion, Delta, Model, Prompt
+from router.models.model import gather
 from router.models.streaming import whole_within, within
 from router.trace.call import Purpose
 

@@ -8,7 +8,7 @@ import structlog
 
 from router.calls.role import Role
 from router.errors import RolegateError
-from router.trace.call import RoleName
+from router.trace import RoleName
 
 _log = structlog.get_logger("readiness")
 Need = Literal["delegation", "execution", "answer", "retrieval", "store"]

@@ -9,7 +9,7 @@ from unicodedata import decomposition, normalize
 
 from cachetools import LRUCache
 
-from router.models.model import Message
+from router.models import Message
 
 _SHARE = 0.2
 _RESERVE, _MOST = 10.0, 100.0

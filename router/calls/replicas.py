@@ -10,8 +10,8 @@ from typing import Literal
 
 from router.calls.limits import RoleHealth
 from router.errors import UpstreamError, UpstreamProtocolError, UpstreamUnavailable
-from router.models.model import Model
-from router.trace.call import RoleName
+from router.models import Model
+from router.trace import RoleName
 
 _IN_A_ROW = 5
 _FIRST_S, _LONGEST_S = 1.0, 30.0

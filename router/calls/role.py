@@ -13,10 +13,12 @@ from router.calls.limits import RoleHealth, prompt_bound
 from router.calls.replicas import Endpoint, Replica
 from router.calls.timeouts import Timeouts
 from router.errors import MalformedOutput, UpstreamError, UpstreamProtocolError, UpstreamUnavailable
-from router.ledger.ledger import Caller, Ledger
-from router.models.model import Completion, Delta, Message, Model, Prompt, Sampling
+from router.ledger import Ledger
+from router.ledger.ledger import Caller
+from router.models import Completion, Delta, Message, Model, Prompt, Sampling
 from router.protocol import prompts
-from router.trace.call import Price, Purpose, RoleName
+from router.trace import Price, RoleName
+from router.trace.call import Purpose
 
 _log = structlog.get_logger("roles")
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from router.errors import UpstreamUnavailable
-from router.models.model import Delta, Model
+from router.models import Delta, Model
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any, Generic, Self, TypeVar
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from router.runs.observers import Observer
+from router.runs import Observer
 
 
 def observing(observer: Observer) -> Middleware:

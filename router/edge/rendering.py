@@ -8,9 +8,9 @@ import msgspec
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
 
+from router.trace import Event, Execution, Run, Trajectory
 from router.trace.citation import Citation, cite_answer
-from router.trace.run import Run
-from router.trace.values import Event, Execution, Reported, Trajectory
+from router.trace.values import Reported
 
 _UNANSWERED = ("not_found", "no_search", "no_report", "timed_out", "model_failed", "retrieval_failed")
 

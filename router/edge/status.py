@@ -12,8 +12,8 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from router import errors
 from router.errors import RolegateError, UpstreamError, UpstreamProtocolError, UpstreamUnavailable
+from router.trace import Run
 from router.trace.identity import LOCAL, Identity
-from router.trace.run import Run
 
 CALLER: ContextVar[Identity] = ContextVar("caller", default=LOCAL)
 """Set by whoever checks keys, before the call reaches its servicer."""

@@ -6,7 +6,7 @@ import msgspec
 
 from router.amount import NOTHING, Amount, Remaining
 from router.errors import BudgetExhausted
-from router.trace.call import RoleName
+from router.trace import RoleName
 
 
 class Budget(msgspec.Struct, frozen=True):

@@ -9,8 +9,9 @@ from typing import Protocol
 import msgspec
 
 from router.amount import NOTHING, Amount
-from router.trace.call import Call, OpenedCall
-from router.trace.run import Run, RunKind, RunStatus
+from router.trace import Call, Run
+from router.trace.call import OpenedCall
+from router.trace.run import RunKind, RunStatus
 
 
 class RunStart(msgspec.Struct, frozen=True):

@@ -15,8 +15,10 @@ from router.amount import NOTHING, Amount
 from router.errors import BudgetExhausted, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.ledger.budget import Allowance
 from router.ledger.journal import Journal, NoJournal
-from router.models.model import Completion, Delta, Usage, largest
-from router.trace.call import WHOLE, Call, OpenedCall, Outcome, Price, Purpose, RoleName
+from router.models import Completion, Delta, Usage
+from router.models.model import largest
+from router.trace import Call, Price, RoleName
+from router.trace.call import WHOLE, OpenedCall, Outcome, Purpose
 from router.trace.identity import DEFAULT_TENANT
 
 _log = structlog.get_logger("ledger")

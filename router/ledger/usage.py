@@ -4,7 +4,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from router.trace.call import RoleName, UsageSums
+from router.trace import RoleName
+from router.trace.call import UsageSums
 
 Dimension = Literal["tenant", "role", "model", "executor_version"]
 Bucket = Literal["hour", "day", "month"]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from router.models.model import Message
+from router.models import Message
 from router.protocol.evidence import Passage, Report
 from router.protocol.tags import element, escape, without_thinking
 

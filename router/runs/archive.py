@@ -5,7 +5,8 @@ from typing import Protocol
 
 import msgspec
 
-from router.trace.run import Feedback, Run, RunKind, RunStatus
+from router.trace import Run
+from router.trace.run import Feedback, RunKind, RunStatus
 from router.trace.values import AnswerOutcome
 
 MAX_LISTED_CHARS = 500

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from router.calls.role import Role
+from router.calls import Role
 from router.errors import (
     BadConfig,
     BadRequest,
@@ -13,16 +13,14 @@ from router.errors import (
     UpstreamProtocolError,
     UpstreamUnavailable,
 )
-from router.models.model import Delta, Message
-from router.protocol.vocabulary import Vocabulary
+from router.models import Delta, Message
+from router.protocol import Vocabulary
 from router.runs.lifecycle import RequestOptions, RunLifecycle, RunRequest
-from router.search.context import RunContext
+from router.search import RunContext, Topology
 from router.search.executor import Executes
-from router.search.loop import Topology
-from router.trace.call import RoleName
+from router.trace import Conversation, RoleName, Run, Trajectory
 from router.trace.identity import SHADOW
-from router.trace.run import Run
-from router.trace.values import NOT_FOUND, Conversation, OnEvent, TopologyName, Trajectory
+from router.trace.values import NOT_FOUND, OnEvent, TopologyName
 
 _PROBE_TOKENS, _PROBE_S = 16, 10.0
 """Models that think refuse to write less."""

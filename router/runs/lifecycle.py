@@ -13,18 +13,19 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from router.errors import NotFound, OutOfTime, RequestIdTaken, StoreFailed
-from router.ledger.budget import UNLIMITED, Allowance, Budget
-from router.ledger.journal import Admitted, Journal, RunStart
-from router.ledger.ledger import Ledger
+from router.ledger import Budget, Journal, Ledger, RunStart
+from router.ledger.budget import UNLIMITED, Allowance
+from router.ledger.journal import Admitted
 from router.runs.admission import Admission
 from router.runs.archive import Archive
 from router.runs.live import LiveRun, LiveRuns
 from router.runs.observers import Observer, Observers
-from router.search.context import ANSWERING_SHARE, RunContext, Sharing
-from router.trace.call import RoleName
+from router.search import RunContext
+from router.search.context import ANSWERING_SHARE, Sharing
+from router.trace import Event, RoleName, Run, Trajectory
 from router.trace.identity import LOCAL, Identity
-from router.trace.run import RoleSetting, Run, RunKind, RunStatus
-from router.trace.values import AnswerWritten, Event, OnEvent, RunStarted, Trajectory
+from router.trace.run import RoleSetting, RunKind, RunStatus
+from router.trace.values import AnswerWritten, OnEvent, RunStarted
 
 _log = structlog.get_logger("gateway")
 _POLL_S = 0.2

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 import structlog
 
 from router.errors import RunCancelled
-from router.trace.run import Run, RunKind
-from router.trace.values import Event, OnEvent
+from router.trace import Event, Run
+from router.trace.run import RunKind
+from router.trace.values import OnEvent
 
 _log = structlog.get_logger("gateway")
 

@@ -4,9 +4,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 from router.search.retrieval import IndexRetriever
-from router.trace.run import Run
+from router.trace import Run
 
 
 class Observer(Protocol):

@@ -9,9 +9,9 @@ from router.errors import BadRequest, StoreFailed
 from router.runs.archive import Archive, ExportedRun, RunFilter, RunPage
 from router.runs.lifecycle import ended_run
 from router.runs.live import LiveRuns
+from router.trace import Event, Run
 from router.trace.identity import Identity
-from router.trace.run import MAX_CHARS, Feedback, Run
-from router.trace.values import Event
+from router.trace.run import MAX_CHARS, Feedback
 
 _AFTER_EVENTS = 2
 """What is told after a run's own events: the tokens, and the answer."""

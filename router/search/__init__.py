@@ -1,0 +1,20 @@
+"""The search: delegator, executors, answerer, and the loop that leads them."""
+
+from router.search.answerer import Answerer
+from router.search.context import RunContext
+from router.search.delegator import Delegator
+from router.search.executor import Executor
+from router.search.loop import FactorizedSearch, Topology
+from router.search.report_cache import ReportCache
+from router.search.retrieval import Retriever
+
+__all__ = [
+    "Answerer",
+    "Delegator",
+    "Executor",
+    "FactorizedSearch",
+    "ReportCache",
+    "Retriever",
+    "RunContext",
+    "Topology",
+]

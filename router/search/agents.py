@@ -4,15 +4,16 @@ import asyncio
 from dataclasses import replace
 
 from router.amount import NOTHING
-from router.calls.role import Role
+from router.calls import Role
 from router.errors import BudgetExhausted, ContextTooLong, OutOfTime
-from router.models.model import Message
+from router.models import Message
 from router.protocol import prompts
 from router.protocol.turns import parse_agent_turn, parse_answer
 from router.search.context import RunContext
 from router.search.executor import Agent, ContextWindow, ExecutorLimits, Form
 from router.search.retrieval import Retriever
-from router.trace.values import NOT_FOUND, AnswerOutcome, TopologyName, Trajectory
+from router.trace import Trajectory
+from router.trace.values import NOT_FOUND, AnswerOutcome, TopologyName
 
 SINGLE_AGENT = Form(
     parse_agent_turn,

@@ -4,14 +4,13 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.calls.role import Role
-from router.ledger.ledger import Ledger
-from router.models.model import Message
-from router.protocol import prompts
-from router.protocol.evidence import Report
+from router.calls import Role
+from router.ledger import Ledger
+from router.models import Message
+from router.protocol import Report, prompts
 from router.protocol.tags import blocks, element, one_line, without_thinking
 from router.protocol.turns import parse_answer
-from router.trace.values import Conversation, Execution
+from router.trace import Conversation, Execution
 
 STOP = ("</answer>",)
 

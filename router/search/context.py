@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from router.errors import OutOfTime, UpstreamError
-from router.ledger.ledger import Ledger
-from router.trace.values import AnswerOutcome, Execution, OnEvent, Result
+from router.ledger import Ledger
+from router.trace import Execution
+from router.trace.values import AnswerOutcome, OnEvent, Result
 
 Sharing = Literal["nobody", "tenant", "everybody"]
 ANSWERING_SHARE = 0.2

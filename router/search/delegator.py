@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.calls.role import Role
-from router.ledger.ledger import Ledger
-from router.models.model import Completion, Message
-from router.protocol import prompts
-from router.protocol.decision import Decision, Dispatch, EarlyReader, parse_decision
+from router.calls import Role
+from router.ledger import Ledger
+from router.models import Completion, Message
+from router.protocol import parse_decision, prompts
+from router.protocol.decision import Decision, Dispatch, EarlyReader
 from router.protocol.tags import Malformed
 from router.search.dispatch import Dispatching
+from router.trace import Conversation, Execution
 from router.trace.call import Purpose
-from router.trace.values import Conversation, Execution
 
 STOP = ("</search>",)
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from router.protocol.decision import agreeing
 from router.search.context import RunContext
 from router.search.executor import Executes
-from router.trace.values import Event, Execution, Reported, SearchDone, SubQueryDispatched
+from router.trace import Event, Execution
+from router.trace.values import Reported, SearchDone, SubQueryDispatched
 
 
 class Dispatching:

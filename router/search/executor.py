@@ -7,25 +7,17 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from router.calls.role import Role
+from router.calls import Role
 from router.errors import BudgetExhausted, ContextTooLong, UpstreamError
-from router.models.model import Completion, Message
-from router.protocol import prompts
-from router.protocol.evidence import NO_EVIDENCE, Passage, Report
-from router.protocol.turns import (
-    MOST_POINTS,
-    ExecutionTurn,
-    ReportTurn,
-    Search,
-    parse_agent_turn,
-    parse_turn,
-    turn_pattern,
-)
+from router.models import Completion, Message
+from router.protocol import NO_EVIDENCE, Passage, Report, parse_turn, prompts
+from router.protocol.turns import MOST_POINTS, ExecutionTurn, ReportTurn, Search, parse_agent_turn, turn_pattern
 from router.search.context import RunContext
 from router.search.retrieval import Retriever
+from router.trace import Conversation, Execution
 from router.trace.call import Purpose
 from router.trace.citation import cite_answer
-from router.trace.values import Conversation, Execution, ExecutionOutcome, SearchDone, SearchRecord
+from router.trace.values import ExecutionOutcome, SearchDone, SearchRecord
 
 STOP = ("</search>", "</evidence>")
 _TOKENS_PER_CHARACTER = 1 / 3

@@ -8,19 +8,19 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from router.calls.role import Role
+from router.calls import Role
 from router.errors import BudgetExhausted, ContextTooLong, OutOfTime
+from router.protocol import NO_EVIDENCE
 from router.protocol.decision import Decision, Dispatch, Stop
-from router.protocol.evidence import NO_EVIDENCE
 from router.protocol.tags import Malformed, without_thinking
 from router.search.answerer import Answerer
 from router.search.context import RunContext
 from router.search.delegator import Delegator
 from router.search.dispatch import Dispatching, dispatching
 from router.search.executor import Executes
-from router.trace.call import RoleName
+from router.trace import Execution, RoleName, Trajectory
 from router.trace.run import RoleSetting
-from router.trace.values import NOT_FOUND, AnswerOutcome, Execution, RoundStarted, TopologyName, Trajectory
+from router.trace.values import NOT_FOUND, AnswerOutcome, RoundStarted, TopologyName
 
 
 class FactorizedSearch:

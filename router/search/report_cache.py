@@ -9,12 +9,13 @@ from typing import NamedTuple, Protocol
 from cachetools import TTLCache
 from msgspec.structs import replace
 
-from router.calls.role import Role
-from router.protocol.evidence import NO_EVIDENCE
+from router.calls import Role
+from router.protocol import NO_EVIDENCE
 from router.protocol.sub_queries import normal_question
 from router.search.context import RunContext
 from router.search.executor import Executes, Unfinished
-from router.trace.values import Conversation, Execution, SearchDone, SearchRecord
+from router.trace import Conversation, Execution
+from router.trace.values import SearchDone, SearchRecord
 
 ANOTHER_TENANT = "another tenant's run"
 """Stands in a trace instead of the identifier of a run that is not the tenant's own."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from router.calls.health import Readiness
+from router.calls import Readiness
 from router.errors import UpstreamError
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 
 
 class Retriever(Protocol):

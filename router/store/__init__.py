@@ -1,0 +1,10 @@
+"""What is stored, in SQLite or PostgreSQL."""
+
+from router.store.accounts import SQLAccounts
+from router.store.archive import SQLArchive
+from router.store.database import Database
+from router.store.journal import SQLJournal
+from router.store.usage import SQLUsages
+from router.store.versions import SQLVersionBook
+
+__all__ = ["Database", "SQLAccounts", "SQLArchive", "SQLJournal", "SQLUsages", "SQLVersionBook"]

@@ -12,12 +12,13 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, false, func, select, tuple_
 
 from router.errors import BadRequest, NotFound
-from router.runs.archive import MAX_LISTED_CHARS, ExportedRun, RunFilter, RunPage, RunSummary, shortened
+from router.runs import RunFilter
+from router.runs.archive import MAX_LISTED_CHARS, ExportedRun, RunPage, RunSummary, shortened
 from router.store.database import Database, storable
 from router.store.rows import call_of, run_of
 from router.store.schema import CALLS, FEEDBACK, RUNS, TENANTS
-from router.trace.call import Call
-from router.trace.run import MAX_A_RUN, Feedback, Run
+from router.trace import Call, Run
+from router.trace.run import MAX_A_RUN, Feedback
 
 _PIECE = 32
 """Runs that an export reads at once."""

@@ -20,7 +20,8 @@ from router.store.rows import call_of, run_of
 from router.store.schema import CALLS, GATEWAYS, GROUPS, METADATA, RUNS, SCHEMA_NUMBER, SPENDING, USAGE_HOURS
 from router.store.spending import Period, periods
 from router.store.usage import HOUR_S, hourly_usage
-from router.trace.call import SUMS, Call, UsageSums, added
+from router.trace import Call
+from router.trace.call import SUMS, UsageSums, added
 
 _PIECE = 100
 """Runs that are read at once."""

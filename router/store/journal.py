@@ -11,14 +11,15 @@ from sqlalchemy import Connection, select
 
 from router.amount import Amount
 from router.errors import RolegateError, StoreFailed
-from router.ledger.journal import Admitted, EarlierRun, RunStart
+from router.ledger import RunStart
+from router.ledger.journal import Admitted, EarlierRun
 from router.store import operations
 from router.store.database import Database
 from router.store.gateways import ThisGateway, heartbeat, leave
 from router.store.group_commit import GroupCommit
 from router.store.schema import CALLS, FEEDBACK, RUNS, VERSION_TRIALS
-from router.trace.call import Call, OpenedCall
-from router.trace.run import Run
+from router.trace import Call, Run
+from router.trace.call import OpenedCall
 
 _log = structlog.get_logger("store")
 _PIECE = 100

@@ -12,14 +12,15 @@ import structlog
 from sqlalchemy import select
 
 from router.amount import NOTHING, Amount
-from router.ledger.journal import Admitted, EarlierRun, RunStart
+from router.ledger import RunStart
+from router.ledger.journal import Admitted, EarlierRun
 from router.store.rows import call_of, run_of, trace_of
 from router.store.schema import CALLS, RUNS
 from router.store.unit_of_work import KnownRun, Reads, UnitOfWork
-from router.trace.call import Call, OpenedCall
+from router.trace import Call, Run, Trajectory
+from router.trace.call import OpenedCall
 from router.trace.redaction import redacted
-from router.trace.run import Run
-from router.trace.values import AnswerWritten, Trajectory
+from router.trace.values import AnswerWritten
 
 _log = structlog.get_logger("store")
 _REQUEST_ID_S = 86400

@@ -8,9 +8,9 @@ from sqlalchemy import Row, RowMapping
 from router.errors import StoreFailed
 from router.models.model import TOKEN_COUNTS
 from router.store.schema import CALLS, RESERVED
-from router.trace.call import Call, OpenedCall
-from router.trace.run import Run
-from router.trace.values import Event, Execution, Reported, Result, Trajectory, brief
+from router.trace import Call, Event, Execution, Run, Trajectory
+from router.trace.call import OpenedCall
+from router.trace.values import Reported, Result, brief
 
 Value = TypeVar("Value", bound=msgspec.Struct)
 _STILL_OPEN = {"outcome": "open", "counted": "", "wasted_tokens": 0, "duration_s": 0.0}

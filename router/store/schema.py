@@ -22,9 +22,10 @@ from sqlalchemy import (
 from router.access import Key, Spent, Tenant
 from router.amount import Amount
 from router.models.model import TOKEN_COUNTS
-from router.trace.call import Call, UsageSums
+from router.trace import Call
+from router.trace.call import UsageSums
 from router.trace.run import Feedback
-from router.versions.book import Decision, ExecutorVersion
+from router.versions import Decision, ExecutorVersion
 
 _TYPES: dict[Any, type[Any]] = {int: BigInteger, float: Float, bool: Boolean}
 """Types of columns, by those of fields; all others are strings."""

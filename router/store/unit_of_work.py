@@ -19,13 +19,14 @@ from sqlalchemy.dialects import postgresql, sqlite
 from router.access import Spent, Tenant
 from router.amount import NOTHING, Amount
 from router.errors import StoreFailed
-from router.ledger.journal import RunStart
+from router.ledger import RunStart
 from router.store.database import storable
 from router.store.rows import ENDED_CALL, ended_row, opened_row
 from router.store.schema import CALLS, RUNS, SPENDING, TENANTS, USAGE_HOURS
 from router.store.spending import Period, Spending, Tally, periods
 from router.store.usage import hourly_usage
-from router.trace.call import Call, OpenedCall
+from router.trace import Call
+from router.trace.call import OpenedCall
 from router.trace.run import RunStatus
 
 Row = dict[str, Any]

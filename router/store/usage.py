@@ -14,10 +14,12 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, Integer, Select, func, literal_column, select
 
 from router.errors import BadRequest
-from router.ledger.usage import Bucket, UsageQuery, UsageReport, UsageRow
+from router.ledger import UsageQuery, UsageReport
+from router.ledger.usage import Bucket, UsageRow
 from router.store.database import Database, begin_snapshot, storable
 from router.store.schema import CALLS, GROUPS, RUNS, USAGE_HOURS
-from router.trace.call import SUMMED_COUNTS, SUMS, Call, added, sums_of
+from router.trace import Call
+from router.trace.call import SUMMED_COUNTS, SUMS, added, sums_of
 
 HOUR_S = 3600
 _BUCKET_HOURS: dict[Bucket, int] = {"hour": 1, "day": 24, "month": 24}

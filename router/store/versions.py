@@ -11,7 +11,8 @@ from router.errors import BadRequest
 from router.store.database import Database, storable
 from router.store.rows import struct_of
 from router.store.schema import EXECUTOR_VERSIONS, RUNS, TENANTS, VERSION_DECISIONS, VERSION_TRIALS
-from router.versions.book import Decision, ExecutorVersion, Judgement, Pair, Side, Stage, Trial, TrialFigures
+from router.versions import Decision, ExecutorVersion
+from router.versions.book import Judgement, Pair, Side, Stage, Trial, TrialFigures
 
 _LOCK = "SELECT pg_advisory_xact_lock(1919118444, 1)"
 _TRIALS = VERSION_TRIALS.c

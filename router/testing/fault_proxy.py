@@ -19,8 +19,8 @@ from aiohttp import web
 
 from router.errors import UpstreamUnavailable
 from router.models.openai_wire import REQUEST_ID
-from router.protocol.evidence import Passage
-from router.search.retrieval import Retriever
+from router.protocol import Passage
+from router.search import Retriever
 
 Fault = Literal[
     "reset", "black_hole", "drip", "cut", "lying_usage", "invalid_utf8", "duplicated", "throttled", "overloaded"

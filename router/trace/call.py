@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from router.amount import NOTHING, Amount
-from router.models.model import Usage
+from router.models import Usage
 
 RoleName = Literal["delegation", "execution", "answer", "judge"]
 Purpose = Literal["first", "retry", "correction", "shortened", "fallback", "shadow"]

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from router.protocol.evidence import Passage
-from router.protocol.scoring import normal_answer
+from router.protocol import Passage, normal_answer
 from router.protocol.vocabulary import words
 
 _END = re.compile(

@@ -4,7 +4,7 @@ from typing import TypeVar
 
 import msgspec
 
-from router.models.model import Completion, Message, Usage
+from router.models import Completion, Message, Usage
 from router.trace.call import Call
 from router.trace.run import RoleSetting, Run
 from router.trace.values import Execution, RunStarted, Trajectory

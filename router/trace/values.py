@@ -5,8 +5,8 @@ from typing import Literal
 
 import msgspec
 
-from router.models.model import Completion, Message
-from router.protocol.evidence import Passage, Report
+from router.models import Completion, Message
+from router.protocol import Passage, Report
 from router.trace.citation import Citation, cite
 
 ExecutionOutcome = Literal["reported", "no_report", "timed_out", "model_failed", "retrieval_failed", "budget_exhausted"]

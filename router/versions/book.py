@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from router.protocol.scoring import exact_match
+from router.protocol import exact_match
 from router.trace.run import Feedback
 
 VersionState = Literal["registered", "shadow", "canary", "active", "retired", "rolled_back"]

@@ -8,12 +8,12 @@ from weakref import WeakKeyDictionary
 
 import structlog
 
-from router.calls.role import Role
+from router.calls import Role
 from router.errors import BadVersion, RolegateError
-from router.ledger.ledger import Ledger
-from router.search.context import RunContext
-from router.search.executor import Executor, Unfinished
-from router.trace.values import Execution
+from router.ledger import Ledger
+from router.search import Executor, RunContext
+from router.search.executor import Unfinished
+from router.trace import Execution
 from router.versions.book import Traffic
 
 _log = structlog.get_logger("versions")

@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Callable, Iterable
 import structlog
 
 from router.errors import ContextTooLong, OutOfTime, RolegateError, StoreFailed
+from router.runs import RequestOptions, RunLifecycle
 from router.runs.archive import Archive
-from router.runs.lifecycle import OpenRun, RequestOptions, RunLifecycle, RunRequest
+from router.runs.lifecycle import OpenRun, RunRequest
 from router.runs.live import background_tasks
+from router.search import FactorizedSearch
 from router.search.executor import Executes
-from router.search.loop import FactorizedSearch
-from router.trace.call import Call
+from router.trace import Call, Run, Trajectory
 from router.trace.identity import SHADOW
-from router.trace.run import Feedback, Run
-from router.trace.values import Trajectory
+from router.trace.run import Feedback
 from router.versions.book import Side, Trial, VersionBook, judge
 from router.versions.routing import VersionRouting
 

@@ -14,9 +14,9 @@ from rich.table import Table
 
 from router.access import Accounts, Key, Spent, Tenant, new_key
 from router.errors import BadRequest
-from router.store.accounts import SQLAccounts
+from router.store import SQLAccounts
 from router.store.spending import MOST
-from router.trace.call import RoleName
+from router.trace import RoleName
 from router.trace.identity import DEFAULT_TENANT, SCOPES
 from serving.cli.options import Commands, add_command, add_config, chosen_file, json_of, new_parser, tenant_name
 from serving.cli.store import opened_store

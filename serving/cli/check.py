@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 from router.errors import BadIndex
 from router.models.failures import without_userinfo
-from router.trace.call import RoleName
+from router.trace import RoleName
 from serving.cli.options import add_config, chosen_file, json_of, new_parser, timeout
 from serving.config.check import problems
 from serving.config.config import Config

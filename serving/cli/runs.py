@@ -9,7 +9,7 @@ from rich.console import Console
 from rolegate.client import Client
 
 from router.errors import BadRequest
-from router.trace.run import Run
+from router.trace import Run
 from serving.cli.options import (
     FORMATS,
     add_command,

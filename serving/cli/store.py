@@ -21,10 +21,9 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from router.errors import BadConfig, BadRequest
-from router.runs.archive import RunFilter
-from router.store.archive import SQLArchive
+from router.runs import RunFilter
+from router.store import Database, SQLArchive
 from router.store.check import Checked, check
-from router.store.database import Database
 from router.trace.export import ExportRow, export_row
 from router.trace.run import RunKind
 from serving.cli.options import FORMATS, add_command, add_config, chosen_file, json_of, new_parser, time_argument

@@ -4,8 +4,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from router.trace.run import Run
-from router.trace.values import Conversation, Execution, Trajectory
+from router.trace import Conversation, Execution, Run, Trajectory
 
 
 def show_trace(console: Console, run: Run, *, prompts: bool) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.inspect import DictType, Metadata, StructType, Type, UnionType, VarTupleType, type_info
 
-from router.trace.call import Price, RoleName
+from router.trace import Price, RoleName
 
 # Texts, marked by what they are: `visit_texts` finds them, so that paths are resolved and all are checked.
 AnyPath = Annotated[str, Meta(extra={"mark": "path"})]

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from router.edge.listening import is_loopback
 from router.models.litellm_client import load_litellm
-from router.trace.call import Price
+from router.trace import Price
 from serving.config.config import RoleConfig
 
 Name = TypeVar("Name", bound=str)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from router.errors import BadDocument
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 from router.trace.citation import sentences
 from serving.documents.document import Block, Document, Part, Row, Title, batches, cleaned, kind_of
 from serving.documents.source import Source

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeVar
 import msgspec
 
 from router.errors import BadDocument
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 
 T = TypeVar("T")
 Kind = Literal["text", "HTML", "Markdown", "PDF", "DOCX", "rows"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from router.errors import BadCorpus
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 from serving.documents.document import open_content
 
 _MAX_LINE_BYTES = 16 << 20

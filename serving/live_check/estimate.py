@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from router.trace.call import Price, RoleName
+from router.trace import Price, RoleName
 from serving.config.config import Config
 
 TYPICAL = (

@@ -10,14 +10,14 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from router.calls.role import Role
+from router.calls import Role
 from router.errors import JSON_ERRORS, BadConfig, BadIndex, UpstreamError, UpstreamUnavailable
-from router.ledger.ledger import Ledger
+from router.ledger import Ledger
+from router.models import Completion
 from router.models.litellm_client import close_clients
-from router.models.model import Completion
 from router.models.session import read_body
 from router.protocol.tags import without_thinking
-from router.trace.call import Price, RoleName
+from router.trace import Price, RoleName
 from serving.config.config import Config, RoleConfig
 from serving.config.prices import litellm_entry, price_of
 from serving.config.secrets import api_key

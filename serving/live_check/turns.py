@@ -3,14 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from router.models.model import Completion, Message
-from router.protocol import prompts
-from router.protocol.decision import Dispatch, Stop, parse_decision
-from router.protocol.evidence import Passage, Report
+from router.models import Completion, Message
+from router.protocol import Passage, Report, parse_decision, parse_turn, prompts
+from router.protocol.decision import Dispatch, Stop
 from router.protocol.tags import blocks, without_thinking
-from router.protocol.turns import ReportTurn, Search, parse_turn, turn_pattern
+from router.protocol.turns import ReportTurn, Search, turn_pattern
 from router.search import answerer, delegator, executor
-from router.trace.call import RoleName
+from router.trace import RoleName
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Self
 import msgspec
 
 from router.errors import BadIndex
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 from serving.retrieval.dense import DenseIndex, Hit
 from serving.retrieval.embedder import Embedder, Vectors
 from serving.retrieval.lexical import LexicalIndex

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from router.errors import JSON_ERRORS, BadIndex, DuplicateId
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 from serving.documents.document import batches
 from serving.documents.source import Source
 

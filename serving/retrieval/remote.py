@@ -9,7 +9,7 @@ from rolegate.v1.retrieval_service_pb2 import SearchRequest
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 
 from router.errors import UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 
 MAX_RESPONSE_BYTES = 16 << 20
 _REFUSED = frozenset(

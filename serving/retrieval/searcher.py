@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from cachetools import LRUCache
 
 from router.errors import UpstreamRefused
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 from serving.retrieval.embedder import Embedder
 from serving.retrieval.index import Index
 

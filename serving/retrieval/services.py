@@ -10,10 +10,10 @@ from rolegate.v1 import evidence_pb2
 from rolegate.v1.retrieval_service_pb2 import QueryPassages, SearchRequest, SearchResponse
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceServicer
 
-from router.calls.health import Readiness
+from router.calls import Readiness
 from router.errors import JSON_ERRORS, BadRequest, UpstreamError
-from router.protocol.evidence import Passage
-from router.search.retrieval import Retriever
+from router.protocol import Passage
+from router.search import Retriever
 
 MAX_QUERIES, MAX_QUERY_CHARS, MAX_TOP_K = 256, 8192, 100
 MAX_PASSAGES = 2560

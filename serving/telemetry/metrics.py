@@ -9,13 +9,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.calls.replicas import BreakerState, Upstreams
-from router.runs.admission import Admission
+from router.calls import Upstreams
+from router.calls.replicas import BreakerState
+from router.runs import Admission
+from router.search import ReportCache
 from router.search.executor import Executes
-from router.search.report_cache import ReportCache
-from router.trace.call import Call
-from router.trace.run import Run
-from router.trace.values import Trajectory
+from router.trace import Call, Run, Trajectory
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 _LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)

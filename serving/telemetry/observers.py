@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from router.calls.replicas import Upstreams
+from router.calls import Upstreams
 from router.edge.http.server import HTTPServer
 from router.errors import BadConfig
-from router.runs.admission import Admission
+from router.runs import Admission, Observer
 from router.runs.live import background_tasks
-from router.runs.observers import Observer, Observers
+from router.runs.observers import Observers
 from router.search.executor import Executes
 from serving.config.config import TelemetryConfig
 from serving.engines.engine import Log

@@ -13,9 +13,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from router.trace.call import WHOLE, Call
-from router.trace.run import Run
-from router.trace.values import Execution, Trajectory
+from router.trace import Call, Execution, Run, Trajectory
+from router.trace.call import WHOLE
 
 _SEARCHES = "rolegate-searches"
 """In the context of a run: its searches so far. Their spans begin at its end, as only then it is known whether their

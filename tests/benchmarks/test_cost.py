@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import main
-from router.models.model import Usage
-from router.store.database import Database
-from router.trace.call import Call
+from router.models import Usage
+from router.store import Database
+from router.trace import Call
 from tests.router.store.stored import call, put, run
 
 CALLS = (

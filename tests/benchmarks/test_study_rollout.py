@@ -15,12 +15,13 @@ from benchmarks.study.rows import Attribution
 from executor_sft.call_cache import CallCache
 from executor_sft.runtime import open_runtime
 from router.errors import UpstreamUnavailable
-from router.models.model import Answer, Prompt, ScriptedModel
-from router.protocol.evidence import Passage, Report
-from router.protocol.scoring import exact_match
-from router.search.answerer import Answerer
-from router.search.executor import Executor, ExecutorLimits
-from router.trace.values import Conversation, Execution, SearchRecord
+from router.models import Prompt, ScriptedModel
+from router.models.model import Answer
+from router.protocol import Passage, Report, exact_match
+from router.search import Answerer, Executor
+from router.search.executor import ExecutorLimits
+from router.trace import Conversation, Execution
+from router.trace.values import SearchRecord
 from tests.benchmarks import test_sweep
 from tests.executor_sft.scripted_roles import answers, searches_once, searches_twice
 from tests.router.deployment import lasting, role

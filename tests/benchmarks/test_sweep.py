@@ -14,7 +14,7 @@ from benchmarks.study.rows import Row, RowFile, read_rows
 from benchmarks.study.spending import merged
 from executor_sft.step import read_manifest
 from router.errors import BadConfig
-from router.models.model import Prompt
+from router.models import Prompt
 from router.trace.call import RoleTotal
 from serving.files import sha256_of
 from tests.conftest import Rolegate

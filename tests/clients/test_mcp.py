@@ -12,7 +12,7 @@ from mcp import Client, StdioServerParameters
 from mcp.types import CallToolResult, TextContent
 from rolegate.client import Connection
 
-from router.models.model import ScriptedModel
+from router.models import ScriptedModel
 from serving.cli.mcp import mcp_server
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept

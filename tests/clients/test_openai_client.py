@@ -9,7 +9,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
-from router.models.model import ScriptedModel
+from router.models import ScriptedModel
 from tests import scripted_gateway
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept

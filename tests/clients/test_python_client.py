@@ -16,9 +16,10 @@ from rolegate.client import AsyncClient, Client, GatewayError
 from rolegate.v1.run_service_pb2 import RUN_STATUS_RUNNING
 
 from router.edge.grpc.server import Server
-from router.ledger.journal import RunStart
-from router.models.model import ScriptedModel
-from router.trace.run import Feedback, Run
+from router.ledger import RunStart
+from router.models import ScriptedModel
+from router.trace import Run
+from router.trace.run import Feedback
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
 from tests.router.edge.wire import whole_server

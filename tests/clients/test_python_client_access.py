@@ -13,8 +13,9 @@ from router.access import Access, Key, new_key
 from router.edge.grpc.server import Server
 from router.edge.listening import TLS
 from router.errors import QuotaExhausted
-from router.ledger.journal import Admitted, EarlierRun, RunStart
-from router.models.model import ScriptedModel
+from router.ledger import RunStart
+from router.ledger.journal import Admitted, EarlierRun
+from router.models import ScriptedModel
 from router.trace.identity import SCOPES
 from tests.router.accounts import KeptAccounts
 from tests.router.clock import ended

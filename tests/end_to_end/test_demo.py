@@ -21,7 +21,7 @@ from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, Question
 from executor_sft.miniworld.world import World
-from router.protocol.scoring import exact_match
+from router.protocol import exact_match
 from tests.end_to_end.conftest import Demo
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")

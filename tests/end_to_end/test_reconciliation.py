@@ -14,17 +14,15 @@ from rolegate.v1 import usage_service_pb2 as usage_pb
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
+from router.calls import Role
 from router.calls.limits import prompt_bound
-from router.calls.role import Role
-from router.ledger.journal import RunStart
-from router.ledger.ledger import Ledger
-from router.ledger.reconciliation import EngineCount, Reconciler, Reconciliation, Tokens, VLLMCounts
-from router.models.model import Delta, Message, Prompt, Sampling
+from router.ledger import Ledger, Reconciler, RunStart
+from router.ledger.reconciliation import EngineCount, Reconciliation, Tokens, VLLMCounts
+from router.models import Delta, Message, Prompt, Sampling
 from router.models.openai_client import OpenAIHTTP
-from router.store.database import Database
-from router.store.journal import SQLJournal
+from router.store import Database, SQLJournal
 from router.store.reconciliation import SQLLedgerSums
-from router.trace.run import Run
+from router.trace import Run
 from tests.end_to_end.conftest import Demo, Engine
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")

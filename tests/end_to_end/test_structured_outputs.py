@@ -6,10 +6,12 @@ import re
 import aiohttp
 import pytest
 
-from router.models.model import Completion, Message, Prompt, Sampling, gather
+from router.models import Completion, Message, Prompt, Sampling
+from router.models.model import gather
 from router.models.openai_client import OpenAIHTTP
+from router.protocol import parse_turn
 from router.protocol.tags import Malformed
-from router.protocol.turns import parse_turn, turn_pattern
+from router.protocol.turns import turn_pattern
 from router.search.executor import STOP
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")

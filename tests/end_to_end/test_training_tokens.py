@@ -16,12 +16,13 @@ from executor_sft.filter import FilteredSample
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, SubQuery
 from executor_sft.miniworld.world import World
-from router.calls.role import Role
-from router.models.model import Model, Sampling, ScriptedModel
+from router.calls import Role
+from router.models import Model, Sampling, ScriptedModel
 from router.models.openai_client import OpenAIHTTP
-from router.protocol.evidence import Passage
-from router.search.executor import Executor, ExecutorLimits
-from router.trace.values import Execution
+from router.protocol import Passage
+from router.search import Executor
+from router.search.executor import ExecutorLimits
+from router.trace import Execution
 from serving.config.file import load_config, preset
 from tests.router.deployment import lasting, report
 

@@ -12,15 +12,14 @@ from dataclasses import replace
 from executor_sft.call_cache import CachedModel, CallCache
 from executor_sft.questions import Question
 from executor_sft.rollouts import RolloutWorker
-from router.calls.role import Role
-from router.models.model import Answer, Model, Prompt, Sampling, ScriptedModel
-from router.protocol import prompts
-from router.protocol.evidence import Passage
-from router.search.answerer import Answerer, Judge
-from router.search.delegator import Delegator
-from router.search.executor import Executor, ExecutorLimits
-from router.search.loop import FactorizedSearch
-from router.trace.call import RoleName
+from router.calls import Role
+from router.models import Model, Prompt, Sampling, ScriptedModel
+from router.models.model import Answer
+from router.protocol import Passage, prompts
+from router.search import Answerer, Delegator, Executor, FactorizedSearch
+from router.search.answerer import Judge
+from router.search.executor import ExecutorLimits
+from router.trace import RoleName
 from tests.router.deployment import STOP, block, lasting, report
 
 REQUEST = re.compile(r"<request>(.*?)</request><answer>(.*?)</answer>")

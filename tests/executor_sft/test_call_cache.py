@@ -7,7 +7,8 @@ import pytest
 
 from executor_sft.call_cache import CachedModel, CallCache, Spent
 from router.errors import BadConfig, UpstreamUnavailable
-from router.models.model import Completion, Message, Prompt, Sampling, ScriptedModel, Usage, gather
+from router.models import Completion, Message, Prompt, Sampling, ScriptedModel, Usage
+from router.models.model import gather
 
 DOWN = UpstreamUnavailable("is down", endpoint="http://teacher")
 

@@ -10,18 +10,16 @@ from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePromp
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Question, SubQuery
 from executor_sft.miniworld.world import World
-from router.calls.role import Role
-from router.ledger.ledger import Ledger
-from router.models.model import Message, Sampling, ScriptedModel
-from router.protocol import prompts
-from router.protocol.decision import Dispatch, Stop, parse_decision
-from router.protocol.evidence import NO_EVIDENCE, Passage, Report
+from router.calls import Role
+from router.ledger import Ledger
+from router.models import Message, Sampling, ScriptedModel
+from router.protocol import NO_EVIDENCE, Passage, Report, parse_decision, parse_turn, prompts
+from router.protocol.decision import Dispatch, Stop
 from router.protocol.tags import unescape
-from router.protocol.turns import ReportTurn, Search, parse_answer, parse_turn
-from router.search import answerer, delegator, executor
+from router.protocol.turns import ReportTurn, Search, parse_answer
+from router.search import Executor, RunContext, answerer, delegator, executor
 from router.search.agents import SingleAgent
-from router.search.context import RunContext
-from router.search.executor import Executor, ExecutorLimits
+from router.search.executor import ExecutorLimits
 from router.search.retrieval import FixedRetriever
 
 _DOCUMENT = re.compile(r'<document index="\d+"><title>(.*?)</title><text>(.*?)</text></document>')

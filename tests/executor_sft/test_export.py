@@ -9,7 +9,7 @@ from executor_sft.miniworld.export import export, scope
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, Question
 from executor_sft.miniworld.world import World
-from router.protocol.vocabulary import Vocabulary
+from router.protocol import Vocabulary
 from serving.config.file import load_config, preset
 from serving.documents.rows import read_rows
 

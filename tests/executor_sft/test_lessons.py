@@ -12,8 +12,9 @@ from executor_sft.minimodel.stream import BATCH_TOKENS, batches, conversations, 
 from executor_sft.miniworld.dialogues import NOT_FOUND, Dialogue, DialogueWriter, RolePrompts
 from executor_sft.miniworld.lessons import student_lessons
 from executor_sft.miniworld.world import World
+from router.protocol import parse_turn
 from router.protocol.tags import unescape
-from router.protocol.turns import ReportTurn, Search, parse_answer, parse_turn
+from router.protocol.turns import ReportTurn, Search, parse_answer
 
 BACKBONE = Path(__file__).parents[2] / "serving" / "models" / "mini-backbone"
 

@@ -12,14 +12,13 @@ from executor_sft.mine import Counts, Selection, estimate, select
 from executor_sft.questions import Question
 from router.access import Tenant
 from router.errors import StoreFailed
-from router.models.model import Usage
-from router.runs.archive import RunFilter
-from router.store.archive import SQLArchive
-from router.store.database import Database
+from router.models import Usage
+from router.runs import RunFilter
+from router.store import Database, SQLArchive
 from router.store.schema import RUNS
-from router.trace.call import Price
-from router.trace.run import Feedback, Run
-from router.trace.values import NOT_FOUND, AnswerOutcome, Trajectory
+from router.trace import Price, Run, Trajectory
+from router.trace.run import Feedback
+from router.trace.values import NOT_FOUND, AnswerOutcome
 from tests.router.store.stored import ANSWER, EXECUTIONS, call, put, run
 
 WANTED = RunFilter(kind="answer", training=True)

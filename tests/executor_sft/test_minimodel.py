@@ -27,8 +27,8 @@ from executor_sft.minimodel.stream import BATCH_TOKENS, ROW_TOKENS, Batch, batch
 from executor_sft.minimodel.training import Schedule, save, train
 from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePrompts, Turn
 from executor_sft.miniworld.world import World
-from router.protocol.decision import parse_decision
-from router.protocol.turns import parse_answer, parse_turn
+from router.protocol import parse_decision, parse_turn
+from router.protocol.turns import parse_answer
 from serving.config.file import load_config, preset
 
 MINI = load_config(preset("mini"))

@@ -16,10 +16,8 @@ from executor_sft.train import load_recipe
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer
 from router.errors import BadVersion, RolegateError
-from router.store.database import Database
-from router.store.versions import SQLVersionBook
-from router.versions.gate import GateRule
-from router.versions.versions import Versions
+from router.store import Database, SQLVersionBook
+from router.versions import GateRule, Versions
 from serving.engines.versions import base_sha256, verified
 from serving.logs import errors_only
 

@@ -17,8 +17,8 @@ from executor_sft.rollouts import Rollout
 from executor_sft.step import read_manifest
 from router.access import Tenant
 from router.edge.grpc.server import Server
-from router.models.model import Message, Prompt, Sampling
-from router.store.database import Database
+from router.models import Message, Prompt, Sampling
+from router.store import Database
 from router.testing.openai_server import ChatRequest, fails, hang, says, serving
 from serving.retrieval.services import RetrievalServicer
 from tests.conftest import Rolegate

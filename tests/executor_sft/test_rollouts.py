@@ -12,7 +12,8 @@ from executor_sft.call_cache import CallCache
 from executor_sft.questions import Question
 from executor_sft.rollouts import Rollout, Verdict, roll_out_all
 from router.errors import BadConfig, OutOfTime, UpstreamRefused, UpstreamUnavailable
-from router.models.model import Answer, Prompt
+from router.models import Prompt
+from router.models.model import Answer
 from tests.executor_sft.scripted_roles import ScriptedRoles, questions, searches_twice
 from tests.router.deployment import lasting
 

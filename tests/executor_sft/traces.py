@@ -9,11 +9,13 @@ import msgspec
 from executor_sft.filter import FilteredSample
 from executor_sft.questions import Question
 from executor_sft.rollouts import Rollout, Sample, SubQueryRollout, Verdict
-from router.models.model import Answer, ScriptedModel
-from router.protocol.evidence import Passage
-from router.search.executor import Executor, ExecutorLimits
+from router.models import ScriptedModel
+from router.models.model import Answer
+from router.protocol import Passage
+from router.search import Executor
+from router.search.executor import ExecutorLimits
 from router.search.retrieval import FixedRetriever
-from router.trace.values import Execution, Trajectory
+from router.trace import Execution, Trajectory
 from serving.config.file import load_config, preset
 from tests.router.deployment import lasting, role
 

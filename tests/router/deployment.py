@@ -6,27 +6,21 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from router.calls.role import Role
+from router.calls import Role
 from router.errors import BadRequest, NotFound, StoreFailed
-from router.ledger.journal import Admitted, EarlierRun, NoJournal, RunStart
-from router.ledger.ledger import Ledger
-from router.models.model import Completion, Delta, Model, Prompt, Sampling, ScriptedModel, Usage
-from router.protocol.evidence import Passage
-from router.protocol.vocabulary import Vocabulary
-from router.runs.admission import Admission
-from router.runs.archive import ExportedRun, RunFilter, RunPage, RunSummary
-from router.runs.gateway import Gateway
-from router.runs.lifecycle import RunLifecycle
+from router.ledger import Ledger, RunStart
+from router.ledger.journal import Admitted, EarlierRun, NoJournal
+from router.models import Completion, Delta, Model, Prompt, Sampling, ScriptedModel, Usage
+from router.protocol import Passage, Vocabulary
+from router.runs import Admission, Gateway, RunFilter, RunLifecycle
+from router.runs.archive import ExportedRun, RunPage, RunSummary
 from router.runs.live import LiveRuns
-from router.search.answerer import Answerer
-from router.search.context import RunContext
-from router.search.delegator import Delegator
-from router.search.executor import Executes, Executor, ExecutorLimits
-from router.search.loop import FactorizedSearch, Topology
-from router.search.retrieval import FixedRetriever, Retriever
-from router.trace.call import Call, RoleName
-from router.trace.run import Feedback, RoleSetting, Run, RunStatus
-from router.trace.values import Event, TopologyName
+from router.search import Answerer, Delegator, Executor, FactorizedSearch, Retriever, RunContext, Topology
+from router.search.executor import Executes, ExecutorLimits
+from router.search.retrieval import FixedRetriever
+from router.trace import Call, Event, RoleName, Run
+from router.trace.run import Feedback, RoleSetting, RunStatus
+from router.trace.values import TopologyName
 
 STOP = "<stop/>Enough evidence<stop>"
 PASSAGE = Passage("p1", "Heat", "Heat is a film by Michael Mann.", 0.9)

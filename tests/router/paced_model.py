@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from router.errors import UpstreamError
-from router.models.model import Completion, Delta, Prompt, Usage
+from router.models import Completion, Delta, Prompt, Usage
 from router.models.streaming import StopCut
 
 Piece = str | UpstreamError | Callable[[], Awaitable[object]]

@@ -23,12 +23,10 @@ from router.access import new_key
 from router.edge.grpc.server import Server
 from router.errors import BadConfig, StoreFailed
 from router.search.retrieval import FixedRetriever
-from router.store.accounts import SQLAccounts
-from router.store.database import Database
-from router.store.versions import SQLVersionBook
+from router.store import Database, SQLAccounts, SQLVersionBook
 from router.testing.openai_server import MODEL, fails, says, serving
 from router.trace.identity import SCOPES
-from router.versions.book import Decision, ExecutorVersion
+from router.versions import Decision, ExecutorVersion
 from serving.composition import running_gateway
 from serving.config.config import (
     Config,

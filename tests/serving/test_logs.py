@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from router.runs.lifecycle import RequestOptions
+from router.runs import RequestOptions
 from router.trace.identity import Identity
 from serving.logs import json_lines
 from tests.router.deployment import Deployment

@@ -21,11 +21,10 @@ from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 from router.access import Spent, Tenant
 from router.calls.limits import prompt_bound
 from router.edge.grpc.server import Server
-from router.models.model import Message
-from router.protocol.evidence import Passage
+from router.models import Message
+from router.protocol import Passage
 from router.search.retrieval import FixedRetriever
-from router.store.accounts import SQLAccounts
-from router.store.database import Database
+from router.store import Database, SQLAccounts
 from router.testing.openai_server import (
     DONE,
     MODEL,
@@ -37,7 +36,7 @@ from router.testing.openai_server import (
     streams,
     text_event,
 )
-from router.trace.call import Price
+from router.trace import Price
 from serving.composition import running_gateway
 from serving.config.config import Config, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig
 from serving.config.file import preset, read_config

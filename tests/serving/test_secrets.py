@@ -20,8 +20,7 @@ from rolegate.v1.usage_pb2 import Role
 
 from router.access import new_key
 from router.errors import BadConfig, UpstreamError
-from router.store.accounts import SQLAccounts
-from router.store.database import Database
+from router.store import Database, SQLAccounts
 from router.testing.openai_server import MODEL, OpenAIServer, serving
 from router.trace.identity import SCOPES
 from serving.cli.main import main

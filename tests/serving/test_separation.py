@@ -31,29 +31,20 @@ from sqlalchemy import func, select
 from router.access import Access, Tenant, new_key
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer, RunServicer, UsageServicer
-from router.ledger.reconciliation import Reconciler
-from router.models.model import Prompt, ScriptedModel
-from router.protocol.evidence import Passage
-from router.runs.gateway import Gateway
-from router.runs.lifecycle import RunLifecycle
+from router.ledger import Reconciler
+from router.models import Prompt, ScriptedModel
+from router.protocol import Passage
+from router.runs import Gateway, RunLifecycle, Runs
 from router.runs.live import LiveRuns
-from router.runs.queries import Runs
-from router.search.executor import Executor, ExecutorLimits
-from router.search.loop import Topology
-from router.search.report_cache import ReportCache
-from router.store.accounts import SQLAccounts
-from router.store.archive import SQLArchive
-from router.store.database import Database
-from router.store.journal import SQLJournal
+from router.search import Executor, ReportCache, Topology
+from router.search.executor import ExecutorLimits
+from router.store import Database, SQLAccounts, SQLArchive, SQLJournal, SQLUsages, SQLVersionBook
 from router.store.reconciliation import SQLLedgerSums
 from router.store.schema import FEEDBACK
-from router.store.usage import SQLUsages
-from router.store.versions import SQLVersionBook
 from router.trace.identity import SCOPES
 from router.trace.run import RoleSetting
+from router.versions import VersionRouting, Versions
 from router.versions.book import Traffic
-from router.versions.routing import VersionRouting
-from router.versions.versions import Versions
 from serving.config.config import SearchConfig
 from serving.retrieval.services import RetrievalServicer
 from serving.topologies import new_search

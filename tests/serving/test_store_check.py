@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from router.store.database import Database
+from router.store import Database
 from serving.cli.main import main
 from tests.router.store.stored import call, put, run
 from tests.store_config import write_config

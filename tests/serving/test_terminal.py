@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from router.errors import UpstreamUnavailable
-from router.models.model import Answer, Prompt, ScriptedModel
-from router.protocol.evidence import Passage
+from router.models import Prompt, ScriptedModel
+from router.models.model import Answer
+from router.protocol import Passage
 from router.search.retrieval import FixedRetriever
 from serving.cli.main import main
 from serving.logs import plain_tracebacks

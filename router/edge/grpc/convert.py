@@ -14,15 +14,17 @@ from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2, run_service_pb2, usage_pb2, usage_service_pb2
 from rolegate.v1 import executor_version_service_pb2 as version_pb
 
+from router.ledger import UsageReport
 from router.ledger.reconciliation import Reconciliation
-from router.ledger.usage import UsageReport
 from router.runs.archive import RunSummary, shortened
-from router.trace.call import Call, totals
+from router.trace import Call, Event, Execution, Run, Trajectory
+from router.trace.call import totals
 from router.trace.citation import cite_answer
 from router.trace.export import output_of, trace_json
-from router.trace.run import Feedback, Run
-from router.trace.values import Event, Execution, Reported, Trajectory
-from router.versions.book import Decision, ExecutorVersion, TrialFigures
+from router.trace.run import Feedback
+from router.trace.values import Reported
+from router.versions import Decision, ExecutorVersion
+from router.versions.book import TrialFigures
 
 M = TypeVar("M", bound=Message)
 WIRE_NAMES = {

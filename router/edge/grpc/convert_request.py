@@ -12,13 +12,11 @@ from rolegate.v1 import executor_version_service_pb2 as version_pb
 from router.edge.grpc.convert import prefix_of
 from router.edge.status import caller
 from router.errors import BadRequest
-from router.ledger.budget import Budget
-from router.ledger.usage import UsageQuery
-from router.models.model import Message
-from router.runs.archive import RunFilter
+from router.ledger import Budget, UsageQuery
+from router.models import Message
+from router.runs import RequestOptions, RunFilter
 from router.runs.gateway import CompletionRequest
-from router.runs.lifecycle import RequestOptions
-from router.trace.call import RoleName
+from router.trace import RoleName
 from router.trace.identity import Identity
 from router.trace.run import Feedback
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from router.calls.health import Need, Readiness
+from router.calls import Need, Readiness
 
 _STORE: frozenset[Need] = frozenset({"store"})
 _MODELS: frozenset[Need] = _STORE | {"delegation", "execution", "answer"}

@@ -16,7 +16,7 @@ from router.access import Access, check_scope
 from router.edge.limits import check_sizes
 from router.edge.status import CALLER, logged_status, status_code
 from router.errors import BadRequest, SlowReader
-from router.runs.observers import Observer
+from router.runs import Observer
 from router.trace.identity import KeyScope
 
 _OURS = "/rolegate.v1."

@@ -17,7 +17,7 @@ from rolegate.v1.run_service_pb2_grpc import add_RunServiceServicer_to_server
 from rolegate.v1.usage_service_pb2_grpc import add_UsageServiceServicer_to_server
 
 from router.access import Access
-from router.calls.health import Readiness
+from router.calls import Readiness
 from router.edge.grpc.health import Health
 from router.edge.grpc.interceptor import CallInterceptor
 from router.edge.grpc.services import (
@@ -31,9 +31,8 @@ from router.edge.grpc.services import (
 from router.edge.limits import Limits
 from router.edge.listening import TLS, check_listening, warn_unencrypted
 from router.errors import BadConfig
-from router.runs.gateway import Gateway
+from router.runs import Gateway, Observer
 from router.runs.live import background_tasks
-from router.runs.observers import Observer
 
 
 class Server:

@@ -22,15 +22,13 @@ from router.edge.grpc import convert_request as parse
 from router.edge.observing import Running
 from router.edge.status import as_seen_by, caller, failure_of
 from router.errors import BadRequest
-from router.ledger.reconciliation import Reconciler
+from router.ledger import Reconciler
 from router.ledger.usage import Usages
-from router.models.model import Completion, Delta
-from router.runs.gateway import Gateway
-from router.runs.queries import Runs
+from router.models import Completion, Delta
+from router.runs import Gateway, Runs
+from router.trace import Conversation, Event, Execution, Run
 from router.trace.export import output_of, trace_json
-from router.trace.run import Run
-from router.trace.values import Conversation, Event, Execution
-from router.versions.versions import Versions
+from router.versions import Versions
 
 
 class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):

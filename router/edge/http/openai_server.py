@@ -20,19 +20,17 @@ from aiohttp.typedefs import Handler, Middleware
 from google.rpc import code_pb2
 
 from router.access import Access, check_scope
-from router.calls.health import Need, Readiness
+from router.calls import Need, Readiness
 from router.edge.limits import Limits
 from router.edge.listening import is_loopback
 from router.edge.observing import Running, observing
 from router.edge.rendering import CitedAnswer, cited_answer, progress_line
 from router.edge.status import CALLER, caller, logged_status, reason_of, retry_after_s
 from router.errors import JSON_ERRORS, BadRequest
-from router.runs.gateway import Gateway
-from router.runs.lifecycle import RequestOptions
-from router.runs.observers import Observer
+from router.runs import Gateway, Observer, RequestOptions
+from router.trace import Event, Run
 from router.trace.call import RoleTotal, sum_known, totals
-from router.trace.run import Run
-from router.trace.values import Event, OnEvent
+from router.trace.values import OnEvent
 
 HTTP_STATUS = {
     code_pb2.INVALID_ARGUMENT: 400,

@@ -7,13 +7,12 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
+from router.calls import Replica, Role, Timeouts
 from router.calls.limits import RoleHealth
-from router.calls.replicas import Endpoint, Replica, choose
-from router.calls.role import Role
-from router.calls.timeouts import Timeouts
+from router.calls.replicas import Endpoint, choose
 from router.errors import UpstreamUnavailable
-from router.ledger.ledger import Ledger
-from router.models.model import Message, Sampling
+from router.ledger import Ledger
+from router.models import Message, Sampling
 from router.models.openai_client import OpenAIHTTP
 from router.testing.openai_server import (
     MODEL,

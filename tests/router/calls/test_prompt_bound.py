@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.calls.limits import prompt_bound
-from router.models.model import Message
+from router.models import Message
 
 EMPTY = prompt_bound([Message("user", "")])
 

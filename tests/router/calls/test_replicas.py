@@ -2,9 +2,10 @@
 
 import pytest
 
-from router.calls.replicas import Endpoint, Replica, choose, chosen
+from router.calls import Replica
+from router.calls.replicas import Endpoint, choose, chosen
 from router.errors import UpstreamUnavailable
-from router.models.model import ScriptedModel
+from router.models import ScriptedModel
 from tests.router.clock import Clock, with_clock
 
 KEYS = [f"run-{number}" for number in range(300)]

@@ -16,13 +16,14 @@ from router.errors import (
     UpstreamRefused,
     UpstreamUnavailable,
 )
-from router.ledger.budget import Allowance, Budget
+from router.ledger import Budget, Ledger
+from router.ledger.budget import Allowance
 from router.ledger.journal import NoJournal
-from router.ledger.ledger import Ledger
-from router.models.model import Completion, Delta, Message, ScriptedModel, Usage
+from router.models import Completion, Delta, Message, ScriptedModel, Usage
 from router.models.openai_client import OpenAIHTTP
 from router.testing.openai_server import MODEL, Behaviour, OpenAIServer, fails, hang, hang_on, says, streams, text_event
-from router.trace.call import OpenedCall, Price
+from router.trace import Price
+from router.trace.call import OpenedCall
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import HeldModel, role
 

@@ -9,10 +9,12 @@ import pytest
 from aiohttp import web
 
 from router.errors import UpstreamRefused
-from router.models.model import Message, Prompt, Sampling, gather
+from router.models import Message, Prompt, Sampling
+from router.models.model import gather
 from router.models.openai_client import OpenAIHTTP
+from router.protocol import parse_turn
 from router.protocol.tags import Malformed
-from router.protocol.turns import ReportTurn, Search, parse_turn, turn_pattern
+from router.protocol.turns import ReportTurn, Search, turn_pattern
 from router.search.executor import STOP
 from router.testing.openai_server import DONE, MODEL, OpenAIServer, event, fails, says, streams
 

@@ -10,8 +10,9 @@ from rolegate.v1 import budget_pb2, evidence_pb2, usage_pb2
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
 from router.errors import UpstreamRefused
-from router.models.model import Answer, ScriptedModel
-from router.protocol.vocabulary import Vocabulary
+from router.models import ScriptedModel
+from router.models.model import Answer
+from router.protocol import Vocabulary
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
 from tests.router.edge.wire import info_of, next_of, refusal, served

@@ -18,7 +18,7 @@ from rolegate.v1 import (
 )
 
 from router.edge.status import STATUS
-from router.models.model import ScriptedModel
+from router.models import ScriptedModel
 from router.search.retrieval import FixedRetriever
 from tests.router.deployment import STOP, Deployment, block
 from tests.router.edge.wire import served, whole_server

@@ -4,10 +4,12 @@ from rolegate.v1.run_service_pb2 import UpstreamCall
 from rolegate.v1.usage_pb2 import RoleUsage
 
 from router.edge.grpc.convert import WIRE_NAMES
-from router.models.model import TOKEN_COUNTS, Usage
+from router.models import Usage
+from router.models.model import TOKEN_COUNTS
 from router.store.rows import ENDED_CALL
 from router.store.schema import CALLS, USAGE_HOURS
-from router.trace.call import SUMMED_COUNTS, SUMS, Call, RoleTotal
+from router.trace import Call
+from router.trace.call import SUMMED_COUNTS, SUMS, RoleTotal
 from tests.router.store.stored import call
 
 INSIDE = {"run_id", "tenant", "number", "sub_query", "max_tokens", "prompt_bound", "reserved", "impossible_usage"}

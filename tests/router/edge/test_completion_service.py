@@ -12,7 +12,7 @@ from rolegate.v1 import usage_pb2
 from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 
 from router.errors import UpstreamError, UpstreamRefused
-from router.models.model import Completion, Delta, Message, Prompt, ScriptedModel, Usage
+from router.models import Completion, Delta, Message, Prompt, ScriptedModel, Usage
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, Kept
 from tests.router.edge.wire import info_of, next_of, served

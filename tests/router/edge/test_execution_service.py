@@ -9,8 +9,9 @@ from rolegate.v1 import execution_service_pb2 as pb
 from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 
 from router.errors import UpstreamRefused, UpstreamUnavailable
-from router.models.model import Answer, ScriptedModel
-from router.trace.values import Execution
+from router.models import ScriptedModel
+from router.models.model import Answer
+from router.trace import Execution
 from tests.router.deployment import Deployment, Kept, finds, report
 from tests.router.edge.wire import info_of, refusal, served
 

@@ -11,11 +11,9 @@ from rolegate.v1.executor_version_service_pb2_grpc import ExecutorVersionService
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer
 from router.errors import BadVersion
-from router.store.database import Database
-from router.store.versions import SQLVersionBook
+from router.store import Database, SQLVersionBook
+from router.versions import GateRule, Versions
 from router.versions.book import Judgement, Side, Trial
-from router.versions.gate import GateRule
-from router.versions.versions import Versions
 from tests.router.edge.wire import refusal, served
 from tests.router.store.stored import put, run
 

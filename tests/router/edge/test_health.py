@@ -9,18 +9,19 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from router.calls.health import Need, Readiness, watch_role
+from router.calls import Need, Readiness
+from router.calls.health import watch_role
 from router.calls.replicas import Breaker
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import RunServicer
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.errors import UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
-from router.ledger.ledger import Ledger
-from router.models.model import ScriptedModel
+from router.ledger import Ledger
+from router.models import ScriptedModel
+from router.runs import Runs
 from router.runs.live import LiveRuns, background_tasks
-from router.runs.queries import Runs
-from router.trace.call import RoleName
+from router.trace import RoleName
 from tests.router.clock import Clock, ended, with_clock
 from tests.router.deployment import Deployment, Kept
 from tests.router.edge.wire import connected, next_of

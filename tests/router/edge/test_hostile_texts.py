@@ -26,9 +26,9 @@ from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
-from router.models.model import Prompt, ScriptedModel
+from router.models import Prompt, ScriptedModel
 from router.models.openai_client import OpenAIHTTP
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 from router.testing.openai_server import MODEL, OpenAIServer, replies, serving
 from router.testing.openai_server import streams as event_stream
 from router.testing.pathological import HOSTILE

@@ -30,11 +30,12 @@ from router.edge.grpc.services import RunServicer
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.errors import BadConfig, UpstreamUnavailable
-from router.ledger.journal import Admitted, EarlierRun, RunStart
-from router.models.model import ScriptedModel
-from router.runs.archive import ExportedRun, RunFilter
+from router.ledger import RunStart
+from router.ledger.journal import Admitted, EarlierRun
+from router.models import ScriptedModel
+from router.runs import RunFilter, Runs
+from router.runs.archive import ExportedRun
 from router.runs.live import LiveRuns
-from router.runs.queries import Runs
 from router.trace.identity import SCOPES
 from tests.router.accounts import KeptAccounts
 from tests.router.clock import ended

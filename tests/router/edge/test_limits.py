@@ -24,11 +24,10 @@ from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.limits import Limits
 from router.edge.observing import Running
-from router.models.model import Completion, Delta, Prompt, ScriptedModel, Usage
-from router.runs.admission import Admission, AdmissionLimits
-from router.runs.gateway import Gateway
+from router.models import Completion, Delta, Prompt, ScriptedModel, Usage
+from router.runs import Admission, Gateway, Runs
+from router.runs.admission import AdmissionLimits
 from router.runs.live import LiveRuns
-from router.runs.queries import Runs
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept
 from tests.router.edge.wire import connected, info_of, next_of, served

@@ -14,10 +14,9 @@ from router.edge.http.openai_server import HTTP_STATUS, MAX_BODY_BYTES, openai_a
 from router.edge.http.server import HTTPServer
 from router.edge.status import STATUS
 from router.errors import BadConfig, UpstreamUnavailable
-from router.models.model import Completion, ScriptedModel, Usage
-from router.runs.gateway import Gateway
-from router.runs.lifecycle import RequestOptions
-from router.trace.run import Run
+from router.models import Completion, ScriptedModel, Usage
+from router.runs import Gateway, RequestOptions
+from router.trace import Run
 from router.trace.values import OnEvent
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block

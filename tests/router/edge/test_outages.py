@@ -19,14 +19,16 @@ from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.errors import MalformedOutput, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
-from router.models.model import Answer, Prompt, ScriptedModel
+from router.models import Prompt, ScriptedModel
+from router.models.model import Answer
 from router.models.openai_client import OpenAIHTTP
-from router.protocol.evidence import Passage
-from router.runs.lifecycle import RequestOptions
+from router.protocol import Passage
+from router.runs import RequestOptions
 from router.search.retrieval import FixedRetriever
 from router.testing import openai_server
 from router.testing.openai_server import MODEL, Behaviour, fails, replies, says
-from router.trace.values import NOT_FOUND, Trajectory
+from router.trace import Trajectory
+from router.trace.values import NOT_FOUND
 from tests.router.deployment import STOP, Deployment, Kept, block, finds, report
 from tests.router.edge.wire import info_of, served
 

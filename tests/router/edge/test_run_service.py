@@ -22,17 +22,16 @@ from router.edge.grpc.server import Server
 from router.edge.grpc.services import RunServicer
 from router.edge.status import CALLER
 from router.errors import UpstreamUnavailable
-from router.ledger.journal import RunStart
-from router.models.model import Completion, Message, ScriptedModel
-from router.runs.archive import ExportedRun, RunFilter, RunPage
+from router.ledger import RunStart
+from router.models import Completion, Message, ScriptedModel
+from router.runs import RunFilter, Runs
+from router.runs.archive import ExportedRun, RunPage
 from router.runs.live import LiveRuns
-from router.runs.queries import Runs
-from router.store.archive import SQLArchive
-from router.store.database import Database
+from router.store import Database, SQLArchive
 from router.store.schema import RUNS
+from router.trace import Conversation, Run
 from router.trace.identity import Identity
-from router.trace.run import Feedback, Run, RunStatus
-from router.trace.values import Conversation
+from router.trace.run import Feedback, RunStatus
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
 from tests.router.edge.wire import info_of, next_of, refusal, served, whole_server

@@ -16,7 +16,7 @@ from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceServicer
 
 from router.edge.grpc.server import Server
 from router.errors import BadConfig
-from router.models.model import ScriptedModel
+from router.models import ScriptedModel
 from router.trace.values import NOT_FOUND
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept

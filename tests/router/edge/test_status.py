@@ -24,7 +24,7 @@ from router.errors import (
     UpstreamRefused,
     UpstreamUnavailable,
 )
-from router.models.model import ScriptedModel
+from router.models import ScriptedModel
 from router.trace.identity import Identity
 from tests.router.deployment import Deployment
 from tests.router.edge.wire import served

@@ -17,9 +17,10 @@ from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import UsageServicer
 from router.edge.status import CALLER
+from router.ledger import UsageQuery, UsageReport
 from router.ledger.reconciliation import ReconciledTokens, Reconciliation
-from router.ledger.usage import UsageQuery, UsageReport, UsageRow
-from router.models.model import ScriptedModel
+from router.ledger.usage import UsageRow
+from router.models import ScriptedModel
 from router.trace.identity import Identity
 from tests.router.deployment import STOP, Deployment
 from tests.router.edge.wire import reconciling, refusal, served, whole_server

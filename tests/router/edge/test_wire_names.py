@@ -13,7 +13,7 @@ from router.edge.grpc.convert_request import enum_from_proto
 from router.errors import BadRequest
 from router.ledger.reconciliation import Verdict
 from router.ledger.usage import Bucket, Dimension
-from router.trace.call import RoleName
+from router.trace import RoleName
 from router.trace.run import RunKind, RunStatus
 from router.trace.values import AnswerOutcome, ExecutionOutcome, TopologyName
 from router.versions.book import VersionState

@@ -14,13 +14,13 @@ from router.access import Access, new_key
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import RunServicer, UsageServicer
 from router.edge.listening import TLS
+from router.ledger import UsageQuery, UsageReport
 from router.ledger.reconciliation import Reconciliation
-from router.ledger.usage import UsageQuery, UsageReport, UsageRow
-from router.models.model import ScriptedModel
-from router.runs.gateway import Gateway
+from router.ledger.usage import UsageRow
+from router.models import ScriptedModel
+from router.runs import Gateway, Runs
 from router.runs.live import LiveRuns
-from router.runs.queries import Runs
-from router.search.retrieval import Retriever
+from router.search import Retriever
 from router.trace.call import totals
 from router.trace.identity import SCOPES
 from serving.retrieval.services import RetrievalServicer

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from router.amount import NOTHING, Amount
 from router.errors import BudgetExhausted
-from router.ledger.budget import Allowance, Budget
-from router.trace.call import RoleName
+from router.ledger import Budget
+from router.ledger.budget import Allowance
+from router.trace import RoleName
 
 ROLES: Sequence[RoleName] = ("delegation", "execution", "answer")
 

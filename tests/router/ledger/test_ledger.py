@@ -18,11 +18,13 @@ from router.errors import (
     UpstreamRefused,
     UpstreamUnavailable,
 )
-from router.ledger.budget import Allowance, Budget
+from router.ledger import Budget, Ledger
+from router.ledger.budget import Allowance
 from router.ledger.journal import NoJournal
-from router.ledger.ledger import Caller, Ledger
-from router.models.model import Delta, Usage
-from router.trace.call import Call, OpenedCall, Outcome, Price, RoleTotal, sum_known, totals
+from router.ledger.ledger import Caller
+from router.models import Delta, Usage
+from router.trace import Call, Price
+from router.trace.call import OpenedCall, Outcome, RoleTotal, sum_known, totals
 from tests.router.store.stored import call
 
 CALLER = Caller("execution", "small", "http://e", 3, 64)

@@ -8,11 +8,11 @@ import pytest
 from aiohttp import web
 
 from router.errors import UpstreamError, UpstreamProtocolError, UpstreamUnavailable
+from router.ledger import Reconciler
 from router.ledger.reconciliation import (
     EngineCount,
     LedgerSum,
     ReconciledTokens,
-    Reconciler,
     Reconciliation,
     Tokens,
     Verdict,

@@ -13,18 +13,15 @@ from hypothesis import strategies as st
 from router.amount import NOTHING, Amount
 from router.calls.limits import prompt_bound
 from router.errors import BudgetExhausted, QuotaExhausted, UpstreamUnavailable
-from router.ledger.budget import Allowance, Budget
+from router.ledger import Budget, Ledger
+from router.ledger.budget import Allowance
 from router.ledger.journal import NoJournal
-from router.ledger.ledger import Ledger
-from router.models.model import Completion, Delta, Model, Prompt, ScriptedModel, Usage
-from router.search.answerer import Answerer
-from router.search.context import RunContext
-from router.search.delegator import Delegator
-from router.search.executor import Executor, ExecutorLimits
-from router.search.loop import FactorizedSearch
+from router.models import Completion, Delta, Model, Prompt, ScriptedModel, Usage
+from router.search import Answerer, Delegator, Executor, FactorizedSearch, RunContext
+from router.search.executor import ExecutorLimits
 from router.search.retrieval import FixedRetriever
-from router.trace.call import Call, OpenedCall, Price, RoleName
-from router.trace.values import Trajectory
+from router.trace import Call, Price, RoleName, Trajectory
+from router.trace.call import OpenedCall
 from tests.router.deployment import PASSAGE, STOP, block, finds, report, role
 
 QUESTION = "Who directed Heat, and when was he born?"

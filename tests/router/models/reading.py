@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from router.models.model import Completion, Delta, Model, Prompt
+from router.models import Completion, Delta, Model, Prompt
 
 
 async def streamed(model: Model, prompt: Prompt) -> list[Delta]:

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from router.errors import ContextTooLong, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
+from router.models import Completion, Message, Prompt, Sampling, Usage
 from router.models.failures import Upstream
 from router.models.litellm_client import LiteLLMModel, close_clients
-from router.models.model import Completion, Message, Prompt, Sampling, Usage
 from router.testing.openai_server import (
     DONE,
     MODEL,

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from router.errors import ContextTooLong, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
-from router.models.model import Completion, Delta, Message, Prompt, Sampling, Usage
+from router.models import Completion, Delta, Message, Prompt, Sampling, Usage
 from router.models.openai_client import OpenAIHTTP
 from router.testing.openai_server import (
     DONE,

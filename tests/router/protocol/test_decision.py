@@ -4,9 +4,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router.protocol import prompts
-from router.protocol.decision import Dispatch, EarlyReader, Stop, parse_decision
-from router.protocol.evidence import Passage, Report
+from router.protocol import Passage, Report, parse_decision, prompts
+from router.protocol.decision import Dispatch, EarlyReader, Stop
 from router.protocol.tags import Malformed, escape
 from tests.router.outputs import OUTPUTS
 from tests.router.protocol.test_sub_queries import ONE_OR_MORE

@@ -7,9 +7,10 @@ from functools import partial
 import pytest
 
 from router.models.openai_wire import MAX_EVENT_BYTES, EventReader
-from router.protocol.decision import EarlyReader, parse_decision
+from router.protocol import parse_decision, parse_turn
+from router.protocol.decision import EarlyReader
 from router.protocol.tags import blocks, without_thinking
-from router.protocol.turns import parse_answer, parse_turn
+from router.protocol.turns import parse_answer
 from router.search.answerer import parse_verdict
 from router.testing.pathological import repetitive
 from tests.router.outputs import FLOODS

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.models.model import Message
+from router.models import Message
 from router.protocol import prompts
 
 SYSTEM, ASKED, SAID = Message("system", "be brief"), Message("user", "hi"), Message("assistant", "hello")

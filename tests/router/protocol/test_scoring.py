@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.protocol.scoring import exact_match, normal_answer, token_f1
+from router.protocol import exact_match, normal_answer
+from router.protocol.scoring import token_f1
 
 # answer, golds, exact match, F1
 PAIRS: list[tuple[str, list[str], bool, Fraction | int]] = [

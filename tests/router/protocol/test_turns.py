@@ -4,10 +4,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router.protocol import prompts
-from router.protocol.evidence import Passage, Report
+from router.protocol import Passage, Report, parse_turn, prompts
 from router.protocol.tags import Malformed, element, escape, one_line
-from router.protocol.turns import ExecutionTurn, ReportTurn, Search, parse_agent_turn, parse_answer, parse_turn
+from router.protocol.turns import ExecutionTurn, ReportTurn, Search, parse_agent_turn, parse_answer
 from tests.router.outputs import OUTPUTS
 
 REPORT = "<answer>Michael Mann</answer><evidence>Heat was directed by Mann.</evidence>"

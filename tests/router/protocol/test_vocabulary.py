@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.protocol.vocabulary import Vocabulary
+from router.protocol import Vocabulary
 
 SCOPE = Vocabulary.parse(
     "who wrote the of is city\nborn in what which\n\nThe Salt Road\nIlse Varnholt\nNewbury\nSt. Ives-le-Bas\n"

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from router.errors import Overloaded
-from router.models.model import ScriptedModel
-from router.runs.admission import Admission, AdmissionLimits
-from router.runs.lifecycle import OpenRun, RequestOptions, RunLifecycle, RunRequest
+from router.models import ScriptedModel
+from router.runs import Admission, RequestOptions, RunLifecycle
+from router.runs.admission import AdmissionLimits
+from router.runs.lifecycle import OpenRun, RunRequest
 from router.runs.live import LiveRuns
+from router.trace import Run, Trajectory
 from router.trace.identity import SHADOW
-from router.trace.run import Run
-from router.trace.values import Trajectory
 from tests.router.clock import Clock, ended, with_clock
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept
 

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from router.errors import BadRequest, OutOfTime, RequestIdTaken, RunCancelled, StoreFailed, UpstreamRefused
-from router.ledger.budget import Budget
-from router.ledger.journal import Admitted, EarlierRun, RunStart
-from router.models.model import Completion, Delta, Message, ScriptedModel, Usage
-from router.protocol.vocabulary import Vocabulary
+from router.ledger import Budget, RunStart
+from router.ledger.journal import Admitted, EarlierRun
+from router.models import Completion, Delta, Message, ScriptedModel, Usage
+from router.protocol import Vocabulary
+from router.runs import RequestOptions
 from router.runs.gateway import CompletionRequest
-from router.runs.lifecycle import RequestOptions, RunRequest
+from router.runs.lifecycle import RunRequest
 from router.runs.live import LiveRuns
+from router.trace import Conversation, Event, Execution, Run, Trajectory
 from router.trace.identity import DEFAULT_TENANT, SCOPES, Identity
-from router.trace.run import Run
-from router.trace.values import Conversation, Event, Execution, Trajectory
 from tests.router.clock import Clock, ended, with_clock
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
 

@@ -13,21 +13,16 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from router.calls.role import Role
+from router.calls import Role
 from router.errors import UpstreamRefused
-from router.models.model import Completion, Message, Sampling
+from router.models import Completion, Message, Sampling
 from router.models.openai_client import OpenAIHTTP
-from router.protocol import prompts
-from router.protocol.evidence import Passage, Report
-from router.search.answerer import Answerer
-from router.search.context import RunContext
-from router.search.delegator import Delegator
-from router.search.executor import Executor, ExecutorLimits
-from router.search.loop import FactorizedSearch
+from router.protocol import Passage, Report, prompts
+from router.search import Answerer, Delegator, Executor, FactorizedSearch, RunContext
+from router.search.executor import ExecutorLimits
 from router.search.retrieval import FixedRetriever
 from router.testing.openai_server import MODEL, OpenAIServer
-from router.trace.call import RoleName
-from router.trace.values import Trajectory
+from router.trace import RoleName, Trajectory
 from tests.router.deployment import lasting
 
 FOLDER = Path(__file__).parent / "recorded"

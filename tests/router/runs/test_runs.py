@@ -8,14 +8,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from router.errors import BadRequest, NotFound, StoreFailed
-from router.models.model import ScriptedModel
-from router.runs.archive import RunFilter
-from router.runs.lifecycle import RequestOptions
+from router.models import ScriptedModel
+from router.runs import RequestOptions, RunFilter, Runs
 from router.runs.live import LiveRuns
-from router.runs.queries import Runs
+from router.trace import Event, Run
 from router.trace.identity import LOCAL, SCOPES, Identity
-from router.trace.run import Feedback, Run
-from router.trace.values import AnswerWritten, Event, Reported, RunStarted
+from router.trace.run import Feedback
+from router.trace.values import AnswerWritten, Reported, RunStarted
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
 

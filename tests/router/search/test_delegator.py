@@ -2,14 +2,14 @@
 
 import pytest
 
-from router.ledger.ledger import Ledger
-from router.models.model import Answer, Completion, Message, ScriptedModel
-from router.protocol import prompts
+from router.ledger import Ledger
+from router.models import Completion, Message, ScriptedModel
+from router.models.model import Answer
+from router.protocol import NO_EVIDENCE, Report, prompts
 from router.protocol.decision import Dispatch, Stop
-from router.protocol.evidence import NO_EVIDENCE, Report
 from router.protocol.tags import Malformed
-from router.search.delegator import Delegator
-from router.trace.values import Conversation, Execution
+from router.search import Delegator
+from router.trace import Conversation, Execution
 from tests.router.deployment import STOP, block, role
 
 QUESTION = "Was the director of Heat born before 1950?"

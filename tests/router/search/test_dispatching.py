@@ -10,17 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.errors import BudgetExhausted, UpstreamUnavailable
-from router.ledger.budget import Allowance, Budget
-from router.ledger.ledger import Ledger
-from router.models.model import Prompt, ScriptedModel
-from router.protocol.evidence import Passage
-from router.search.answerer import Answerer
-from router.search.context import RunContext, Sharing
-from router.search.delegator import Delegator
-from router.search.executor import Executor, ExecutorLimits
-from router.search.loop import FactorizedSearch
-from router.trace.call import Call
-from router.trace.values import Event, Reported, RoundStarted, SearchDone, SubQueryDispatched, Trajectory
+from router.ledger import Budget, Ledger
+from router.ledger.budget import Allowance
+from router.models import Prompt, ScriptedModel
+from router.protocol import Passage
+from router.search import Answerer, Delegator, Executor, FactorizedSearch, RunContext
+from router.search.context import Sharing
+from router.search.executor import ExecutorLimits
+from router.trace import Call, Event, Trajectory
+from router.trace.values import Reported, RoundStarted, SearchDone, SubQueryDispatched
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import PASSAGE, STOP, Deployment, block, finds, lasting, report, role
 from tests.router.outputs import OUTPUTS

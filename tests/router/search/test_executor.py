@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from router.errors import ContextTooLong, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
-from router.models.model import Answer, Completion, Message, ScriptedModel
-from router.protocol import prompts
-from router.protocol.evidence import NO_EVIDENCE, Passage, Report
-from router.search.context import RunContext
-from router.search.executor import Executor, ExecutorLimits
-from router.search.retrieval import FixedRetriever, Retriever
-from router.trace.values import Event, Execution, SearchDone, SearchRecord
+from router.models import Completion, Message, ScriptedModel
+from router.models.model import Answer
+from router.protocol import NO_EVIDENCE, Passage, Report, prompts
+from router.search import Executor, Retriever, RunContext
+from router.search.executor import ExecutorLimits
+from router.search.retrieval import FixedRetriever
+from router.trace import Event, Execution
+from router.trace.values import SearchDone, SearchRecord
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import PASSAGE, HeldModel, lasting, report, role
 

@@ -9,21 +9,18 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from router.calls.role import Role
-from router.models.model import Sampling
+from router.calls import Role
+from router.models import Sampling
 from router.models.openai_client import OpenAIHTTP
-from router.protocol.decision import Dispatch, Stop, parse_decision
-from router.protocol.evidence import Passage
+from router.protocol import Passage, parse_decision, parse_turn
+from router.protocol.decision import Dispatch, Stop
 from router.protocol.turns import Search as SearchTurn
-from router.protocol.turns import parse_answer, parse_turn
-from router.search.answerer import Answerer
-from router.search.delegator import Delegator
-from router.search.executor import Executor, ExecutorLimits
-from router.search.loop import FactorizedSearch
+from router.protocol.turns import parse_answer
+from router.search import Answerer, Delegator, Executor, FactorizedSearch
+from router.search.executor import ExecutorLimits
 from router.search.retrieval import FixedRetriever
 from router.testing.openai_server import MODEL, Behaviour, OpenAIServer, says
-from router.trace.call import RoleName
-from router.trace.values import Trajectory
+from router.trace import RoleName, Trajectory
 from tests.router.deployment import lasting
 
 FOLDER = Path(__file__).parents[3] / "serving" / "prompts" / "full"

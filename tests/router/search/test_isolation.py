@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.models.model import Prompt, ScriptedModel
-from router.protocol.evidence import Passage
+from router.models import Prompt, ScriptedModel
+from router.protocol import Passage
 from router.protocol.tags import escape
-from router.trace.values import Trajectory
+from router.trace import Trajectory
 from tests.router.deployment import STOP, Deployment, lasting, report
 from tests.router.outputs import OUTPUTS
 

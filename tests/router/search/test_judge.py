@@ -2,9 +2,9 @@
 
 import pytest
 
-from router.calls.role import Role
-from router.ledger.ledger import Ledger
-from router.models.model import Completion, Message, Sampling, ScriptedModel
+from router.calls import Role
+from router.ledger import Ledger
+from router.models import Completion, Message, Sampling, ScriptedModel
 from router.search.answerer import Judge, parse_verdict
 from serving.config.file import preset
 

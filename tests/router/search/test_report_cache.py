@@ -8,23 +8,24 @@ import msgspec
 import pytest
 
 from router.errors import UpstreamUnavailable
-from router.ledger.budget import Allowance, Budget
-from router.ledger.journal import Admitted, EarlierRun, RunStart
-from router.ledger.ledger import Ledger
-from router.models.model import Answer, Model, ScriptedModel
-from router.protocol.evidence import Passage
-from router.runs.gateway import Gateway
-from router.runs.lifecycle import RequestOptions, RunLifecycle
+from router.ledger import Budget, Ledger, RunStart
+from router.ledger.budget import Allowance
+from router.ledger.journal import Admitted, EarlierRun
+from router.models import Model, ScriptedModel
+from router.models.model import Answer
+from router.protocol import Passage
+from router.runs import Gateway, RequestOptions, RunLifecycle
 from router.runs.live import LiveRuns
-from router.search.context import RunContext, Sharing
-from router.search.executor import Executor, ExecutorLimits
-from router.search.loop import Topology
-from router.search.report_cache import ANOTHER_TENANT, ReportCache, ReportCacheOptions
-from router.search.retrieval import FixedRetriever, Retriever
+from router.search import Executor, ReportCache, Retriever, RunContext, Topology
+from router.search.context import Sharing
+from router.search.executor import ExecutorLimits
+from router.search.report_cache import ANOTHER_TENANT, ReportCacheOptions
+from router.search.retrieval import FixedRetriever
+from router.trace import Event, Execution
 from router.trace.identity import SCOPES, Identity
-from router.trace.values import Event, Execution, SearchDone
+from router.trace.values import SearchDone
+from router.versions import VersionRouting
 from router.versions.book import Traffic
-from router.versions.routing import VersionRouting
 from tests.router.clock import Clock, ended, with_clock
 from tests.router.deployment import PASSAGE, Deployment, HeldModel, Kept, finds, report, role
 

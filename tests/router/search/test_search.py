@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import pytest
 
 from router.errors import ContextTooLong, OutOfTime, UpstreamRefused, UpstreamUnavailable
-from router.models.model import Message, Prompt, ScriptedModel
-from router.protocol import prompts
-from router.protocol.evidence import Passage
+from router.models import Message, Prompt, ScriptedModel
+from router.protocol import Passage, prompts
 from router.search.retrieval import FixedRetriever
-from router.trace.values import NOT_FOUND, Event, Reported, RoundStarted, SearchDone, SubQueryDispatched
+from router.trace import Event
+from router.trace.values import NOT_FOUND, Reported, RoundStarted, SearchDone, SubQueryDispatched
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import PASSAGE, STOP, Deployment, HeldModel, Meeting, block, finds, lasting
 

@@ -4,15 +4,17 @@ import aiohttp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.calls.role import Role
-from router.models.model import Answer, Message, ScriptedModel
+from router.calls import Role
+from router.models import Message, ScriptedModel
+from router.models.model import Answer
 from router.models.openai_client import OpenAIHTTP
-from router.protocol import prompts
-from router.protocol.evidence import NO_EVIDENCE, Passage, Report
-from router.search.executor import SEARCH_R1, Executor, ExecutorLimits
-from router.search.retrieval import FixedRetriever, Retriever
+from router.protocol import NO_EVIDENCE, Passage, Report, prompts
+from router.search import Executor, Retriever
+from router.search.executor import SEARCH_R1, ExecutorLimits
+from router.search.retrieval import FixedRetriever
 from router.testing.openai_server import MODEL, OpenAIServer, says
-from router.trace.values import Event, Execution, SearchDone
+from router.trace import Event, Execution
+from router.trace.values import SearchDone
 from tests.router.deployment import STOP, Deployment, block, lasting, role
 
 SUB_QUERY = "Who directed Heat?"

@@ -1,8 +1,7 @@
 """What an executor is shown, and what gives way."""
 
-from router.models.model import Completion, Message, Usage
-from router.protocol import prompts
-from router.protocol.evidence import Passage
+from router.models import Completion, Message, Usage
+from router.protocol import Passage, prompts
 from router.search.executor import ContextWindow
 from router.trace.values import SearchRecord
 

@@ -6,16 +6,17 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from router.errors import BudgetExhausted, ContextTooLong, UpstreamUnavailable
-from router.ledger.budget import Allowance, Budget
-from router.ledger.ledger import Ledger
-from router.models.model import Answer, Message, Prompt, ScriptedModel
-from router.protocol import prompts
-from router.protocol.evidence import Passage
+from router.ledger import Budget, Ledger
+from router.ledger.budget import Allowance
+from router.models import Message, Prompt, ScriptedModel
+from router.models.model import Answer
+from router.protocol import Passage, prompts
+from router.search import Retriever, RunContext
 from router.search.agents import SingleAgent, single_agent_limits
-from router.search.context import RunContext
 from router.search.executor import ExecutorLimits
-from router.search.retrieval import FixedRetriever, Retriever
-from router.trace.values import NOT_FOUND, Event, SearchDone, Trajectory
+from router.search.retrieval import FixedRetriever
+from router.trace import Event, Trajectory
+from router.trace.values import NOT_FOUND, SearchDone
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import PASSAGE, lasting, role
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from router.calls.health import Readiness
+from router.calls import Readiness
 from router.errors import UpstreamUnavailable
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 from router.runs.live import background_tasks
 from router.search.retrieval import WatchedRetriever
 from tests.router.clock import Clock, with_clock

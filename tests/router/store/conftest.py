@@ -8,8 +8,7 @@ import psycopg
 import pytest
 from sqlalchemy.engine import make_url
 
-from router.store.database import Database
-from router.store.journal import SQLJournal
+from router.store import Database, SQLJournal
 from tests.router.store.postgres import postgres_binaries, running_postgres
 
 

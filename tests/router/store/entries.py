@@ -6,9 +6,10 @@ from typing import Any
 from sqlalchemy import text
 
 from router.amount import NOTHING, Amount
-from router.ledger.journal import RunStart
-from router.store.database import Database
-from router.trace.call import Call, OpenedCall
+from router.ledger import RunStart
+from router.store import Database
+from router.trace import Call
+from router.trace.call import OpenedCall
 from tests.router.store.stored import call
 
 NOW = 1_795_262_400.0 + 3600

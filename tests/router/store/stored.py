@@ -7,27 +7,23 @@ from sqlalchemy import Connection
 
 from router.access import Tenant
 from router.amount import NOTHING
-from router.models.model import Completion, Message, Usage
-from router.protocol.evidence import Passage, Report
-from router.store.database import Database
+from router.models import Completion, Message, Usage
+from router.protocol import Passage, Report
+from router.store import Database
 from router.store.rows import ended_row, opened_row, trace_of
 from router.store.schema import CALLS, RUNS, TENANTS, USAGE_HOURS
 from router.store.usage import hourly_usage
-from router.trace.call import Call
+from router.trace import Call, Conversation, Event, Execution, Run, Trajectory
 from router.trace.citation import Citation
-from router.trace.run import RoleSetting, Run
+from router.trace.run import RoleSetting
 from router.trace.values import (
     AnswerWritten,
-    Conversation,
-    Event,
-    Execution,
     Reported,
     RoundStarted,
     RunStarted,
     SearchDone,
     SearchRecord,
     SubQueryDispatched,
-    Trajectory,
 )
 
 HEAT = Passage("p1", "Heat", "Heat is a film by Michael Mann.", 0.9, "films.pdf", 3)

@@ -3,8 +3,7 @@
 from sqlalchemy import insert
 
 from router.access import Spent, Tenant, new_key
-from router.store.accounts import SQLAccounts
-from router.store.database import Database
+from router.store import Database, SQLAccounts
 from router.store.schema import SPENDING
 from router.trace.identity import SCOPES
 

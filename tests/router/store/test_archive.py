@@ -12,13 +12,15 @@ from sqlalchemy import Connection, select
 
 from router.access import Tenant
 from router.errors import BadRequest, NotFound, StoreFailed
-from router.models.model import Message, Usage
-from router.runs.archive import RunFilter, RunSummary
-from router.store.archive import SQLArchive
-from router.store.database import Database, Value, engine_of
+from router.models import Message, Usage
+from router.runs import RunFilter
+from router.runs.archive import RunSummary
+from router.store import Database, SQLArchive
+from router.store.database import Value, engine_of
 from router.store.schema import FEEDBACK, RUNS
-from router.trace.run import Feedback, Run
-from router.trace.values import Conversation, Reported
+from router.trace import Conversation, Run
+from router.trace.run import Feedback
+from router.trace.values import Reported
 from tests.router.store.query_plan import explained
 from tests.router.store.stored import ANSWER, EXECUTIONS, call, put, run
 

@@ -14,11 +14,10 @@ from sqlalchemy import Connection
 
 from router.access import Tenant
 from router.amount import Amount
-from router.ledger.journal import Journal, RunStart
-from router.models.model import Usage
+from router.ledger import Journal, RunStart
+from router.models import Usage
+from router.store import Database, SQLJournal
 from router.store.check import Checked, Problem, check
-from router.store.database import Database
-from router.store.journal import SQLJournal
 from router.store.schema import CALLS, RUNS, SPENDING
 from router.trace.run import RunStatus
 from tests.router.store.entries import change, opened

@@ -14,8 +14,9 @@ from sqlalchemy import Connection, inspect, text
 
 import serving
 from router.errors import BadConfig, StoreFailed
+from router.store import Database
 from router.store.check import check
-from router.store.database import WRITES, Database, engine_of
+from router.store.database import WRITES, engine_of
 from router.store.schema import SCHEMA_NUMBER
 from tests.router.store.entries import rows
 

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from router.access import Tenant
 from router.amount import Amount
 from router.errors import BudgetExhausted
-from router.models.model import Usage
+from router.models import Usage
+from router.store import Database, SQLJournal
 from router.store.check import check
-from router.store.database import Database
-from router.store.journal import SQLJournal
 from router.store.spending import periods
-from router.trace.call import Call
+from router.trace import Call
 from tests.router.store.entries import NOW, ended, opened, rows, spent, start
 from tests.router.store.stored import put, run
 

@@ -14,12 +14,10 @@ from router.access import Tenant
 from router.amount import Amount
 from router.errors import StoreFailed
 from router.ledger.journal import Admitted, EarlierRun
-from router.models.model import Usage
-from router.store.archive import SQLArchive
+from router.models import Usage
+from router.store import Database, SQLArchive, SQLJournal
 from router.store.check import check
-from router.store.database import Database
 from router.store.gateways import ThisGateway
-from router.store.journal import SQLJournal
 from tests.router.store.entries import DAY, MONTH, NOW, ended, opened, rows, spent, start
 from tests.router.store.stored import put, run
 

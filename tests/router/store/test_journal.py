@@ -12,11 +12,10 @@ from router.access import Tenant
 from router.amount import Amount
 from router.errors import StoreFailed
 from router.ledger.journal import Admitted, EarlierRun
-from router.models.model import Usage
-from router.store.archive import SQLArchive
+from router.models import Usage
+from router.store import Database, SQLArchive, SQLJournal
 from router.store.check import check
-from router.store.database import Database, Value
-from router.store.journal import SQLJournal
+from router.store.database import Value
 from router.trace.run import RunStatus
 from router.trace.values import AnswerWritten
 from tests.router.store.entries import DAY, MONTH, NOW, change, ended, opened, rows, spent, start

@@ -3,11 +3,12 @@
 import pytest
 
 from router.ledger.reconciliation import LedgerSum, Tokens
-from router.models.model import Usage
-from router.store.database import Database
+from router.models import Usage
+from router.store import Database
 from router.store.reconciliation import SQLLedgerSums
 from router.store.schema import CALLS
-from router.trace.call import Call, Outcome
+from router.trace import Call
+from router.trace.call import Outcome
 from tests.router.store.stored import call, put, run
 
 

@@ -11,9 +11,8 @@ from router.access import Tenant
 from router.amount import Amount
 from router.errors import PriceUnknown, QuotaExhausted
 from router.ledger.journal import Admitted
-from router.models.model import Usage
-from router.store.database import Database
-from router.store.journal import SQLJournal
+from router.models import Usage
+from router.store import Database, SQLJournal
 from tests.router.store.entries import DAY, MONTH, NOW, ended, opened, rows, spent, start
 from tests.router.store.stored import put, run
 

@@ -2,9 +2,9 @@
 
 import time
 
+from router.store import Database, SQLJournal
 from router.store.check import check
-from router.store.database import Database
-from router.store.journal import SQLJournal, delete_old
+from router.store.journal import delete_old
 from tests.router.store.entries import ended, opened, rows, spent, start
 from tests.router.store.stored import put, run
 

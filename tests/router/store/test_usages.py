@@ -12,13 +12,14 @@ import pytest
 from sqlalchemy import Connection, event, func, select
 
 from router.errors import BadRequest
-from router.ledger.usage import Bucket, Dimension, UsageQuery, UsageReport, UsageRow
-from router.models.model import Usage
-from router.store.database import Database
+from router.ledger import UsageQuery, UsageReport
+from router.ledger.usage import Bucket, Dimension, UsageRow
+from router.models import Usage
+from router.store import Database, SQLUsages
 from router.store.schema import CALLS, RUNS, USAGE_HOURS
-from router.store.usage import SQLUsages, hourly_usage, usage_in
-from router.trace.call import Call, sum_known
-from router.trace.run import Run
+from router.store.usage import hourly_usage, usage_in
+from router.trace import Call, Run
+from router.trace.call import sum_known
 from tests.router.store.query_plan import explained
 from tests.router.store.stored import call, call_row, put, run, run_row
 

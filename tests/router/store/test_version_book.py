@@ -8,21 +8,11 @@ import pytest
 
 from router.access import Tenant
 from router.errors import BadRequest
+from router.store import Database, SQLVersionBook
 from router.store.check import check
-from router.store.database import Database
 from router.store.journal import delete_old
-from router.store.versions import SQLVersionBook
-from router.versions.book import (
-    Decision,
-    Evidence,
-    ExecutorVersion,
-    Judgement,
-    Pair,
-    Side,
-    Trial,
-    TrialFigures,
-    VersionState,
-)
+from router.versions import Decision, ExecutorVersion
+from router.versions.book import Evidence, Judgement, Pair, Side, Trial, TrialFigures, VersionState
 from tests.router.store.entries import rows
 from tests.router.store.stored import put, run
 

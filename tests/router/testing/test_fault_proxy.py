@@ -8,9 +8,10 @@ import aiohttp
 import pytest
 
 from router.errors import UpstreamError, UpstreamProtocolError, UpstreamUnavailable
-from router.models.model import Completion, Message, Prompt, Sampling, gather
+from router.models import Completion, Message, Prompt, Sampling
+from router.models.model import gather
 from router.models.openai_client import OpenAIHTTP
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 from router.search.retrieval import FixedRetriever
 from router.testing.fault_proxy import (
     FAULTS,

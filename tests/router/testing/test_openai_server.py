@@ -4,7 +4,8 @@ import time
 
 import aiohttp
 
-from router.models.model import Message, Prompt, Sampling, Usage, gather
+from router.models import Message, Prompt, Sampling, Usage
+from router.models.model import gather
 from router.models.openai_client import OpenAIHTTP
 from router.testing.openai_server import ChatRequest, Reply, serving, writes
 

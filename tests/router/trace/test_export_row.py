@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
-from router.models.model import Completion, Message, Usage
+from router.models import Completion, Message, Usage
+from router.trace import Conversation, Run
 from router.trace.export import ExportRow, export_row
-from router.trace.run import Feedback, Run
-from router.trace.values import Conversation
+from router.trace.run import Feedback
 from tests.router.store.stored import EXECUTIONS, call, run
 
 NO_RESULT: dict[str, Any] = {"result": None, "events": ()}

@@ -6,14 +6,13 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.models.model import Completion, Message, Usage
-from router.protocol.evidence import Passage, Report
+from router.models import Completion, Message, Usage
+from router.protocol import Passage, Report
+from router.trace import Conversation, Execution, Run, Trajectory
 from router.trace.redaction import redacted
-from router.trace.run import RoleSetting, Run
+from router.trace.run import RoleSetting
 from router.trace.values import (
     AnswerWritten,
-    Conversation,
-    Execution,
     Reported,
     RoundStarted,
     RunStarted,
@@ -21,7 +20,6 @@ from router.trace.values import (
     SearchRecord,
     SubQueryDispatched,
     TopologyName,
-    Trajectory,
 )
 from tests.router.store.stored import call
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from router.versions.book import ExecutorVersion, Traffic, VersionState, traffic_of
+from router.versions import ExecutorVersion
+from router.versions.book import Traffic, VersionState, traffic_of
 
 OLD, NEW = "executor-000001", "executor-000002"
 RUNS = [f"run-{number:016x}" for number in range(4000)]

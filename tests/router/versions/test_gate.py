@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.versions import GateRule
 from router.versions.book import Judgement, Pair
-from router.versions.gate import STAKES, GateRule, Verdict, decide, figures_of
+from router.versions.gate import STAKES, Verdict, decide, figures_of
 
 RULE = GateRule(margin=0.05, error=0.05, most_tokens=2.0, most_trials=10_000)
 STRICT = GateRule(margin=0.05, error=0.05, most_tokens=1.0, most_trials=10_000)

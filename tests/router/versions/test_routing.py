@@ -5,16 +5,16 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from router.calls.role import Role
+from router.calls import Role
 from router.errors import BadVersion, StoreFailed, UpstreamError, UpstreamRefused, UpstreamUnavailable
-from router.ledger.ledger import Ledger
-from router.models.model import Model, Sampling, ScriptedModel
+from router.ledger import Ledger
+from router.models import Model, Sampling, ScriptedModel
 from router.runs.live import background_tasks
-from router.search.context import RunContext
-from router.search.executor import Executor, ExecutorLimits
+from router.search import Executor, RunContext
+from router.search.executor import ExecutorLimits
 from router.search.retrieval import FixedRetriever
+from router.versions import VersionRouting
 from router.versions.book import Traffic
-from router.versions.routing import VersionRouting
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import HeldModel, finds, report
 

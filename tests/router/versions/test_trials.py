@@ -12,36 +12,25 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.access import Tenant
-from router.calls.role import Role
+from router.calls import Role
 from router.errors import ContextTooLong, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
-from router.ledger.budget import Budget
-from router.ledger.usage import UsageQuery
-from router.models.model import Answer, Message, Model, Prompt, Sampling, ScriptedModel
-from router.protocol.evidence import Passage
-from router.protocol.vocabulary import Vocabulary, words
-from router.runs.gateway import CompletionRequest, Gateway
-from router.runs.lifecycle import RequestOptions, RunLifecycle
+from router.ledger import Budget, UsageQuery
+from router.models import Message, Model, Prompt, Sampling, ScriptedModel
+from router.models.model import Answer
+from router.protocol import Passage, Vocabulary
+from router.protocol.vocabulary import words
+from router.runs import Gateway, RequestOptions, RunLifecycle, Runs
+from router.runs.gateway import CompletionRequest
 from router.runs.live import LiveRuns, background_tasks
-from router.runs.queries import Runs
-from router.search.answerer import Answerer
-from router.search.delegator import Delegator
-from router.search.executor import Executes, Executor, ExecutorLimits
-from router.search.loop import FactorizedSearch, Topology
-from router.search.retrieval import FixedRetriever, Retriever
-from router.store.accounts import SQLAccounts
-from router.store.archive import SQLArchive
-from router.store.database import Database
-from router.store.journal import SQLJournal
-from router.store.usage import SQLUsages
-from router.store.versions import SQLVersionBook
-from router.trace.call import RoleName
+from router.search import Answerer, Delegator, Executor, FactorizedSearch, Retriever, Topology
+from router.search.executor import Executes, ExecutorLimits
+from router.search.retrieval import FixedRetriever
+from router.store import Database, SQLAccounts, SQLArchive, SQLJournal, SQLUsages, SQLVersionBook
+from router.trace import RoleName, Run, Trajectory
 from router.trace.identity import SCOPES, Identity
-from router.trace.run import Feedback, Run
-from router.trace.values import Trajectory
+from router.trace.run import Feedback
+from router.versions import Trials, VersionRouting, Versions
 from router.versions.book import Judgement, Pair, Side
-from router.versions.routing import VersionRouting
-from router.versions.trials import Trials
-from router.versions.versions import Versions
 from tests.router.clock import ended
 from tests.router.deployment import PASSAGE, STOP, HeldModel, block, lasting, report, role
 

@@ -8,11 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.errors import BadRequest, BadVersion
-from router.store.database import Database
-from router.store.versions import SQLVersionBook
+from router.store import Database, SQLVersionBook
+from router.versions import GateRule, Versions
 from router.versions.book import Judgement, Side, Traffic, Trial
-from router.versions.gate import GateRule
-from router.versions.versions import Versions
 from tests.router.store.stored import put, run
 
 BASE, FIRST, SECOND = "mini-executor", "executor-000001", "executor-000002"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from router.models.model import ScriptedModel
+from router.models import ScriptedModel
 from router.trace.run import Feedback
 from serving.cli.main import main
 from tests.router.clock import ended

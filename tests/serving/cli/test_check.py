@@ -15,7 +15,7 @@ from router.edge.grpc.server import Server
 from router.search.retrieval import FixedRetriever
 from router.testing import openai_server
 from router.testing.openai_server import MODEL, USAGE, Behaviour, OpenAIServer, fails, hang, replies, says
-from router.trace.call import RoleName
+from router.trace import RoleName
 from serving.cli.main import main
 from serving.config.file import load_config
 from serving.live_check.estimate import Measured, estimate

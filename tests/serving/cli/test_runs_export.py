@@ -16,12 +16,11 @@ import pytest
 from pyarrow.parquet import ParquetFile
 
 from router.access import Tenant
-from router.models.model import Completion, Message
-from router.store.archive import SQLArchive
-from router.store.database import Database
+from router.models import Completion, Message
+from router.store import Database, SQLArchive
+from router.trace import Conversation, Run
 from router.trace.export import ExportRow, export_row
-from router.trace.run import Feedback, Run
-from router.trace.values import Conversation
+from router.trace.run import Feedback
 from serving.cli import store as export_file
 from serving.cli.main import main
 from serving.files import replacing

@@ -12,8 +12,9 @@ import pytest
 
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import UsageServicer
+from router.ledger import UsageQuery, UsageReport
 from router.ledger.reconciliation import ReconciledTokens, Reconciliation
-from router.ledger.usage import UsageQuery, UsageReport, UsageRow
+from router.ledger.usage import UsageRow
 from serving.cli.main import main
 from serving.cli.options import time_argument
 from serving.cli.usage import COLUMNS

@@ -11,11 +11,9 @@ from rolegate.client import Client
 
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer
-from router.store.database import Database
-from router.store.versions import SQLVersionBook
+from router.store import Database, SQLVersionBook
+from router.versions import GateRule, Versions
 from router.versions.book import Judgement, Side, Trial
-from router.versions.gate import GateRule
-from router.versions.versions import Versions
 from serving.cli.main import main
 from serving.logs import errors_only
 from tests.router.store.stored import put, run

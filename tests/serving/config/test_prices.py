@@ -6,7 +6,7 @@ import sys
 
 import msgspec
 
-from router.trace.call import Price
+from router.trace import Price
 from serving.config.config import RoleConfig
 from serving.config.file import load_config, preset
 from serving.config.prices import price_of, prices_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 from serving.documents.cutter import Cutter, read_passages
 from serving.documents.document import Block, Title
 from serving.documents.reader import Reader, read_parts

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from router.errors import BadConfig, BadCorpus, BadDocument
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 from router.trace.citation import cite
 from serving.documents.cutter import Cutter, read_passages
 from serving.documents.reader import read_parts

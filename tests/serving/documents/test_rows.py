@@ -8,7 +8,7 @@ import pytest
 from pyarrow import parquet
 
 from router.errors import BadCorpus
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 from serving.documents.rows import read_rows
 
 GOOD = b'{"id": "a", "title": "A", "text": "first"}\n'

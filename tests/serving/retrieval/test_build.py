@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from router.errors import BadCorpus, BadDocument, BadIndex, DuplicateId, UpstreamRefused
-from router.protocol.evidence import Passage
+from router.protocol import Passage
 from serving.retrieval.build import BATCH, Built, build_index
 from serving.retrieval.embedder import Vectors
 from serving.retrieval.index import Index

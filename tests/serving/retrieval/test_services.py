@@ -18,12 +18,13 @@ from rolegate.v1.retrieval_service_pb2_grpc import (
     add_RetrievalServiceServicer_to_server,
 )
 
-from router.calls.health import Readiness
+from router.calls import Readiness
 from router.edge.grpc.interceptor import CallInterceptor
 from router.edge.http.server import HTTPServer
 from router.errors import BadRequest, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
-from router.protocol.evidence import Passage
-from router.search.retrieval import FixedRetriever, Retriever
+from router.protocol import Passage
+from router.search import Retriever
+from router.search.retrieval import FixedRetriever
 from serving.config.config import RetrievalConfig
 from serving.retrieval.embedder import MiniLM
 from serving.retrieval.index import Index

@@ -9,10 +9,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from router.amount import NOTHING
-from router.protocol.evidence import NO_EVIDENCE
-from router.trace.call import Call, Outcome, Purpose, RoleName
-from router.trace.run import Run
-from router.trace.values import Conversation, Execution, Trajectory
+from router.protocol import NO_EVIDENCE
+from router.trace import Call, Conversation, Execution, RoleName, Run, Trajectory
+from router.trace.call import Outcome, Purpose
 from serving.telemetry.traces import Traces
 
 ADDRESSES = {"engines.backbone": "http://127.0.0.1:8000/v1", "litellm:deepseek": None}

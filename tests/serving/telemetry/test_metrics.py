@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from rolegate.client import GatewayError
 
-from router.models.model import Usage
+from router.models import Usage
 from serving.config.config import TelemetryConfig
 from serving.telemetry.metrics import Metrics
 from tests.router.store.stored import call, run
