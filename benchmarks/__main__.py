@@ -51,7 +51,6 @@ BENCHMARKS = {
         "reliability",
         "whether anything is lost, late or booked wrongly while upstreams fail and the gateway is killed",
     ),
-    "lag": ("lag", "how late the event loop is while hostile texts come in at every door"),
 }
 
 

@@ -1,7 +1,7 @@
-"""A gateway in a process of its own, before models that are played: `python -m benchmarks.gateway CONFIG [LAG_FILE]`.
+"""A gateway in a process of its own, before models that are played: `python -m benchmarks.gateway CONFIG`.
 
 It listens on free ports of the loopback, prints the addresses of gRPC and of HTTP, and goes on until its standard input
-ends. In LAG_FILE it keeps pairs of a Unix time and how many seconds late its event loop came to it.
+ends.
 
 The played models answer a two-hop question: 3 calls of the delegator, 2 executor runs of 2 turns with a search each,
 and 1 call of the answerer.
@@ -10,20 +10,17 @@ and 1 call of the answerer.
 import asyncio
 import json
 import sys
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import structlog
 import tomlkit
 
 from benchmarks.harness import Child, child
 from router.edge.grpc.server import Server
 from router.protocol import Passage
-from router.runs.live import background_tasks
 from router.search import Retriever
 from router.testing.openai_server import Behaviour, ChatRequest, OpenAIServer, Reply, serving, writes
 from serving.composition import running_gateway
@@ -32,8 +29,6 @@ from serving.logs import errors_only
 from serving.retrieval.services import RetrievalServicer
 from serving.signals import collect_seldom
 
-EVERY_S = 0.005
-"""Between two looks at how late the event loop is."""
 MODELS = {"delegation": "delegator", "execution": "executor", "answer": "answerer"}
 _PASSAGE = Passage("p1", "Heat", "Heat is a film by Michael Mann, who was born in Chicago in 1943.", 0.9)
 
@@ -67,9 +62,9 @@ class OnePassage:
 
 
 @asynccontextmanager
-async def played(*behaviours: Behaviour, retriever: Retriever | None = None) -> AsyncIterator[tuple[OpenAIServer, str]]:
+async def played(*behaviours: Behaviour) -> AsyncIterator[tuple[OpenAIServer, str]]:
     """Models in this process, and the address of a retrieval."""
-    async with serving(recording=False) as models, retrieval(retriever or OnePassage()) as address:
+    async with serving(recording=False) as models, retrieval(OnePassage()) as address:
         models.plays(*behaviours or (writes(at_once),))
         yield models, address
 
@@ -118,31 +113,20 @@ def canned_config(
     return file
 
 
-def gateway(config: Path, *lag: str) -> AbstractAsyncContextManager[Child]:
+def gateway(config: Path) -> AbstractAsyncContextManager[Child]:
     """A gateway in a process of its own; its words are the addresses of gRPC and of HTTP."""
-    return child("benchmarks.gateway", str(config), *lag)
+    return child("benchmarks.gateway", str(config))
 
 
-async def _serve(config: Path, lag: Path | None) -> None:
+async def _serve(config: Path) -> None:
     told: list[str] = []
-    late: list[tuple[float, float]] = []
-
-    async def watch() -> None:
-        while lag is not None:
-            due = time.time() + EVERY_S
-            await asyncio.sleep(EVERY_S)
-            late.append((due, time.time() - due))
-
-    serving = running_gateway(load_config(config), "127.0.0.1:0", told.append, "127.0.0.1:0")
-    async with background_tasks(watch()), serving as address:
+    async with running_gateway(load_config(config), "127.0.0.1:0", told.append, "127.0.0.1:0") as address:
         collect_seldom()
         print(address, told[-1].rpartition(" ")[2], flush=True)
         await asyncio.to_thread(sys.stdin.read)
-    if lag is not None:
-        lag.write_bytes(msgspec.json.encode(late))
 
 
 if __name__ == "__main__":
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     errors_only()
-    asyncio.run(_serve(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None))
+    asyncio.run(_serve(Path(sys.argv[1])))

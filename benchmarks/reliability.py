@@ -15,12 +15,12 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
@@ -30,7 +30,7 @@ from sqlalchemy import Connection, func, select
 
 from benchmarks import harness
 from benchmarks.gateway import OnePassage, at_once, canned_config, gateway, retrieval
-from benchmarks.harness import Check, Meter, tell, work_folder
+from benchmarks.harness import Check, tell, work_folder
 from benchmarks.load import ANSWERED, Ended, Outcomes, ask_until, at_rate, quantile, question
 from router.runs.live import background_tasks
 from router.store import Database
@@ -50,6 +50,7 @@ from router.testing.openai_server import ChatRequest, Reply, serving, writes
 from router.trace.call import WHOLE
 
 Part = Literal["faults", "kills", "replica"]
+Value = TypeVar("Value")
 _BACKBONES, _EXECUTORS = 2, 3
 _COUNTABLE: tuple[Fault, ...] = "overloaded", "cut"
 """Faults that leave the upstream's own count comparable with the ledger."""
@@ -58,18 +59,14 @@ _LATE_S, _GROWTH, _SLOWER = 0.1, 0.1, 0.1
 _EVERY_S, _PAUSE_S = 0.5, 0.5
 _DEATHS: tuple[State, ...] = "gone", "silent"
 _TIMES = 3
-"""How often a replica dies of each death, with as many questions between as while it is dead."""
-_AGREE = ("EQUAL", "WITHIN_BOUNDS")
+"""Deaths of a replica of each kind, with as many questions between as while it is dead."""
+_AGREE = {"EQUAL", "WITHIN_BOUNDS"}
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
-    parts: Annotated[tuple[Part, ...], Meta(description="of faults, kills and replica")] = (
-        "faults",
-        "kills",
-        "replica",
-    )
+    parts: Annotated[tuple[Part, ...], Meta(description="of faults, kills and replica")] = get_args(Part)
     questions: Annotated[int, Meta(ge=4, description="of faults and replica")] = 2000
     in_flight: Annotated[int, Meta(ge=1, description="questions at once")] = 32
     share: Annotated[float, Meta(ge=0, le=1, description="of calls at which something fails")] = 0.05
@@ -132,15 +129,18 @@ class Stand:
     ended: list[Ended] = field(default_factory=list)
     lag_s: float = 0.0
 
-    @property
-    def store(self) -> str:
-        """URL of the gateway's store."""
-        return f"sqlite:///{self.config.parent}/runs.db"
-
     def fail(self, share: float) -> None:
         """Let this share of calls go wrong from now on."""
         for plan in self.plans:
             plan.share = share
+
+    async def read(self, query: Callable[[Connection], Value]) -> Value:
+        """Read the gateway's store."""
+        database = await Database.open(f"sqlite:///{self.config.parent}/runs.db")
+        try:
+            return await database.read(query)
+        finally:
+            await database.close()
 
     async def watch(self) -> None:
         """See how late this process is, for ever."""
@@ -176,10 +176,11 @@ class Stand:
     async def figures(self) -> PartFigures:
         """Sum up, once the gateway has ended."""
         faults = sum((plan.seen for plan in self.plans), Counter[str]())
-        found = await accounts(self.store, self.ended, self.deployments)
-        return PartFigures(
-            self.config.parent.name, Outcomes.of(self.ended), self.lag_s * 1000, dict(faults.most_common()), found
-        )
+        seen = {name: proxy.attempts for name, proxy in self.deployments.items()}
+        counted = {name: usage for proxy in self.deployments.values() for name, usage in proxy.counted.items()}
+        found = await self.read(lambda connection: compared(connection, self.ended, seen, counted))
+        name, ended = self.config.parent.name, Outcomes.of(self.ended)
+        return PartFigures(name, ended, self.lag_s * 1000, dict(faults.most_common()), found)
 
 
 async def measure(options: Options) -> Figures:
@@ -250,19 +251,19 @@ async def _canned(
 
 
 async def _faults(folder: Path, options: Options) -> tuple[Stand, list[Check]]:
+    samples = list[tuple[float, float]]()
     async with _canned(folder, options, FAULTS) as stand, gateway(stand.config) as process:
-        samples = list[tuple[float, float]]()
+
+        async def sample() -> None:
+            while True:
+                samples.append((process.meter.own_bytes / 1e6, process.meter.descriptors))
+                await asyncio.sleep(_EVERY_S)
+
         stand.fail(options.share)
-        async with background_tasks(_sample(process.meter, samples)):
+        async with background_tasks(sample()):
             texts = iter([question(number) for number in range(options.questions)])
             await stand.keep_asking(process.words[0], texts, options.in_flight)
     return stand, [*_growth("memory", [mb for mb, _ in samples]), *_growth("open files", [n for _, n in samples])]
-
-
-async def _sample(meter: Meter, samples: list[tuple[float, float]]) -> None:
-    while True:
-        samples.append((meter.own_bytes / 1e6, meter.descriptors))
-        await asyncio.sleep(_EVERY_S)
 
 
 def _growth(name: str, samples: Sequence[float]) -> Iterator[Check]:
@@ -274,30 +275,22 @@ def _growth(name: str, samples: Sequence[float]) -> Iterator[Check]:
 
 
 async def _kills(folder: Path, options: Options) -> tuple[Stand, list[Check]]:
+    """Ask gateways that are killed at random moments; the last one's ledger has to agree with the upstreams' counts."""
+    texts = map(question, count())
     async with _canned(folder, options, _COUNTABLE) as stand:
         stand.fail(options.share)
-        await _killed(stand, map(question, count()), options)
+        for _ in range(options.kills):
+            async with gateway(stand.config) as process:
+                asking = asyncio.create_task(stand.keep_asking(process.words[0], texts, options.in_flight))
+                await asyncio.sleep(stand.chance.uniform(0, options.longest))
+                process.process.kill()
+                await asking
         stand.fail(0.0)
-        return stand, [await _reconciled(stand)]
-
-
-async def _killed(stand: Stand, texts: Iterator[str], options: Options) -> None:
-    """Ask gateways that are killed at random moments, one after the other."""
-    for _ in range(options.kills):
-        async with gateway(stand.config) as process:
-            asking = asyncio.create_task(stand.keep_asking(process.words[0], texts, options.in_flight))
-            await asyncio.sleep(stand.chance.uniform(0, options.longest))
-            process.process.kill()
-            await asking
-
-
-async def _reconciled(stand: Stand) -> Check:
-    """Start the gateway once more, and compare its ledger with the upstreams' own counters."""
-    async with gateway(stand.config) as process, AsyncClient(process.words[0]) as client:
-        names = [ReconciliationVerdict.Name(row.verdict) for row in await client.reconcile()]
-    verdicts = [name.removeprefix("RECONCILIATION_VERDICT_") for name in names]
-    held = bool(verdicts) and all(verdict in _AGREE for verdict in verdicts)
-    return Check("the ledger agrees with the upstreams' counters", held, _named(sorted(set(verdicts))))
+        async with gateway(stand.config) as process, AsyncClient(process.words[0]) as client:
+            names = [ReconciliationVerdict.Name(row.verdict) for row in await client.reconcile()]
+    verdicts = {name.removeprefix("RECONCILIATION_VERDICT_") for name in names}
+    held = bool(verdicts) and verdicts <= _AGREE
+    return stand, [Check("the ledger agrees with the upstreams' counters", held, _named(sorted(verdicts)))]
 
 
 async def _replica(folder: Path, options: Options) -> tuple[Stand, list[Check]]:
@@ -313,11 +306,11 @@ async def _replica(folder: Path, options: Options) -> tuple[Stand, list[Check]]:
                 texts = [f"{question(len(stand.ended))} {number}" for number in range(each)]
                 asked = await at_rate(lambda text: stand.ask(client, text, hurried_share=0.0), texts, options.rate)
                 by_state[state] += [one for one in asked if one]
-        called = await _callers(stand.store, name)
-        well_s = _untouched(by_state["well"], called)
-        checks = []
+        wanted = select(CALLS.c.run_id).distinct().where(CALLS.c.deployment == name)
+        called = await stand.read(lambda connection: set(connection.scalars(wanted)))
+        usual_s, checks = quantile(_untouched(by_state["well"], called), 0.99), list[Check]()
         for state in _DEATHS:
-            others_s, usual_s = _untouched(by_state[state], called), quantile(well_s, 0.99)
+            others_s = _untouched(by_state[state], called)
             p99_s = quantile(others_s, 0.99)
             seen = f"{usual_s:.2f} s, then {p99_s:.2f} s of {len(others_s)}"
             held = bool(others_s) and p99_s <= usual_s * (1 + _SLOWER)
@@ -328,32 +321,6 @@ async def _replica(folder: Path, options: Options) -> tuple[Stand, list[Check]]:
 def _untouched(ended: Sequence[Ended], called: set[str]) -> list[float]:
     """Seconds of answers whose runs did not call a deployment."""
     return [one.took_s for one in ended if one.outcome == ANSWERED and one.run_id not in called]
-
-
-async def _callers(store: str, deployment: str) -> set[str]:
-    """The runs that called it, or tried to."""
-    database = await Database.open(store)
-    wanted = select(CALLS.c.run_id).distinct().where(CALLS.c.deployment == deployment)
-    try:
-        return await database.read(lambda connection: set(connection.scalars(wanted)))
-    finally:
-        await database.close()
-
-
-async def accounts(store: str, ended: Iterable[Ended], deployments: Mapping[str, FaultProxy]) -> Accounts:
-    """Compare the store of a gateway that has ended with what clients and proxies saw."""
-    database = await Database.open(store)
-    try:
-        return await database.read(
-            lambda connection: compared(
-                connection,
-                ended,
-                {name: proxy.attempts for name, proxy in deployments.items()},
-                {name: usage for proxy in deployments.values() for name, usage in proxy.counted.items()},
-            )
-        )
-    finally:
-        await database.close()
 
 
 def compared(

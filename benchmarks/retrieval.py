@@ -8,8 +8,7 @@ see; beside it stands the question itself with as many passages as they bring in
 With --load: how many searches a second an index is good for when many callers ask at once, each query searched for
 alone, against batches of whatever is waiting, in turns over the same distinct queries; and whether each query finds the
 same both ways. The larger the index, the more a batch saves, as all its queries go over the vectors together. Passages
-are those of mini worlds. Only the first ones are embedded, as that takes long; the vectors of the others are theirs,
-moved a little.
+are those of mini worlds. They are not embedded, as that takes long: their vectors are drawn.
 """
 
 import random
@@ -17,7 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import count, islice
+from itertools import count, islice, product
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated
@@ -43,7 +42,6 @@ from serving.retrieval.searcher import IndexSearcher
 
 CUTS = (1, 3, 5, 10)
 WHOLE, AS_MANY, SUB_QUESTIONS = "question", "question, as many passages", "gold sub-questions"
-_EMBEDDED, _MOVED = 2_000, 0.5
 _TURNS, _LONE, _TOP_K = 4, 32, 3
 
 
@@ -110,12 +108,12 @@ async def measure(options: Options) -> Figures:
             index, indexed = _indexed(options.data / "corpus.jsonl", folder, embedder)
             passages = len(index.passages)
             found, ranked = _ranked(index, embedder, questions, sub_questions=options.gold_sub_questions)
-        moving = MovingEmbedder(embedder)
+        drawing = RandomEmbedder()
         for number in options.load:
             corpus, folder = Path(scratch) / "corpus.jsonl", Path(scratch) / str(number)
             corpus.write_bytes(msgspec.json.Encoder().encode_lines(mini_world_passages(number)))
-            build_index([corpus], folder, moving)
-            rows, different = await searched(Index.open(folder, moving), moving, options)
+            build_index([corpus], folder, drawing)
+            rows, different = await searched(Index.open(folder, drawing), drawing, options)
             loads += rows
             checks.append(Check("queries find the same both ways", not different, f"{different} of {number} passages"))
     return Figures(passages, len(questions), indexed, ranked, found, loads, checks)
@@ -174,22 +172,20 @@ def _found(
     ranking: str, questions: Sequence[BenchmarkQuestion], ranked: Sequence[Sequence[Sequence[str]]]
 ) -> Iterator[Found]:
     """`ranked`: for each question, the documents that it found, then those that each of its sub-questions found."""
-
-    def scored(query: str, documents: Callable[[int, int], Collection[str]]) -> Found:
-        recall = {
-            k: [
-                len(set(question.supporting).intersection(documents(at, k))) / len(set(question.supporting))
-                for at, question in enumerate(questions)
+    kinds: dict[str, Callable[[Sequence[Sequence[str]], int], Collection[str]]] = {
+        WHOLE: lambda found, k: found[0][:k],
+        AS_MANY: lambda found, k: found[0][: k * (len(found) - 1)],
+        SUB_QUESTIONS: lambda found, k: {one for each in found[1:] for one in each[:k]},
+    }
+    for query in kinds if any(len(each) > 1 for each in ranked) else (WHOLE,):
+        hit, recall = {}, {}
+        for k in CUTS:
+            shares = [
+                fmean(document in kinds[query](found, k) for document in set(question.supporting))
+                for question, found in zip(questions, ranked, strict=True)
             ]
-            for k in CUTS
-        }
-        hit = {k: fmean(share == 1 for share in each) for k, each in recall.items()}
-        return Found(query, ranking, hit, {k: fmean(each) for k, each in recall.items()})
-
-    yield scored(WHOLE, lambda at, k: ranked[at][0][:k])
-    if any(len(each) > 1 for each in ranked):
-        yield scored(AS_MANY, lambda at, k: ranked[at][0][: k * (len(ranked[at]) - 1)])
-        yield scored(SUB_QUESTIONS, lambda at, k: {one for each in ranked[at][1:] for one in each[:k]})
+            hit[k], recall[k] = fmean(share == 1 for share in shares), fmean(shares)
+        yield Found(query, ranking, hit, recall)
 
 
 def _documents(index: Index, hits: Sequence[Hit]) -> list[str]:
@@ -198,72 +194,55 @@ def _documents(index: Index, hits: Sequence[Hit]) -> list[str]:
 
 
 async def searched(index: Index, embedder: Embedder, options: Options) -> tuple[list[Load], int]:
-    """Search for so many different queries one by one, in batches, and from the cache; how many found something else.
-    Raises what the embedder raises.
+    """Search for so many different queries one by one and in batches; how many found something else. Raises what the
+    embedder raises.
     """
     asked = _queries(index, options.queries + _LONE)
     lone, asked = asked[:_LONE], asked[_LONE:]
-    ways = [IndexSearcher(index, embedder, most=most, cache=0) for most in (1, options.batch)]
-    waited_s, elapsed_s = (list[float](), list[float]()), [0.0, 0.0]
-    found = dict[str, list[Passage]](), dict[str, list[Passage]]()
+    sizes = 1, options.batch
+    ways = [IndexSearcher(index, embedder, most=most, cache=0) for most in sizes]
+    found: list[dict[str, list[Passage]]] = [{} for _ in ways]
+    waited_s: list[list[float]] = [[] for _ in ways]
+    elapsed_s = [0.0 for _ in ways]
 
-    async def alone(way: IndexSearcher) -> float:
-        return statistics.median(await in_flight(timed(lambda query: way.search([query], _TOP_K)), lone, 1, "alone"))
+    async def ask(at: int, queries: Sequence[str], callers: int) -> list[float]:
+        async def search(query: str) -> None:
+            (found[at][query],) = await ways[at].search([query], _TOP_K)
+
+        return await in_flight(timed(search), queries, callers, "searching")
 
     try:
-        for way in ways:
-            await alone(way)  # warm
-        for turn in range(_TURNS):
-            for at, way in enumerate(ways):
-
-                async def ask(query: str, at: int = at, way: IndexSearcher = way) -> float:
-                    begun = time.perf_counter()
-                    (found[at][query],) = await way.search([query], _TOP_K)
-                    return time.perf_counter() - begun
-
-                begun = time.perf_counter()
-                waited_s[at].extend(await in_flight(ask, asked[turn::_TURNS], options.callers, "searching"))
-                elapsed_s[at] += time.perf_counter() - begun
-        lone_s = [await alone(way) for way in ways]
+        for at in range(len(ways)):
+            await ask(at, lone, 1)  # warm
+        for turn, at in product(range(_TURNS), range(len(ways))):
+            begun = time.perf_counter()
+            waited_s[at] += await ask(at, asked[turn::_TURNS], options.callers)
+            elapsed_s[at] += time.perf_counter() - begun
+        lone_s = [statistics.median(await ask(at, lone, 1)) for at in range(len(ways))]
     finally:
         for way in ways:
             await way.close()
-    rows = [
-        Load(
-            len(index.passages),
-            most,
-            len(waited_s[at]) / elapsed_s[at],
-            1000 * statistics.median(waited_s[at]),
-            1000 * quantile(waited_s[at], 0.99),
-            1000 * lone_s[at],
-        )
-        for at, most in enumerate((1, options.batch))
-    ]
+    rows = []
+    for most, waited, elapsed, alone in zip(sizes, waited_s, elapsed_s, lone_s, strict=True):
+        median_ms, p99_ms = 1000 * statistics.median(waited), 1000 * quantile(waited, 0.99)
+        rows.append(Load(len(index.passages), most, len(waited) / elapsed, median_ms, p99_ms, 1000 * alone))
     return rows, sum(found[0][query] != found[1][query] for query in asked)
 
 
-class MovingEmbedder:
-    """Embeds the first passages that it sees, and moves their vectors for all others; queries it always embeds."""
+class RandomEmbedder(MiniLM):
+    """Draws vectors for passages, and embeds queries."""
 
-    def __init__(self, embedder: Embedder) -> None:
-        self._embedder = embedder
-        self.identity, self.dimension, self.max_tokens = embedder.identity, embedder.dimension, embedder.max_tokens
-        self.count_tokens = embedder.count_tokens
+    def __init__(self) -> None:
+        super().__init__()
         self._rng = np.random.default_rng(0)
-        self._known = np.empty((0, self.dimension), dtype=np.float32)
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
         """See `Embedder.embed`."""
         if queries:
-            return self._embedder.embed(texts, queries=True)
-        if len(self._known) < _EMBEDDED:
-            vectors = self._embedder.embed(texts, queries=False)
-            self._known = np.concatenate((self._known, vectors))
-            return vectors
-        noise = self._rng.normal(0, _MOVED / self.dimension**0.5, (len(texts), self.dimension))
-        moved = self._known[self._rng.integers(len(self._known), size=len(texts))] + noise
-        moved /= np.linalg.norm(moved, axis=1, keepdims=True)
-        return moved.astype(np.float32)
+            return super().embed(texts, queries=True)
+        drawn = self._rng.standard_normal((len(texts), self.dimension), np.float32)
+        drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
+        return drawn
 
 
 def mini_world_passages(number: int | None = None) -> Iterator[Passage]:

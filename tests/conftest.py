@@ -31,6 +31,7 @@ Rolegate = Callable[..., Ended]
 """Takes a command's arguments."""
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
     """Give each process one file after another, as a file's tests share what it sets up."""
     config.option.loadscopereorder = False  # the files with the most tests are not those that take longest

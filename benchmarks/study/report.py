@@ -1,6 +1,6 @@
 """The paper's tables and figures (TBSS 4) from a sweep, with what answers cost and which role loses them.
 
-Written as Markdown with PNG, and as JSON; the paper's own figures stand beside ours, in tables of their own.
+Written as Markdown and HTML with PNG, and as JSON; the paper's own figures stand beside ours, in tables of their own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+from markdown_it import MarkdownIt
 from msgspec import Meta
 
 from benchmarks import harness
@@ -21,6 +22,10 @@ _FEW = 50
 _PUBLISHED = (
     'From the paper "Think Big, Search Small" (TBSS). Other models, other questions and another corpus: compare '
     "shapes, not numbers."
+)
+_HEAD = (
+    "<!doctype html><meta charset='utf-8'><title>Study</title><style>body { font: 15px sans-serif; margin: 2em auto; "
+    "max-width: 75em } td, th { padding: 3px 9px; border-bottom: 1px solid #ddd } img { max-width: 100% }</style>\n"
 )
 
 
@@ -100,7 +105,10 @@ def measure(options: Options) -> Figures:
     text += [f"![{caption}]({path.name})\n\n*{caption}*" for path, caption in pictures(study, folder)]
     text += [*(table.markdown() for table in ours), "## Published figures, for comparison", _PUBLISHED]
     text += [table.markdown() for table in published_tables()]
-    write_atomically(folder / "report.md", "\n\n".join(text).encode())
+    page = "\n\n".join(text)
+    html = MarkdownIt("commonmark", {"html": False}).enable("table").render(page)
+    write_atomically(folder / "report.md", page.encode())
+    write_atomically(folder / "report.html", (_HEAD + html).encode())
     return Figures(str(folder / "report.md"))
 
 

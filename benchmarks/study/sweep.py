@@ -7,8 +7,11 @@ missing.
 """
 
 import asyncio
+import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -16,17 +19,31 @@ import msgspec
 from msgspec import Meta
 
 from benchmarks import harness
+from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.harness import Check, tell
 from benchmarks.load import progress
-from benchmarks.study.cells import Cell, cells_of
+from benchmarks.study.cells import Cell, cells_of, engine_groups, weights_of
 from benchmarks.study.plan import Plan, questions_of, read_plan
 from benchmarks.study.results import write_plan
+from benchmarks.study.rollout import Asker
 from benchmarks.study.rows import RESULTS, Row, RowFile, read_rows
-from benchmarks.study.spending import estimates
-from benchmarks.study.sweeping import Settings, Sweep, begin
+from benchmarks.study.spending import estimates, prices_in
+from executor_sft.call_cache import CallCache
 from executor_sft.command import show
+from executor_sft.runtime import open_runtime
 from executor_sft.step import Step
-from router.errors import BadRequest
+from router.errors import BadConfig, BadRequest, OutOfTime, RolegateError, UpstreamError, UpstreamUnavailable
+from serving.config.config import RoleConfig
+from serving.engines.engine import Log
+
+CELLS, CALLS, JUDGEMENTS = "cells", "calls.jsonl", "judgements.jsonl"
+_HOPELESS = 5
+"""So many questions that fail before any is done are no accident."""
+_AGAIN = "What was paid for is kept; start the same command again to go on."
+Settings = Mapping[str, Mapping[str, object]]
+"""By cell, everything that makes its calls what they are."""
+Task = tuple[BenchmarkQuestion, int]
+"""A question and the number of its rollout."""
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
@@ -55,7 +72,7 @@ def measure(options: Options) -> Figures:
 
 
 async def _swept(plan: Plan, cells: Sequence[Cell], step: Step, settings: Settings, *, agreed: bool) -> dict[str, str]:
-    """Reasons of rollouts that failed. Raises `BadRequest` where it is not agreed to."""
+    """Run pilot and sweep; reasons of rollouts that failed. Raises `BadRequest` where it is not agreed to."""
     questions = questions_of(plan)
     with RowFile.open(step.folder) as rows, progress() as bar:
         write_plan(step.folder, plan, [cell.name for cell in cells], questions)
@@ -66,7 +83,7 @@ async def _swept(plan: Plan, cells: Sequence[Cell], step: Step, settings: Settin
             step.reopen()
             pilot = {cell.name: sweep.pilot(cell) for cell in cells}
             bar.update(task, total=sum(map(len, pilot.values())), visible=True)
-            failed = await sweep.run(pilot)
+            await sweep.run(pilot)
             tasks = {cell.name: sweep.left(cell) for cell in cells}
             bar.stop()
             _show_estimates(step.folder, {name: len(left) for name, left in tasks.items()})
@@ -95,3 +112,131 @@ def _agree() -> None:
         raise BadRequest(f"there is nobody to ask whether that may be spent; --yes says so. {again}")
     if input("Go on? [y/N] ").strip().casefold() not in ("y", "yes"):
         raise BadRequest(f"not agreed to. {again}")
+
+
+def begin(folder: Path, plan: Plan, cells: Sequence[Cell]) -> tuple[Step, Settings]:
+    """Begin a sweep, or go on. Rollouts, questions and pairs may be added later. Raises `BadConfig` where the folder
+    holds another sweep, or where a cell has begun as something else.
+    """
+    inputs = {f"questions {number}": Path(path) for number, path in enumerate(plan.questions, 1)}
+    own = {"seed": plan.seed, "temperature": plan.temperature, "attribution": plan.attribution}
+    step = Step.begin(folder, "sweep", inputs, own)
+    weights = cache(weights_of)  # many cells share an engine
+    settings = {cell.name: cell.settings(weights) for cell in cells}
+    for cell in cells:
+        if (folder / CELLS / cell.folder).exists():
+            begin_cell(folder, cell, settings)
+    return step, settings
+
+
+def begin_cell(folder: Path, cell: Cell, settings: Settings) -> Path:
+    """The cell's folder in that of the sweep. Raises `BadConfig` where the cell was something else when it began."""
+    try:
+        return Step.begin(folder / CELLS / cell.folder, cell.name, {}, settings[cell.name]).folder
+    except BadConfig as error:
+        raise BadConfig(f"{cell.name} is not what it was, so its rows would not go together: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """The rest of a plan, in a folder."""
+
+    plan: Plan
+    cells: Sequence[Cell]
+    questions: Sequence[BenchmarkQuestion]
+    folder: Path
+    rows: RowFile
+    log: Log
+    on_rollout: Callable[[], None]
+    """Called whenever a rollout is done, or has failed."""
+    settings: Settings
+
+    def left(self, cell: Cell) -> list[Task]:
+        """List the cell's rollouts that are still to be done."""
+        return [
+            (question, rollout)
+            for rollout in range(self.plan.rollouts)
+            for question in self.questions
+            if (cell.name, question.id, rollout) not in self.rows.done
+        ]
+
+    def pilot(self, cell: Cell) -> list[Task]:
+        """Choose some of them, to estimate the whole by; none where the cell has done something already. More than one
+        only while they are no more than a quarter of the work.
+        """
+        left = self.left(cell)
+        if len(left) < len(self.questions) * self.plan.rollouts:
+            return []
+        count = min(self.plan.pilot, max(1, len(left) // 4), len(self.questions))
+        return [(one, 0) for one in random.Random(self.plan.seed).sample(list(self.questions), count)]
+
+    async def run(self, tasks: Mapping[str, list[Task]]) -> dict[str, str]:
+        """Do these tasks, by cell; return why rollouts failed, by cell, question and rollout: their rows are missing,
+        and the same command tries them again.
+
+        Raises `BadConfig` and `BadIndex`, `UpstreamUnavailable` once an endpoint is gone, `UpstreamError` or
+        `OutOfTime` where every question fails, and `StoreFailed`.
+        """
+        failed: dict[str, str] = {}
+        for group in engine_groups(self.cells, self.plan.engines_at_once):
+            if working := [cell for cell in group if tasks[cell.name]]:
+                await self._run_group(working, tasks, failed)
+        return failed
+
+    async def _run_group(self, cells: Sequence[Cell], tasks: Mapping[str, list[Task]], failed: dict[str, str]) -> None:
+        # Adapters are loaded into the executor's engine, and only cells that use one are sure to have that.
+        first = next((cell for cell in cells if cell.adapter), cells[0])
+        roles: dict[str, RoleConfig] = {
+            f"{cell.name}: roles.{name}": role for cell in cells for name, role in cell.roles.items()
+        }
+        adapters = {cell.version: cell.adapter for cell in cells if cell.version and cell.adapter}
+        async with open_runtime(first.config, self.log, adapters=adapters, extra_roles=roles) as bench:
+            await bench.retriever.search(["warm up"], 1)  # only then does a retriever elsewhere tell its index
+            self.rows.check_index(bench.retriever.index_id)
+            with CallCache.open(self.folder / JUDGEMENTS) as judgements:
+                judge = replace(bench, cache=judgements).judge
+                for cell in cells:
+                    self.log(f"{cell.name}: {len(tasks[cell.name]):,} rollouts")
+                    with CallCache.open(begin_cell(self.folder, cell, self.settings) / CALLS) as memory:
+                        asker = Asker(
+                            cell,
+                            replace(bench, config=cell.config, cache=memory),
+                            judge,
+                            await asyncio.to_thread(prices_in, cell),
+                            self.plan.temperature,
+                            self.plan.attribution,
+                            judgements,
+                            self.rows.booked,
+                        )
+                        await self._run_cell(asker, tasks[cell.name], failed)
+
+    async def _run_cell(self, asker: Asker, tasks: Sequence[Task], failed: dict[str, str]) -> None:
+        gate, name = asyncio.Semaphore(self.plan.concurrency), asker.cell.name
+        done = failures = 0
+
+        async def one(question: BenchmarkQuestion, rollout: int) -> None:
+            nonlocal done, failures
+            async with gate:
+                try:
+                    row = await asker.ask(question, rollout, self.plan.seed + rollout)
+                except (UpstreamError, OutOfTime) as error:
+                    failures += 1
+                    failed[f"{name}, {question.id}, rollout {rollout}"] = str(error)
+                    hopeless = not done and failures >= min(_HOPELESS, len(tasks))
+                    if hopeless or isinstance(error, UpstreamUnavailable):
+                        raise
+                else:
+                    self.rows.append(row)
+                    done += 1
+                self.on_rollout()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for task in tasks:
+                    group.create_task(one(*task))
+        except ExceptionGroup as errors:
+            error = errors.exceptions[0]
+            if isinstance(error, RolegateError):
+                so_far = f"{name}: {done} of {len(tasks)} rollouts are done"
+                error.args = (f"{error.args[0].rstrip('.')}. {so_far}. {_AGAIN}",)
+            raise error from None

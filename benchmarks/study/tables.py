@@ -34,7 +34,7 @@ def published_tables() -> tuple[ReportTable, ...]:
 
 def tables_of(study: Study) -> list[ReportTable]:
     """Make all of our own, those that most readers look for first; those that have nothing to show are left out."""
-    paper = (_table_1(study), *_table_2(study), *_table_3(study), _table_4(study), _table_5(study))
+    paper = (_table_1(study), *_tables_2_and_3(study), _table_4(study), _table_5(study))
     further = (_tokens(study), _losses(study), _differences(study))
     return [table for table in (_scores(study), _costs(study), *paper, *further) if table.rows]
 
@@ -119,18 +119,19 @@ def _table_1(study: Study) -> ReportTable:
     return ReportTable.of("table-1", title, rows, note=_MICRO)
 
 
-def _table_2(study: Study) -> Iterator[ReportTable]:
-    for number, sweep in enumerate(study.sweeps(backbones=True), 1):
-        rows: list[_Row] = [{"backbone": cell.backbone, **_score_columns(cell, sweep.cells)} for cell in sweep.cells]
-        title = f"Table 2: delegation capacity, with {study.labelled(sweep.fixed, sweep.max_turns)} as executor"
-        yield ReportTable.of(_key("table-2", number), title, rows, note=_MICRO)
-
-
-def _table_3(study: Study) -> Iterator[ReportTable]:
-    for number, sweep in enumerate(study.sweeps(backbones=False), 1):
-        rows: list[_Row] = [{"executor": cell.executor, **_score_columns(cell, sweep.cells)} for cell in sweep.cells]
-        title = f"Table 3: execution capacity, with {study.labelled(sweep.fixed, sweep.max_turns)} as backbone"
-        yield ReportTable.of(_key("table-3", number), title, rows, note=_MICRO)
+def _tables_2_and_3(study: Study) -> Iterator[ReportTable]:
+    for table, capacity, varied, fixed in (
+        (2, "delegation", "backbone", "executor"),
+        (3, "execution", "executor", "backbone"),
+    ):
+        for number, sweep in enumerate(study.sweeps(backbones=table == 2), 1):
+            rows: list[_Row] = [
+                {varied: getattr(cell, varied), **_score_columns(cell, sweep.cells)} for cell in sweep.cells
+            ]
+            label = study.labelled(sweep.fixed, sweep.max_turns)
+            title = f"Table {table}: {capacity} capacity, with {label} as {fixed}"
+            key = f"table-{table}-{number}" if number > 1 else f"table-{table}"
+            yield ReportTable.of(key, title, rows, note=_MICRO)
 
 
 def _table_4(study: Study) -> ReportTable:
@@ -176,11 +177,8 @@ def _tokens(study: Study) -> ReportTable:
     rows = list[_Row]()
     for cell in study.cells:
         checking = merged(one for row in cell.rows for one in row.checking)
-        count = len(cell.rows)
-        for role, one in [
-            *((one.role, one) for one in cell.spent),
-            *((f"{one.role}, to check", one) for one in checking),
-        ]:
+        count, spent = len(cell.rows), [(str(one.role), one) for one in cell.spent]
+        for role, one in [*spent, *((f"{one.role}, to check", one) for one in checking)]:
             money = dollars([one])
             rows.append(
                 {
@@ -226,10 +224,6 @@ def _differences(study: Study) -> ReportTable:
                 rows.append({"pair": new.name, "beside": old.name, "score": metric, **points})
     note = "Ours, in points of 100; intervals from a bootstrap over questions, paired by question."
     return ReportTable.of("differences", "How sure differences are", rows, note=note)
-
-
-def _key(name: str, number: int) -> str:
-    return f"{name}-{number}" if number > 1 else name
 
 
 def _executor(pair: CellRows) -> str:

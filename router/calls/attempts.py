@@ -199,7 +199,7 @@ def least_tokens(max_tokens: int) -> int:
 
 
 async def affordable(take: Callable[..., Awaitable[T]], worst: Callable[[int], Amount], max_tokens: int) -> T:
-    """Return what `take(tokens, worst(tokens), patient=…)` returns for `max_tokens` to write or, where the budget has no room
+    """Return `take(tokens, worst(tokens), patient=…)` for `max_tokens` to write or, where the budget has no room
     for as many, for as many as it has room for. Raises `BudgetExhausted`.
     """
     least, patient = least_tokens(max_tokens), True

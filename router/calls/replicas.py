@@ -160,7 +160,7 @@ def choose(
 async def chosen(
     replicas: Sequence[Replica], key: str, prompt_tokens: int, *, stay: bool, avoid: Collection[str] = (), until: float
 ) -> Replica:
-    """See `choose`, which is tried again for a moment, but not beyond `until`, in the event loop's time."""
+    """Try `choose` again for a moment, but not beyond `until`, in the event loop's time."""
     clock = asyncio.get_running_loop().time
     until = min(until, clock() + _LONGEST_WAIT_S)
     while True:

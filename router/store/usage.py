@@ -41,7 +41,7 @@ class SQLUsages:
 
 
 def usage_in(connection: Connection, query: UsageQuery) -> UsageReport:
-    """See `SQLUsages.usage`, over one state of the database."""
+    """Usage as `SQLUsages.usage` gives it, over one state of the database."""
     if query.start is not None and query.end is not None and query.start >= query.end:
         raise BadRequest("start_time is not before end_time; leave one of them out, or exchange them.")
     begin_snapshot(connection)

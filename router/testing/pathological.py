@@ -1,6 +1,5 @@
 """Texts that cost most to normalize, match, split or show, of any length: where a reader is slow, it is with these."""
 
-import random
 from collections.abc import Callable, Iterator
 from itertools import count
 
@@ -58,11 +57,3 @@ HOSTILE: dict[str, Callable[[int], str]] = {
     "brackets in brackets": _opens_and_closes,
 }
 """By name: the text of so many characters."""
-harmless = _repeats("The film of that name was made by Michael Mann in Chicago. ")
-"""A text of so many characters that costs nothing special."""
-
-
-def any_hostile(chance: random.Random, most: int) -> str:
-    """One of `most` characters at most, each size as likely as its double."""
-    chars = min(most, int(2 ** chance.uniform(3, most.bit_length())))
-    return HOSTILE[chance.choice(list(HOSTILE))](chars)

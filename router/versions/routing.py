@@ -68,9 +68,9 @@ class VersionRouting:
     async def run(
         self, sub_query: str, index: int, context: RunContext, unfinished: Unfinished | None = None
     ) -> Execution:
-        """See `Executor.run`, with the version that works in this run. Where the engine does not have it, the active one
-        steps in, and for that one the configured model; where a candidate fails by itself, the active one, too, as no
-        client is to suffer from a trial.
+        """See `Executor.run`; the version that works in this run does it. Where the engine does not have it, the active
+        one steps in, and for that one the configured model; where a candidate fails by itself, the active one, too, as
+        no client is to suffer from a trial.
         """
         traffic = self._traffic(context)
         versions = list(dict.fromkeys((self.serving(context), traffic.active, self._configured)))

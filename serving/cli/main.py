@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points, version
@@ -79,6 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command = getattr(module, chosen.command)
         with visible_output():
             return int(command([*rest, *given[1:]]))
+    except BrokenPipeError:  # whoever read the output has seen enough; nothing more is to be written at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except (RolegateError, OSError, UnicodeError) as error:
         complain(f"rolegate: {error}")
         return 1

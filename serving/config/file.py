@@ -31,7 +31,7 @@ def load_config(path: Path) -> Config:
 
 
 def read_config(path: Path) -> Config:
-    """See `load_config`, but what `problems` finds in it is left to the caller. Raises `BadConfig`."""
+    """Read as `load_config` does, but what `problems` finds in it is left to the caller. Raises `BadConfig`."""
     try:
         return parse_config(path.read_bytes(), path)
     except OSError as error:
@@ -39,7 +39,7 @@ def read_config(path: Path) -> Config:
 
 
 def parse_config(raw: bytes, path: Path) -> Config:
-    """See `read_config`, of a file that has this content or will have it."""
+    """Read, as `read_config` does, a file that has this content or will have it."""
     try:
         tables = msgspec.toml.decode(raw)
         config = msgspec.convert(tables, Config)

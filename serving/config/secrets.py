@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 
 from serving.config.config import Config, RoleConfig
+from serving.dependencies import missing_extra
 
 
 def missing(config: Config, also: Mapping[str, RoleConfig] = {}) -> list[str]:
@@ -15,7 +16,7 @@ def missing(config: Config, also: Mapping[str, RoleConfig] = {}) -> list[str]:
     for key, role in {**roles, **searcher, **also}.items():
         found += key_problems(key, role.api_key_env)
         if role.engine is None and role.base_url is None and importlib.util.find_spec("litellm") is None:
-            found.append(f"{key}: hosted models need the package litellm; install the extra rolegate[hosted].")
+            found.append(f"{key}: hosted models need the package litellm; run: {missing_extra('litellm', 'hosted')}")
     return [*found, *key_problems("retrieval.embedder", config.retrieval.embedder.api_key_env)]
 
 

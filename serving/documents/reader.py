@@ -21,6 +21,7 @@ from typing import Self
 import msgspec
 
 from router.errors import BadConfig, BadCorpus, BadDocument, DocumentTooLarge, RolegateError
+from serving.dependencies import missing_extra
 from serving.documents.document import Block, Document, Kind, Part, Row, Title, batches, escaped, kind_of
 from serving.documents.docx import read_docx
 from serving.documents.markup import read_html, read_markdown
@@ -68,10 +69,9 @@ def _errors_of(path: Path) -> Iterator[None]:
     except (RolegateError, MemoryError):
         raise
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        extra = "datasets" if package == "pyarrow" else "documents"
+        package = (error.name or "").partition(".")[0].replace("docx", "python-docx")
         raise BadConfig(
-            f"{path}: reading it needs the package {package}; install the extra rolegate[{extra}]."
+            f"{path}: reading it needs the package {package}; run: {missing_extra(package, 'documents')}"
         ) from error
     except OSError as error:
         raise BadDocument(
@@ -108,7 +108,7 @@ class Reader:
         self._end()
 
     def read(self, path: Path) -> Iterator[Part]:
-        """See `read_parts`, one file at a time. Raises what that raises, and `DocumentTooLarge`."""
+        """Read as `read_parts` does, one file at a time. Raises what that raises, and `DocumentTooLarge`."""
         self._running = process, wire = self._running or self._started()
         usable = False
         try:

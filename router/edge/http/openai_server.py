@@ -46,7 +46,7 @@ HTTP_STATUS = {
     code_pb2.UNAVAILABLE: 503,
     code_pb2.DEADLINE_EXCEEDED: 504,
 }
-"""See `google/rpc/code.proto` maps them."""
+"""HTTP statuses, as `google/rpc/code.proto` maps them."""
 MAX_BODY_BYTES = 1 << 20
 ANSWERING, EXECUTING = "rolegate", "rolegate-executor"
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}

@@ -355,7 +355,7 @@ async def test_more_feedback_than_is_kept(tmp_path: Path) -> None:
         assert (await stub.SubmitFeedback(request)).feedback_id
 
 
-@pytest.mark.parametrize("character", ["x", "é", "日", "\U0001f4a9"])
+@pytest.mark.parametrize("character", ["x", "\U0001f4a9"])
 async def test_a_run_is_always_readable(character: str, tmp_path: Path) -> None:
     """However long what was asked and answered is, with all the feedback that it may have, and in the longest list."""
     long = character * (3_900_000 // len(character.encode()))

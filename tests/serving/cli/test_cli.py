@@ -317,10 +317,9 @@ def test_an_endpoint_without_a_model_is_refused(
     assert "needs base_url (or engine), model and dimension" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("lexical", [False, True])
-def test_a_retrieval_server_answers_both_ways_and_ends_at_sigterm(corpus: Path, tmp_path: Path, lexical: bool) -> None:
-    """gRPC and HTTP, each on a free port that the log tells, over an index of either kind; status 0 in the end."""
-    build_index([corpus], tmp_path / "index", MiniLM(), lexical=lexical)
+def test_a_retrieval_server_answers_both_ways_and_ends_at_sigterm(corpus: Path, tmp_path: Path) -> None:
+    """gRPC and HTTP, each on a free port that the log tells; status 0 in the end."""
+    build_index([corpus], tmp_path / "index", MiniLM(), lexical=True)
     arguments = ["--index", "index", "--address", "127.0.0.1:0", "--http", "127.0.0.1:0", "--top-k", "1"]
 
     with service("retrieve", "serve", *arguments, cwd=tmp_path) as server:
