@@ -87,7 +87,9 @@ class Trials:
 
     async def _try(self, run: Run) -> None:
         traffic = self._executors.traffic
-        served, beside = _began_with(run), traffic.beside(run.id)
+        worked = (call for call in run.calls if call.role == "execution")
+        first = min(worked, key=lambda call: call.number, default=None)
+        served, beside = first and first.executor_version, traffic.beside(run.id)  # it worked in the run, or was to
         if traffic.candidate is None or traffic.stage is None or beside is None or served != traffic.serving(run.id):
             return  # it has changed since the run began
         tried = await self._beside(run, beside)
@@ -147,12 +149,6 @@ def _spoiled(run: Run) -> bool:
         call.outcome == "connect_error" or (call.purpose == "fallback" and call.executor_version is None)
         for call in run.calls
     )
-
-
-def _began_with(run: Run) -> str | None:
-    """The version that worked in the run, or was to."""
-    calls = [call for call in run.calls if call.role == "execution"]
-    return min(calls, key=lambda call: call.number).executor_version if calls else None
 
 
 def _side(result: object, calls: Iterable[Call], version: str | None) -> Side:
