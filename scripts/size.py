@@ -20,12 +20,12 @@ FOLDERS = {
     "benchmarks": "benchmarks",
     "client": "protos/rolegate/client",
 }
-MOST_STATEMENTS, MOST_LINES, MOST_TEST_LINES = 19_850, 34_700, 36_700
+MOST_STATEMENTS, MOST_LINES, MOST_TEST_LINES = 18_600, 32_300, 35_000
 MOST_DENSITY = 0.84
 """Statements per line of code; blank lines, comments and docstrings are none."""
 LEAST_DOCUMENTED = 0.90
 """Of public functions, methods and classes."""
-MOST_EXCEPTIONS = 12
+MOST_EXCEPTIONS = 11
 """`noqa` and `type: ignore`, tests apart."""
 MOST_MODULES = 16
 CLAUSE = re.compile(r"^(What|Who|Whose|Whoever|Whatever|Which|Where|When|Why|How|That|As|Is|Are|Was|Were|Has|Have)\b")
