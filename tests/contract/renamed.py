@@ -81,7 +81,7 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "bench durability": Dropped("It measured a single feature of the store."),
         "bench fuzz": Dropped("Every target has a property beside its reader's tests."),
         "bench reconciliation": Dropped("Its checks are those of bench reliability."),
-        "bench lag": Dropped("Tests of hostile texts bound the time that each door takes."),
+        "bench lag": Dropped("Tests bound the time that hostile texts take."),
         "bench retrieval-load": Dropped("It is a part of bench retrieval."),
         "bench usage": Dropped("Exact sums and their plans are tested."),
         "sft mini-evaluate": Dropped("A mini model is judged by what the gateway answers with it."),
