@@ -114,7 +114,9 @@ def read_questions(body: str, *, partial: bool) -> list[str]:
     With `partial` the block ended before its closing tag, so its last question counts only where its end can be seen:
     by its closing quote, or by a question mark.
     """
-    body = _ITEM_TAG.sub("\n", _FENCE.sub("\n", body)).strip()
+    body = _FENCE.sub("\n", body).strip()
+    if not (_OPENS_TEXT.match(body) or _OPENS_LIST.search(body)):
+        body = _ITEM_TAG.sub("\n", body).strip()
     return [question for text in _texts(body, partial) if _is_question(question := one_line(text))]
 
 
@@ -141,8 +143,13 @@ def _texts(body: str, partial: bool) -> list[str]:
 def _asked(strings: Sequence[QuotedString], partial: bool) -> list[str]:
     """Strings of a list or under a key that names questions; failing those, whatever ends in a question mark."""
     whole = [string for string in strings if string.closed or not partial]
-    named = [string.text for string in whole if _names_questions(string.key)]
+    named = [_unwrapped(string.text) for string in whole if _names_questions(string.key)]
     return named or [string.text for string in whole if string.text.rstrip().endswith("?")]
+
+
+def _unwrapped(text: str) -> str:
+    """A string without the element around it; within a string a tag belongs to the question."""
+    return _ITEM_TAG.sub("", text) if _ITEM_TAG.match(text) else text
 
 
 def _names_questions(key: str) -> bool:

@@ -157,8 +157,10 @@ class Versions:
         """
         if state not in ("registered", "shadow", "canary"):
             raise BadRequest(f"state: a version cannot be set {state}; set it registered, shadow or canary.")
-        if not (0 < share <= 1 if state == "canary" else share == 0):
-            raise BadRequest(f"canary_share is {share:g}; it must be more than 0 and at most 1; only a canary has one.")
+        if state == "canary" and not 0 < share <= 1:
+            raise BadRequest(f"canary_share is {share:g}; it must be more than 0 and at most 1.")
+        if state != "canary" and share != 0:
+            raise BadRequest(f"canary_share is {share:g}; only a canary has one.")
 
         def plan(draft: Draft) -> None:
             version = draft.find(name)

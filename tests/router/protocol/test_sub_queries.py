@@ -52,6 +52,7 @@ _SPELLINGS = {
     "windows lines": "- A?\r\n- B?\r\n",
     "plain lines": "A?\nB?",
     "plain lines, heading and remark": "Questions:\nA?\nB?\nBoth are needed.",
+    "elements in a list": '["<query>A?</query>", "<query>B?</query>"]',
     "query elements": "<query>A?</query><query>B?</query>",
     "question elements": "<questions>\n<question>A?</question>\n<question>B?</question>\n</questions>",
 }
@@ -137,6 +138,7 @@ def test_any_text_gives_questions_that_are_not_empty(text: str, partial: bool) -
 @example('Who wrote "Hamlet", "Lear"?')
 @example("What is <search> in C:\\?")
 @example("```")
+@example("<QUERY>")
 def test_a_json_list_is_read_exactly(text: str) -> None:
     question = f"Is it {text}?"
     written = json.dumps([question, f"And {question}"])
