@@ -11,12 +11,21 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import msgspec
 
 from router.errors import AccessDenied, BadRequest, NoKey, StoreFailed
 from router.trace.identity import LOCAL, SHADOW_TENANT, Identity, KeyScope
+
+CALLER: ContextVar[Identity] = ContextVar("caller", default=LOCAL)
+"""Set by whoever checks keys, before the call reaches its servicer."""
+
+
+def caller() -> Identity:
+    """The identity behind the call that is being served."""
+    return CALLER.get()
 
 
 class Tenant(msgspec.Struct, frozen=True):
@@ -179,8 +188,7 @@ class Access:
     async def _read(self) -> None:
         now, stored = asyncio.get_running_loop().time(), await self._accounts.keys()
         good = (key for key in (*stored, *self._extra) if key.revoked_at is None)
-        # One of that tenant may have been made before the name was taken.
-        self._keys = {key.key_id: key for key in good if key.tenant != SHADOW_TENANT}
+        self._keys = {key.key_id: key for key in good}
         self._required |= bool(stored)
         self._read_at = now
         for task in [task for task, key_id in self._served.items() if key_id not in self._keys]:

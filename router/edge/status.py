@@ -1,31 +1,19 @@
-"""From our errors to `google.rpc.Status`: one table, one translator."""
+"""What callers are told of errors: one table, one translator."""
 
 import re
 import traceback
-from collections.abc import Mapping
-from contextvars import ContextVar
-from datetime import timedelta
 
 import msgspec
 import structlog
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.rpc import code_pb2
 
 from router import errors
+from router.access import caller
 from router.errors import RolegateError, UpstreamError, UpstreamProtocolError, UpstreamUnavailable
 from router.trace import Run
 from router.trace.identity import LOCAL, Identity
 
-CALLER: ContextVar[Identity] = ContextVar("caller", default=LOCAL)
-"""Set by whoever checks keys, before the call reaches its servicer."""
-
-
-def caller() -> Identity:
-    """The identity behind the call that is being served."""
-    return CALLER.get()
-
-
 _log = structlog.get_logger("edge")
-DOMAIN = "rolegate"
 COME_BACK_S = 5.0
 """Pause after an upstream failure that does not say when to come back."""
 
@@ -85,66 +73,52 @@ _FOR_TENANTS: dict[type[RolegateError], str] = {
 """Public messages for tenants, instead of texts that name addresses, files, or what engines said."""
 
 
-def status_of(error: BaseException, identity: Identity = LOCAL) -> status_pb2.Status:
-    """The status that `identity` gets; what is not ours becomes INTERNAL without a word of its text."""
-    error = innermost(error)
+class Failure(msgspec.Struct, frozen=True):
+    """Why a request came to nothing."""
+
+    code: int
+    """As of `google.rpc.Code`."""
+    message: str
+    reason: str
+    """Such as `BAD_REQUEST`."""
+    role: str | None = None
+    """Whose model failed."""
+    retry_after_s: float | None = None
+    """When to come back, in seconds."""
+
+
+def failure_of(error: BaseException, identity: Identity = LOCAL) -> Failure:
+    """The failure as `identity` is told of it; what is not ours becomes INTERNAL without a word of its text."""
+    error = _innermost(error)
     if not isinstance(error, RolegateError):
-        return new_status(code_pb2.INTERNAL, "An internal error; the gateway's log has the details.", "INTERNAL")
+        return Failure(code_pb2.INTERNAL, "An internal error; the gateway's log has the details.", "INTERNAL")
     code, reason = STATUS[type(error)]
     role = error.role if isinstance(error, UpstreamError) else None
     message = str(error)
     if identity.tenant is not None and type(error) in _FOR_TENANTS:
         message = _FOR_TENANTS[type(error)].format(who=f"The model for {role}" if role else "Retrieval")
-    return new_status(code, message, reason, {"role": role} if role else {}, retry_after_s(error))
+    return Failure(code, message, reason, role, _retry_after_s(error))
 
 
-def retry_after_s(error: BaseException) -> float | None:
+def _retry_after_s(error: BaseException) -> float | None:
     """The pause before coming back, in seconds, where the error says it or coming back may help."""
-    error = innermost(error)
     said: float | None = getattr(error, "retry_after_s", None)
     return COME_BACK_S if said is None and isinstance(error, UpstreamUnavailable | UpstreamProtocolError) else said
 
 
-def new_status(
-    code: int, message: str, reason: str, metadata: Mapping[str, str] | None = None, wait_s: float | None = None
-) -> status_pb2.Status:
-    """A status with its details. `wait_s`: when to come back, in seconds."""
-    details = [error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata or {})]
-    if wait_s is not None:
-        details[0].metadata["retry_after_s"] = f"{wait_s:.3f}"
-        details.append(error_details_pb2.RetryInfo(retry_delay=timedelta(seconds=wait_s)))
-    status = status_pb2.Status(code=code, message=message)
-    for detail in details:
-        status.details.add().Pack(detail)
-    return status
-
-
-def logged_status(error: BaseException) -> status_pb2.Status:
-    """The status that the caller gets for an error that ends a request. Its whole text is logged, and of what is not
+def logged_failure(error: BaseException) -> Failure:
+    """The failure as the caller is told of an error that ends a request. Its whole text is logged, and of what is not
     ours the traceback, without the values of variables: there may be keys among them.
     """
-    error, status = innermost(error), status_of(error, caller())
+    error, failure = _innermost(error), failure_of(error, caller())
     if not isinstance(error, RolegateError):
         _log.error("edge.failed", error=str(error), exception="".join(traceback.format_exception(error)))
     else:
-        _log.warning("edge.refused", code=code_pb2.Code.Name(status.code), error=str(error))
-    return status
+        _log.warning("edge.refused", code=code_pb2.Code.Name(failure.code), error=str(error))
+    return failure
 
 
-def reason_of(status: status_pb2.Status) -> str:
-    """The reason in a status of ours, such as `BAD_REQUEST`."""
-    info = error_details_pb2.ErrorInfo()
-    status.details[0].Unpack(info)
-    return str(info.reason)
-
-
-def status_code(error: BaseException) -> int:
-    """The code of its status."""
-    error = innermost(error)
-    return STATUS[type(error)][0] if isinstance(error, RolegateError) else code_pb2.INTERNAL
-
-
-def innermost(error: BaseException) -> BaseException:
+def _innermost(error: BaseException) -> BaseException:
     """The first error inside of what a TaskGroup raised."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -164,13 +138,13 @@ def as_seen_by(run: Run, identity: Identity) -> Run:
     return msgspec.structs.replace(run, calls=calls, error=words if run.error else "")
 
 
-def failure_of(run: Run, identity: Identity) -> status_pb2.Status:
-    """The status with which a run that did not finish ends for those who watch it."""
+def failure_of_run(run: Run, identity: Identity) -> Failure:
+    """The failure with which a run that did not finish ends for those who watch it."""
     if run.status == "cancelled":
-        return new_status(code_pb2.CANCELLED, f"Run {run.id} was cancelled.", "RUN_CANCELLED")
+        return Failure(code_pb2.CANCELLED, f"Run {run.id} was cancelled.", "RUN_CANCELLED")
     if run.status == "interrupted":
         text = f"Run {run.id} was interrupted, because its gateway was killed; ask again."
-        return new_status(code_pb2.UNAVAILABLE, text, "RUN_INTERRUPTED")
+        return Failure(code_pb2.UNAVAILABLE, text, "RUN_INTERRUPTED")
     code, reason = _ROWS.get(run.error.partition(":")[0], (code_pb2.INTERNAL, "INTERNAL"))
     wait_s = COME_BACK_S if code == code_pb2.UNAVAILABLE else None
-    return new_status(code, f"Run {run.id} failed: {as_seen_by(run, identity).error}", reason, wait_s=wait_s)
+    return Failure(code, f"Run {run.id} failed: {as_seen_by(run, identity).error}", reason, retry_after_s=wait_s)

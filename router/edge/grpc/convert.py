@@ -10,10 +10,12 @@ import msgspec
 from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+from google.rpc import error_details_pb2, status_pb2
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2, run_service_pb2, usage_pb2, usage_service_pb2
 from rolegate.v1 import executor_version_service_pb2 as version_pb
 
+from router.edge.status import Failure
 from router.ledger import UsageReport
 from router.ledger.reconciliation import Reconciliation
 from router.runs.archive import RunSummary, shortened
@@ -196,3 +198,21 @@ def usage_report_to_proto(report: UsageReport) -> usage_service_pb2.GetUsageResp
 def reconciliation_to_proto(found: Reconciliation) -> usage_service_pb2.Reconciliation:
     """The comparison with one deployment."""
     return to_proto(usage_service_pb2.Reconciliation, found, start_time=found.start)
+
+
+DOMAIN = "rolegate"
+"""Of the reasons in statuses."""
+
+
+def status_to_proto(failure: Failure) -> status_pb2.Status:
+    """The failure with its details: `ErrorInfo`, and `RetryInfo` where it is known when to come back."""
+    info = error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN)
+    if failure.role:
+        info.metadata["role"] = failure.role
+    status = status_pb2.Status(code=failure.code, message=failure.message)
+    if (wait_s := failure.retry_after_s) is not None:
+        info.metadata["retry_after_s"] = f"{wait_s:.3f}"
+    status.details.add().Pack(info)
+    if wait_s is not None:
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=timedelta(seconds=wait_s)))
+    return status

@@ -9,8 +9,8 @@ from rolegate.v1 import completion_service_pb2 as completion_pb
 from rolegate.v1 import execution_service_pb2 as execution_pb
 from rolegate.v1 import executor_version_service_pb2 as version_pb
 
+from router.access import caller
 from router.edge.grpc.convert import prefix_of
-from router.edge.status import caller
 from router.errors import BadRequest
 from router.ledger import Budget, UsageQuery
 from router.models import Message

@@ -12,9 +12,10 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2
 from grpc_status import rpc_status
 
-from router.access import Access, check_scope
+from router.access import CALLER, Access, check_scope
+from router.edge.grpc.convert import status_to_proto
 from router.edge.limits import check_sizes
-from router.edge.status import CALLER, logged_status, status_code
+from router.edge.status import failure_of, logged_failure
 from router.errors import BadRequest, SlowReader
 from router.runs import Observer
 from router.trace.identity import KeyScope
@@ -78,7 +79,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     @contextmanager
     def _observed(self, method: str, metadata: Mapping[str, str]) -> Iterator[None]:
-        if self._observer is None or not method.startswith(_OURS):
+        if not self._observer or not method.startswith(_OURS):
             yield
             return
         begun, code = time.monotonic(), int(code_pb2.OK)
@@ -89,7 +90,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             code = code_pb2.CANCELLED
             raise
         except Exception as error:
-            code = status_code(error)
+            code = failure_of(error).code
             raise
         finally:
             self._observer.request_ended(method, code_pb2.Code.Name(code), time.monotonic() - begun)
@@ -134,7 +135,7 @@ def _reading(deserialize: Any) -> Any:
 
 
 async def _abort(context: Any, error: Exception) -> None:
-    ending = context.abort_with_status(rpc_status.to_status(logged_status(error)))
+    ending = context.abort_with_status(rpc_status.to_status(status_to_proto(logged_failure(error))))
     if isinstance(error, SlowReader):
         with suppress(TimeoutError):  # the status waits behind what is not read, and nobody for it
             async with asyncio.timeout(_ENDING_S):

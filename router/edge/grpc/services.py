@@ -17,10 +17,11 @@ from rolegate.v1 import run_service_pb2_grpc as run_pb_grpc
 from rolegate.v1 import usage_service_pb2 as usage_pb
 from rolegate.v1 import usage_service_pb2_grpc as usage_pb_grpc
 
+from router.access import caller
 from router.edge.grpc import convert
 from router.edge.grpc import convert_request as parse
 from router.edge.observing import Running
-from router.edge.status import as_seen_by, caller, failure_of
+from router.edge.status import as_seen_by, failure_of_run
 from router.errors import BadRequest
 from router.ledger import Reconciler
 from router.ledger.usage import Usages
@@ -220,7 +221,9 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
                     if event.event_number > after:
                         yield run_pb.WatchRunResponse(event=event)
             else:
-                await context.abort_with_status(rpc_status.to_status(failure_of(item, identity)))
+                await context.abort_with_status(
+                    rpc_status.to_status(convert.status_to_proto(failure_of_run(item, identity)))
+                )
 
     async def CancelRun(self, request: run_pb.CancelRunRequest, _context: Any) -> run_pb.CancelRunResponse:
         """Stop a run."""

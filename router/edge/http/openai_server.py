@@ -19,13 +19,13 @@ from aiohttp import ClientConnectionResetError, web
 from aiohttp.typedefs import Handler, Middleware
 from google.rpc import code_pb2
 
-from router.access import Access, check_scope
+from router.access import CALLER, Access, caller, check_scope
 from router.calls import Need, Readiness
 from router.edge.limits import Limits
 from router.edge.listening import is_loopback
 from router.edge.observing import Running, observing
 from router.edge.rendering import CitedAnswer, cited_answer, progress_line
-from router.edge.status import CALLER, caller, logged_status, reason_of, retry_after_s
+from router.edge.status import Failure, logged_failure
 from router.errors import JSON_ERRORS, BadRequest
 from router.runs import Gateway, Observer, RequestOptions
 from router.trace import Event, Run
@@ -209,7 +209,7 @@ async def _streamed(request: web.Request, asked: ChatRequest, work: Work, readin
     except Exception as error:
         if not response.prepared or isinstance(error, ClientConnectionResetError):
             raise
-        await write(msgspec.json.encode(_failed(error)[1]))
+        await write(msgspec.json.encode(_body(logged_failure(error))))
     return response
 
 
@@ -243,11 +243,8 @@ def _failure(status: int, message: str, code: str, param: str | None = None) -> 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def _failed(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Status and body for what a request raised, which is logged."""
-    status = logged_status(error)
-    number = HTTP_STATUS[status.code]
-    return number, _failure(number, status.message, reason_of(status))
+def _body(failure: Failure) -> dict[str, Any]:
+    return _failure(HTTP_STATUS[failure.code], failure.message, failure.reason)
 
 
 def _json(status: int, content: object, headers: dict[str, str] | None = None) -> web.Response:
@@ -273,12 +270,12 @@ def _guarding(access: Access | None) -> Middleware:
         except ClientConnectionResetError:  # the client is gone
             raise
         except Exception as error:
-            number, body = _failed(error)
-            wait_s = retry_after_s(error)
+            failure = logged_failure(error)
+            number, wait_s = HTTP_STATUS[failure.code], failure.retry_after_s
             headers = {"Retry-After": str(math.ceil(wait_s))} if number in (429, 503) and wait_s is not None else {}
             if number == 401:
                 headers["WWW-Authenticate"] = "Bearer"
-            return _json(number, body, headers)
+            return _json(number, _body(failure), headers)
 
     return guarding
 

@@ -18,9 +18,9 @@ from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 from sqlalchemy import Connection
 
+from router.access import CALLER
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import RunServicer
-from router.edge.status import CALLER
 from router.errors import UpstreamUnavailable
 from router.ledger import RunStart
 from router.models import Completion, Message, ScriptedModel

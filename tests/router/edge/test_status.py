@@ -10,7 +10,8 @@ from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
 from router import errors
-from router.edge.status import DOMAIN, STATUS, status_of
+from router.edge.grpc.convert import DOMAIN, status_to_proto
+from router.edge.status import STATUS, failure_of
 from router.errors import (
     BadConfig,
     BadIndex,
@@ -25,7 +26,7 @@ from router.errors import (
     UpstreamUnavailable,
 )
 from router.models import ScriptedModel
-from router.trace.identity import Identity
+from router.trace.identity import LOCAL, Identity
 from tests.router.deployment import Deployment
 from tests.router.edge.wire import served
 
@@ -69,6 +70,10 @@ def test_the_tree_is_drawn_whole() -> None:
         assert kind.__name__ in errors.__doc__
 
 
+def _status(error: BaseException, identity: Identity = LOCAL) -> status_pb2.Status:
+    return status_to_proto(failure_of(error, identity))
+
+
 def test_reasons_tell_errors_apart() -> None:
     """Reasons are upper snake case, one for each class, and codes are those of gRPC that mean an error."""
     reasons = [reason for _, reason in STATUS.values()]
@@ -81,7 +86,7 @@ def test_reasons_tell_errors_apart() -> None:
 def test_a_status_says_what_the_error_says(kind: type[RolegateError]) -> None:
     """The message is for people; reason and domain are for programs."""
     error = kind("what is wrong", **NEEDS.get(kind, {"endpoint": "e"} if issubclass(kind, UpstreamError) else {}))
-    status = status_of(error)
+    status = _status(error)
     assert (status.code, info(status).reason) == STATUS[kind]
     assert (status.message, info(status).domain) == (str(error), DOMAIN)
     assert "what is wrong" in status.message
@@ -90,9 +95,9 @@ def test_a_status_says_what_the_error_says(kind: type[RolegateError]) -> None:
 def test_the_role_is_metadata() -> None:
     """A client that owns three models learns which of them failed."""
     error = UpstreamRefused("wrong key", endpoint="e")
-    assert dict(info(status_of(error)).metadata) == {}
+    assert dict(info(_status(error)).metadata) == {}
     error.role = "answer"
-    assert dict(info(status_of(error)).metadata) == {"role": "answer"}
+    assert dict(info(_status(error)).metadata) == {"role": "answer"}
 
 
 @pytest.mark.parametrize(
@@ -105,7 +110,7 @@ def test_the_role_is_metadata() -> None:
 )
 def test_when_to_come_back_is_told(error: Exception) -> None:
     """Where it is known: to clients of gRPC in the detail that is made for it, to others in the metadata."""
-    status, delay = status_of(error), error_details_pb2.RetryInfo()
+    status, delay = _status(error), error_details_pb2.RetryInfo()
     assert status.details[1].Unpack(delay)
     assert delay.retry_delay.ToMilliseconds() == 90_500
     assert info(status).metadata["retry_after_s"] == "90.500"
@@ -119,7 +124,7 @@ def test_tenants_read_no_addresses_and_no_files(kind: type[RolegateError]) -> No
     """Where a text may name them, they are told what to do instead; code and reason are the same as for others."""
     said = "cannot open /etc/rolegate/index at http://10.0.0.1"
     error = kind(said, **NEEDS.get(kind, {"endpoint": "http://10.0.0.1"} if issubclass(kind, UpstreamError) else {}))
-    status = status_of(error, TENANT)
+    status = _status(error, TENANT)
     assert (status.code, info(status).reason) == STATUS[kind]
     names_things = issubclass(kind, UpstreamError) or kind in (BadConfig, BadIndex, BadVersion, PriceUnknown)
     assert (status.message == said) != names_things
@@ -129,7 +134,7 @@ def test_tenants_read_no_addresses_and_no_files(kind: type[RolegateError]) -> No
 @pytest.mark.parametrize("error", [ValueError("password=1234"), KeyError("password"), RuntimeError("password")])
 def test_foreign_errors_say_nothing(error: Exception) -> None:
     """What is not ours is internal, without a word of its text."""
-    status = status_of(error)
+    status = _status(error)
     assert (status.code, info(status).reason) == (code_pb2.INTERNAL, "INTERNAL")
     assert "password" not in str(status)
 
@@ -137,8 +142,8 @@ def test_foreign_errors_say_nothing(error: Exception) -> None:
 def test_what_a_task_group_wrapped_is_unwrapped() -> None:
     """An error that came through any number of task groups is what it was."""
     group = ExceptionGroup("outer", [ExceptionGroup("inner", [BadRequest("empty")]), ValueError("later")])
-    assert status_of(group) == status_of(BadRequest("empty"))
-    assert "outer" not in str(status_of(ExceptionGroup("outer", [ValueError("x")])))
+    assert _status(group) == _status(BadRequest("empty"))
+    assert "outer" not in str(_status(ExceptionGroup("outer", [ValueError("x")])))
 
 
 async def test_an_executors_bug_over_a_channel() -> None:

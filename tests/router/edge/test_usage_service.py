@@ -14,9 +14,9 @@ from rolegate.v1.answer_service_pb2 import AnswerRequest
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
+from router.access import CALLER
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import UsageServicer
-from router.edge.status import CALLER
 from router.ledger import UsageQuery, UsageReport
 from router.ledger.reconciliation import ReconciledTokens, Reconciliation
 from router.ledger.usage import UsageRow
