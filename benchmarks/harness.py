@@ -20,8 +20,8 @@ import psutil
 from msgspec import Meta
 
 from executor_sft.command import parse, show
+from router.background import background_tasks
 from router.errors import RolegateError
-from router.runs.live import background_tasks
 from serving.files import write_atomically
 from serving.logs import errors_only
 

@@ -32,9 +32,9 @@ from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.questions import Question
 from executor_sft.miniworld.world import World
 from executor_sft.step import read_manifest
+from router.background import background_tasks
 from router.errors import RolegateError
 from router.protocol import exact_match
-from router.runs.live import background_tasks
 from serving.config.config import Config
 from serving.config.file import load_config, preset
 from serving.engines.versions import MANIFEST, verified, write_version

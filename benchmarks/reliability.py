@@ -32,7 +32,7 @@ from benchmarks import harness
 from benchmarks.gateway import OnePassage, at_once, canned_config, gateway, retrieval
 from benchmarks.harness import Check, tell, work_folder
 from benchmarks.load import ANSWERED, Ended, Outcomes, ask_until, at_rate, quantile, question
-from router.runs.live import background_tasks
+from router.background import background_tasks
 from router.store import Database
 from router.store.schema import CALLS, RUNS
 from router.testing.fault_proxy import (

@@ -1,30 +1,18 @@
 """What is down of what the services need, and word of every change."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Literal
 
 import structlog
 
+from router.background import errors_logged
 from router.calls.role import Role
-from router.errors import RolegateError
 from router.trace import RoleName
 
 _log = structlog.get_logger("readiness")
 Need = Literal["delegation", "execution", "answer", "retrieval", "store"]
 """A role's model, the passages, or the database."""
-
-
-@contextmanager
-def errors_logged(log: structlog.typing.FilteringBoundLogger, event: str, **known: str) -> Iterator[None]:
-    """Log an error that ends the block, instead of raising it; with its trace where it is not one of ours."""
-    try:
-        yield
-    except RolegateError as error:
-        log.warning(event, error=f"{type(error).__name__}: {error}", **known)
-    except Exception:
-        log.exception(event, **known)
 
 
 class Readiness:

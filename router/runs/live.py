@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import structlog
@@ -138,24 +138,3 @@ class LiveRuns:
         """Wait until all are over."""
         if ending := [live.ended for live in self._runs.values()]:
             await asyncio.wait(ending)
-
-
-@asynccontextmanager
-async def background_tasks(*endless: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Let these go on while the context is open; then they are cancelled, and their ends waited for. One that fails is
-    logged.
-    """
-    tasks = [asyncio.create_task(work) for work in endless]
-    for task in tasks:
-        task.add_done_callback(_tell_failure)
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _tell_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("task.failed", task=getattr(task.get_coro(), "__qualname__", ""), exc_info=error)

@@ -3,14 +3,15 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import structlog
 from sqlalchemy import Connection, select
 
 from router.amount import Amount
-from router.errors import RolegateError, StoreFailed
+from router.background import background_tasks, errors_logged
+from router.errors import RolegateError
 from router.ledger import RunStart
 from router.ledger.journal import Admitted, EarlierRun
 from router.store import operations
@@ -83,19 +84,14 @@ class SQLJournal:
         """
         journal = cls(database, on_cancel, on_health)
         writing = asyncio.create_task(journal._commits.run())
-        others: list[asyncio.Task[None]] = []
         try:
             await journal._heartbeat()
-            others.append(asyncio.create_task(journal._keep_beating()))
-            if keep_days is not None:
-                others.append(asyncio.create_task(journal._keep_deleting(keep_days)))
-            yield journal
+            deleting = [journal._keep_deleting(keep_days)] if keep_days is not None else []
+            async with background_tasks(journal._keep_beating(), *deleting):
+                yield journal
         finally:
-            for task in others:
-                task.cancel()
             journal._commits.enqueue(leave(journal._gateway))
             journal._commits.close()
-            await asyncio.gather(*others, return_exceptions=True)
             await writing
 
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
@@ -161,12 +157,14 @@ class SQLJournal:
             try:
                 async with asyncio.timeout(_HEARTBEAT_TIMEOUT_S):
                     await self._heartbeat()
-            except (StoreFailed, TimeoutError) as error:
-                why = str(error) or f"nothing was written within {_HEARTBEAT_TIMEOUT_S:g} s"
+            except TimeoutError:
+                why = f"nothing was written within {_HEARTBEAT_TIMEOUT_S:g} s"
+            except Exception as error:  # whatever it is: without the next one, others would close this gateway's runs
+                why = str(error) or type(error).__name__
             self._on_health(why)
 
     async def _keep_deleting(self, keep_days: float) -> None:
         while True:
-            with suppress(StoreFailed):
+            with errors_logged(_log, "store.nothing_deleted"):
                 await delete_old(self._database, keep_days)
             await asyncio.sleep(_RETENTION_S)

@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 
 import structlog
 
+from router.background import errors_logged
 from router.calls import Role
-from router.calls.health import errors_logged
 from router.errors import BadVersion
 from router.ledger import Ledger
 from router.search import Executor, RunContext
@@ -101,11 +101,15 @@ class VersionRouting:
             on_record = await self._read()
             if on_record == self._on_record:
                 return
-            traffic = Traffic(self._configured)
-            if await self._ready(on_record.active):
-                whole = on_record.candidate is None or await self._ready(on_record.candidate)
-                traffic = on_record if whole else Traffic(on_record.active)
-            self.traffic, self._on_record = traffic, on_record
+            self._on_record, traffic = on_record, Traffic(self._configured)  # `reload` may take it back meanwhile
+            try:
+                if await self._ready(on_record.active):
+                    whole = on_record.candidate is None or await self._ready(on_record.candidate)
+                    traffic = on_record if whole else Traffic(on_record.active)
+            except BaseException:
+                self._on_record = None
+                raise
+            self.traffic = traffic
 
     async def follow(self) -> None:
         """Keep up with the record, for ever."""

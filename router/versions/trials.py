@@ -6,12 +6,11 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 
-from router.calls.health import errors_logged
+from router.background import background_tasks, errors_logged
 from router.errors import ContextTooLong, OutOfTime
 from router.runs import RequestOptions, RunLifecycle
 from router.runs.archive import Archive
 from router.runs.lifecycle import OpenRun, RunRequest
-from router.runs.live import background_tasks
 from router.search import FactorizedSearch
 from router.search.executor import Executes
 from router.trace import Call, Run, Trajectory

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from router.background import background_tasks
 from router.calls import Readiness
 from router.edge.grpc.server import Server
 from router.edge.http.server import HTTPServer
 from router.errors import BadConfig
-from router.runs.live import background_tasks
 from router.search.retrieval import WatchedRetriever
 from serving.cli.options import add_command, add_config, chosen_config, host_port, json_of, new_parser
 from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from router.background import background_tasks
 from router.errors import BadConfig
-from router.runs.live import background_tasks
 from serving.config.config import EngineConfig
 from serving.engines.loading import MOST_LOADED
 from serving.engines.process import OnChange, ServerProcess, Watch, keep_running

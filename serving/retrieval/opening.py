@@ -14,6 +14,7 @@ from typing import TypeVar
 import structlog
 from msgspec.structs import replace
 
+from router.background import background_tasks, errors_logged
 from router.errors import BadConfig, BadIndex, RolegateError
 from router.search.retrieval import IndexRetriever
 from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig
@@ -132,12 +133,10 @@ async def _open_searcher(
     """Search the config's index, up to date, and go over to each new generation of it."""
     index = await stoppable(partial(_open_up_to_date, config, embedder, log))
     searcher = IndexSearcher(index, embedder)
-    following = asyncio.create_task(_follow(config, searcher, index.manifest, embedder))
     try:
-        yield searcher
+        async with background_tasks(_follow(config, searcher, index.manifest, embedder)):
+            yield searcher
     finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
         await searcher.close()
 
 
@@ -157,11 +156,9 @@ async def _follow(config: RetrievalConfig, searcher: IndexSearcher, seen: Manife
         found = await asyncio.to_thread(_manifest, config)
         if found is None or found == seen:
             continue
-        try:
+        with errors_logged(_log, "retrieval.not_swapped"):  # it is gone again, perhaps
             searcher.swap(await asyncio.to_thread(_open, config, embedder))
             _log.info("retrieval.swapped", generation=found.generation, passages=found.passages)
-        except (RolegateError, OSError) as error:  # gone again, perhaps, while it was opened
-            _log.error("retrieval.not_swapped", error=str(error))
         seen = found
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from router.background import background_tasks
 from router.calls import Upstreams
 from router.edge.http.server import HTTPServer
 from router.errors import BadConfig
 from router.runs import Admission, Observer
-from router.runs.live import background_tasks
 from router.runs.observers import Observers
 from router.search.executor import Executes
 from serving.config.config import TelemetryConfig

@@ -17,6 +17,7 @@ from rolegate.v1.run_service_pb2_grpc import add_RunServiceServicer_to_server
 from rolegate.v1.usage_service_pb2_grpc import add_UsageServiceServicer_to_server
 
 from router.access import Access
+from router.background import background_tasks
 from router.calls import Readiness
 from router.edge.grpc.health import Health
 from router.edge.grpc.interceptor import CallInterceptor
@@ -32,7 +33,6 @@ from router.edge.limits import Limits
 from router.edge.listening import TLS, check_listening, warn_unencrypted
 from router.errors import BadConfig
 from router.runs import Gateway, Observer
-from router.runs.live import background_tasks
 
 
 class Server:

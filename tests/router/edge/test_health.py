@@ -9,6 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from router.background import background_tasks
 from router.calls import Need, Readiness
 from router.calls.health import watch_role
 from router.calls.replicas import Breaker
@@ -20,7 +21,7 @@ from router.errors import UpstreamError, UpstreamProtocolError, UpstreamRefused,
 from router.ledger import Ledger
 from router.models import ScriptedModel
 from router.runs import Runs
-from router.runs.live import LiveRuns, background_tasks
+from router.runs.live import LiveRuns
 from router.trace import RoleName
 from tests.router.clock import Clock, ended, with_clock
 from tests.router.deployment import Deployment, Kept

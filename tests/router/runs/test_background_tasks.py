@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.runs.live import background_tasks
+from router.background import background_tasks
 
 
 async def test_work_that_fails_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from router.background import background_tasks
 from router.calls import Readiness
 from router.errors import UpstreamUnavailable
 from router.protocol import Passage
-from router.runs.live import background_tasks
 from router.search.retrieval import WatchedRetriever
 from tests.router.clock import Clock, with_clock
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
+from router.background import background_tasks
 from router.calls import Role
 from router.errors import BadVersion, StoreFailed, UpstreamError, UpstreamRefused, UpstreamUnavailable
 from router.ledger import Ledger
 from router.models import Model, Sampling, ScriptedModel
-from router.runs.live import background_tasks
 from router.search import Executor, RunContext
 from router.search.executor import ExecutorLimits
 from router.search.retrieval import FixedRetriever

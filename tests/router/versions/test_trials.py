@@ -12,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.access import Tenant
+from router.background import background_tasks
 from router.calls import Role
 from router.errors import ContextTooLong, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.ledger import Budget, UsageQuery
@@ -21,7 +22,7 @@ from router.protocol import Passage, Vocabulary
 from router.protocol.vocabulary import words
 from router.runs import Gateway, RequestOptions, RunLifecycle, Runs
 from router.runs.gateway import CompletionRequest
-from router.runs.live import LiveRuns, background_tasks
+from router.runs.live import LiveRuns
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, Retriever, Topology
 from router.search.executor import Executes, ExecutorLimits
 from router.search.retrieval import FixedRetriever

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from router.background import background_tasks
 from router.errors import BadConfig
-from router.runs.live import background_tasks
 from serving.engines.process import Backoff, ServerProcess, Watch, keep_running
 
 WATCH = Watch(every_s=0.05, within_s=0.5, misses=1000, backoff=lambda: Backoff(first_s=0.05, longest_s=0.1))
