@@ -1,6 +1,6 @@
 """The demo's models and retrieval, started apart from any gateway: gateways may come and go in front of them."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -27,19 +27,11 @@ class MiniDeployment(msgspec.Struct, frozen=True):
     retrieval: str
     """host:port of the retrieval service; empty leaves retrieval to whoever reads the config."""
 
-    def config(
-        self,
-        file: Path,
-        store: str,
-        base_urls: Mapping[str, str] | None = None,
-        *,
-        versions: Path | None = None,
-    ) -> Config:
+    def config(self, file: Path, store: str, *, versions: Path | None = None) -> Config:
         """The config of a gateway in front of it, which works on every question anew; also written to `file`.
-        `base_urls`: instead of the engines'. `versions`: where versions are published; then the untuned model is the
-        active one at first.
+        `versions`: where versions are published; then the untuned model is the active one at first.
         """
-        urls = {**self.engines, **(base_urls or {})}
+        urls = self.engines
 
         def at(role: RoleConfig) -> RoleConfig:
             return msgspec.structs.replace(role, engine=None, base_url=urls[role.engine or ""])

@@ -1,6 +1,5 @@
 """Engines, roles and retriever of a config, opened without a gateway: what the steps of a distillation run on."""
 
-import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from router.search.retrieval import IndexRetriever
 from router.trace import RoleName
 from router.trace.values import TopologyName
 from serving.config.config import Config, RoleConfig
-from serving.config.secrets import missing
+from serving.config.secrets import api_key, missing
 from serving.engines.engine import Log
 from serving.engines.loading import MOST_LOADED
 from serving.retrieval.opening import open_retriever
@@ -155,7 +154,7 @@ async def open_runtime(
             base_url = engines[role.engine] if role.engine else role.base_url
             if base_url is None:
                 raise BadConfig("roles.execution: adapters need a vLLM of our own; name its engine or base_url.")
-            loading = Adapters(session, base_url, os.environ.get(role.api_key_env) if role.api_key_env else None)
+            loading = Adapters(session, base_url, api_key(role.api_key_env))
             for name, folder in adapters.items():
                 if await loading.load(name, folder.resolve()):
                     stack.push_async_callback(loading.unload, name)

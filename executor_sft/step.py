@@ -140,7 +140,7 @@ def config_settings(config: Config, extra_roles: Mapping[str, RoleConfig | None]
     embedder = {key: retrieval["embedder"][key] for key in ("model", "query_prefix", "passage_prefix")}
     return {
         "roles": {name: _role(role) for name, role in roles.items()},
-        "search": {key: value for key, value in search.items() if key != "scope"},
+        "search": {key: value for key, value in search.items() if key != "vocabulary"},
         "retrieval": {key: retrieval[key] for key in ("documents", "chunk_tokens", "lexical")} | embedder,
     }
 

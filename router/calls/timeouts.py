@@ -23,6 +23,7 @@ class Timeouts:
         output, as the first text gives the call its whole time. Raises `UpstreamUnavailable`.
         """
         began, wrote = asyncio.get_running_loop().time(), False
+        first_s = min(self.first_token_s, self.call_s)
 
         def on_delta(delta: Delta) -> None:
             nonlocal wrote
@@ -31,9 +32,9 @@ class Timeouts:
                 timeout.reschedule(began + self.call_s)
 
         try:
-            async with asyncio.timeout_at(began + min(self.first_token_s, self.call_s)) as timeout:
+            async with asyncio.timeout_at(began + first_s) as timeout:
                 yield on_delta
         except TimeoutError as error:
-            said = f"not at its end within {self.call_s:g} s" if wrote else f"no token within {self.first_token_s:g} s"
+            said = f"not at its end within {self.call_s:g} s" if wrote else f"no token within {first_s:g} s"
             said = f"model {model.name!r}: {said}"
             raise UpstreamUnavailable(said, endpoint=model.endpoint, repeatable=False) from error

@@ -55,12 +55,11 @@ class Allowance:
         self._by_role[role] += charged.tokens - reserved.tokens
         self._under_way -= 1
 
-    def reserve_for_answer(self, amount: Amount) -> None:
-        """Keep `amount` for the answerer, instead of what was kept before. Raises `BudgetExhausted`; then what was kept
-        before still is.
-        """
+    def reserve_for_answer(self, amount: Amount) -> Amount:
+        """Keep `amount` for the answerer; what was kept before. Raises `BudgetExhausted`; then that still is."""
         self._check("answer", amount, self._taken + amount)
-        self._held = amount
+        before, self._held = self._held, amount
+        return before
 
     def _check(self, role: RoleName, amount: Amount, wanted: Amount) -> None:
         """`amount`: what is new. `wanted`: all that would then be taken or held."""

@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from router.amount import NOTHING, Amount
-from router.errors import BudgetExhausted, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
+from router.errors import BudgetExhausted, RolegateError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.ledger.budget import Allowance
 from router.ledger.journal import Journal, NoJournal
 from router.models import Completion, Delta, Usage
@@ -194,9 +194,13 @@ class Ledger:
         """
 
         async def reserve() -> None:
-            self._allowance.reserve_for_answer(amount)
+            before = self._allowance.reserve_for_answer(amount)
             if self._tenant_limited:
-                await self._journal.reserve_for_answer(self.run_id, amount)
+                try:
+                    await self._journal.reserve_for_answer(self.run_id, amount)
+                except RolegateError:
+                    self._allowance.reserve_for_answer(before)
+                    raise
 
         await self._granted(reserve)
 

@@ -35,6 +35,7 @@ _TOKENIZING = aiohttp.ClientTimeout(total=5)
 _DONE = b"[DONE]"
 _NOTHING = Delta()
 _LINGER_S = 1.0
+_CONNECT_S = 5.0
 _MOST_BYTES, _MOST_STREAMED, _MOST_SAID, _MOST_A_TOKEN = 8 << 20, 64 << 20, 64 << 10, 2 << 10
 """Bytes of a whole reply, of a stream with all that stands around its pieces, of what a server says of a failure, and
 of a stream for each token. No model writes as much, and what does not end must not be kept.
@@ -67,7 +68,6 @@ class OpenAIHTTP:
         model: str,
         *,
         api_key: str | None = None,
-        connect_timeout_s: float = 5.0,
         thinking: bool | None = None,
         extra_body: Mapping[str, Any] | None = None,
     ) -> None:
@@ -80,7 +80,7 @@ class OpenAIHTTP:
         self._structures, self._tokenizes, self._options = not thinking, True, 0
         self.name, self.endpoint = model, without_userinfo(base_url)
         self._url, self._tokenizer = f"{base_url}/chat/completions", f"{base_url.removesuffix('/v1')}/tokenize"
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"

@@ -29,7 +29,7 @@ _REPORTING_SHARE = 0.05
 """How much of an execution's time is kept, so that one that takes too long can say so."""
 OUT_OF_SCOPE = (
     "not in the demo world: the demo's models know a small fictional world only, and nothing of {words}. "
-    'To ask about other things, name real models in a config (README, "Real models") and give it to --config.'
+    "To ask about other things, name real models in a config (docs/documents.md says how) and give it to --config."
 )
 
 

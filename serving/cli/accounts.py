@@ -40,7 +40,7 @@ Makes a key and prints it, this once: only its hash is kept. Clients send it as 
 
 A tenant's key sees and spends what is that tenant's, and nothing else. Without --tenant it is a key of the operator,
 who sees all tenants. Scopes: `ask` puts questions and sees what became of them, `train` exports traces, `operate`
-compares the ledger with the engines (the operator's keys only).
+changes the executor's versions and compares the ledger with the engines (the operator's keys only).
 
 While there are no keys, everybody on this machine may ask for everything, and nobody else can reach the gateway. From
 the first key on, every caller needs one."""

@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from router.errors import JSON_ERRORS, BadConfig, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
-from router.models.failures import Secrets, without_userinfo
-from router.models.session import read_body
+from router.errors import JSON_ERRORS, BadConfig
+from router.models.failures import Upstream
+from router.models.session import read_body, upstream_session
 from serving.dependencies import missing_extra
 from serving.files import sha256_of
 
@@ -169,7 +169,7 @@ class EndpointEmbedder:
         self._model, self._prefixes, self._batch = model, {True: query_prefix, False: passage_prefix}, batch
         self.identity, self.dimension, self.max_tokens = endpoint_identity(model, passage_prefix), dimension, max_tokens
         self._url = f"{base_url.rstrip('/')}/embeddings"
-        self._endpoint, self._secrets = without_userinfo(self._url), Secrets(api_key, address=self._url)
+        self._upstream = Upstream(model, self._url, api_key)
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -186,7 +186,7 @@ class EndpointEmbedder:
         vectors = np.array(rows, dtype=np.float32).reshape(len(rows), self.dimension)
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         if not np.all(lengths > 0):  # also catches NaN
-            raise self._protocol_error("The embedding endpoint returned a vector without a direction")
+            raise self._upstream.protocol_error("The embedding endpoint returned a vector without a direction")
         return np.ascontiguousarray(vectors / lengths, dtype=np.float32)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
@@ -208,11 +208,11 @@ class EndpointEmbedder:
             try:
                 data = sorted(msgspec.json.decode(body, type=_Embeddings).data, key=lambda entry: entry.index)
             except JSON_ERRORS as error:
-                raise self._protocol_error(f"Not a list of embeddings: {error}") from error
+                raise self._upstream.protocol_error(f"Not a list of embeddings: {error}") from error
             if [entry.index for entry in data] != list(range(len(texts))):
-                raise self._protocol_error(f"{len(texts)} texts were sent, {len(data)} embeddings came")
+                raise self._upstream.protocol_error(f"{len(texts)} texts were sent, {len(data)} embeddings came")
             if wrong := {len(entry.embedding) for entry in data} - {self.dimension}:
-                raise self._protocol_error(
+                raise self._upstream.protocol_error(
                     f"Vectors of dimension {min(wrong)} where {self.dimension} is configured; correct the dimension"
                 )
             rows += [entry.embedding for entry in data]
@@ -220,22 +220,17 @@ class EndpointEmbedder:
 
     async def _post(self, body: bytes) -> bytes:
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=self._timeout, headers=self._headers)
+            self._session = upstream_session()
         try:
-            async with self._session.post(self._url, data=body) as response:
+            async with self._session.post(
+                self._url, data=body, headers=self._headers, timeout=self._timeout
+            ) as response:
                 content = await read_body(response, _MAX_BYTES)
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise UpstreamUnavailable(
-                f"No embeddings: {without_userinfo(str(error)) or type(error).__name__}", endpoint=self._endpoint
-            ) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._upstream.from_transport(error) from error
         if response.status != 200:
-            kind = UpstreamUnavailable if response.status in (408, 429) or response.status >= 500 else UpstreamRefused
-            reason = self._secrets.hidden(content.decode(errors="replace"))[:300]
-            raise kind(f"No embeddings: HTTP {response.status}: {reason}", endpoint=self._endpoint)
+            raise self._upstream.from_status(response.status, content.decode(errors="replace"), response.headers)
         return content
-
-    def _protocol_error(self, reason: str) -> UpstreamProtocolError:
-        return UpstreamProtocolError(reason, endpoint=self._endpoint)
 
 
 def endpoint_identity(model: str, passage_prefix: str) -> str:
