@@ -222,6 +222,17 @@ async def test_a_hold_reaches_the_tenant_s_quota_where_there_is_one() -> None:
         assert journal.told == told
 
 
+async def test_what_the_quota_refuses_to_hold_is_not_held() -> None:
+    """What was kept for the answer before still is."""
+    journal, allowance = Told(), Allowance(Budget(max_total_tokens=100))
+    ledger = Ledger(journal=journal, allowance=allowance, limited=True)
+    await ledger.reserve_for_answer(Amount(10))
+    journal.error = QuotaExhausted("no more", retry_after_s=1.0)
+    with pytest.raises(QuotaExhausted):
+        await ledger.reserve_for_answer(Amount(90))
+    allowance.reserve("execution", Amount(90))
+
+
 async def test_what_is_charged() -> None:
     """What an attempt spent takes the place of what was reserved; where nobody knows, the worst case stays taken."""
     allowance = Allowance(Budget(max_total_tokens=300))

@@ -1,7 +1,7 @@
 """Versions of the executor in use: a run keeps its own, and none fails because one is not to be had."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 
@@ -29,6 +29,7 @@ class Record:
         self.traffic, self.lacks, self.away = traffic, lacks, set(away)
         self.failure: Exception | None = None
         self.loaded: list[str] = []
+        self.at_load: Callable[[], None] = lambda: None
 
     async def read(self) -> Traffic:
         if self.failure:
@@ -37,6 +38,7 @@ class Record:
 
     async def load(self, version: str) -> None:
         self.loaded.append(version)
+        self.at_load()
         if version in self.away:
             raise UpstreamUnavailable("not there", endpoint="e")
         if version == self.lacks:
@@ -99,6 +101,16 @@ async def test_a_run_keeps_the_version_that_it_began_with() -> None:
     record.traffic = Traffic(NEW)
     await several.refresh()
     assert (await worked(several, begun, 1), await worked(several, run_of("run-2"))) == (OLD, NEW)
+
+
+async def test_an_engine_that_is_started_anew_while_its_versions_are_loaded() -> None:
+    """It is given them again."""
+    record = Record(Traffic(OLD))
+    several = executors(record)
+    record.at_load = several.reload
+    await several.refresh()
+    await several.refresh()
+    assert record.loaded == [OLD, OLD]
 
 
 async def test_a_version_is_loaded_once() -> None:
