@@ -1,4 +1,4 @@
-"""A finished run: what is stored, and what the client gets."""
+"""A run as it is stored, and what clients think of it."""
 
 from typing import Literal
 

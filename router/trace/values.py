@@ -1,4 +1,4 @@
-"""One executor run, as the trace keeps it."""
+"""What happens in a run, and what it comes to: executions, trajectories, events."""
 
 from collections.abc import Callable, Iterable
 from typing import Literal

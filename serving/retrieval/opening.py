@@ -89,7 +89,7 @@ async def open_retriever(
 ) -> AsyncIterator[IndexRetriever]:
     """The retriever that a config names, ready to search, with its embedder's engine. Raises `BadConfig` or `BadIndex`.
 
-    `cpu_threads`, `on_change`: for that engine, as for `serving.engine.engine`.
+    `cpu_threads`, `on_change`: for that engine, as for `serving.engines.engine.engine`.
     """
     if config.address is not None:
         remote = RemoteRetriever(config.address, timeout_s=config.timeout_s)

@@ -20,7 +20,7 @@ TopologyName = Literal["factorized", "single_agent", "homogeneous", "searcher", 
 
 
 class RequestOptions(TypedDict, total=False):
-    """RequestOptions of a question."""
+    """Options of a question."""
 
     request_id: str
     """A name for the request; within a day, the same name gets the same answer and spends nothing."""

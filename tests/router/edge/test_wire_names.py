@@ -4,6 +4,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
+from rolegate.client import requests as client_requests
 from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import evidence_pb2, run_service_pb2, usage_pb2, usage_service_pb2
 from rolegate.v1 import executor_version_service_pb2 as version_pb
@@ -25,6 +26,7 @@ from tests.router.store.stored import run
     [
         (answer_pb.AnswerOutcome, AnswerOutcome),
         (answer_pb.Topology, TopologyName),
+        (answer_pb.Topology, client_requests.TopologyName),
         (evidence_pb2.ExecutionOutcome, ExecutionOutcome),
         (version_pb.ExecutorVersionState, VersionState),
         (run_service_pb2.RunKind, RunKind),
