@@ -25,7 +25,7 @@ from router.models import Completion, Message
 from router.models.model import end_at_stop
 from router.protocol import parse_turn
 from router.protocol.prompts import without_system_role
-from router.protocol.turns import ReportTurn, Search
+from router.protocol.turns import ReportTurn, SearchTurn
 from router.search.executor import STOP
 from router.trace import Execution
 from serving.dependencies import need
@@ -220,11 +220,11 @@ def _kind(output: Completion, reply: Message | None) -> str:
     if output.finish_reason == "length":
         return "cut off"
     match parse_turn(output.text):
-        case Search() if reply is not None and reply.content.startswith("<documents>"):
+        case SearchTurn() if reply is not None and reply.content.startswith("<documents>"):
             return "search"
         case ReportTurn() if reply is None:
             return "report"
-        case Search() | ReportTurn():
+        case SearchTurn() | ReportTurn():
             return "out of turn"
         case _:
             return "malformed"

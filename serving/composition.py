@@ -189,7 +189,7 @@ async def _open_runs(config: Config, database: Database, upstream: _Upstream, lo
             roles=upstream.roles,
             lifecycle=lifecycle,
             max_question_chars=config.server.max_question_chars,
-            scope=Vocabulary.parse(Path(words).read_text("utf-8")) if words else None,
+            vocabulary=Vocabulary.parse(Path(words).read_text("utf-8")) if words else None,
             on_answered=trials.consider,
         )
         reconciler = Reconciler(upstream.deployments, VLLMCounts(upstream.session), SQLLedgerSums(database))

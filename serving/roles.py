@@ -22,7 +22,7 @@ from serving.topologies import ROLE_OF, role_configs
 
 
 async def all_roles(config: Config, new: Callable[..., Role]) -> tuple[dict[RoleName, Role], dict[TopologyName, Role]]:
-    """The three roles, and those that set baselines apart, which do not share the traffic of what they stand for."""
+    """The three roles, and those that set baselines apart, which do not share the health of what they stand for."""
     usual, own = config.roles.by_name, role_configs(config)
     prices, own_prices = await prices_of(usual, config.prices), await prices_of(own, config.prices)
     roles = {name: new(name, role, price=prices[name]) for name, role in usual.items()}
@@ -30,7 +30,7 @@ async def all_roles(config: Config, new: Callable[..., Role]) -> tuple[dict[Role
         name: replace(
             new(ROLE_OF[name], role, price=own_prices[name]),
             executor_version=None,  # it is no version of the executor
-            traffic=RoleHealth(role.max_in_flight),
+            health=RoleHealth(role.max_in_flight),
         )
         for name, role in own.items()
     }
@@ -70,7 +70,7 @@ def new_role(
         endpoint=first.endpoint,
         others=tuple(others),
         timeouts=Timeouts(config.first_token_timeout_s, config.call_timeout_s),
-        traffic=upstreams.role(name, config.max_in_flight),
+        health=upstreams.role(name, config.max_in_flight),
         structured=config.structured and name == "execution",
     )
 

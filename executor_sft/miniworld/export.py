@@ -55,12 +55,12 @@ def export(world: World, folder: Path, questions: int, prefix: str = "mini") -> 
     documents = [{"id": page.id, "title": page.title, "text": page.text} for page in library.passages]
     (folder / "corpus.jsonl").write_bytes(encoder.encode_lines(documents))
     (folder / "questions.jsonl").write_bytes(encoder.encode_lines(asked))
-    (folder / "vocabulary.txt").write_text(scope(world), "utf-8")
+    (folder / "vocabulary.txt").write_text(vocabulary_of(world), "utf-8")
     return asked
 
 
-def scope(world: World) -> str:
-    """The scope file of a world: the words of all wordings, then all names (`router.protocol.vocabulary`)."""
+def vocabulary_of(world: World) -> str:
+    """The vocabulary file of a world: the words of all wordings, then all names (`router.protocol.vocabulary`)."""
     wordings = itertools.chain.from_iterable(
         (relation.noun, *relation.ask, *(text for text, _ in relation.compare)) for relation in RELATIONS
     )

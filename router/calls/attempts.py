@@ -52,7 +52,7 @@ class Attempts:
     """Of the first attempt."""
     replicas: tuple[Replica, ...]
     timeouts: Timeouts
-    traffic: RoleHealth
+    health: RoleHealth
     worst: Callable[[int, int], Amount]
     """The most that an attempt may cost, by the tokens of its prompt and by those that it may write."""
     streams: bool
@@ -71,7 +71,7 @@ class Attempts:
         """Return the whole output of the first attempt that comes to it, at another replica at once, or at the same one
         after pauses that grow. Raises `UpstreamError` and `BudgetExhausted`; of several errors, the last one.
         """
-        self.traffic.retries.called()
+        self.health.retries.called()
         for number in count(1):
             try:
                 return await self._once()
@@ -82,7 +82,7 @@ class Attempts:
             except (UpstreamUnavailable, UpstreamProtocolError) as error:
                 pause_s = 0.0 if self._elsewhere() else _pause_s(error, number)
                 late = pause_s is None or asyncio.get_running_loop().time() + pause_s > self.until
-                if error.passed_on or number == self.most or late or not self.traffic.retries.spend():
+                if error.passed_on or number == self.most or late or not self.health.retries.spend():
                     raise
             await asyncio.sleep(pause_s or 0.0)
         raise AssertionError("the last attempt returns or raises")
@@ -112,13 +112,13 @@ class Attempts:
                 async with model.stream(prompt) as deltas:
                     completion = await gather(within(deltas, max_tokens), take)
             if usage := attempt.believed:
-                self.traffic.counts.learn(prompt.messages, usage.prompt_tokens)
+                self.health.counts.learn(prompt.messages, usage.prompt_tokens)
             return msgspec.structs.replace(completion, usage=usage)
 
     @asynccontextmanager
     async def _attempt(self) -> AsyncIterator[tuple[Attempt, Model, Prompt, Timeouts]]:
         """Book an attempt; yield it with the model that it asks, the prompt under its name, and its timeouts."""
-        async with self.traffic.place():
+        async with self.health.place():
             replica = await self._chosen()
             timeouts = self.timeouts
             if len(self.replicas) > 1 and replica.endpoint.breaker.state != "closed":
@@ -133,10 +133,10 @@ class Attempts:
                         sampling = msgspec.structs.replace(self.prompt.sampling, max_tokens=attempt.opened.max_tokens)
                         prompt = msgspec.structs.replace(self.prompt, sampling=sampling, request_id=attempt.request_id)
                         yield attempt, replica.model, prompt, timeouts
-                        self.traffic.succeeded()
+                        self.health.succeeded()
             except UpstreamError as error:
                 works = isinstance(error, UpstreamRefused) and not error.lasting  # but not with this prompt
-                (self.traffic.succeeded if works else self.traffic.failed)()
+                (self.health.succeeded if works else self.health.failed)()
                 self._failed.add(replica.deployment)
                 error.passed_on = bool(self.on_delta and attempt and attempt.first_token_s is not None)
                 raise
@@ -149,19 +149,19 @@ class Attempts:
         self._made += 1
         number = self._made
 
-        async def enter(prompt_tokens: int, max_tokens: int, worst: Amount, *, patient: bool) -> Attempt:
+        async def enter(prompt_tokens: int, max_tokens: int, worst: Amount, *, waits: bool) -> Attempt:
             caller = replace(
                 self.caller, deployment=replica.deployment, prompt_bound=prompt_tokens, max_tokens=max_tokens
             )
-            booked = self.ledger.attempt(caller, purpose, number, worst, patient=patient)
+            booked = self.ledger.attempt(caller, purpose, number, worst, waits=waits)
             return await stack.enter_async_context(booked)
 
         bound, most = self.caller.prompt_bound, self.caller.max_tokens
         try:
             worst = self.worst(bound, most) if self.ledger.limited else NOTHING
-            attempt = await enter(bound, most, worst, patient=False)
+            attempt = await enter(bound, most, worst, waits=False)
         except BudgetExhausted:
-            tokens = await prompt_tokens(replica.model, self.prompt, self.traffic.counts)
+            tokens = await prompt_tokens(replica.model, self.prompt, self.health.counts)
             attempt = await affordable(partial(enter, tokens), partial(self.worst, tokens), most)
         attempt.count = partial(replica.model.count, self.prompt)
         return attempt
@@ -199,19 +199,19 @@ def least_tokens(max_tokens: int) -> int:
 
 
 async def affordable(take: Callable[..., Awaitable[T]], worst: Callable[[int], Amount], max_tokens: int) -> T:
-    """Return `take(tokens, worst(tokens), patient=…)` for `max_tokens` to write or, where the budget has no room
+    """Return `take(tokens, worst(tokens), waits=…)` for `max_tokens` to write or, where the budget has no room
     for as many, for as many as it has room for. Raises `BudgetExhausted`.
     """
-    least, patient = least_tokens(max_tokens), True
+    least, waits = least_tokens(max_tokens), True
     while True:
         try:
-            return await take(max_tokens, worst(max_tokens), patient=patient)
+            return await take(max_tokens, worst(max_tokens), waits=waits)
         except BudgetExhausted as error:
             left = error.left
             if left is None or max_tokens <= least:
                 raise
             # What others hold back has been waited for once.
-            patient = not error.contended
+            waits = not error.contended
         fewer = range(least, max_tokens)
         max_tokens = max(least, least - 1 + bisect_left(fewer, True, key=lambda tokens: not left.holds(worst(tokens))))
 

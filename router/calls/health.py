@@ -69,7 +69,7 @@ async def watch_role(
     loop, pause_s, due = asyncio.get_running_loop(), _FIRST_S, 0.0
     while True:
         models = (role, *role.fallbacks)
-        taken = [each for each in models if each.traffic.works]
+        taken = [each for each in models if each.health.works]
         works = any(replica.endpoint.breaker.state == "closed" for each in taken for replica in each.replicas)
         readiness.say(f"roles.{name}", [NEEDS[name]], None if works else "all its calls fail")
         waits_s = [replica.endpoint.breaker.wait_s for each in models for replica in each.replicas]

@@ -174,7 +174,7 @@ async def chosen(
 
 
 class Upstreams:
-    """One endpoint for each deployment, and one traffic for each role, whichever of its versions calls."""
+    """One endpoint for each deployment, and one health for each role, whichever of its versions calls."""
 
     def __init__(self) -> None:
         self.endpoints: dict[str, Endpoint] = {}

@@ -52,7 +52,7 @@ class Role:
     others: tuple[Replica, ...] = ()
     """Further replicas of the model."""
     timeouts: Timeouts = field(default_factory=Timeouts)
-    traffic: RoleHealth = field(default_factory=RoleHealth)
+    health: RoleHealth = field(default_factory=RoleHealth)
     fallbacks: "tuple[Role, ...]" = ()
     """Who is asked instead, in this order, where its model is not to be had."""
     structured: bool = False
@@ -85,7 +85,7 @@ class Role:
             for role in (self, *self.fallbacks):
                 if first:
                     _log.warning("role.fallback", role=self.name, model=role.model.name, error=str(first))
-                    self.traffic.fallbacks, purpose = self.traffic.fallbacks + 1, "fallback"
+                    self.health.fallbacks, purpose = self.health.fallbacks + 1, "fallback"
                 attempts = role._attempts(role._prompt(messages, stop, pattern), sub_query, ledger, purpose)
                 attempts.until, attempts.on_text, attempts.on_delta = until, on_text, on_delta
                 try:
@@ -105,7 +105,7 @@ class Role:
             self.name, self.model.name, at[0].deployment, sub_query, most, self.executor_version, self.price, bound
         )
         return Attempts(
-            prompt, ledger, caller, purpose, at, self.timeouts, self.traffic, self._worst, self.streams, self.attempts
+            prompt, ledger, caller, purpose, at, self.timeouts, self.health, self._worst, self.streams, self.attempts
         )
 
     async def reserve_for_answer(
@@ -115,7 +115,7 @@ class Role:
         kept for long, or else by bytes. `least`: for as little to be written as is worth it. Raises `BudgetExhausted`
         and `StoreFailed`.
         """
-        tokens = await prompt_tokens(self.model, self._prompt(messages, (), None), self.traffic.counts)
+        tokens = await prompt_tokens(self.model, self._prompt(messages, (), None), self.health.counts)
         max_tokens = self.sampling.max_tokens
         await ledger.reserve_for_answer(
             self._worst(tokens + coming_tokens, least_tokens(max_tokens) if least else max_tokens)

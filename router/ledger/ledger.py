@@ -22,7 +22,7 @@ from router.trace.call import WHOLE, OpenedCall, Outcome, Purpose
 from router.trace.identity import DEFAULT_TENANT
 
 _log = structlog.get_logger("ledger")
-_FIRST_PATIENCE_S, _LATER_PATIENCE_S = 10.0, 1.0
+_FIRST_WAIT_S, _LATER_WAIT_S = 10.0, 1.0
 """How long a run waits for others' reservations: before its first call, when it may well wait, and later, when it
 holds something that others may be waiting for."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
@@ -162,14 +162,14 @@ class Ledger:
 
     @asynccontextmanager
     async def attempt(
-        self, caller: Caller, purpose: Purpose, number: int, worst: Amount = NOTHING, *, patient: bool = True
+        self, caller: Caller, purpose: Purpose, number: int, worst: Amount = NOTHING, *, waits: bool = True
     ) -> AsyncIterator[Attempt]:
-        """Book what happens inside as one row, however it ends. `worst`: what it may cost at most. `patient`: wait a
+        """Book what happens inside as one row, however it ends. `worst`: what it may cost at most. `waits`: wait a
         little for what calls that are under way may give back.
 
         Raises `BudgetExhausted` or `StoreFailed` before anything happens inside; then there is no row.
         """
-        opened = await self._granted(lambda: self._open(caller, purpose, number, worst), patient=patient)
+        opened = await self._granted(lambda: self._open(caller, purpose, number, worst), waits=waits)
         attempt = Attempt(opened, caller.price)
         outcome: Outcome = "cancelled"
         try:
@@ -275,10 +275,10 @@ class Ledger:
             raise
         return opened
 
-    async def _granted(self, ask: Callable[[], Awaitable[Granted]], *, patient: bool = True) -> Granted:
+    async def _granted(self, ask: Callable[[], Awaitable[Granted]], *, waits: bool = True) -> Granted:
         """What `ask` returns, asked again while only what is under way stands in its way."""
-        patience_s = (_LATER_PATIENCE_S if self._opened else _FIRST_PATIENCE_S) if patient else 0.0
-        until, pause_s = time.monotonic() + patience_s, _FIRST_PAUSE_S
+        wait_s = (_LATER_WAIT_S if self._opened else _FIRST_WAIT_S) if waits else 0.0
+        until, pause_s = time.monotonic() + wait_s, _FIRST_PAUSE_S
         while True:
             try:
                 return await ask()

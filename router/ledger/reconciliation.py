@@ -11,8 +11,8 @@ from router.errors import UpstreamError, UpstreamProtocolError, UpstreamUnavaila
 from router.models.failures import without_userinfo
 from router.models.session import read_body
 
-Verdict = Literal["equal", "within_bounds", "different", "unknown"]
-_WORSE: tuple[Verdict, ...] = ("equal", "within_bounds", "different")
+ReconciliationVerdict = Literal["equal", "within_bounds", "different", "unknown"]
+_WORSE: tuple[ReconciliationVerdict, ...] = ("equal", "within_bounds", "different")
 
 
 class Tokens(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class ReconciledTokens(msgspec.Struct, frozen=True):
     """The most that its calls can have spent."""
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ReconciliationVerdict:
         """The result of the comparison."""
         if self.engine == self.ledger:
             return "equal"
@@ -79,7 +79,7 @@ class Reconciliation(msgspec.Struct, frozen=True):
     """One deployment, compared since its engine was started."""
 
     deployment: str
-    verdict: Verdict
+    verdict: ReconciliationVerdict
     reason: str = ""
     """The reason, where there is no comparison."""
     start: float | None = None

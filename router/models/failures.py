@@ -98,7 +98,7 @@ _WRONG_ADDRESS = (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, aiohttp.Red
 _WRONG_CERTIFICATE = (aiohttp.ClientConnectorCertificateError, aiohttp.ServerFingerprintMismatch)
 _SSL = re.compile(r" ssl:(<[^>]*>|\w+)")
 """The note that aiohttp puts behind a host: how its certificate is checked, by name or as an object."""
-_GARBLED = (aiohttp.ClientResponseError, HttpProcessingError, BodyTooLong)
+_BROKEN_PROTOCOL = (aiohttp.ClientResponseError, HttpProcessingError, BodyTooLong)
 
 
 class Upstream:
@@ -145,7 +145,7 @@ class Upstream:
             return self._refused(f"{said}; check its address")
         if isinstance(error, _WRONG_CERTIFICATE):
             return self._refused(f"{said}; check its certificate")
-        if isinstance(error, _GARBLED) and not isinstance(error, aiohttp.ClientHttpProxyError):
+        if isinstance(error, _BROKEN_PROTOCOL) and not isinstance(error, aiohttp.ClientHttpProxyError):
             return self.protocol_error(said)
         return self.unavailable(said, unspent=isinstance(error, aiohttp.ClientConnectorError))
 

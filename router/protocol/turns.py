@@ -19,7 +19,7 @@ _BULLET = re.compile(r"(?:[-*+•–]|\(?\d{1,2}[.)])(?:\s+|$)")
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class SearchTurn:
     """The turn searches."""
 
     query: str
@@ -34,7 +34,7 @@ class ReportTurn:
     report: Report
 
 
-ExecutionTurn = Search | ReportTurn | Malformed
+ExecutionTurn = SearchTurn | ReportTurn | Malformed
 
 
 def parse_turn(text: str, cut: bool = False) -> ExecutionTurn:
@@ -51,14 +51,14 @@ def parse_turn(text: str, cut: bool = False) -> ExecutionTurn:
     return turn
 
 
-def _search(own: str, cut: bool) -> tuple[bool, tuple[int, Search] | None]:
+def _search(own: str, cut: bool) -> tuple[bool, tuple[int, SearchTurn] | None]:
     """Find out whether there is any search block, and where the first search with a query begins."""
     found = search_blocks(own, cut=cut)
     searches = [block for block in found if block.questions]
     if not searches:
         return bool(found), None
     ignored = sum(len(block.questions) for block in searches) - 1
-    return True, (searches[0].start, Search(searches[0].questions[0], ignored))
+    return True, (searches[0].start, SearchTurn(searches[0].questions[0], ignored))
 
 
 def _report(own: str, *, cut: bool) -> ReportTurn | Malformed:

@@ -16,7 +16,7 @@ class Vocabulary:
 
     @classmethod
     def parse(cls, text: str) -> "Vocabulary":
-        """A scope from a file: words, a blank line, then names, one on each line."""
+        """A vocabulary from a file: words, a blank line, then names, one on each line."""
         words, _, names = text.partition("\n\n")
         return cls(words.split(), names.splitlines())
 

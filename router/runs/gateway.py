@@ -58,16 +58,16 @@ class Gateway:
         roles: Mapping[RoleName, Role],
         lifecycle: RunLifecycle,
         max_question_chars: int = 4000,
-        scope: Vocabulary | None = None,
+        vocabulary: Vocabulary | None = None,
         on_answered: Callable[[Run], None] = lambda _run: None,
     ) -> None:
-        """`topologies`: the ways to answer, `factorized` among them. `scope`: what questions may be about; None for
-        models that know the language. `on_answered` gets every question that was answered here, unless its texts must
-        not be kept.
+        """`topologies`: the ways to answer, `factorized` among them. `vocabulary`: what questions may be about; None
+        for models that know the language. `on_answered` gets every question that was answered here, unless its texts
+        must not be kept.
         """
         self._topologies, self._executor, self._roles = topologies, executor, roles
         self._lifecycle, self._max_question_chars = lifecycle, max_question_chars
-        self._scope, self._on_answered = scope, on_answered
+        self._vocabulary, self._on_answered = vocabulary, on_answered
 
     async def answer(
         self,
@@ -89,7 +89,7 @@ class Gateway:
             if isinstance(run, Run):
                 return run
             draft = run.context.draft
-            if self._scope and (outside := self._scope.outside(question)):
+            if self._vocabulary and (outside := self._vocabulary.outside(question)):
                 draft.result = Trajectory(_out_of_scope(outside), "out_of_scope", topology=topology)
             else:
                 draft.result = found = await chosen.loop.run(question, run.context)
@@ -106,7 +106,7 @@ class Gateway:
         """
         sub_query = self._readable("sub_query", sub_query)
         self._check_prices(options, self._roles)
-        if self._scope and (outside := self._scope.outside(sub_query)):
+        if self._vocabulary and (outside := self._vocabulary.outside(sub_query)):
             raise BadRequest(_out_of_scope(outside))
         request = RunRequest("execute", sub_query, sub_query, answering_share=_REPORTING_SHARE)
         async with self._lifecycle.open(request, options) as run:

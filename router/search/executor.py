@@ -11,7 +11,7 @@ from router.calls import Role
 from router.errors import BudgetExhausted, ContextTooLong, UpstreamError
 from router.models import Completion, Message
 from router.protocol import NO_EVIDENCE, Passage, Report, parse_turn, prompts
-from router.protocol.turns import MOST_POINTS, ExecutionTurn, ReportTurn, Search, parse_agent_turn, turn_pattern
+from router.protocol.turns import MOST_POINTS, ExecutionTurn, ReportTurn, SearchTurn, parse_agent_turn, turn_pattern
 from router.search.context import RunContext
 from router.search.retrieval import Retriever
 from router.trace import Conversation, Execution
@@ -195,14 +195,14 @@ class Agent:
             await self.ask(work, context, until=context.search_deadline, index=index, purpose=purpose)
         output = work.outputs[-1]
         match self.form.parse(output.text, output.finish_reason == "length"):
-            case Search(query, ignored) if self._retriever and self._may_search(work):
+            case SearchTurn(query, ignored) if self._retriever and self._may_search(work):
                 (found,) = await self._retriever.search([query], self.limits.top_k)
                 passages = tuple(passage.within(self.limits.passage_chars) for passage in found)
                 last = not self._may_search(work, searches=1, turns=1)
                 work.documents(SearchRecord(query, passages, ignored), last=last)
                 titles = tuple(passage.title for passage in passages)
                 context.on_event(SearchDone(-1 if index is None else index, query, titles))
-            case Search():
+            case SearchTurn():
                 work.correct(self.form.no_searches)
             case _ if self.form.search_first and not work.searches:
                 work.correct(self.form.search_first)

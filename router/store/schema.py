@@ -25,7 +25,7 @@ from router.models.model import TOKEN_COUNTS
 from router.trace import Call
 from router.trace.call import UsageSums
 from router.trace.run import Feedback
-from router.versions import Decision, ExecutorVersion
+from router.versions import ExecutorVersion, VersionDecision
 
 _TYPES: dict[Any, type[Any]] = {int: BigInteger, float: Float, bool: Boolean}
 """Types of columns, by those of fields; all others are strings."""
@@ -150,5 +150,5 @@ VERSION_DECISIONS = Table(  # numbers are given under a lock, so in the order of
     "version_decisions",
     METADATA,
     Column("version", ForeignKey("executor_versions.version"), nullable=False, index=True),
-    *_columns(Decision, "number", without=("version",)),
+    *_columns(VersionDecision, "number", without=("version",)),
 )

@@ -11,7 +11,7 @@ from router.errors import BadRequest
 from router.store.database import Database, storable
 from router.store.rows import struct_of
 from router.store.schema import EXECUTOR_VERSIONS, RUNS, TENANTS, VERSION_DECISIONS, VERSION_TRIALS
-from router.versions import Decision, ExecutorVersion
+from router.versions import ExecutorVersion, VersionDecision
 from router.versions.book import Judgement, Pair, Side, Stage, Trial, TrialFigures
 
 _LOCK = "SELECT pg_advisory_xact_lock(1919118444, 1)"
@@ -32,7 +32,7 @@ class SQLVersionBook:
         """See `VersionBook.versions`."""
         return await self._database.read(_versions)
 
-    async def add(self, version: ExecutorVersion, decision: Decision) -> None:
+    async def add(self, version: ExecutorVersion, decision: VersionDecision) -> None:
         """See `VersionBook.add`."""
 
         def add(connection: Connection) -> None:
@@ -45,7 +45,10 @@ class SQLVersionBook:
         await self._database.write(add)
 
     async def change(
-        self, expected: Sequence[ExecutorVersion], changed: Sequence[ExecutorVersion], decisions: Sequence[Decision]
+        self,
+        expected: Sequence[ExecutorVersion],
+        changed: Sequence[ExecutorVersion],
+        decisions: Sequence[VersionDecision],
     ) -> bool:
         """See `VersionBook.change`. False, too, where two versions would be active, or two be tried."""
 
@@ -64,7 +67,7 @@ class SQLVersionBook:
 
         return await self._database.write(change)
 
-    async def wait(self, decision: Decision) -> None:
+    async def wait(self, decision: VersionDecision) -> None:
         """See `VersionBook.wait`; of no effect where the version has left that state."""
 
         def wait(connection: Connection) -> None:
@@ -81,14 +84,14 @@ class SQLVersionBook:
 
         await self._database.write(wait)
 
-    async def decisions(self, version: str | None, after: int, size: int) -> list[Decision]:
+    async def decisions(self, version: str | None, after: int, size: int) -> list[VersionDecision]:
         """See `VersionBook.decisions`."""
         wanted = select(VERSION_DECISIONS).where(_DECISIONS.number > after)
         if version is not None:
             wanted = wanted.where(_DECISIONS.version == storable(version))
         wanted = wanted.order_by(_DECISIONS.number).limit(size)
 
-        def read(connection: Connection) -> list[Decision]:
+        def read(connection: Connection) -> list[VersionDecision]:
             return [_decision(row) for row in connection.execute(wanted).mappings()]
 
         return await self._database.read(read)
@@ -148,7 +151,7 @@ def _sound(versions: Iterable[ExecutorVersion]) -> bool:
     return states.count("active") <= 1 and states.count("shadow") + states.count("canary") <= 1
 
 
-def _note(connection: Connection, decisions: Iterable[Decision]) -> None:
+def _note(connection: Connection, decisions: Iterable[VersionDecision]) -> None:
     last = connection.scalar(select(func.max(_DECISIONS.number))) or 0
     for number, decision in enumerate(decisions, last + 1):
         figures = None if decision.figures is None else msgspec.json.encode(decision.figures).decode()
@@ -156,9 +159,9 @@ def _note(connection: Connection, decisions: Iterable[Decision]) -> None:
         connection.execute(VERSION_DECISIONS.insert().values(row))
 
 
-def _decision(row: RowMapping) -> Decision:
+def _decision(row: RowMapping) -> VersionDecision:
     figures = None if row["figures"] is None else msgspec.json.decode(row["figures"], type=TrialFigures)
-    return struct_of(Decision, row, figures=figures)
+    return struct_of(VersionDecision, row, figures=figures)
 
 
 def _row(trial: Trial) -> dict[str, object]:

@@ -1,9 +1,9 @@
 """Versions of the executor: which one works, trials, the gate."""
 
-from router.versions.book import Decision, ExecutorVersion
+from router.versions.book import ExecutorVersion, VersionDecision
 from router.versions.gate import GateRule
 from router.versions.routing import VersionRouting
 from router.versions.trials import Trials
 from router.versions.versions import Versions
 
-__all__ = ["Decision", "ExecutorVersion", "GateRule", "Trials", "VersionRouting", "Versions"]
+__all__ = ["ExecutorVersion", "GateRule", "Trials", "VersionDecision", "VersionRouting", "Versions"]

@@ -46,7 +46,7 @@ class Traffic(msgspec.Struct, frozen=True):
         place = int.from_bytes(hashlib.sha256(run_id.encode()).digest()[:8]) / 2**64  # among all runs, 0 to 1
         return self.candidate if self.candidate and self.stage == "canary" and place < self.share else self.active
 
-    def beside(self, run_id: str) -> str | None:
+    def other(self, run_id: str) -> str | None:
         """The version to compare with whoever serves a run; None where nothing is to be compared."""
         if self.stage == "shadow":
             return self.candidate
@@ -95,7 +95,7 @@ class Trial(msgspec.Struct, frozen=True):
         return self.by_active if self.stage == "shadow" else self.by_candidate
 
     @property
-    def beside(self) -> Side:
+    def other(self) -> Side:
         """The side that the client did not get."""
         return self.by_candidate if self.stage == "shadow" else self.by_active
 
@@ -116,15 +116,15 @@ def judge(trial: Trial, feedback: Feedback) -> Judgement | None:
     """
     accepted, golds = feedback.good, [feedback.gold_answer] if feedback.gold_answer else []
     matches = bool(golds) and exact_match(trial.served.answer, golds)
-    beside: bool | None
+    other: bool | None
     if golds and (matches or not accepted):
-        served, beside = matches, exact_match(trial.beside.answer, golds)
+        served, other = matches, exact_match(trial.other.answer, golds)
     elif accepted is not None:
-        alike = exact_match(trial.beside.answer, [trial.served.answer, *golds])
-        served, beside = accepted, accepted if alike else None
+        alike = exact_match(trial.other.answer, [trial.served.answer, *golds])
+        served, other = accepted, accepted if alike else None
     else:
         return None
-    return Judgement(beside, served) if trial.stage == "shadow" else Judgement(served, beside)
+    return Judgement(other, served) if trial.stage == "shadow" else Judgement(served, other)
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -142,7 +142,7 @@ DecidedBy = Literal["gate", "operator", "config"]
 """The config names the version to begin with."""
 
 
-class Evidence(msgspec.Struct, frozen=True):
+class GateEvidence(msgspec.Struct, frozen=True):
     """The values of two test martingales on one measure; 1/α and more rejects the contrary at the level α."""
 
     measure: str
@@ -164,10 +164,10 @@ class TrialFigures(msgspec.Struct, frozen=True):
     active_failed: int
     tokens: int
     active_tokens: int
-    evidence: tuple[Evidence, ...] = ()
+    evidence: tuple[GateEvidence, ...] = ()
 
 
-class Decision(msgspec.Struct, frozen=True):
+class VersionDecision(msgspec.Struct, frozen=True):
     """A change of a version's state, and why."""
 
     version: str
@@ -191,20 +191,23 @@ class VersionBook(Protocol):
     async def versions(self) -> list[ExecutorVersion]:
         """All of them, newest first."""
 
-    async def add(self, version: ExecutorVersion, decision: Decision) -> None:
+    async def add(self, version: ExecutorVersion, decision: VersionDecision) -> None:
         """Put a version on record. Raises `BadRequest` where there is one of that name."""
 
     async def change(
-        self, expected: Sequence[ExecutorVersion], changed: Sequence[ExecutorVersion], decisions: Sequence[Decision]
+        self,
+        expected: Sequence[ExecutorVersion],
+        changed: Sequence[ExecutorVersion],
+        decisions: Sequence[VersionDecision],
     ) -> bool:
         """Replace versions, all or none, and write down why. False where another process has changed any of
         `expected` since it was read; then nothing has changed.
         """
 
-    async def wait(self, decision: Decision) -> None:
+    async def wait(self, decision: VersionDecision) -> None:
         """Write down that there is no decision yet, in place of the last such note on the version in that state."""
 
-    async def decisions(self, version: str | None, after: int, size: int) -> list[Decision]:
+    async def decisions(self, version: str | None, after: int, size: int) -> list[VersionDecision]:
         """With numbers greater than `after`, oldest first."""
 
     async def add_trial(self, trial: Trial) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from router.versions.book import Evidence, Judgement, Pair, TrialFigures
+from router.versions.book import GateEvidence, Judgement, Pair, TrialFigures
 
 STAKES = (0.1, 0.3, 0.6, 0.99)
 """Small ones win where the versions differ often and either way, large ones where they hardly differ. Below 1, so that
@@ -26,7 +26,7 @@ no pair loses everything.
 _MEASURES = 3
 _MOST_LOG = 500.0
 """Evidence is cut at e to this, which every format can hold."""
-Verdict = Literal["promote", "wait", "stop", "roll_back"]
+GateVerdict = Literal["promote", "wait", "stop", "roll_back"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class GateRule:
     """Of a stage; where there is no decision by then, the trial is over, as trials cost tokens."""
 
 
-def decide(pairs: Sequence[Pair], rule: GateRule) -> tuple[Verdict, TrialFigures, str]:
+def decide(pairs: Sequence[Pair], rule: GateRule) -> tuple[GateVerdict, TrialFigures, str]:
     """Decide on a candidate with these pairs: the decision, the figures, and why, in words.
 
     It is promoted when the evidence in favour has reached 1/error on all three measures: all must be in error for it to
@@ -74,7 +74,7 @@ def figures_of(pairs: Sequence[Pair], rule: GateRule | None) -> TrialFigures:
     (k·active - candidate) / (k·active + candidate), 0 where both spent nothing, and without a margin.
     """
     judged = [pair.judgement for pair in pairs if pair.judgement is not None]
-    evidence: tuple[Evidence, ...] = ()
+    evidence: tuple[GateEvidence, ...] = ()
     if rule is not None:
         evidence = (
             _correctness(judged, rule.margin),
@@ -100,7 +100,7 @@ def _saved(pair: Pair, most_tokens: float) -> float:
     return (allowed - pair.candidate_tokens) / total if total else 0.0
 
 
-def _correctness(judged: Sequence[Judgement], margin: float) -> Evidence:
+def _correctness(judged: Sequence[Judgement], margin: float) -> GateEvidence:
     least = [(each.candidate_right is True) - (each.active_right is not False) for each in judged]
     most = [(each.candidate_right is not False) - (each.active_right is True) for each in judged]
     return _evidence("correctness", least, margin, most)
@@ -108,10 +108,10 @@ def _correctness(judged: Sequence[Judgement], margin: float) -> Evidence:
 
 def _evidence(
     measure: str, differences: Sequence[float], margin: float, at_most: Sequence[float] | None = None
-) -> Evidence:
+) -> GateEvidence:
     """`at_most`: what the differences may be; then `differences` are what they are at least."""
     against = differences if at_most is None else at_most
-    return Evidence(measure, _won(each + margin for each in differences), _won(-each for each in against))
+    return GateEvidence(measure, _won(each + margin for each in differences), _won(-each for each in against))
 
 
 def _won(differences: Iterable[float]) -> float:

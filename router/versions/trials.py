@@ -23,7 +23,7 @@ _log = structlog.get_logger("trials")
 _AT_ONCE, _WAITING = 4, 64
 _CUT = ("time_exhausted", "budget_exhausted")
 """Outcomes of runs that ended by the client's terms, under which the other version would not work."""
-_SPOILED = ("budget_exhausted", "retrieval_failed")
+_HINDERED = ("budget_exhausted", "retrieval_failed")
 """Outcomes that no version can help."""
 _REVIEWING_SHARE = 0.1
 """How much of the time reviews may take: each of them goes over all trials."""
@@ -53,7 +53,7 @@ class Trials:
 
     def consider(self, run: Run) -> None:
         """Try the run soon, if there is something to compare it with, and not too many wait."""
-        if self._executors.traffic.beside(run.id) is None or not _comparable(run):
+        if self._executors.traffic.other(run.id) is None or not _comparable(run):
             return
         try:
             self._waiting.put_nowait(run)
@@ -88,15 +88,15 @@ class Trials:
         traffic = self._executors.traffic
         worked = (call for call in run.calls if call.role == "execution")
         first = min(worked, key=lambda call: call.number, default=None)
-        served, beside = first and first.executor_version, traffic.beside(run.id)  # it worked in the run, or was to
-        if traffic.candidate is None or traffic.stage is None or beside is None or served != traffic.serving(run.id):
+        served, other = first and first.executor_version, traffic.other(run.id)  # it worked in the run, or was to
+        if traffic.candidate is None or traffic.stage is None or other is None or served != traffic.serving(run.id):
             return  # it has changed since the run began
-        tried = await self._beside(run, beside)
+        tried = await self._run_other(run, other)
         if tried is None:
             _log.warning("trial.given_up", run_id=run.id, error="A budget or something upstream was in its way.")
         if tried is None or self._executors.traffic != traffic:
             return
-        sides = {served: _side(run.result, run.calls, served), beside: tried}
+        sides = {served: _side(run.result, run.calls, served), other: tried}
         candidate, active = sides[traffic.candidate], sides[traffic.active]
         trial = Trial(run.id, traffic.candidate, traffic.active, traffic.stage, candidate, active, time.time())
         await self._book.add_trial(trial)
@@ -105,7 +105,7 @@ class Trials:
         self._news.set()
         _log.info("trial.ended", run_id=run.id, candidate=trial.candidate, stage=trial.stage, dropped=self.dropped)
 
-    async def _beside(self, run: Run, version: str) -> Side | None:
+    async def _run_other(self, run: Run, version: str) -> Side | None:
         """What comes of the run with another version, in a run of its own; None where that tells nothing of it."""
         assert isinstance(run.result, Trajectory)
         search, opened = self._search(self._executors.of(version)), None
@@ -120,7 +120,7 @@ class Trials:
                 raise
             return Side("", True, _tokens(opened.context.ledger.calls))
         tried = trial.stored
-        return None if _spoiled(tried) else _side(tried.result, tried.calls, version)
+        return None if _hindered(tried) else _side(tried.result, tried.calls, version)
 
     async def _judge(self, trial: Trial, feedback: Feedback) -> None:
         if judgement := judge(trial, feedback):
@@ -134,17 +134,17 @@ def _comparable(run: Run) -> bool:
     if not isinstance(found, Trajectory) or found.topology != "factorized" or not found.executions:
         return False
     shared = any(execution.shared_from for execution in found.executions)
-    return not shared and found.outcome not in _CUT and not _spoiled(run)
+    return not shared and found.outcome not in _CUT and not _hindered(run)
 
 
-def _spoiled(run: Run) -> bool:
+def _hindered(run: Run) -> bool:
     """Whether something was in the run's way that no version can help: evidence for or against none."""
     assert isinstance(run.result, Trajectory)
     executions, worked = run.result.executions, {call.sub_query for call in run.calls}
     if any(one.outcome == "model_failed" and index not in worked for index, one in enumerate(executions)):
         return True  # nobody was asked, because too many calls had failed before
     outcomes = {run.result.outcome, *(execution.outcome for execution in executions)}
-    return not outcomes.isdisjoint(_SPOILED) or any(
+    return not outcomes.isdisjoint(_HINDERED) or any(
         call.outcome == "connect_error" or (call.purpose == "fallback" and call.executor_version is None)
         for call in run.calls
     )

@@ -12,25 +12,25 @@ import structlog
 from router.errors import BadRequest, BadVersion, StoreFailed
 from router.versions.book import (
     DecidedBy,
-    Decision,
     ExecutorVersion,
     Traffic,
     TrialFigures,
     VersionBook,
+    VersionDecision,
     VersionState,
     traffic_of,
 )
 from router.versions.gate import GateRule, decide, figures_of
 
 
-class Draft:
+class VersionDraft:
     """Changes versions, and writes down why; of no effect until a book takes it."""
 
     def __init__(
         self, versions: Sequence[ExecutorVersion], decided_by: DecidedBy, figures: TrialFigures | None = None
     ) -> None:
         """`versions`: all that are on record. `figures`: what the decisions rest on."""
-        self.expected, self.decisions = tuple(versions), list[Decision]()
+        self.expected, self.decisions = tuple(versions), list[VersionDecision]()
         self._by, self._figures = decided_by, figures
         self._now = {version.version: version for version in versions}
 
@@ -58,7 +58,7 @@ class Draft:
         moved = msgspec.structs.replace(version, state=state, share=share, state_at=state_at)
         self._now[version.version] = moved
         self.decisions.append(
-            Decision(version.version, decision, version.state, state, self._by, now, reason, self._figures)
+            VersionDecision(version.version, decision, version.state, state, self._by, now, reason, self._figures)
         )
 
     def promote(self, version: ExecutorVersion, reason: str = "") -> None:
@@ -122,7 +122,7 @@ class Versions:
         pairs = await self._book.pairs(version.version, version.state, version.state_at)
         return await asyncio.to_thread(figures_of, pairs, self._gate)
 
-    async def decisions(self, version: str | None = None, after: int = 0) -> Sequence[Decision]:
+    async def decisions(self, version: str | None = None, after: int = 0) -> Sequence[VersionDecision]:
         """Decisions on one version or on all, with numbers greater than `after`: oldest first, at most
         `MOST_DECISIONS`.
         """
@@ -131,7 +131,7 @@ class Versions:
     async def ensure_base(self, name: str, manifest: str = "") -> None:
         """Make a version that the config names the active one, where none is. `manifest`: empty for a model itself."""
 
-        def plan(draft: Draft) -> None:
+        def plan(draft: VersionDraft) -> None:
             if draft.in_state("active") is None:
                 draft.promote(draft.find(name), "It is what the config names, and no version was active.")
 
@@ -162,7 +162,7 @@ class Versions:
         if state != "canary" and share != 0:
             raise BadRequest(f"canary_share is {share:g}; only a canary has one.")
 
-        def plan(draft: Draft) -> None:
+        def plan(draft: VersionDraft) -> None:
             version = draft.find(name)
             if version.state == "active":
                 raise BadRequest(f"version {name!r}: is active; promote another one, or roll it back.")
@@ -180,7 +180,7 @@ class Versions:
     async def promote(self, name: str) -> ExecutorVersion:
         """Make a version the active one. Raises `BadRequest`, and what `load` raises."""
 
-        def plan(draft: Draft) -> None:
+        def plan(draft: VersionDraft) -> None:
             version = draft.find(name)
             if version.state == "active":
                 raise BadRequest(f"version {name!r}: is active already.")
@@ -207,7 +207,7 @@ class Versions:
         candidate = next(version for version in versions if version.version == traffic.candidate)
         pairs = await self._book.pairs(candidate.version, traffic.stage, candidate.state_at)
         verdict, figures, reason = await asyncio.to_thread(decide, pairs, self._gate)
-        draft, noted = Draft(versions, "gate", figures), (candidate.version, candidate.state_at, figures)
+        draft, noted = VersionDraft(versions, "gate", figures), (candidate.version, candidate.state_at, figures)
         if verdict == "wait":
             if figures.trials and noted != self._noted:  # something has come since the last note
                 draft.move(candidate, candidate.state, "wait", reason, candidate.share)
@@ -232,27 +232,27 @@ class Versions:
     async def _add(self, name: str, manifest: str, decided_by: DecidedBy, reason: str = "") -> ExecutorVersion:
         now = time.time()
         version = ExecutorVersion(name, "registered", 0.0, now, now, manifest)
-        decision = Decision(name, "register", None, "registered", decided_by, now, reason)
+        decision = VersionDecision(name, "register", None, "registered", decided_by, now, reason)
         await self._book.add(version, decision)
         _tell(decision)
         return version
 
     async def _check_loaded(self, name: str) -> None:
         """Raise where the files of a version are not what they were when it was registered."""
-        manifest = Draft(await self._book.versions(), "operator").find(name).manifest
+        manifest = VersionDraft(await self._book.versions(), "operator").find(name).manifest
         if manifest and await self._load(name) != manifest:
             raise BadVersion(f"{name}: is not what was registered; names are used once, so publish it as the next one.")
 
-    async def _change(self, plan: Callable[[Draft], None], decided_by: DecidedBy) -> Draft:
+    async def _change(self, plan: Callable[[VersionDraft], None], decided_by: DecidedBy) -> VersionDraft:
         """Carry out a plan, anew where others were quicker."""
         for _ in range(_ATTEMPTS):
-            draft = Draft(await self._book.versions(), decided_by)
+            draft = VersionDraft(await self._book.versions(), decided_by)
             plan(draft)
             if not draft.decisions or await self._take(draft):
                 return draft
         raise StoreFailed("Other processes keep changing versions of the executor; try again.")
 
-    async def _take(self, draft: Draft) -> bool:
+    async def _take(self, draft: VersionDraft) -> bool:
         if not await self._book.change(draft.expected, draft.changed, draft.decisions):
             return False
         for decision in draft.decisions:
@@ -261,7 +261,7 @@ class Versions:
         return True
 
 
-def _tell(decision: Decision) -> None:
+def _tell(decision: VersionDecision) -> None:
     figures = decision.figures
     known: dict[str, object] = {"trials": figures.trials, "judged": figures.judged} if figures else {}
     known |= {each.measure: (each.in_favour, each.against) for each in figures.evidence} if figures else {}

@@ -7,7 +7,7 @@ from router.models import Completion, Message
 from router.protocol import Passage, Report, parse_decision, parse_turn, prompts
 from router.protocol.decision import Dispatch, Stop
 from router.protocol.tags import blocks, without_thinking
-from router.protocol.turns import ReportTurn, Search, turn_pattern
+from router.protocol.turns import ReportTurn, SearchTurn, turn_pattern
 from router.search import answerer, delegator, executor
 from router.trace import RoleName
 
@@ -29,7 +29,7 @@ def _decides(kind: type[Dispatch | Stop]) -> Callable[[Completion], bool]:
     return lambda said: isinstance(parse_decision(said.text, limit=8, cut=said.finish_reason == "length"), kind)
 
 
-def _executes(kind: type[Search | ReportTurn]) -> Callable[[Completion], bool]:
+def _executes(kind: type[SearchTurn | ReportTurn]) -> Callable[[Completion], bool]:
     return lambda said: isinstance(parse_turn(said.text, cut=said.finish_reason == "length"), kind)
 
 
@@ -70,8 +70,8 @@ TURNS: dict[RoleName, tuple[Turn, ...]] = {
         Turn("a stop", _decides(Stop), delegator.STOP, prompts.request(_COMPARISON), _ASKED),
     ),
     "execution": (
-        Turn("a <search> block", _executes(Search), executor.STOP, _SUB_QUERY, pattern=_FIRST),
-        Turn("a <search> block", _executes(Search), executor.STOP, prompts.request(_PAIRS[0][0]), pattern=_FIRST),
+        Turn("a <search> block", _executes(SearchTurn), executor.STOP, _SUB_QUERY, pattern=_FIRST),
+        Turn("a <search> block", _executes(SearchTurn), executor.STOP, prompts.request(_PAIRS[0][0]), pattern=_FIRST),
         Turn(_REPORT, _executes(ReportTurn), executor.STOP, _SUB_QUERY, _SEARCHED, _LAST),
         Turn(_REPORT, _executes(ReportTurn), executor.STOP, prompts.request(_PAIRS[0][0]), _READ, _LAST),
     ),

@@ -16,7 +16,7 @@ from router.models import Message, Sampling, ScriptedModel
 from router.protocol import NO_EVIDENCE, Passage, Report, parse_decision, parse_turn, prompts
 from router.protocol.decision import Dispatch, Stop
 from router.protocol.tags import unescape
-from router.protocol.turns import ReportTurn, Search, parse_answer
+from router.protocol.turns import ReportTurn, SearchTurn, parse_answer
 from router.search import Executor, RunContext, answerer, delegator, executor
 from router.search.agents import SingleAgent
 from router.search.executor import ExecutorLimits
@@ -71,7 +71,7 @@ def test_the_gold_turns_of_an_executor_search_and_report(executions: Iterator[tu
     """The gold searches in order, then the gold report. Each ends where the executor's stop strings end it."""
     for sub_query, dialogue in executions:
         *searches, report = texts(dialogue, "search", "report")
-        assert [parse_turn(text) for text in searches] == [Search(query, 0) for query in sub_query.searches]
+        assert [parse_turn(text) for text in searches] == [SearchTurn(query, 0) for query in sub_query.searches]
         assert parse_turn(report) == ReportTurn(sub_query.report)
         assert all(ends_at(text, executor.STOP) for text in (*searches, report))
 

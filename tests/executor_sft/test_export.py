@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from executor_sft.__main__ import main
-from executor_sft.miniworld.export import export, scope
+from executor_sft.miniworld.export import export, vocabulary_of
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, Question
 from executor_sft.miniworld.world import World
@@ -18,7 +18,7 @@ HOTPOTQA = Path(__file__).parents[3] / "shared" / "data" / "hotpotqa_dev500" / "
 
 @pytest.fixture(scope="module")
 def scope_of_world(world: World) -> Vocabulary:
-    return Vocabulary.parse(scope(world))
+    return Vocabulary.parse(vocabulary_of(world))
 
 
 def asked_of(world: World, count: int) -> list[str]:
@@ -71,7 +71,7 @@ def test_an_exported_world_is_the_world(tmp_path: Path) -> None:
     rows = [row for _, row in read_rows(tmp_path / "corpus.jsonl")]
     assert rows == Library(world).passages
     assert written == asked
-    assert (tmp_path / "vocabulary.txt").read_text("utf-8") == scope(world)
+    assert (tmp_path / "vocabulary.txt").read_text("utf-8") == vocabulary_of(world)
     assert len(asked) == 50
 
 

@@ -14,7 +14,7 @@ from executor_sft.miniworld.lessons import student_lessons
 from executor_sft.miniworld.world import World
 from router.protocol import parse_turn
 from router.protocol.tags import unescape
-from router.protocol.turns import ReportTurn, Search, parse_answer
+from router.protocol.turns import ReportTurn, SearchTurn, parse_answer
 
 BACKBONE = Path(__file__).parents[2] / "serving" / "models" / "mini-backbone"
 
@@ -36,7 +36,7 @@ def test_an_executor_searches_once(taught: list[Dialogue], system: RolePrompts) 
     missed = 0
     for _, asked, search, found, report in executing:
         assert (asked.kind, search.kind, found.kind) == ("user", "search", "user")
-        assert isinstance(parse_turn(search.text), Search)
+        assert isinstance(parse_turn(search.text), SearchTurn)
         turn = parse_turn(report.text)
         assert isinstance(turn, ReportTurn)
         assert all(point in unescape(found.text) for point in turn.report.evidence)

@@ -103,5 +103,5 @@ async def test_a_whole_reply_may_take_as_long_as_a_call(tmp_path: Path) -> None:
     async with open_runtime(patient, lambda step: None) as bench:
         one, other = (bench.sampled(seed).role("execution", patient.roles.execution) for seed in (0, 1))
     assert (one.timeouts.first_token_s, one.timeouts.call_s) == (200.0, 200.0)
-    assert one.traffic is other.traffic
+    assert one.health is other.health
     assert one.endpoint is other.endpoint

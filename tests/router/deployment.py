@@ -104,7 +104,7 @@ class Deployment:
         *,
         max_question_chars: int = 4000,
         timeout_s: float = 120.0,
-        scope: Vocabulary | None = None,
+        vocabulary: Vocabulary | None = None,
         live: LiveRuns | None = None,
         on_answered: Callable[[Run], None] = lambda _run: None,
         admission: Admission | None = None,
@@ -119,7 +119,7 @@ class Deployment:
             roles=roles,
             lifecycle=RunLifecycle(store, store, live or LiveRuns(), settings, timeout_s, admission=admission),
             max_question_chars=max_question_chars,
-            scope=scope,
+            vocabulary=vocabulary,
             on_answered=on_answered,
         )
 

@@ -26,7 +26,7 @@ from router.search.retrieval import FixedRetriever
 from router.store import Database, SQLAccounts, SQLVersionBook
 from router.testing.openai_server import MODEL, fails, says, serving
 from router.trace.identity import SCOPES
-from router.versions import Decision, ExecutorVersion
+from router.versions import ExecutorVersion, VersionDecision
 from serving.composition import running_gateway
 from serving.config.config import (
     Config,
@@ -150,7 +150,7 @@ async def test_a_version_that_cannot_be_loaded_at_the_start(tmp_path: Path) -> N
         config = versioned(tmp_path, server.base_url)
         database = await Database.open(config.server.store)
         lost = ExecutorVersion("executor-000009", "registered", 0.0, 1.0, 1.0, "{}")
-        noted = Decision(lost.version, "registered", None, "registered", "operator", 1.0)
+        noted = VersionDecision(lost.version, "registered", None, "registered", "operator", 1.0)
         await SQLVersionBook(database).add(lost, noted)
         active = msgspec.structs.replace(lost, state="active")
         assert await SQLVersionBook(database).change([lost], [active], [])

@@ -25,7 +25,7 @@ from router.trace.citation import cite_answer
 from router.trace.export import output_of, trace_json
 from router.trace.run import Feedback
 from router.trace.values import Reported
-from router.versions import Decision, ExecutorVersion
+from router.versions import ExecutorVersion, VersionDecision
 from router.versions.book import TrialFigures
 
 M = TypeVar("M", bound=Message)
@@ -178,7 +178,7 @@ def version_to_proto(version: ExecutorVersion, figures: TrialFigures | None = No
     )
 
 
-def decision_to_proto(decision: Decision) -> version_pb.ExecutorVersionDecision:
+def decision_to_proto(decision: VersionDecision) -> version_pb.ExecutorVersionDecision:
     """A decision with what it rests on."""
     return to_proto(version_pb.ExecutorVersionDecision, decision, time=decision.decided_at)
 

@@ -160,7 +160,7 @@ async def test_a_silent_endpoint_that_nobody_waits_for(
 async def test_retries_are_a_share_of_the_calls(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
     """However much fails. Being asked too often is no fault, so that no breaker opens here."""
     openai_server.plays(fails(429, "slow down", "0"))
-    asked = role(replica(session, openai_server), traffic=RoleHealth())
+    asked = role(replica(session, openai_server), health=RoleHealth())
     for _ in range(100):
         with pytest.raises(UpstreamUnavailable):
             await asked.ask(ASKED, (), Ledger())
@@ -181,14 +181,14 @@ async def test_no_pause_beyond_the_deadline(session: aiohttp.ClientSession, open
 async def test_places(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
     """No more calls than allowed are under way; the others wait for their turn, as long as they have time."""
     openai_server.plays(hang)
-    asked = role(replica(session, openai_server), traffic=RoleHealth(2))
+    asked = role(replica(session, openai_server), health=RoleHealth(2))
     ledgers = [Ledger() for _ in range(5)]
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await asyncio.gather(*(asked.ask(ASKED, (), ledger) for ledger in ledgers))
     assert len(openai_server.bodies) == 2
     assert [len(ledger.calls) for ledger in ledgers] == [1, 1, 0, 0, 0]
-    assert (asked.traffic.in_flight, asked.traffic.waiting) == (0, 0)
+    assert (asked.health.in_flight, asked.health.waiting) == (0, 0)
     openai_server.plays(says("yes"))
     await asyncio.gather(*(asked.ask(ASKED, (), Ledger()) for _ in range(5)))
 

@@ -14,7 +14,7 @@ from router.models.model import gather
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import parse_turn
 from router.protocol.tags import Malformed
-from router.protocol.turns import ReportTurn, Search, turn_pattern
+from router.protocol.turns import ReportTurn, SearchTurn, turn_pattern
 from router.search.executor import STOP
 from router.testing.openai_server import DONE, MODEL, OpenAIServer, event, fails, says, streams
 
@@ -114,7 +114,7 @@ def test_what_turns_may_be(searched: bool, may_search: bool, allowed: set[str]) 
     for kind, texts in turns.items():
         for text in texts:
             assert bool(re.fullmatch(pattern, text)) == (kind in allowed)
-            assert isinstance(parse_turn(text), Search if kind == "search" else ReportTurn)
+            assert isinstance(parse_turn(text), SearchTurn if kind == "search" else ReportTurn)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +132,6 @@ def test_what_turns_may_be(searched: bool, may_search: bool, allowed: set[str]) 
 )
 def test_what_is_malformed_cannot_be(text: str) -> None:
     """No pattern lets it through."""
-    assert isinstance(parse_turn(text), Malformed | Search)
+    assert isinstance(parse_turn(text), Malformed | SearchTurn)
     for searched, may_search in ((False, True), (True, True), (True, False)):
         assert not re.fullmatch(turn_pattern(searched=searched, may_search=may_search), text)

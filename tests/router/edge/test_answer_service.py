@@ -68,7 +68,7 @@ async def test_stream_answer() -> None:
 
 async def test_out_of_scope() -> None:
     """A question that nobody was asked about has an answer that says so, and no usage."""
-    async with served(Deployment().gateway(scope=Vocabulary(["who"], ["Ilse"]))) as channel:
+    async with served(Deployment().gateway(vocabulary=Vocabulary(["who"], ["Ilse"]))) as channel:
         response = await stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION))
         stream = stub_of(channel).StreamAnswer(pb.StreamAnswerRequest(question=QUESTION))
         events = [event async for event in stream]

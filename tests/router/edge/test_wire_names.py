@@ -12,7 +12,7 @@ from rolegate.v1 import executor_version_service_pb2 as version_pb
 from router.edge.grpc.convert import prefix_of, run_to_proto
 from router.edge.grpc.convert_request import enum_from_proto
 from router.errors import BadRequest
-from router.ledger.reconciliation import Verdict
+from router.ledger.reconciliation import ReconciliationVerdict
 from router.ledger.usage import Bucket, Dimension
 from router.trace import RoleName
 from router.trace.run import RunKind, RunStatus
@@ -32,7 +32,7 @@ from tests.router.store.stored import run
         (run_service_pb2.RunKind, RunKind),
         (run_service_pb2.RunStatus, RunStatus),
         (usage_pb2.Role, RoleName),
-        (usage_service_pb2.ReconciliationVerdict, Verdict),
+        (usage_service_pb2.ReconciliationVerdict, ReconciliationVerdict),
         (usage_service_pb2.UsageBucket, Bucket),
         (usage_service_pb2.UsageDimension, Dimension),
     ],

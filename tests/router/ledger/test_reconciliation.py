@@ -14,8 +14,8 @@ from router.ledger.reconciliation import (
     LedgerSum,
     ReconciledTokens,
     Reconciliation,
+    ReconciliationVerdict,
     Tokens,
-    Verdict,
     VLLMCounts,
 )
 
@@ -65,7 +65,7 @@ async def compared(engine: Tokens, *sums: LedgerSum) -> Reconciliation:
         (Tokens(9, 9), "different"),
     ],
 )
-async def test_verdicts(engine: Tokens, verdict: Verdict) -> None:
+async def test_verdicts(engine: Tokens, verdict: ReconciliationVerdict) -> None:
     """The worse one of prompts and completions decides."""
     assert await compared(engine, LedgerSum(3, ("run-1-0",), Tokens(10, 5), Tokens(12, 9))) == Reconciliation(
         deployment="e",

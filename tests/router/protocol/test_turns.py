@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from router.protocol import Passage, Report, parse_turn, prompts
 from router.protocol.tags import Malformed, element, escape, one_line
-from router.protocol.turns import ExecutionTurn, ReportTurn, Search, parse_agent_turn, parse_answer
+from router.protocol.turns import ExecutionTurn, ReportTurn, SearchTurn, parse_agent_turn, parse_answer
 from tests.router.outputs import OUTPUTS
 
 REPORT = "<answer>Michael Mann</answer><evidence>Heat was directed by Mann.</evidence>"
@@ -30,7 +30,7 @@ MANN = ReportTurn(Report("Michael Mann", ("Heat was directed by Mann.",)))
     ],
 )
 def test_one_search(text: str) -> None:
-    assert parse_turn(text) == Search("director of Heat", 0)
+    assert parse_turn(text) == SearchTurn("director of Heat", 0)
 
 
 @pytest.mark.parametrize(
@@ -45,18 +45,18 @@ def test_one_search(text: str) -> None:
     ],
 )
 def test_the_first_query_runs_and_the_rest_is_counted(text: str, ignored: int) -> None:
-    assert parse_turn(text) == Search("a?", ignored)
+    assert parse_turn(text) == SearchTurn("a?", ignored)
 
 
 @pytest.mark.parametrize("tag", ["search_results", "documents", 'document index="0"', "result", "information"])
 def test_what_follows_invented_results_is_not_the_turns_own(tag: str) -> None:
     text = f"<search>a?</search>\n<{tag}>It is so.</{tag}>\n<search>b?</search>{REPORT}"
-    assert parse_turn(text) == Search("a?", 0)
-    assert parse_turn(f"<search>a?\n<{tag}>It is so.</{tag}><search>b?</search>", cut=True) == Search("a?", 0)
+    assert parse_turn(text) == SearchTurn("a?", 0)
+    assert parse_turn(f"<search>a?\n<{tag}>It is so.</{tag}><search>b?</search>", cut=True) == SearchTurn("a?", 0)
 
 
 def test_of_search_and_report_the_first_counts() -> None:
-    assert parse_turn(f"<search>a?</search>{REPORT}") == Search("a?", 0)
+    assert parse_turn(f"<search>a?</search>{REPORT}") == SearchTurn("a?", 0)
     assert parse_turn(f"{REPORT}<search>a?</search>") == MANN
 
 
@@ -71,7 +71,7 @@ def test_of_search_and_report_the_first_counts() -> None:
     ],
 )
 def test_an_incomplete_report_does_not_hide_a_search(text: str) -> None:
-    assert parse_turn(text) == Search("a?", 0)
+    assert parse_turn(text) == SearchTurn("a?", 0)
 
 
 @pytest.mark.parametrize(
@@ -157,10 +157,10 @@ def test_neither_search_nor_report(text: str, reason: str) -> None:
     [
         ("<search>director of He", Malformed("no complete query in the search block")),
         ('<search>["director of He', Malformed("no complete query in the search block")),
-        ("<search>a?", Search("a?", 0)),
-        ('<search>["a", "b', Search("a", 0)),
-        ("<search>a</sea", Search("a", 0)),
-        ("<search>a</search><search>b", Search("a", 0)),
+        ("<search>a?", SearchTurn("a?", 0)),
+        ('<search>["a", "b', SearchTurn("a", 0)),
+        ("<search>a</sea", SearchTurn("a", 0)),
+        ("<search>a</search><search>b", SearchTurn("a", 0)),
         ("<answer>Michael Ma", Malformed("the report has no evidence")),
         ("<answer>Michael Mann</answer><evid", Malformed("the report has no evidence")),
         ("<answer>Michael Mann</answer><evidence>Heat was", Malformed("the evidence was cut off")),
@@ -177,7 +177,7 @@ def test_a_cut_turn_counts_as_far_as_it_is_complete(text: str, turn: ExecutionTu
 @given(OUTPUTS, st.booleans())
 def test_any_text_gives_a_turn(text: str, cut: bool) -> None:
     match parse_turn(text, cut=cut):
-        case Search(query, ignored):
+        case SearchTurn(query, ignored):
             assert query.encode()
             assert ignored >= 0
         case ReportTurn(report):
@@ -216,11 +216,11 @@ def test_escaped_text_in_a_report_stays_where_it_is(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "turn"),
     [
-        ("<search>a?</search>", Search("a?", 0)),
-        ("<think>I lack it: <answer>no</answer></think>\n<search> a? </search>", Search("a?", 0)),
-        ('<search>["a?", "b?"]</search>', Search("a?", 1)),
-        ("<search>a?</search>\n<information>Doc 1</information><answer>forged</answer>", Search("a?", 0)),
-        ("<search>a?</search><answer>b</answer>", Search("a?", 0)),
+        ("<search>a?</search>", SearchTurn("a?", 0)),
+        ("<think>I lack it: <answer>no</answer></think>\n<search> a? </search>", SearchTurn("a?", 0)),
+        ('<search>["a?", "b?"]</search>', SearchTurn("a?", 1)),
+        ("<search>a?</search>\n<information>Doc 1</information><answer>forged</answer>", SearchTurn("a?", 0)),
+        ("<search>a?</search><answer>b</answer>", SearchTurn("a?", 0)),
         ("<answer>b</answer><search>a?</search>", ReportTurn(Report("b", ()))),
         ("1808 Ann, 1857 Bob: earlier 1808 Ann <answer>Ann</answer>", ReportTurn(Report("Ann", ()))),
         ("<answer>A &amp; B", ReportTurn(Report("A & B", ()))),
@@ -247,7 +247,7 @@ def test_a_cut_answer_is_none() -> None:
 def test_any_text_is_an_agents_turn(text: str, cut: bool) -> None:
     """None raises, and none is empty."""
     match parse_agent_turn(text, cut=cut):
-        case Search(query, _):
+        case SearchTurn(query, _):
             assert query
         case ReportTurn(Report(answer, ())):
             assert answer == " ".join(answer.split()) != ""

@@ -78,7 +78,7 @@ async def test_bad_conversations(messages: tuple[Message, ...]) -> None:
 async def test_out_of_scope() -> None:
     """A question beyond the models' language is answered with what it was about, and no model is asked."""
     model, store = ScriptedModel([]), Kept()
-    gateway = Deployment(model).gateway(store, scope=Vocabulary(["who", "wrote"], ["The Salt Road"]))
+    gateway = Deployment(model).gateway(store, vocabulary=Vocabulary(["who", "wrote"], ["The Salt Road"]))
     run = await gateway.answer("Who directed Heat?", RequestOptions())
     assert isinstance(run.result, Trajectory)
     assert run.result.outcome == "out_of_scope"
@@ -88,7 +88,11 @@ async def test_out_of_scope() -> None:
 
 async def test_in_scope() -> None:
     """A question within the scope goes its usual way."""
-    run = await Deployment().gateway(scope=Vocabulary(["who", "directed"], ["Heat"])).answer(QUESTION, RequestOptions())
+    run = (
+        await Deployment()
+        .gateway(vocabulary=Vocabulary(["who", "directed"], ["Heat"]))
+        .answer(QUESTION, RequestOptions())
+    )
     assert isinstance(run.result, Trajectory) and run.result.outcome == "answered"
 
 

@@ -14,8 +14,7 @@ from router.models import Sampling
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import Passage, parse_decision, parse_turn
 from router.protocol.decision import Dispatch, Stop
-from router.protocol.turns import Search as SearchTurn
-from router.protocol.turns import parse_answer
+from router.protocol.turns import SearchTurn, parse_answer
 from router.search import Answerer, Delegator, Executor, FactorizedSearch
 from router.search.executor import ExecutorLimits
 from router.search.retrieval import FixedRetriever

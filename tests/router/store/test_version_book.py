@@ -11,13 +11,13 @@ from router.errors import BadRequest
 from router.store import Database, SQLVersionBook
 from router.store.check import check
 from router.store.journal import delete_old
-from router.versions import Decision, ExecutorVersion
-from router.versions.book import Evidence, Judgement, Pair, Side, Trial, TrialFigures, VersionState
+from router.versions import ExecutorVersion, VersionDecision
+from router.versions.book import GateEvidence, Judgement, Pair, Side, Trial, TrialFigures, VersionState
 from tests.router.store.entries import rows
 from tests.router.store.stored import put, run
 
 BASE, FIRST, SECOND = "mini-executor", "executor-000001", "executor-000002"
-FIGURES = TrialFigures(9, 8, 7, 6, 5, 4, 3, 2, (Evidence("tokens", 1e217, 0.1 + 0.2),))
+FIGURES = TrialFigures(9, 8, 7, 6, 5, 4, 3, 2, (GateEvidence("tokens", 1e217, 0.1 + 0.2),))
 
 
 def version(name: str, state: VersionState = "registered", **fields: float) -> ExecutorVersion:
@@ -26,9 +26,9 @@ def version(name: str, state: VersionState = "registered", **fields: float) -> E
     return ExecutorVersion(name, state, **known, manifest='{"é": 1}')
 
 
-def decision(name: str, said: str = "registered", to: VersionState = "registered", **fields: object) -> Decision:
+def decision(name: str, said: str = "registered", to: VersionState = "registered", **fields: object) -> VersionDecision:
     """A decision of an operator, but for `fields`."""
-    return Decision(name, said, None, to, "operator", 1000.5, **fields)  # type: ignore[arg-type]
+    return VersionDecision(name, said, None, to, "operator", 1000.5, **fields)  # type: ignore[arg-type]
 
 
 def trial(number: int, stage: str = "shadow", active: str = BASE, ended_at: float = 2000.0) -> Trial:

@@ -34,18 +34,18 @@ def test_a_shadow_serves_nobody_and_works_beside_everybody() -> None:
     """Its share means nothing."""
     traffic = Traffic(OLD, NEW, "shadow", 0.7)
     assert {traffic.serving(run) for run in RUNS} == {OLD}
-    assert {traffic.beside(run) for run in RUNS} == {NEW}
+    assert {traffic.other(run) for run in RUNS} == {NEW}
 
 
 def test_beside_a_canary_works_the_active_one() -> None:
     """In the canary's runs; in the others nothing is compared, so that each run is of one stage."""
     traffic = Traffic(OLD, NEW, "canary", 0.3)
-    assert {(traffic.serving(run), traffic.beside(run)) for run in RUNS} == {(NEW, OLD), (OLD, None)}
+    assert {(traffic.serving(run), traffic.other(run)) for run in RUNS} == {(NEW, OLD), (OLD, None)}
 
 
 def test_without_a_candidate_nothing_is_compared() -> None:
     """The active version works alone."""
-    assert (Traffic(OLD).serving("run-1"), Traffic(OLD).beside("run-1")) == (OLD, None)
+    assert (Traffic(OLD).serving("run-1"), Traffic(OLD).other("run-1")) == (OLD, None)
 
 
 @pytest.mark.parametrize(

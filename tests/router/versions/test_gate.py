@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from router.versions import GateRule
 from router.versions.book import Judgement, Pair
-from router.versions.gate import STAKES, Verdict, decide, figures_of
+from router.versions.gate import STAKES, GateVerdict, decide, figures_of
 
 RULE = GateRule(margin=0.05, error=0.05, most_tokens=2.0, most_trials=10_000)
 STRICT = GateRule(margin=0.05, error=0.05, most_tokens=1.0, most_trials=10_000)
@@ -110,7 +110,7 @@ def test_the_tests_have_power() -> None:
     assert np.any(paths(drawn(draw, 0.03, 0.03) + 0.05) >= 1 / RULE.error, axis=1).mean() > 0.9
 
 
-def pairs_until_decided(pairs: list[Pair], rule: GateRule = RULE) -> tuple[Verdict, int]:
+def pairs_until_decided(pairs: list[Pair], rule: GateRule = RULE) -> tuple[GateVerdict, int]:
     """What the gate says first that is not `wait`, and after how many pairs."""
     for count in itertools.count(1):
         verdict, _, _ = decide(pairs[:count], rule)
@@ -129,7 +129,7 @@ def pairs_until_decided(pairs: list[Pair], rule: GateRule = RULE) -> tuple[Verdi
         ([pair(active_failed=True, tokens=50)], "promote"),
     ],
 )
-def test_a_clear_difference_decides_soon(pairs: list[Pair], verdict: Verdict) -> None:
+def test_a_clear_difference_decides_soon(pairs: list[Pair], verdict: GateVerdict) -> None:
     """Within some tens of pairs; that nothing ever fails takes longest to be sure of."""
     decided, count = pairs_until_decided(pairs * 100)
     assert decided == verdict
@@ -202,7 +202,7 @@ def test_nothing_is_known_without_pairs() -> None:
     ("right", "wanted"),
     [((True, None), "promote"), ((None, False), "promote"), ((False, None), "wait"), ((None, True), "wait")],
 )
-def test_what_is_not_known_decides_nothing(right: tuple[bool | None, bool | None], wanted: Verdict) -> None:
+def test_what_is_not_known_decides_nothing(right: tuple[bool | None, bool | None], wanted: GateVerdict) -> None:
     """Of two different answers one is known: whatever the other one was, a right candidate is not worse, and neither is
     one beside a wrong active version; a wrong candidate may be as good as the other or not, so nothing is decided.
     """

@@ -6,9 +6,9 @@ from router.trace.run import Feedback
 from router.versions.book import Judgement, Side, Stage, Trial, judge
 
 
-def trial(served: str, beside: str, stage: Stage = "shadow") -> Trial:
+def trial(served: str, other: str, stage: Stage = "shadow") -> Trial:
     """A trial whose client got `served`."""
-    sides = Side(served, False, 10), Side(beside, False, 10)
+    sides = Side(served, False, 10), Side(other, False, 10)
     by_active, by_candidate = sides if stage == "shadow" else reversed(sides)
     return Trial("run-1", "executor-000002", "executor-000001", stage, by_candidate, by_active, 1.0)
 

@@ -151,7 +151,7 @@ async def deployed(folder: Path, models: Models | None = None, *, working: bool 
             executor=executors,
             roles=roles,
             lifecycle=lifecycle,
-            scope=Vocabulary(words(f"{QUESTION} {SUB_QUERY}"), ["Heat"]),
+            vocabulary=Vocabulary(words(f"{QUESTION} {SUB_QUERY}"), ["Heat"]),
             on_answered=trials.consider,
         )
         runs = Runs(archive, live, trials.judge)
@@ -316,8 +316,8 @@ async def test_a_trial_whose_reports_are_too_long(tmp_path: Path, stage: str) ->
         await here.next_review()
         trial = await here.book.trial(run.id)
     assert trial is not None
-    assert (trial.beside.answer, trial.beside.failed, trial.served.failed) == ("", True, False)
-    assert trial.beside.tokens == trial.served.tokens > 0
+    assert (trial.other.answer, trial.other.failed, trial.served.failed) == ("", True, False)
+    assert trial.other.tokens == trial.served.tokens > 0
 
 
 def down(_prompt: Prompt | None = None) -> UpstreamUnavailable:
