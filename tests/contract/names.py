@@ -90,8 +90,11 @@ def short(value: Any) -> str:
 
 @cache
 def recorded(name: str) -> Any:
-    """A recording."""
-    return json.loads((RECORDED / f"{name}.json").read_text("utf-8"))
+    """A recording, with the words of now in what is said to people."""
+    text = (RECORDED / f"{name}.json").read_text("utf-8")
+    for words in RENAMED["texts"]:
+        text = text.replace(json.dumps(words)[1:-1], json.dumps(name_now("texts", words))[1:-1])
+    return json.loads(text)
 
 
 def record(name: str, value: Any) -> None:

@@ -16,6 +16,7 @@ why they are gone. Sections:
     commands    commands and their options: "usage reconcile", "serve --workers"
     json        keys of what commands print as JSON
     sql         tables and columns: "runs.trace"
+    texts       words that people read, wherever they stand: '(README, "Real models")'
     scenarios   whole scenarios, "early-guess-wasted", or a part of one: "early-guess-wasted/upstream"
     added       what came after the recording, with its section: "fields: table_id"
 """
@@ -94,6 +95,7 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
     "sql": {
         "runs.trace_bytes": Dropped("Only server.keep_gb asked for it."),
     },
+    "texts": {'(README, "Real models")': "(docs/documents.md says how)"},
     "scenarios": {},
     "added": {
         "commands: index build --verbose": "It names the files of kinds that are not read.",
