@@ -20,8 +20,8 @@ import msgspec
 from msgspec import Meta
 
 from benchmarks import harness
-from benchmarks.load import progress
 from benchmarks.retrieval import CUTS, mini_world_passages
+from executor_sft.asking import progress
 from router.errors import BadCorpus, RolegateError
 from router.protocol import Passage
 from serving.retrieval.build import build_index

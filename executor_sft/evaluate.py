@@ -7,6 +7,7 @@ so that an interrupted evaluation goes on where it was.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated
@@ -15,8 +16,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 from rich.console import Console
-from rich.progress import Progress
 
+from executor_sft.asking import in_flight, progress
 from executor_sft.command import StepOptions, show
 from executor_sft.questions import Question, read_questions
 from executor_sft.rollouts import CALLS, check_failures, teacher_config
@@ -246,28 +247,17 @@ async def answers(
     which they are loaded. Raises `UpstreamError` and `OutOfTime` where an endpoint does not do its part, which says
     nothing of an executor, and `BadConfig` where there is no teacher.
     """
-    gate, answered = asyncio.Semaphore(concurrency), {name: list[Answered]() for name in executors}
-    with Progress(console=console or Console(stderr=True)) as progress:
-        bar = progress.add_task("evaluating", total=len(executors) * rollouts * len(questions))
-
-        async def one(seeded: Runtime, executor: Executor, question: Question) -> Answered:
-            async with gate:
-                result = await _answered(seeded, executor, question)
-                progress.advance(bar)
-                return result
-
+    answered = {name: list[Answered]() for name in executors}
+    with progress(console) as bar:
+        task = bar.add_task("evaluating", total=len(executors) * rollouts * len(questions))
         for number in range(rollouts):
             seeded = runtime.sampled(number, temperature)
             for name in executors:
                 config = teacher_config(runtime.config) if name == TEACHER else runtime.config.roles.execution
                 version = None if name in (BASE, TEACHER) else name
                 executor = seeded.executor(seeded.role("execution", config, version=version))
-                try:
-                    async with asyncio.TaskGroup() as group:
-                        tasks = [group.create_task(one(seeded, executor, question)) for question in questions]
-                except ExceptionGroup as failed:
-                    raise failed.exceptions[0] from None
-                answered[name] += [task.result() for task in tasks]
+                ask = partial(_answered, seeded, executor)
+                answered[name] += await in_flight(ask, questions, concurrency, lambda: bar.advance(task))
     return answered
 
 

@@ -16,12 +16,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from executor_sft.asking import progress
 from executor_sft.command import StepOptions, show
 from executor_sft.jsonl import read_jsonl
 from executor_sft.questions import Question, normal_question, read_questions, read_texts
-from executor_sft.rollouts import CALLS, ROLLOUTS, Rollout, Sample, roll_out_all, rollout_worker, teacher_config
+from executor_sft.rollouts import ADVICE, CALLS, ROLLOUTS, Rollout, Sample, roll_out_all, rollout_worker, teacher_config
 from executor_sft.runtime import open_runtime
 from executor_sft.step import Step, config_settings
 from router.errors import BadConfig
@@ -58,7 +58,7 @@ def search_counts(searches: Iterable[int]) -> dict[str, float]:
 
 def figures_of(path: Path, models: Mapping[str, str]) -> dict[str, Any]:
     """Count a file of rollouts. `models`: of teacher and student. Shares are of questions, and of executor runs."""
-    rollouts = [rollout for _, rollout in read_jsonl(path, Rollout, "remove the line, and it is rolled out again")]
+    rollouts = [rollout for _, rollout in read_jsonl(path, Rollout, ADVICE)]
     verdicts = [rollout.verdict for rollout in rollouts]
     executors = {}
     for name, model in models.items():
@@ -126,17 +126,11 @@ async def _rolled_out(
     config: Config, questions: Sequence[Question], selection: dict[str, int], options: RolloutOptions
 ) -> dict[str, Any]:
     console, path = Console(stderr=True), options.out / ROLLOUTS
-    columns = (TextColumn("rolling out"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     async with open_runtime(config, console.print, cache=options.out / CALLS, teacher=True) as runtime:
-        with Progress(*columns, console=console) as bar:
-            task = bar.add_task("", total=len(questions))
-            failed = await roll_out_all(
-                rollout_worker(runtime),
-                questions,
-                path,
-                options.concurrency,
-                lambda done: bar.update(task, completed=done),
-            )
+        with progress(console) as bar:
+            task = bar.add_task("rolling out", total=len(questions))
+            worker = rollout_worker(runtime)
+            failed = await roll_out_all(worker, questions, path, options.concurrency, lambda: bar.advance(task))
         assert runtime.cache is not None
         spent = msgspec.to_builtins(runtime.cache.spent)
     models = {"teacher": teacher_config(config).model, "student": config.roles.execution.model}

@@ -1,17 +1,17 @@
 """Rollouts: teacher and student on the same sub-queries, under the same backbone (TBSS 3.4)."""
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
+from executor_sft.asking import failures
 from executor_sft.jsonl import JsonlFile
 from executor_sft.questions import Question
 from executor_sft.runtime import Runtime
-from router.errors import BadConfig, OutOfTime, RolegateError, UpstreamError, UpstreamUnavailable
+from router.errors import BadConfig, OutOfTime
 from router.protocol import exact_match
 from router.search import Executor, FactorizedSearch, RunContext
 from router.search.answerer import Judge
@@ -146,8 +146,8 @@ class RolloutWorker:
 
 
 ROLLOUTS, CALLS = "rollouts.jsonl", "calls.jsonl"
-_HOPELESS = 5
-"""So many questions that fail before any is done are no accident."""
+ADVICE = "remove this line, and it is rolled out again"
+"""For a line that is no rollout."""
 
 
 def teacher_config(config: Config) -> RoleConfig:
@@ -175,66 +175,32 @@ def rollout_worker(runtime: Runtime) -> RolloutWorker:
 
 
 async def roll_out_all(
-    worker: RolloutWorker,
-    questions: Sequence[Question],
-    path: Path,
-    concurrency: int,
-    on_progress: Callable[[int], None],
+    worker: RolloutWorker, questions: Sequence[Question], path: Path, concurrency: int, on_done: Callable[[], None]
 ) -> dict[str, str]:
     """Roll out whatever is not in `path` yet, so many questions at once; a line for each, at the end in the order of
-    the questions. Returns why questions failed, by their ids; these are not in the file. `on_progress`: called with the
-    number of questions that are done.
+    the questions. Returns why questions failed, by their ids; these are not in the file. `on_done`: called for every
+    question that is done, before or now, or has failed.
 
-    Raises `UpstreamUnavailable` once an endpoint is gone, `UpstreamError` or `OutOfTime` where every question fails,
-    and `StoreFailed`; all that was done is then kept.
+    Raises what `failures` raises, and `StoreFailed`; all that was done is then kept.
     """
-    failed: dict[str, str] = {}
-    with closing(JsonlFile(path)) as file:
-        done = {_id(line, path, number) for number, line in enumerate(file.lines(), 1)}
-        on_progress(len(done))
-        gate = asyncio.Semaphore(concurrency)
+    with closing(JsonlFile(path, Rollout, ADVICE)) as file:
+        done = {rollout.question.id for rollout in file}
+        for _ in done:
+            on_done()
 
         async def one(question: Question) -> None:
-            async with gate:
-                try:
-                    rollout = await worker.roll_out(question)
-                except (UpstreamError, OutOfTime) as error:
-                    failed[question.id] = str(error)
-                    hopeless = not done and len(failed) >= min(_HOPELESS, len(questions))
-                    if hopeless or isinstance(error, UpstreamUnavailable):
-                        raise
-                else:
-                    file.append(msgspec.json.encode(rollout))
-                    done.add(question.id)
-                on_progress(len(done) + len(failed))
+            file.append(await worker.roll_out(question))
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for question in questions:
-                    if question.id not in done:
-                        group.create_task(one(question))
-        except ExceptionGroup as stopped:
-            error = stopped.exceptions[0]
-            if isinstance(error, RolegateError):
-                error.args = (
-                    f"{error.args[0].rstrip('.')}. {len(done)} of {len(questions)} questions are rolled out. "
-                    "What was paid for is kept; start the same command again to go on.",
-                )
-            raise error from None
-    _sort(path, {question.id: number for number, question in enumerate(questions)})
+        failed = await failures(
+            one,
+            [question for question in questions if question.id not in done],
+            concurrency,
+            on_done,
+            name=lambda question: question.id,
+            so_far=lambda count: f"{count} of {len(questions)} questions are rolled out",
+            done=len(done),
+        )
+        rollouts = {rollout.question.id: rollout for rollout in file}
+    ordered = [rollouts[question.id] for question in questions if question.id in rollouts]
+    write_atomically(path, msgspec.json.Encoder().encode_lines(ordered))  # does not tell who was quicker
     return failed
-
-
-def _id(line: bytes, path: Path, number: int) -> str:
-    try:
-        return msgspec.json.decode(line, type=Rollout).question.id
-    except msgspec.DecodeError as error:
-        raise BadConfig(f"{path}:{number}: {error}; remove this line, and it is rolled out again.") from None
-
-
-def _sort(path: Path, order: Mapping[str, int]) -> None:
-    """Sort the lines, so that the file does not tell who was quicker."""
-    lines = path.read_bytes().splitlines(keepends=True)
-    lines_in_order = sorted(lines, key=lambda line: order[_id(line, path, 0)])
-    if lines_in_order != lines:
-        write_atomically(path, b"".join(lines_in_order))

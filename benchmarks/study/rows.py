@@ -1,17 +1,18 @@
 """Rows of a sweep, one for each rollout of a question by a cell, in a file that a kill at any time leaves usable."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from executor_sft.jsonl import JsonlFile
+from executor_sft.jsonl import JsonlFile, read_jsonl
 from router.errors import BadConfig
 from router.trace.call import RoleTotal
 
 RESULTS = "results.jsonl"
+_ADVICE = "remove this line, and the same sweep makes it again"
 Loss = Literal["delegation", "retrieval", "reading", "answering"]
 
 
@@ -77,7 +78,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 class RowFile:
     """The rows that are done, and more of them."""
 
-    def __init__(self, file: JsonlFile) -> None:
+    def __init__(self, file: JsonlFile[Row]) -> None:
         """Raises `BadConfig` for a line that is not a row."""
         self._file = file
         self._indexes = set[str | None]()
@@ -85,22 +86,19 @@ class RowFile:
         """Cell, question and rollout of each."""
         self.booked: set[str] = set()
         """Keys of all calls that rows have under `checking`."""
-        for row in read_rows(file.path):
+        for row in file:
             self._note(row)
 
     @classmethod
     @contextmanager
     def open(cls, folder: Path) -> Iterator["RowFile"]:
         """Open that of a folder; a line that was torn is cut off. Raises `BadConfig`."""
-        file = JsonlFile(folder / RESULTS)
-        try:
+        with closing(JsonlFile(folder / RESULTS, Row, _ADVICE)) as file:
             yield cls(file)
-        finally:
-            file.close()
 
     def append(self, row: Row) -> None:
         """Keep a row. Raises `StoreFailed`."""
-        self._file.append(msgspec.json.encode(row))
+        self._file.append(row)
         self._note(row)
 
     def check_index(self, index: str | None) -> None:
@@ -121,17 +119,4 @@ def read_rows(path: Path) -> Iterator[Row]:
     """Read a file row by row, without a last line that is still being written, or was torn. Raises `BadConfig`, naming
     file and line.
     """
-    decoder = msgspec.json.Decoder(Row)
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    return
-                try:
-                    yield decoder.decode(line)
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    raise BadConfig(
-                        f"{path}:{number}: {error}; remove this line, and the same sweep makes it again."
-                    ) from None
-    except OSError as error:
-        raise BadConfig(f"{path}: cannot be read ({error.strerror}); name the folder of a sweep.") from None
+    return (row for _, row in read_jsonl(path, Row, _ADVICE, growing=True))

@@ -21,25 +21,22 @@ from msgspec import Meta
 from benchmarks import harness
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.harness import Check, tell
-from benchmarks.load import progress
 from benchmarks.study.cells import Cell, cells_of, engine_groups, weights_of
 from benchmarks.study.plan import Plan, questions_of, read_plan
 from benchmarks.study.results import write_plan
 from benchmarks.study.rollout import Asker
 from benchmarks.study.rows import RESULTS, Row, RowFile, read_rows
 from benchmarks.study.spending import estimates, prices_in
+from executor_sft.asking import failures, progress
 from executor_sft.call_cache import CallCache
 from executor_sft.command import show
 from executor_sft.runtime import open_runtime
 from executor_sft.step import Step
-from router.errors import BadConfig, BadRequest, OutOfTime, RolegateError, UpstreamError, UpstreamUnavailable
+from router.errors import BadConfig, BadRequest
 from serving.config.config import RoleConfig
 from serving.engines.engine import Log
 
 CELLS, CALLS, JUDGEMENTS = "cells", "calls.jsonl", "judgements.jsonl"
-_HOPELESS = 5
-"""So many questions that fail before any is done are no accident."""
-_AGAIN = "What was paid for is kept; start the same command again to go on."
 Settings = Mapping[str, Mapping[str, object]]
 """By cell, everything that makes its calls what they are."""
 Task = tuple[BenchmarkQuestion, int]
@@ -208,35 +205,20 @@ class Sweep:
                             judgements,
                             self.rows.booked,
                         )
-                        await self._run_cell(asker, tasks[cell.name], failed)
+                        failed |= await self._run_cell(asker, tasks[cell.name])
 
-    async def _run_cell(self, asker: Asker, tasks: Sequence[Task], failed: dict[str, str]) -> None:
-        gate, name = asyncio.Semaphore(self.plan.concurrency), asker.cell.name
-        done = failures = 0
+    async def _run_cell(self, asker: Asker, tasks: Sequence[Task]) -> dict[str, str]:
+        name = asker.cell.name
 
-        async def one(question: BenchmarkQuestion, rollout: int) -> None:
-            nonlocal done, failures
-            async with gate:
-                try:
-                    row = await asker.ask(question, rollout, self.plan.seed + rollout)
-                except (UpstreamError, OutOfTime) as error:
-                    failures += 1
-                    failed[f"{name}, {question.id}, rollout {rollout}"] = str(error)
-                    hopeless = not done and failures >= min(_HOPELESS, len(tasks))
-                    if hopeless or isinstance(error, UpstreamUnavailable):
-                        raise
-                else:
-                    self.rows.append(row)
-                    done += 1
-                self.on_rollout()
+        async def one(task: Task) -> None:
+            question, rollout = task
+            self.rows.append(await asker.ask(question, rollout, self.plan.seed + rollout))
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for task in tasks:
-                    group.create_task(one(*task))
-        except ExceptionGroup as errors:
-            error = errors.exceptions[0]
-            if isinstance(error, RolegateError):
-                so_far = f"{name}: {done} of {len(tasks)} rollouts are done"
-                error.args = (f"{error.args[0].rstrip('.')}. {so_far}. {_AGAIN}",)
-            raise error from None
+        return await failures(
+            one,
+            tasks,
+            self.plan.concurrency,
+            self.on_rollout,
+            name=lambda task: f"{name}, {task[0].id}, rollout {task[1]}",
+            so_far=lambda count: f"{name}: {count} of {len(tasks)} rollouts are done",
+        )

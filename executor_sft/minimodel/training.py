@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from executor_sft.asking import progress
 from executor_sft.minimodel.stream import Batch
 from serving.engines.engine import computes_in_bf16
 from serving.files import replacing
@@ -46,9 +46,8 @@ def train(
     optimizer = torch.optim.AdamW(_groups(model), lr=schedule.peak_rate, betas=(0.9, 0.95))
     step = _resume(model, optimizer, folder / "checkpoint.pt")
     losses: Any = torch.compile(_loss, dynamic=False) if compiled else _loss  # a graph for each length of rows
-    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns) as progress, (folder / "loss.jsonl").open("a") as log:
-        task = progress.add_task("", total=schedule.steps, completed=step)
+    with progress() as bar, (folder / "loss.jsonl").open("a") as log:
+        task = bar.add_task("training", total=schedule.steps, completed=step)
         for batch in itertools.islice(source, step, schedule.steps):
             for group in optimizer.param_groups:
                 group["lr"] = schedule.rate(step)
@@ -68,7 +67,7 @@ def train(
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             step += 1
-            progress.update(task, completed=step)
+            bar.update(task, completed=step)
             if step % 20 == 0:
                 figures = {"step": step, "loss": round(loss.item(), 4), "own_loss": round(own.item(), 4)}
                 log.write(json.dumps(figures) + "\n")

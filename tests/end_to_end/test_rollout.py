@@ -41,7 +41,7 @@ async def test_a_few_questions(config: Config, tmp_path: Path) -> None:
     questions = read_questions(tmp_path / "questions.jsonl")[0]
     async with open_runtime(config, lambda step: None, cache=tmp_path / CALLS, teacher=True) as bench:
         before = await counted(bench)
-        failed = await roll_out_all(rollout_worker(bench), questions, tmp_path / ROLLOUTS, 4, lambda done: None)
+        failed = await roll_out_all(rollout_worker(bench), questions, tmp_path / ROLLOUTS, 4, lambda: None)
         assert bench.cache is not None
         spent = bench.cache.spent
         for model, after in (await counted(bench)).items():
@@ -50,7 +50,7 @@ async def test_a_few_questions(config: Config, tmp_path: Path) -> None:
             assert after.completion - before[model].completion == sum(one.completion_tokens for one in ours) > 0
         whole = (tmp_path / ROLLOUTS).read_bytes()
         (tmp_path / ROLLOUTS).unlink()
-        await roll_out_all(rollout_worker(bench), questions, tmp_path / ROLLOUTS, 4, lambda done: None)
+        await roll_out_all(rollout_worker(bench), questions, tmp_path / ROLLOUTS, 4, lambda: None)
         again = (tmp_path / ROLLOUTS).read_bytes()
         assert (without_scores(again), bench.cache.spent) == (without_scores(whole), spent)
     assert failed == {}

@@ -119,7 +119,7 @@ async def rolled_out(roles: ScriptedRoles, folder: Path, concurrency: int = 3) -
     """As one start of the command does it."""
     with CallCache.open(folder / "calls.jsonl") as cache:
         path = folder / "rollouts.jsonl"
-        return await roll_out_all(roles.worker(cache), QUESTIONS, path, concurrency, lambda done: None)
+        return await roll_out_all(roles.worker(cache), QUESTIONS, path, concurrency, lambda: None)
 
 
 def ids(folder: Path) -> list[str]:
