@@ -130,11 +130,11 @@ async def _side(
     (url,), replace = mini.engines.values(), msgspec.structs.replace
     role = replace(mini.of.roles.execution, structured=structured)
     of = replace(mini.of, roles=replace(mini.of.roles, execution=role))
-    file, store = folder / f"structured-{structured}.toml", f"sqlite:///{folder}/structured-{structured}.db"
-    config = replace(mini, of=of).config(file, store)
+    (own := folder / f"structured-{structured}").mkdir()
+    config = replace(mini, of=of).config(file := own / "rolegate.toml")
     process = await stack.enter_async_context(gateway(file))
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(process.words[0]))
-    database = await Database.open(store)
+    database = await Database.open(config.server.store)
     stack.push_async_callback(database.close)
     straight = OpenAIHTTP(session, url, role.model, thinking=False)
     return _Side(

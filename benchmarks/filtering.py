@@ -138,7 +138,7 @@ def _config(mini: MiniDeployment, folder: Path) -> Path:
     """A config over the world in `folder`, with the models that run."""
     file = folder / "rolegate.toml"
     of = msgspec.structs.replace(mini, of=over(mini.of, folder), retrieval="")
-    of.config(file, f"sqlite:///{folder}/runs.db")
+    of.config(file)
     return file
 
 

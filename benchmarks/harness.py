@@ -20,9 +20,9 @@ import psutil
 from msgspec import Meta
 
 from executor_sft.command import parse, show
+from executor_sft.step import write_json
 from router.errors import RolegateError
 from router.runs.live import background_tasks
-from serving.files import write_atomically
 from serving.logs import errors_only
 
 _METER_EVERY_S = 0.1
@@ -51,7 +51,7 @@ def run(name: str, benchmark: ModuleType, arguments: Sequence[str]) -> int:
         figures = asyncio.run(figures)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(options.json, msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
+        write_json(options.json, figures)
     getattr(benchmark, "shown", show)(msgspec.to_builtins(figures))
     return int(not all(check.held for check in getattr(figures, "checks", ())))
 

@@ -145,7 +145,7 @@ async def measure(options: Options) -> Figures:
         write_atomically(work / "held_out.jsonl", msgspec.json.Encoder().encode_lines(rows))
         file = work / "rolegate.toml"
         mini = await stack.enter_async_context(mini_deployment(tell, _config(work / "world"), teacher=True))
-        mini.config(file, f"sqlite:///{work}/runs.db", versions=work / "versions")
+        mini.config(file, versions=work / "versions")
         address = (await stack.enter_async_context(gateway(file))).words[0]
         client = await stack.enter_async_context(AsyncClient(address))
         asking = Asking(client, options.in_flight)
@@ -192,9 +192,9 @@ async def _retrain(options: Options, config: Path, address: str, work: Path) -> 
         raise RolegateError(f"rolegate sft retrain ended with status {status}.")
 
 
-def publish_degraded(versions: Path, version: str, seed: int = 0) -> str:
+def publish_degraded(versions: Path, version: str) -> str:
     """Publish a copy of `version` with noise in its weights; its name."""
-    manifest, chance = verified(versions / version), torch.Generator().manual_seed(seed)
+    manifest, chance = verified(versions / version), torch.Generator().manual_seed(0)
 
     def noisy(weight: torch.Tensor) -> torch.Tensor:
         noise = _NOISE * weight.float().std() * torch.randn(weight.shape, generator=chance)

@@ -1,11 +1,11 @@
-"""Files of JSON lines: one that grows while a step runs and that a kill at any time leaves usable, and reading any."""
+"""Files of JSON: lines that grow while a step runs and that a kill at any time leaves usable, and reading any."""
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -52,6 +52,17 @@ class JsonlFile(Generic[_Line]):
         """Put everything on disk, and let others have the file."""
         with self._file:
             os.fsync(self._file.fileno())
+
+
+def read_json(path: Path, kind: type[_Line], advice: str, decode: Callable[..., Any] = msgspec.json.decode) -> _Line:
+    """The content of a file, as `decode` reads it. Raises `BadConfig`, with `advice`, where it is not of this kind."""
+    try:
+        content: _Line = decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise BadConfig(f"{path}: cannot be read ({error.strerror}); {advice}.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadConfig(f"{path}: {error}; {advice}.") from None
+    return content
 
 
 def read_jsonl(

@@ -16,6 +16,7 @@ from msgspec import Meta
 from benchmarks import harness
 from benchmarks.study.spending import Instead, dollars, tokens, with_other_models
 from executor_sft.command import show
+from executor_sft.jsonl import read_json
 from router.errors import BadConfig
 from router.ledger import UsageQuery
 from router.store import Database, SQLUsages
@@ -56,7 +57,8 @@ class CostReport(msgspec.Struct, frozen=True):
 
 async def measure(options: Options) -> CostReport:
     """Sum up. Raises `BadConfig` and `StoreFailed`."""
-    prices = _prices(options.prices) if options.prices else {}
+    advice = "write a table for each model, with prompt and completion"
+    prices = read_json(options.prices, dict[str, Price], advice, msgspec.toml.decode) if options.prices else {}
     instead = dict(map(_instead, options.instead))
     return _report(*await _booked(options.store), prices, instead)
 
@@ -101,15 +103,6 @@ async def _booked(url: str) -> tuple[int, list[RoleTotal]]:
     finally:
         await database.close()
     return report.runs, msgspec.convert(report.rows, list[RoleTotal], from_attributes=True)
-
-
-def _prices(path: Path) -> dict[str, Price]:
-    try:
-        return msgspec.toml.decode(path.read_bytes(), type=dict[str, Price])
-    except OSError as error:
-        raise BadConfig(f"{path}: cannot be read ({error.strerror}); name a TOML file.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadConfig(f"{path}: {error}; write a table for each model, with prompt and completion.") from None
 
 
 def _price(model: str, prices: Mapping[str, Price]) -> Price:

@@ -15,6 +15,7 @@ from benchmarks import harness
 from benchmarks.study.results import Study, read_study
 from benchmarks.study.scores import Score
 from executor_sft.command import POSITIONAL
+from executor_sft.step import write_json
 from serving.files import write_atomically
 
 _FEW = 50
@@ -100,7 +101,7 @@ def measure(options: Options) -> Figures:
     study, folder = read_study(options.results), options.out
     folder.mkdir(parents=True, exist_ok=True)
     ours = tables_of(study)
-    write_atomically(folder / "report.json", msgspec.json.format(msgspec.json.encode(ours), indent=2) + b"\n")
+    write_json(folder / "report.json", ours)
     text = [f"# {study.plan.title or 'A study of role-factorized search'}", _lead(study), "## Our figures"]
     text += [f"![{caption}]({path.name})\n\n*{caption}*" for path, caption in pictures(study, folder)]
     text += [*(table.markdown() for table in ours), "## Published figures, for comparison", _PUBLISHED]

@@ -10,9 +10,10 @@ from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.study.plan import Plan
 from benchmarks.study.rows import RESULTS, Row, read_rows
 from benchmarks.study.spending import merged
+from executor_sft.jsonl import read_json
+from executor_sft.step import write_json
 from router.errors import BadConfig
 from router.trace.call import RoleTotal
-from serving.files import write_atomically
 
 PLAN = "plan.json"
 
@@ -32,7 +33,7 @@ def write_plan(folder: Path, plan: Plan, cells: Sequence[str], questions: Sequen
     """Write it into the folder of a sweep."""
     parameters = {name: model.parameters for name, model in plan.models.items()}
     kept = KeptPlan(plan.title, tuple(question.id for question in questions), plan.rollouts, tuple(cells), parameters)
-    write_atomically(folder / PLAN, msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n")
+    write_json(folder / PLAN, kept)
 
 
 class CellRows(msgspec.Struct, frozen=True, dict=True):
@@ -110,12 +111,7 @@ class Study(msgspec.Struct, frozen=True):
 
 def read_study(folder: Path) -> Study:
     """Read the sweep in a folder. Raises `BadConfig`."""
-    try:
-        plan = msgspec.json.decode((folder / PLAN).read_bytes(), type=KeptPlan)
-    except OSError as error:
-        raise BadConfig(f"{folder / PLAN}: cannot be read ({error.strerror}); name the folder of a sweep.") from None
-    except msgspec.DecodeError as error:
-        raise BadConfig(f"{folder / PLAN}: {error}; was it written by another release?") from None
+    plan = read_json(folder / PLAN, KeptPlan, "name the folder of a sweep, made by this release")
     asked = frozenset(plan.question_ids)
     rows: dict[str, list[Row]] = {name: [] for name in plan.cells}
     for row in read_rows(folder / RESULTS):

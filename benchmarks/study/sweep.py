@@ -8,7 +8,6 @@ missing.
 
 import asyncio
 import random
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -29,7 +28,7 @@ from benchmarks.study.rows import RESULTS, Row, RowFile, read_rows
 from benchmarks.study.spending import estimates, prices_in
 from executor_sft.asking import failures, progress
 from executor_sft.call_cache import CallCache
-from executor_sft.command import show
+from executor_sft.command import agreed, show
 from executor_sft.runtime import open_runtime
 from executor_sft.step import Step
 from router.errors import BadConfig, BadRequest
@@ -62,13 +61,13 @@ def measure(options: Options) -> Figures:
     plan = read_plan(options.plan)
     cells = cells_of(plan)
     step, settings = begin(options.out, plan, cells)
-    failed = asyncio.run(_swept(plan, cells, step, settings, agreed=options.yes))
+    failed = asyncio.run(_swept(plan, cells, step, settings, yes=options.yes))
     for rollout, why in failed.items():
         tell(f"{rollout}: {why}")
     return Figures([Check("every rollout is done", not failed, f"{len(failed)} failed")])
 
 
-async def _swept(plan: Plan, cells: Sequence[Cell], step: Step, settings: Settings, *, agreed: bool) -> dict[str, str]:
+async def _swept(plan: Plan, cells: Sequence[Cell], step: Step, settings: Settings, *, yes: bool) -> dict[str, str]:
     """Run pilot and sweep; reasons of rollouts that failed. Raises `BadRequest` where it is not agreed to."""
     questions = questions_of(plan)
     with RowFile.open(step.folder) as rows, progress() as bar:
@@ -84,8 +83,9 @@ async def _swept(plan: Plan, cells: Sequence[Cell], step: Step, settings: Settin
             tasks = {cell.name: sweep.left(cell) for cell in cells}
             bar.stop()
             _show_estimates(step.folder, {name: len(left) for name, left in tasks.items()})
-            if not agreed:
-                await asyncio.to_thread(_agree)
+            kept = " The pilot's answers are kept."
+            if not yes and not await asyncio.to_thread(agreed, "Go on?", kept):
+                raise BadRequest(f"not agreed to.{kept}")
             bar.update(task, description="sweep", completed=0, total=sum(map(len, tasks.values())))
             bar.start()
             failed = await sweep.run(tasks)
@@ -100,15 +100,6 @@ def _show_estimates(folder: Path, left: dict[str, int]) -> None:
         done.setdefault(row.cell, []).append(row)
     found = msgspec.to_builtins(estimates(done, left))
     show({"rollouts left": sum(left.values()), "they will cost about": found}, stderr=True)
-
-
-def _agree() -> None:
-    """Ask at the terminal. Raises `BadRequest` where there is none, or the answer is not yes."""
-    again = "The pilot's answers are kept."
-    if not sys.stdin.isatty():
-        raise BadRequest(f"there is nobody to ask whether that may be spent; --yes says so. {again}")
-    if input("Go on? [y/N] ").strip().casefold() not in ("y", "yes"):
-        raise BadRequest(f"not agreed to. {again}")
 
 
 def begin(folder: Path, plan: Plan, cells: Sequence[Cell]) -> tuple[Step, Settings]:
