@@ -79,7 +79,8 @@ class Child:
     process: asyncio.subprocess.Process
     words: list[str]
     """Of its first line."""
-    meter: "Meter"
+    watched: psutil.Process
+    """The same, as it looks from outside."""
 
 
 @asynccontextmanager
@@ -94,7 +95,7 @@ async def child(module: str, *arguments: str) -> AsyncIterator[Child]:
     try:
         if not (line := await process.stdout.readline()):
             raise RolegateError(f"{module} ended before it was ready (code {await process.wait()}).")
-        yield Child(process, line.decode().split(), Meter(process.pid))
+        yield Child(process, line.decode().split(), psutil.Process(process.pid))
     finally:
         process.stdin.close()
         with suppress(TimeoutError):
@@ -115,38 +116,27 @@ class Used:
     """How much more memory of its own it had at most than at the beginning."""
 
 
-class Meter:
-    """Watches one process from outside."""
+def cpu_s(process: psutil.Process) -> float:
+    """Seconds of CPU that it has used so far, in user mode and in the kernel."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
-    def __init__(self, pid: int) -> None:
-        self._process = psutil.Process(pid)
 
-    @property
-    def cpu_s(self) -> float:
-        """Seconds of CPU so far, in user mode and in the kernel."""
-        times = self._process.cpu_times()
-        return float(times.user + times.system)
+def own_bytes(process: psutil.Process) -> int:
+    """Memory that it shares with nobody."""
+    return int(process.memory_full_info().uss)
 
-    @property
-    def own_bytes(self) -> int:
-        """Memory that it shares with nobody."""
-        return int(self._process.memory_full_info().uss)
 
-    @property
-    def descriptors(self) -> int:
-        """Open files and sockets."""
-        return int(self._process.num_fds())
+@asynccontextmanager
+async def watching(process: psutil.Process) -> AsyncIterator[Used]:
+    """Measure what a process uses while this is open."""
+    used, begun_s, before = Used(), cpu_s(process), own_bytes(process)
 
-    @asynccontextmanager
-    async def watching(self) -> AsyncIterator[Used]:
-        """Measure what is used while this is open."""
-        used, cpu_s, before = Used(), self.cpu_s, self.own_bytes
+    async def look() -> None:
+        while True:
+            await asyncio.sleep(_METER_EVERY_S)
+            used.grown_bytes = max(used.grown_bytes, own_bytes(process) - before)
 
-        async def look() -> None:
-            while True:
-                await asyncio.sleep(_METER_EVERY_S)
-                used.grown_bytes = max(used.grown_bytes, self.own_bytes - before)
-
-        async with background_tasks(look()):
-            yield used
-        used.cpu_s = self.cpu_s - cpu_s
+    async with background_tasks(look()):
+        yield used
+    used.cpu_s = cpu_s(process) - begun_s

@@ -30,7 +30,7 @@ from sqlalchemy import Connection, func, select
 
 from benchmarks import harness
 from benchmarks.gateway import OnePassage, at_once, canned_config, gateway, retrieval
-from benchmarks.harness import Check, tell, work_folder
+from benchmarks.harness import Check, own_bytes, tell, work_folder
 from benchmarks.load import ANSWERED, Ended, Outcomes, ask_until, at_rate, quantile, question
 from router.runs.live import background_tasks
 from router.store import Database
@@ -256,7 +256,7 @@ async def _faults(folder: Path, options: Options) -> tuple[Stand, list[Check]]:
 
         async def sample() -> None:
             while True:
-                samples.append((process.meter.own_bytes / 1e6, process.meter.descriptors))
+                samples.append((own_bytes(process.watched) / 1e6, process.watched.num_fds()))
                 await asyncio.sleep(_EVERY_S)
 
         stand.fail(options.share)

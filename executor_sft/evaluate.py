@@ -6,7 +6,7 @@ so that an interrupted evaluation goes on where it was.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -20,7 +20,7 @@ from rich.console import Console
 from executor_sft.asking import in_flight, progress
 from executor_sft.command import StepOptions, show
 from executor_sft.questions import Question, read_questions
-from executor_sft.rollouts import CALLS, check_failures, teacher_config
+from executor_sft.rollout import CALLS, check_failures, teacher_config
 from executor_sft.runtime import Runtime, open_runtime
 from executor_sft.step import Step, config_settings, digest_of, write_json
 from router.errors import BadConfig
@@ -80,6 +80,14 @@ def paired_difference(new: Sequence[float], old: Sequence[float], seed: int = 0)
     ]
     low, high = np.quantile(np.concatenate(means), (0.025, 0.975))
     return Difference(float(differences.mean()), float(low), float(high))
+
+
+def by_question(values: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Each question's mean, of values with its id."""
+    found: dict[str, list[float]] = {}
+    for question, value in values:
+        found.setdefault(question, []).append(value)
+    return {question: fmean(its) for question, its in found.items()}
 
 
 class Executed(msgspec.Struct, frozen=True):
@@ -191,13 +199,9 @@ def _scores(executor: str, answered: Sequence[Answered]) -> Scores:
 
 def _difference(new: Sequence[Answered], old: Sequence[Answered], figure: str) -> Difference:
     """Of a figure's means over the rollouts of each question."""
-    means: list[dict[str, float]] = []
-    for answered in (new, old):
-        values: dict[str, list[float]] = {}
-        for one in answered:
-            values.setdefault(one.question_id, []).append(float(getattr(one, figure)))
-        means.append({question: fmean(figures) for question, figures in values.items()})
-    first, second = means
+    first, second = (
+        by_question((one.question_id, float(getattr(one, figure))) for one in answered) for answered in (new, old)
+    )
     return paired_difference(list(first.values()), [second[question] for question in first])
 
 

@@ -3,7 +3,7 @@
 Written as Markdown and HTML with PNG, and as JSON; the paper's own figures stand beside ours, in tables of their own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,6 +47,9 @@ Cell = str | int | float | Score | None
 """A score is a share of 1 and is shown in points of 100, as the paper does; None is shown as a dash."""
 
 
+MICRO = "Micro averages over all questions, in points of 100, ± standard error clustered by question; ours."
+
+
 class ReportTable(msgspec.Struct, frozen=True):
     """Rows under columns."""
 
@@ -62,11 +65,12 @@ class ReportTable(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(
-        cls, key: str, title: str, rows: Sequence[Mapping[str, Cell]], *, note: str = "", digits: int = 2
+        cls, key: str, title: str, rows: Iterable[Mapping[str, Cell]], *, note: str = MICRO, digits: int = 2
     ) -> "ReportTable":
         """A table of rows by column; all have the same ones."""
-        columns = tuple(rows[0]) if rows else ()
-        return cls(key, title, columns, tuple(tuple(row[name] for name in columns) for row in rows), note, digits)
+        found = list(rows)
+        columns = tuple(found[0]) if found else ()
+        return cls(key, title, columns, tuple(tuple(row[name] for name in columns) for row in found), note, digits)
 
     def markdown(self) -> str:
         """With its title as a heading."""

@@ -8,9 +8,10 @@ missing.
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import isnan, nan
 from pathlib import Path
 from typing import Annotated
 
@@ -22,10 +23,9 @@ from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.harness import Check, tell
 from benchmarks.study.cells import Cell, cells_of, engine_groups, weights_of
 from benchmarks.study.plan import Plan, questions_of, read_plan
-from benchmarks.study.results import write_plan
+from benchmarks.study.results import RESULTS, Row, RowFile, read_rows, write_plan
 from benchmarks.study.rollout import Asker
-from benchmarks.study.rows import RESULTS, Row, RowFile, read_rows
-from benchmarks.study.spending import estimates, prices_in
+from benchmarks.study.spending import dollars, merged, prices_in
 from executor_sft.asking import failures, progress
 from executor_sft.call_cache import CallCache
 from executor_sft.command import agreed, show
@@ -35,6 +35,7 @@ from router.errors import BadConfig, BadRequest
 from serving.config.config import RoleConfig
 from serving.engines.engine import Log
 
+_NOTHING = 0.0, 0.0, 0.0
 CELLS, CALLS, JUDGEMENTS = "cells", "calls.jsonl", "judgements.jsonl"
 Settings = Mapping[str, Mapping[str, object]]
 """By cell, everything that makes its calls what they are."""
@@ -100,6 +101,41 @@ def _show_estimates(folder: Path, left: dict[str, int]) -> None:
         done.setdefault(row.cell, []).append(row)
     found = msgspec.to_builtins(estimates(done, left))
     show({"rollouts left": sum(left.values()), "they will cost about": found}, stderr=True)
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """The cost of the work that is left; None is unknown."""
+
+    role: str
+    model: str
+    prompt_tokens: float | None
+    completion_tokens: float | None
+    dollars: float | None
+
+
+def estimates(done: Mapping[str, Sequence[Row]], left: Mapping[str, int]) -> list[Estimate]:
+    """Estimate by role and model, then in all. `done`, `left`: rows and rollouts to be done, by cell; each takes what
+    those of its cell took on average, and nobody knows what where there was none.
+    """
+    found: dict[tuple[str, str], tuple[float, ...]] = {}
+    for cell, count in left.items():
+        rows = done.get(cell, ())
+        for one in merged(one for row in rows for one in (*row.spent, *row.checking)) if count else ():
+            key, known, cost = (one.role, one.model), one.attempts - one.attempts_without_usage, dollars([one])
+            scale = count / len(rows)
+            counted = scale * one.attempts / known if known else nan
+            money = nan if cost is None else scale * cost
+            amounts = counted * one.prompt_tokens, counted * one.completion_tokens, money
+            found[key] = _sum([found.get(key, _NOTHING), amounts])
+    if blind := sum(bool(count) and not done.get(cell) for cell, count in left.items()):
+        found["all", f"of {blind:,} pairs without a pilot"] = nan, nan, nan
+    found["all", ""] = _sum([_NOTHING, *found.values()])
+    return [Estimate(*key, *(None if isnan(one) else one for one in amounts)) for key, amounts in found.items()]
+
+
+def _sum(amounts: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
+    """Sum up column by column; of what nobody knows, which is NaN, nobody knows the sum."""
+    return tuple(map(sum, zip(*amounts, strict=True)))
 
 
 def begin(folder: Path, plan: Plan, cells: Sequence[Cell]) -> tuple[Step, Settings]:

@@ -9,7 +9,7 @@ import pytest
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
 from executor_sft.questions import read_questions
-from executor_sft.rollouts import CALLS, ROLLOUTS, Rollout, roll_out_all, rollout_worker
+from executor_sft.rollout import CALLS, ROLLOUTS, Rollout, roll_out_all, rollout_worker
 from executor_sft.runtime import Runtime, open_runtime
 from router.ledger.reconciliation import Tokens, VLLMCounts
 from serving.config.config import Config, DistillationConfig

@@ -8,8 +8,7 @@ import pytest
 
 from executor_sft import mine, retrain
 from executor_sft.__main__ import run
-from executor_sft.rollout import begin_step
-from executor_sft.rollouts import SubQueryRollout
+from executor_sft.rollout import SubQueryRollout, begin_step
 from executor_sft.step import read_manifest, write_json
 from router.errors import RolegateError
 from tests.executor_sft.test_runtime import ROLE, config

@@ -10,7 +10,7 @@ import pytest
 
 from executor_sft.call_cache import CallCache
 from executor_sft.questions import Question
-from executor_sft.rollouts import Rollout, Verdict, roll_out_all
+from executor_sft.rollout import Rollout, Verdict, roll_out_all
 from router.errors import BadConfig, OutOfTime, UpstreamRefused, UpstreamUnavailable
 from router.models import Prompt
 from router.models.model import Answer
