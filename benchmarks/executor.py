@@ -137,9 +137,7 @@ async def _side(
     database = await Database.open(config.server.store)
     stack.push_async_callback(database.close)
     straight = OpenAIHTTP(session, url, role.model, thinking=False)
-    return _Side(
-        config, structured, ExecutionServiceStub(channel).Execute, SQLArchive(database), session, url, straight
-    )
+    return _Side(config, ExecutionServiceStub(channel).Execute, SQLArchive(database), session, straight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +145,9 @@ class _Side:
     """A gateway, and the engine behind it."""
 
     config: Config
-    structured: bool
     execute: Callable[..., Awaitable[ExecuteResponse]]
     archive: SQLArchive
     session: aiohttp.ClientSession
-    url: str
     straight: OpenAIHTTP
 
     async def round(self, sub_queries: Sequence[str], at_once: int) -> Round:
@@ -168,7 +164,7 @@ class _Side:
         calls = [call for run in runs for call in run.calls]
         usages = [call.usage for call in calls if call.usage]
         return Round(
-            structured=self.structured,
+            structured=self.config.roles.execution.structured,
             gateway_s=gateway_s,
             straight_s=straight_s,
             turns=len(calls),
@@ -196,7 +192,9 @@ class _Side:
 
     async def _empty(self) -> None:
         """Empty the engine's prefix cache."""
-        async with self.session.post(f"{self.url.removesuffix('/v1')}/reset_prefix_cache", raise_for_status=True):
+        async with self.session.post(
+            f"{self.straight.endpoint.removesuffix('/v1')}/reset_prefix_cache", raise_for_status=True
+        ):
             pass
 
     async def _again(self, run: Run) -> None:
@@ -208,7 +206,7 @@ class _Side:
         own = [at for at, message in enumerate(messages) if message.role == "assistant"]
         for turn, at in enumerate(own, 1):
             may_search = searches < search.max_searches and turn < search.max_turns
-            pattern = turn_pattern(searched=searches > 0, may_search=may_search) if self.structured else None
+            pattern = turn_pattern(searched=searches > 0, may_search=may_search) if role.structured else None
             async with self.straight.stream(Prompt(messages[:at], sampling, STOP, pattern=pattern)) as deltas:
                 await gather(deltas, lambda _delta: None)
             searches += messages[at].content.startswith("<search>")

@@ -15,10 +15,10 @@ _HOPELESS = 5
 """So many that fail before any is done are no accident."""
 
 
-def progress(console: Console | None = None) -> Progress:
-    """Bars on the standard error, or on another console."""
+def progress() -> Progress:
+    """Bars on the standard error."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    return Progress(*columns, console=console or Console(stderr=True), transient=True)
+    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 async def in_flight(

@@ -15,7 +15,6 @@ from typing import Annotated
 import msgspec
 import numpy as np
 from msgspec import Meta
-from rich.console import Console
 
 from executor_sft.asking import in_flight, progress
 from executor_sft.command import StepOptions, show
@@ -31,6 +30,7 @@ from router.trace import Trajectory
 from serving.config.config import Config, SearchConfig
 from serving.config.file import load_config
 from serving.engines.versions import MANIFEST
+from serving.terminal import complain
 
 BASE, TEACHER = "base", "teacher"
 RESULT = "evaluation.json"
@@ -245,14 +245,13 @@ async def answers(
     rollouts: int,
     temperature: float | None = None,
     concurrency: int = 8,
-    console: Console | None = None,
 ) -> dict[str, list[Answered]]:
     """The answers of all executors to all questions, by executor: `base`, `teacher`, or adapters by the name under
     which they are loaded. Raises `UpstreamError` and `OutOfTime` where an endpoint does not do its part, which says
     nothing of an executor, and `BadConfig` where there is no teacher.
     """
     answered = {name: list[Answered]() for name in executors}
-    with progress(console) as bar:
+    with progress() as bar:
         task = bar.add_task("evaluating", total=len(executors) * rollouts * len(questions))
         for number in range(rollouts):
             seeded = runtime.sampled(number, temperature)
@@ -269,10 +268,8 @@ async def _evaluated(
     config: Config, options: Options, adapters: Mapping[str, Path], executors: Sequence[str]
 ) -> Evaluation:
     questions = read_questions(options.questions)[0][: options.limit]
-    console, cache = Console(stderr=True), options.out / CALLS
-    async with open_runtime(
-        config, console.print, cache=cache, adapters=adapters, teacher=TEACHER in executors
-    ) as runtime:
+    cache, taught = options.out / CALLS, TEACHER in executors
+    async with open_runtime(config, complain, cache=cache, adapters=adapters, teacher=taught) as runtime:
         answered = await answers(
             runtime,
             executors,
@@ -280,7 +277,6 @@ async def _evaluated(
             rollouts=options.rollouts,
             temperature=options.temperature,
             concurrency=options.concurrency,
-            console=console,
         )
     return evaluation_of(answered, config.search, options.rollouts, options.temperature)
 

@@ -17,7 +17,6 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
-from rich.console import Console
 
 from executor_sft.asking import failures, progress
 from executor_sft.command import StepOptions, show
@@ -314,9 +313,9 @@ def roll_out_step(step: Step, options: RolloutOptions, questions: Sequence[Quest
 async def _rolled_out(
     config: Config, questions: Sequence[Question], selection: dict[str, int], options: RolloutOptions
 ) -> dict[str, Any]:
-    console, path = Console(stderr=True), options.out / ROLLOUTS
-    async with open_runtime(config, console.print, cache=options.out / CALLS, teacher=True) as runtime:
-        with progress(console) as bar:
+    path = options.out / ROLLOUTS
+    async with open_runtime(config, complain, cache=options.out / CALLS, teacher=True) as runtime:
+        with progress() as bar:
             task = bar.add_task("rolling out", total=len(questions))
             worker = rollout_worker(runtime)
             failed = await roll_out_all(worker, questions, path, options.concurrency, lambda: bar.advance(task))

@@ -6,7 +6,7 @@ what they spent, and the other models are taken to answer as well; machines that
 here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -60,7 +60,14 @@ async def measure(options: Options) -> CostReport:
     advice = "write a table for each model, with prompt and completion"
     prices = read_json(options.prices, dict[str, Price], advice, msgspec.toml.decode) if options.prices else {}
     instead = dict(map(_instead, options.instead))
-    return _report(*await _booked(options.store), prices, instead)
+    known = {**prices, **{other.model: _price(other.model, prices) for other in instead.values()}}
+    runs, totals = await _booked(options.store)
+    booked = _costs(with_other_models(totals, prices))
+    if not instead:
+        return CostReport(runs, booked, None, None)
+    what_if = _costs(with_other_models(totals, known, instead))
+    saved = 1 - what_if.dollars / booked.dollars if booked.dollars and what_if.dollars is not None else None
+    return CostReport(runs, booked, what_if, saved)
 
 
 def shown(figures: dict[str, Any]) -> None:
@@ -74,18 +81,6 @@ def shown(figures: dict[str, Any]) -> None:
 
 def _dollars(row: dict[str, Any]) -> float | None:
     return None if row["attempts_without_cost"] else (row["nano_usd"] or 0) / 1e9
-
-
-def _report(
-    runs: int, totals: Sequence[RoleTotal], prices: Mapping[str, Price], instead: Mapping[RoleName, Instead]
-) -> CostReport:
-    booked = _costs(with_other_models(totals, prices))
-    if not instead:
-        return CostReport(runs, booked, None, None)
-    known = {**prices, **{other.model: _price(other.model, prices) for other in instead.values()}}
-    what_if = _costs(with_other_models(totals, known, instead))
-    saved = 1 - what_if.dollars / booked.dollars if booked.dollars and what_if.dollars is not None else None
-    return CostReport(runs, booked, what_if, saved)
 
 
 def _costs(rows: list[RoleTotal]) -> Costs:
