@@ -148,7 +148,7 @@ def _export(folder: Path, world: World, count: int) -> list[MiniQuestion]:
 
 def _not_needed(answered: Sequence[Answered], asked: Sequence[MiniQuestion]) -> float | None:
     enough = {sub_query.text: len(sub_query.searches) for question in asked for sub_query in question.sub_queries}
-    twice = [run for one in answered for run in one.executed if run.searches > 1 and run.sub_query in enough]
+    twice = [run for one in answered for run in one.executions if len(run.searches) > 1 and run.sub_query in enough]
     return fmean(enough[run.sub_query] == 1 for run in twice) if twice else None
 
 

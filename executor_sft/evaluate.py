@@ -26,7 +26,7 @@ from router.errors import BadConfig
 from router.protocol import exact_match
 from router.protocol.scoring import token_f1
 from router.search import Executor
-from router.trace import Trajectory
+from router.trace import Execution, Trajectory
 from serving.config.config import Config, SearchConfig
 from serving.config.file import load_config
 from serving.engines.versions import MANIFEST
@@ -90,14 +90,6 @@ def by_question(values: Iterable[tuple[str, float]]) -> dict[str, float]:
     return {question: fmean(its) for question, its in found.items()}
 
 
-class Executed(msgspec.Struct, frozen=True):
-    """One executor run."""
-
-    sub_query: str
-    searches: int
-    failed: bool
-
-
 class Answered(msgspec.Struct, frozen=True):
     """One rollout of a question."""
 
@@ -109,7 +101,7 @@ class Answered(msgspec.Struct, frozen=True):
     """The judge's verdict; None where there is none, or its reply could not be read."""
     executor_tokens: int
     """Prompt and completion tokens of its executor calls."""
-    executed: tuple[Executed, ...]
+    executions: tuple[Execution, ...]
 
 
 class Scores(msgspec.Struct, frozen=True):
@@ -181,7 +173,7 @@ def evaluation_of(
 
 
 def _scores(executor: str, answered: Sequence[Answered]) -> Scores:
-    runs = [run for one in answered for run in one.executed]
+    runs = [run for one in answered for run in one.executions]
     judged = any(one.accepted is not None for one in answered)
     right, tokens = sum(one.exact_match for one in answered), sum(one.executor_tokens for one in answered)
     return Scores(
@@ -189,8 +181,8 @@ def _scores(executor: str, answered: Sequence[Answered]) -> Scores:
         fmean(one.exact_match for one in answered),
         fmean(one.f1 for one in answered),
         fmean(bool(one.accepted) for one in answered) if judged else None,
-        fmean([run.searches for run in runs] or [0]),
-        fmean([run.searches >= 2 for run in runs] or [0]),
+        fmean([len(run.searches) for run in runs] or [0]),
+        fmean([len(run.searches) >= 2 for run in runs] or [0]),
         fmean([run.failed for run in runs] or [0]),
         tokens / len(answered),
         tokens / right if right else None,
@@ -296,5 +288,5 @@ async def _answered(runtime: Runtime, executor: Executor, question: Question) ->
         token_f1(found.answer, question.golds),
         accepted,
         sum(usage.total_tokens for usage in usages),
-        tuple(Executed(run.sub_query, len(run.searches), run.failed) for run in found.executions),
+        found.executions,
     )

@@ -172,8 +172,8 @@ class RoleSweep(msgspec.Struct, frozen=True):
 
     fixed: str
     max_turns: int
-    cells: tuple[CellRows, ...]
-    """At least two, of one limit of turns; each model of the other role once, in the order of the plan."""
+    cells: dict[str, CellRows]
+    """By the model of the other role, in the order of the plan: at least two, of one limit of turns."""
 
 
 class Study(msgspec.Struct, frozen=True):
@@ -212,7 +212,7 @@ class Study(msgspec.Struct, frozen=True):
                 group[varied] = cell
         ordered = sorted(groups, key=lambda key: (-len(groups[key]), places[key[0]] * (1 if backbones else -1)))
         return [
-            RoleSweep(*key, tuple(groups[key][name] for name in sorted(groups[key], key=places.__getitem__)))
+            RoleSweep(*key, {name: groups[key][name] for name in sorted(groups[key], key=places.__getitem__)})
             for key in ordered
             if len(groups[key]) > 1
         ]

@@ -132,7 +132,8 @@ def _tables_2_and_3(study: Study) -> Iterator[ReportTable]:
         (3, "execution", "executor", "backbone"),
     ):
         for number, sweep in enumerate(study.sweeps(backbones=table == 2), 1):
-            rows = ({varied: getattr(cell, varied), **_score_columns(cell, sweep.cells)} for cell in sweep.cells)
+            every = sweep.cells.values()
+            rows = ({varied: model, **_score_columns(cell, every)} for model, cell in sweep.cells.items())
             label = study.labelled(sweep.fixed, sweep.max_turns)
             title = f"Table {table}: {capacity} capacity, with {label} as {fixed}"
             key = f"table-{table}-{number}" if number > 1 else f"table-{table}"
