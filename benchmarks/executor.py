@@ -23,7 +23,7 @@ from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 
 from benchmarks import harness
 from benchmarks.gateway import gateway
-from benchmarks.harness import tell, work_folder
+from benchmarks.harness import work_folder
 from benchmarks.load import in_flight
 from benchmarks.mini_deployment import MiniDeployment, mini_deployment
 from executor_sft.miniworld.export import export
@@ -91,7 +91,7 @@ async def measure(options: Options) -> Figures:
     config, rounds = _config(), list[Round]()
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(work_folder(None))
-        mini = await stack.enter_async_context(mini_deployment(tell, config))
+        mini = await stack.enter_async_context(mini_deployment(config))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         sides = [await _side(stack, session, structured, mini, folder) for structured in (False, True)]
         asked = export(World(7, "test"), folder / "world", 2 * options.sub_queries * (options.rounds + 1))

@@ -56,11 +56,6 @@ def run(name: str, benchmark: ModuleType, arguments: Sequence[str]) -> int:
     return int(not all(check.held for check in getattr(figures, "checks", ())))
 
 
-def tell(step: str) -> None:
-    """Print a step of a start to the standard error."""
-    print(step, file=sys.stderr)
-
-
 @contextmanager
 def work_folder(kept: Path | None) -> Iterator[Path]:
     """The folder that is to be kept, or one that is deleted at the end."""

@@ -10,9 +10,9 @@ import msgspec
 from benchmarks.gateway import retrieval
 from executor_sft.miniworld.export import write_config
 from serving.config.config import Config, DistillationConfig, ReportCacheConfig, RoleConfig, RolesConfig
-from serving.engines.engine import Log
 from serving.retrieval.opening import open_retriever
 from serving.startup import start_engines
+from serving.terminal import complain
 
 
 class MiniDeployment(msgspec.Struct, frozen=True):
@@ -56,11 +56,11 @@ class MiniDeployment(msgspec.Struct, frozen=True):
 
 
 @asynccontextmanager
-async def mini_deployment(tell: Log, config: Config, *, teacher: bool = False) -> AsyncIterator[MiniDeployment]:
+async def mini_deployment(config: Config, *, teacher: bool = False) -> AsyncIterator[MiniDeployment]:
     """The preset `mini`, or a `config` like it, without its gateway. `teacher`: with the teacher's engine."""
     teaching = config.distillation.teacher
     async with AsyncExitStack() as stack:
-        opened = partial(open_retriever, config.retrieval, tell, config.engines)
+        opened = partial(open_retriever, config.retrieval, complain, config.engines)
         also = [teaching] if teacher and teaching is not None else []
-        engines, retriever = await start_engines(config, stack, tell, opened, also)
+        engines, retriever = await start_engines(config, stack, complain, opened, also)
         yield MiniDeployment(config, engines, await stack.enter_async_context(retrieval(retriever)))

@@ -33,6 +33,7 @@ from serving.config.config import Config, RoleConfig
 from serving.config.file import load_config
 from serving.files import write_atomically
 from serving.terminal import complain
+from serving.topologies import executor_limits
 
 ROLLOUTS, CALLS = "rollouts.jsonl", "calls.jsonl"
 ADVICE = "remove this line, and it is rolled out again"
@@ -197,7 +198,8 @@ def teacher_config(config: Config) -> RoleConfig:
 def rollout_worker(runtime: Runtime) -> RolloutWorker:
     """A worker with the config's teacher and student. Raises `BadConfig`."""
     teacher = runtime.role("execution", teacher_config(runtime.config))
-    capped = runtime.executor(teacher, replace(runtime.limits, max_searches=1))
+    once = replace(executor_limits(runtime.config.search), max_searches=1)
+    capped = runtime.executor(teacher, once)
     search = runtime.search(runtime.executor(teacher))
     return RolloutWorker(search, runtime.executor(), capped, runtime.judge, runtime.context)
 

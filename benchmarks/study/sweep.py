@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from benchmarks import harness
 from benchmarks.datasets.question import BenchmarkQuestion
-from benchmarks.harness import Check, tell
+from benchmarks.harness import Check
 from benchmarks.study.cells import Cell, cells_of, engine_groups, weights_of
 from benchmarks.study.plan import Plan, questions_of, read_plan
 from benchmarks.study.results import RESULTS, Row, RowFile, read_rows, write_plan
@@ -34,6 +34,7 @@ from executor_sft.step import Step
 from router.errors import BadConfig, BadRequest
 from serving.config.config import RoleConfig
 from serving.engines.engine import Log
+from serving.terminal import complain
 
 _NOTHING = 0.0, 0.0, 0.0
 CELLS, CALLS, JUDGEMENTS = "cells", "calls.jsonl", "judgements.jsonl"
@@ -64,7 +65,7 @@ def measure(options: Options) -> Figures:
     step, settings = begin(options.out, plan, cells)
     failed = asyncio.run(_swept(plan, cells, step, settings, yes=options.yes))
     for rollout, why in failed.items():
-        tell(f"{rollout}: {why}")
+        complain(f"{rollout}: {why}")
     return Figures([Check("every rollout is done", not failed, f"{len(failed)} failed")])
 
 
