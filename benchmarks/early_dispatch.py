@@ -91,29 +91,24 @@ async def measure(options: Options) -> Figures:
     settings = [Setting(block, speed) for block, speed in product(options.blocks, options.speeds)]
     settings += [Setting(4, 50.0, 0.0, executors, engine) for engine in _ENGINES for executors in _EXECUTORS]
     settings += [Setting(4, 50.0, _THINKS_S, executors) for executors in _EXECUTORS]
-    asked = [
-        (setting, place * options.questions + number)
-        for place, setting in enumerate(dict.fromkeys(settings))
-        for number in range(options.questions)
-    ]
+    asked = [setting for setting in dict.fromkeys(settings) for _ in range(options.questions)]
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(work_folder(None))
         models, retrieval = await stack.enter_async_context(played(_Paced()))
         clients = []
         for early in (False, True):
-            config = canned_config(
-                folder / str(early), [models.base_url], retrieval, _ROLES, search={"early_dispatch": early}
-            )
+            own, search = folder / str(early), {"early_dispatch": early}
+            config = canned_config(own, [models.base_url], retrieval, _ROLES, search=search)
             process = await stack.enter_async_context(gateway(config))
             clients.append(await stack.enter_async_context(AsyncClient(process.words[0])))
 
-        async def pair(one: tuple[Setting, int]) -> list[float]:
-            setting, number = one
-            return await asyncio.gather(*(timed(client.ask)(setting.question(number)) for client in clients))
+        async def pair(question: str) -> list[float]:
+            return await asyncio.gather(*(timed(client.ask)(question) for client in clients))
 
-        seconds = await in_flight(pair, asked, options.at_once, "pairs of questions")
+        questions = [setting.question(number) for number, setting in enumerate(asked)]
+        seconds = await in_flight(pair, questions, options.at_once, "pairs of questions")
     pairs: dict[Setting, list[list[float]]] = {}
-    for (setting, _), pair_s in zip(asked, seconds, strict=True):
+    for setting, pair_s in zip(asked, seconds, strict=True):
         pairs.setdefault(setting, []).append(pair_s)
     return Figures(options.questions, [_row(setting, found) for setting, found in pairs.items()])
 

@@ -23,7 +23,7 @@ from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 
 from benchmarks import harness
 from benchmarks.gateway import gateway
-from benchmarks.harness import tell, work_folder
+from benchmarks.harness import work_folder
 from benchmarks.load import in_flight
 from benchmarks.mini_deployment import MiniDeployment, mini_deployment
 from executor_sft.miniworld.export import export
@@ -91,7 +91,7 @@ async def measure(options: Options) -> Figures:
     config, rounds = _config(), list[Round]()
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(work_folder(None))
-        mini = await stack.enter_async_context(mini_deployment(tell, config))
+        mini = await stack.enter_async_context(mini_deployment(config))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         sides = [await _side(stack, session, structured, mini, folder) for structured in (False, True)]
         asked = export(World(7, "test"), folder / "world", 2 * options.sub_queries * (options.rounds + 1))
@@ -130,16 +130,14 @@ async def _side(
     (url,), replace = mini.engines.values(), msgspec.structs.replace
     role = replace(mini.of.roles.execution, structured=structured)
     of = replace(mini.of, roles=replace(mini.of.roles, execution=role))
-    file, store = folder / f"structured-{structured}.toml", f"sqlite:///{folder}/structured-{structured}.db"
-    config = replace(mini, of=of).config(file, store)
+    (own := folder / f"structured-{structured}").mkdir()
+    config = replace(mini, of=of).config(file := own / "rolegate.toml")
     process = await stack.enter_async_context(gateway(file))
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(process.words[0]))
-    database = await Database.open(store)
+    database = await Database.open(config.server.store)
     stack.push_async_callback(database.close)
     straight = OpenAIHTTP(session, url, role.model, thinking=False)
-    return _Side(
-        config, structured, ExecutionServiceStub(channel).Execute, SQLArchive(database), session, url, straight
-    )
+    return _Side(config, ExecutionServiceStub(channel).Execute, SQLArchive(database), session, straight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +145,9 @@ class _Side:
     """A gateway, and the engine behind it."""
 
     config: Config
-    structured: bool
     execute: Callable[..., Awaitable[ExecuteResponse]]
     archive: SQLArchive
     session: aiohttp.ClientSession
-    url: str
     straight: OpenAIHTTP
 
     async def round(self, sub_queries: Sequence[str], at_once: int) -> Round:
@@ -168,7 +164,7 @@ class _Side:
         calls = [call for run in runs for call in run.calls]
         usages = [call.usage for call in calls if call.usage]
         return Round(
-            structured=self.structured,
+            structured=self.config.roles.execution.structured,
             gateway_s=gateway_s,
             straight_s=straight_s,
             turns=len(calls),
@@ -196,7 +192,9 @@ class _Side:
 
     async def _empty(self) -> None:
         """Empty the engine's prefix cache."""
-        async with self.session.post(f"{self.url.removesuffix('/v1')}/reset_prefix_cache", raise_for_status=True):
+        async with self.session.post(
+            f"{self.straight.endpoint.removesuffix('/v1')}/reset_prefix_cache", raise_for_status=True
+        ):
             pass
 
     async def _again(self, run: Run) -> None:
@@ -208,7 +206,7 @@ class _Side:
         own = [at for at, message in enumerate(messages) if message.role == "assistant"]
         for turn, at in enumerate(own, 1):
             may_search = searches < search.max_searches and turn < search.max_turns
-            pattern = turn_pattern(searched=searches > 0, may_search=may_search) if self.structured else None
+            pattern = turn_pattern(searched=searches > 0, may_search=may_search) if role.structured else None
             async with self.straight.stream(Prompt(messages[:at], sampling, STOP, pattern=pattern)) as deltas:
                 await gather(deltas, lambda _delta: None)
             searches += messages[at].content.startswith("<search>")

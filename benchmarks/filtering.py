@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from benchmarks import harness
-from benchmarks.harness import tell, work_folder
+from benchmarks.harness import work_folder
 from benchmarks.mini_deployment import MiniDeployment, mini_deployment
 from executor_sft.__main__ import run
 from executor_sft.evaluate import BASE, Answered, Evaluation, answers, evaluation_of
@@ -74,7 +74,7 @@ async def measure(options: Options) -> Figures:
     config = load_config(preset("mini"))
     student, arms = Path(config.engines["executor"].path), dict.fromkeys((BASE, *_ARMS), 0)
     with work_folder(options.work) as work:
-        async with mini_deployment(tell, config, teacher=True) as mini:
+        async with mini_deployment(config, teacher=True) as mini:
             gold = [kept for seed in options.worlds for kept in await _world(mini, work, seed, options.questions)]
             rolled_out = [work / f"world-{seed}" / "rollouts" for seed in options.worlds]
             mix = ",".join(f"{stratum}={count}" for stratum, count in (_SINGLE | _MULTI).items())
@@ -138,7 +138,7 @@ def _config(mini: MiniDeployment, folder: Path) -> Path:
     """A config over the world in `folder`, with the models that run."""
     file = folder / "rolegate.toml"
     of = msgspec.structs.replace(mini, of=over(mini.of, folder), retrieval="")
-    of.config(file, f"sqlite:///{folder}/runs.db")
+    of.config(file)
     return file
 
 
@@ -148,7 +148,7 @@ def _export(folder: Path, world: World, count: int) -> list[MiniQuestion]:
 
 def _not_needed(answered: Sequence[Answered], asked: Sequence[MiniQuestion]) -> float | None:
     enough = {sub_query.text: len(sub_query.searches) for question in asked for sub_query in question.sub_queries}
-    twice = [run for one in answered for run in one.executed if run.searches > 1 and run.sub_query in enough]
+    twice = [run for one in answered for run in one.executions if len(run.searches) > 1 and run.sub_query in enough]
     return fmean(enough[run.sub_query] == 1 for run in twice) if twice else None
 
 

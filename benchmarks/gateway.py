@@ -98,12 +98,7 @@ def canned_config(
         "retrieval": {"address": retrieval},
         "report_cache": {"enabled": False},
         "roles": {
-            role: {
-                "model": model,
-                "prompt": f"shipped:prompts/full/{role}.txt",
-                **common,
-                **further.get(role, {}),
-            }
+            role: {"model": model, "prompt": f"shipped:prompts/full/{role}.txt", **common, **further.get(role, {})}
             for role, model in MODELS.items()
         },
     }

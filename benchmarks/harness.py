@@ -20,9 +20,9 @@ import psutil
 from msgspec import Meta
 
 from executor_sft.command import parse, show
+from executor_sft.step import write_json
 from router.background import background_tasks
 from router.errors import RolegateError
-from serving.files import write_atomically
 from serving.logs import errors_only
 
 _METER_EVERY_S = 0.1
@@ -51,14 +51,9 @@ def run(name: str, benchmark: ModuleType, arguments: Sequence[str]) -> int:
         figures = asyncio.run(figures)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(options.json, msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
+        write_json(options.json, figures)
     getattr(benchmark, "shown", show)(msgspec.to_builtins(figures))
     return int(not all(check.held for check in getattr(figures, "checks", ())))
-
-
-def tell(step: str) -> None:
-    """Print a step of a start to the standard error."""
-    print(step, file=sys.stderr)
 
 
 @contextmanager
@@ -79,7 +74,8 @@ class Child:
     process: asyncio.subprocess.Process
     words: list[str]
     """Of its first line."""
-    meter: "Meter"
+    watched: psutil.Process
+    """The same, as it looks from outside."""
 
 
 @asynccontextmanager
@@ -94,7 +90,7 @@ async def child(module: str, *arguments: str) -> AsyncIterator[Child]:
     try:
         if not (line := await process.stdout.readline()):
             raise RolegateError(f"{module} ended before it was ready (code {await process.wait()}).")
-        yield Child(process, line.decode().split(), Meter(process.pid))
+        yield Child(process, line.decode().split(), psutil.Process(process.pid))
     finally:
         process.stdin.close()
         with suppress(TimeoutError):
@@ -115,38 +111,27 @@ class Used:
     """How much more memory of its own it had at most than at the beginning."""
 
 
-class Meter:
-    """Watches one process from outside."""
+def cpu_s(process: psutil.Process) -> float:
+    """Seconds of CPU that it has used so far, in user mode and in the kernel."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
-    def __init__(self, pid: int) -> None:
-        self._process = psutil.Process(pid)
 
-    @property
-    def cpu_s(self) -> float:
-        """Seconds of CPU so far, in user mode and in the kernel."""
-        times = self._process.cpu_times()
-        return float(times.user + times.system)
+def own_bytes(process: psutil.Process) -> int:
+    """Memory that it shares with nobody."""
+    return int(process.memory_full_info().uss)
 
-    @property
-    def own_bytes(self) -> int:
-        """Memory that it shares with nobody."""
-        return int(self._process.memory_full_info().uss)
 
-    @property
-    def descriptors(self) -> int:
-        """Open files and sockets."""
-        return int(self._process.num_fds())
+@asynccontextmanager
+async def watching(process: psutil.Process) -> AsyncIterator[Used]:
+    """Measure what a process uses while this is open."""
+    used, begun_s, before = Used(), cpu_s(process), own_bytes(process)
 
-    @asynccontextmanager
-    async def watching(self) -> AsyncIterator[Used]:
-        """Measure what is used while this is open."""
-        used, cpu_s, before = Used(), self.cpu_s, self.own_bytes
+    async def look() -> None:
+        while True:
+            await asyncio.sleep(_METER_EVERY_S)
+            used.grown_bytes = max(used.grown_bytes, own_bytes(process) - before)
 
-        async def look() -> None:
-            while True:
-                await asyncio.sleep(_METER_EVERY_S)
-                used.grown_bytes = max(used.grown_bytes, self.own_bytes - before)
-
-        async with background_tasks(look()):
-            yield used
-        used.cpu_s = self.cpu_s - cpu_s
+    async with background_tasks(look()):
+        yield used
+    used.cpu_s = cpu_s(process) - begun_s

@@ -6,7 +6,6 @@ lines, `{"question", "document", "phrase"}`: a hit is a passage of a document wh
 `phrase` in its text, among the k best.
 """
 
-import resource
 import subprocess
 import sys
 import tempfile
@@ -20,8 +19,9 @@ import msgspec
 from msgspec import Meta
 
 from benchmarks import harness
-from benchmarks.load import progress
 from benchmarks.retrieval import CUTS, mini_world_passages
+from executor_sft.asking import progress
+from executor_sft.jsonl import read_jsonl
 from router.errors import BadCorpus, RolegateError
 from router.protocol import Passage
 from serving.retrieval.build import build_index
@@ -29,9 +29,10 @@ from serving.retrieval.embedder import MiniLM
 from serving.retrieval.index import Index
 
 _MEASURED = (
-    "import sys; from serving.cli.main import main; from benchmarks.index import peak_kb; "
-    "status = main(['index', 'build', *sys.argv[1:]]); print(peak_kb()); sys.exit(status)"
+    "import resource, sys; from serving.cli.main import main; status = main(['index', 'build', *sys.argv[1:]]); "
+    "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); sys.exit(status)"
 )
+"""A build that tells its own peak, in KiB: the system tells that of finished children only as one maximum."""
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
@@ -108,13 +109,9 @@ def measure(options: Options) -> Figures:
 
 
 def read_questions(path: Path) -> list[Question]:
-    """The questions of a file of JSON lines. Raises `BadCorpus`."""
-    try:
-        questions = msgspec.json.Decoder(Question).decode_lines(path.read_bytes())
-    except OSError as error:
-        raise BadCorpus(f"{path}: cannot be read ({error.strerror}); name a file of JSON lines.") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadCorpus(f"{path}: {error}; a question needs question, document and phrase.") from error
+    """The questions of a file of JSON lines. Raises `BadConfig` and `BadCorpus`."""
+    advice = "name a file of JSON lines with question, document and phrase"
+    questions = [question for _, question in read_jsonl(path, Question, advice)]
     if not questions:
         raise BadCorpus(f"{path}: no questions; write one a line.")
     return questions
@@ -165,7 +162,6 @@ def _builds(passages: int) -> Build:
 def _build(documents: Path, out: Path) -> tuple[_Done, float, float]:
     """What one build did, its seconds and its peak in MiB."""
     started = time.perf_counter()
-    # A process between this one and the build: the system tells the peak of finished children only as one maximum.
     command = [sys.executable, "-c", _MEASURED, str(documents), "--out", str(out), "--json"]
     finished = subprocess.run(command, capture_output=True, check=False)  # noqa: S603
     elapsed_s = time.perf_counter() - started
@@ -173,8 +169,3 @@ def _build(documents: Path, out: Path) -> tuple[_Done, float, float]:
         raise RolegateError(f"the build failed: {finished.stderr.decode(errors='replace')[-500:]}")
     done, peak = finished.stdout.splitlines()
     return msgspec.json.decode(done, type=_Done), elapsed_s, int(peak) / 1024
-
-
-def peak_kb() -> int:
-    """The most memory that this process has held, in KiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

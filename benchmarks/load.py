@@ -4,19 +4,18 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence, Sized
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence, Sized
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import cycle
-from typing import TypeVar
+from typing import Any
 
 import grpc
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rolegate.client import AsyncClient, GatewayError
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+from executor_sft import asking
+from executor_sft.asking import Item, Result, progress
+
 ANSWERED = "answered"
 _STREAMS = 500
 """Questions of one connection; a server allows no more than 1,000."""
@@ -29,33 +28,17 @@ def question(number: int) -> str:
     return f"When was the director of film number {number} born?"
 
 
-def progress() -> Progress:
-    """Bars on the standard error."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    return Progress(*columns, console=Console(stderr=True), transient=True)
-
-
 async def in_flight(
     ask: Callable[[Item], Awaitable[Result]], items: Iterable[Item], at_once: int, title: str = "asking"
 ) -> list[Result]:
     """Ask of each item, `at_once` at a time, with a bar; the results in the items' order."""
-    results, left = dict[int, Result](), enumerate(items)
     with progress() as bar:
         task = bar.add_task(title, total=len(items) if isinstance(items, Sized) else None)
-
-        async def keep_asking() -> None:
-            for number, item in left:
-                results[number] = await ask(item)
-                bar.advance(task)
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(at_once):
-                group.create_task(keep_asking())
-    return [results[number] for number in sorted(results)]
+        return await asking.in_flight(ask, items, at_once, lambda: bar.advance(task))
 
 
 async def at_rate(
-    ask: Callable[[Item], Awaitable[Result]], items: Iterable[Item], per_s: float, seed: int = 0
+    ask: Callable[[Item], Coroutine[Any, Any, Result]], items: Iterable[Item], per_s: float, seed: int = 0
 ) -> list[Result]:
     """Ask of each item, so many a second on average, as independent callers do."""
     chance, clock = random.Random(seed), asyncio.get_running_loop().time
@@ -64,12 +47,8 @@ async def at_rate(
         for item in items:
             due += chance.expovariate(per_s)
             await asyncio.sleep(due - clock())
-            tasks.append(group.create_task(_coroutine(ask, item)))
+            tasks.append(group.create_task(ask(item)))
     return [task.result() for task in tasks]
-
-
-async def _coroutine(ask: Callable[[Item], Awaitable[Result]], item: Item) -> Result:
-    return await ask(item)
 
 
 def timed(ask: Callable[[Item], Awaitable[object]]) -> Callable[[Item], Awaitable[float]]:

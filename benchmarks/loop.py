@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks import harness
 from benchmarks.gateway import gateway
-from benchmarks.harness import Check, tell, work_folder
+from benchmarks.harness import Check, work_folder
 from benchmarks.load import in_flight
 from benchmarks.mini_deployment import mini_deployment
 from executor_sft.miniworld.export import export, over
@@ -39,6 +39,7 @@ from serving.config.config import Config
 from serving.config.file import load_config, preset
 from serving.engines.versions import MANIFEST, verified, write_version
 from serving.files import write_atomically
+from serving.terminal import complain
 
 Stage = Literal["before", "logged", "swap", "after", "degraded"]
 ENDED = ("EXECUTOR_VERSION_STATE_ACTIVE", "EXECUTOR_VERSION_STATE_ROLLED_BACK")
@@ -106,7 +107,7 @@ class Asking:
                     await self._client.feedback(answer.run_id, gold_answer=question.answer)
                 right += exact_match(answer.answer, [question.answer])
             except GatewayError as error:
-                tell(f"failed: {error}")
+                complain(f"failed: {error}")
                 failed += error.reason != "MALFORMED_OUTPUT"  # which is a model's own way to be wrong
 
         count = len(await in_flight(ask, questions, self._at_once, f"questions, {stage}"))
@@ -144,8 +145,8 @@ async def measure(options: Options) -> Figures:
         rows = [{"id": one.id, "text": one.text, "answer": one.answer} for one in held_out]
         write_atomically(work / "held_out.jsonl", msgspec.json.Encoder().encode_lines(rows))
         file = work / "rolegate.toml"
-        mini = await stack.enter_async_context(mini_deployment(tell, _config(work / "world"), teacher=True))
-        mini.config(file, f"sqlite:///{work}/runs.db", versions=work / "versions")
+        mini = await stack.enter_async_context(mini_deployment(_config(work / "world"), teacher=True))
+        mini.config(file, versions=work / "versions")
         address = (await stack.enter_async_context(gateway(file))).words[0]
         client = await stack.enter_async_context(AsyncClient(address))
         asking = Asking(client, options.in_flight)
@@ -192,9 +193,9 @@ async def _retrain(options: Options, config: Path, address: str, work: Path) -> 
         raise RolegateError(f"rolegate sft retrain ended with status {status}.")
 
 
-def publish_degraded(versions: Path, version: str, seed: int = 0) -> str:
+def publish_degraded(versions: Path, version: str) -> str:
     """Publish a copy of `version` with noise in its weights; its name."""
-    manifest, chance = verified(versions / version), torch.Generator().manual_seed(seed)
+    manifest, chance = verified(versions / version), torch.Generator().manual_seed(0)
 
     def noisy(weight: torch.Tensor) -> torch.Tensor:
         noise = _NOISE * weight.float().std() * torch.randn(weight.shape, generator=chance)

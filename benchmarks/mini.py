@@ -25,7 +25,6 @@ from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 
 from benchmarks import harness
-from benchmarks.harness import tell
 from benchmarks.load import in_flight
 from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.questions import Question, SubQuery
@@ -35,6 +34,7 @@ from router.protocol.turns import parse_answer
 from serving.composition import running_gateway
 from serving.config.config import ReportCacheConfig
 from serving.config.file import load_config, preset
+from serving.terminal import complain
 
 _DEADLINE_S = 120.0
 
@@ -121,7 +121,7 @@ async def measure(options: Options) -> Figures:
         config = msgspec.structs.replace(config, report_cache=ReportCacheConfig(enabled=False))
         prompt = Path(config.roles.answer.prompt).read_text("utf-8").strip()
         async with (
-            running_gateway(config, "127.0.0.1:0", tell) as address,
+            running_gateway(config, "127.0.0.1:0", complain) as address,
             grpc.aio.insecure_channel(address) as channel,
         ):
             asked = await in_flight(lambda one: _asked(channel, prompt, one), questions, options.in_flight)

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.gateway import retrieval
 from executor_sft.miniworld.export import write_config
-from router.edge.grpc.server import Server
 from serving.config.config import Config, DistillationConfig, ReportCacheConfig, RoleConfig, RolesConfig
-from serving.config.file import load_config, preset
-from serving.engines.engine import Log
 from serving.retrieval.opening import open_retriever
-from serving.retrieval.services import RetrievalServicer
 from serving.startup import start_engines
+from serving.terminal import complain
 
 
 class MiniDeployment(msgspec.Struct, frozen=True):
@@ -27,14 +25,13 @@ class MiniDeployment(msgspec.Struct, frozen=True):
     retrieval: str
     """host:port of the retrieval service; empty leaves retrieval to whoever reads the config."""
 
-    def config(self, file: Path, store: str, *, versions: Path | None = None) -> Config:
-        """The config of a gateway in front of it, which works on every question anew; also written to `file`.
-        `versions`: where versions are published; then the untuned model is the active one at first.
+    def config(self, file: Path, *, versions: Path | None = None) -> Config:
+        """The config of a gateway in front of it, which works on every question anew; also written to `file`, with its
+        store beside it. `versions`: where versions are published; then the untuned model is the active one at first.
         """
-        urls = self.engines
 
         def at(role: RoleConfig) -> RoleConfig:
-            return msgspec.structs.replace(role, engine=None, base_url=urls[role.engine or ""])
+            return msgspec.structs.replace(role, engine=None, base_url=self.engines[role.engine or ""])
 
         roles, teacher, retrieval = self.of.roles, self.of.distillation.teacher, self.of.retrieval
         if self.retrieval:
@@ -45,8 +42,10 @@ class MiniDeployment(msgspec.Struct, frozen=True):
             engines={},
             report_cache=ReportCacheConfig(enabled=False),
             retrieval=retrieval,
-            server=msgspec.structs.replace(self.of.server, store=store, http=None),
-            distillation=DistillationConfig(teacher=at(teacher) if teacher and teacher.engine in urls else None),
+            server=msgspec.structs.replace(self.of.server, store=f"sqlite:///{file.parent}/runs.db", http=None),
+            distillation=DistillationConfig(
+                teacher=at(teacher) if teacher and teacher.engine in self.engines else None
+            ),
         )
         if versions is not None:
             config = msgspec.structs.replace(
@@ -57,17 +56,11 @@ class MiniDeployment(msgspec.Struct, frozen=True):
 
 
 @asynccontextmanager
-async def mini_deployment(
-    tell: Log, config: Config | None = None, *, teacher: bool = False
-) -> AsyncIterator[MiniDeployment]:
-    """The preset `mini` without its gateway, or another `config` like it. `teacher`: with the teacher's engine."""
-    config = config or load_config(preset("mini"))
+async def mini_deployment(config: Config, *, teacher: bool = False) -> AsyncIterator[MiniDeployment]:
+    """The preset `mini`, or a `config` like it, without its gateway. `teacher`: with the teacher's engine."""
     teaching = config.distillation.teacher
     async with AsyncExitStack() as stack:
-        opened = partial(open_retriever, config.retrieval, tell, config.engines)
+        opened = partial(open_retriever, config.retrieval, complain, config.engines)
         also = [teaching] if teacher and teaching is not None else []
-        engines, retriever = await start_engines(config, stack, tell, opened, also)
-        server = Server(None, RetrievalServicer(retriever))
-        port = await server.start("127.0.0.1:0")
-        stack.push_async_callback(server.drain, 0)
-        yield MiniDeployment(config, engines, f"127.0.0.1:{port}")
+        engines, retriever = await start_engines(config, stack, complain, opened, also)
+        yield MiniDeployment(config, engines, await stack.enter_async_context(retrieval(retriever)))

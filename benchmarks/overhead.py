@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from benchmarks import harness
 from benchmarks.gateway import at_once, canned_config, gateway, played
-from benchmarks.harness import Child, work_folder
+from benchmarks.harness import Child, watching, work_folder
 from benchmarks.load import at_rate, clients, in_flight, quantile
 from router.models.openai_wire import REQUEST_ID
 from router.testing.openai_server import Behaviour, ChatRequest, Reply, writes
@@ -112,7 +112,7 @@ async def _cost(folder: Path, questions: int, number: int) -> Load:
     async with _gateway(folder, writes(at_once)) as process, clients(process.words[0], number) as ask:
         for _ in range(1 + _ROUNDS):
             begun = time.perf_counter()
-            async with process.meter.watching() as used:
+            async with watching(process.watched) as used:
                 await in_flight(ask, range(each), number, f"{number} in flight")
             rate = each / (time.perf_counter() - begun)
             rows.append((used.cpu_s / each * 1000, rate, used.grown_bytes / number / 1000))

@@ -30,7 +30,7 @@ from sqlalchemy import Connection, func, select
 
 from benchmarks import harness
 from benchmarks.gateway import OnePassage, at_once, canned_config, gateway, retrieval
-from benchmarks.harness import Check, tell, work_folder
+from benchmarks.harness import Check, own_bytes, work_folder
 from benchmarks.load import ANSWERED, Ended, Outcomes, ask_until, at_rate, quantile, question
 from router.background import background_tasks
 from router.store import Database
@@ -48,6 +48,7 @@ from router.testing.fault_proxy import (
 )
 from router.testing.openai_server import ChatRequest, Reply, serving, writes
 from router.trace.call import WHOLE
+from serving.terminal import complain
 
 Part = Literal["faults", "kills", "replica"]
 Value = TypeVar("Value")
@@ -189,7 +190,7 @@ async def measure(options: Options) -> Figures:
     run = {"faults": _faults, "kills": _kills, "replica": _replica}
     with work_folder(options.folder) as folder:
         for part in options.parts:
-            tell(f"reliability: {part}")
+            complain(f"reliability: {part}")
             stand, found = await run[part](folder / part, options)
             parts.append(await stand.figures())
             late = [one for one in stand.ended if one.late_s > _LATE_S + stand.lag_s]
@@ -256,7 +257,7 @@ async def _faults(folder: Path, options: Options) -> tuple[Stand, list[Check]]:
 
         async def sample() -> None:
             while True:
-                samples.append((process.meter.own_bytes / 1e6, process.meter.descriptors))
+                samples.append((own_bytes(process.watched) / 1e6, process.watched.num_fds()))
                 await asyncio.sleep(_EVERY_S)
 
         stand.fail(options.share)

@@ -29,7 +29,8 @@ from benchmarks import harness
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.datasets.reader import read_entries
 from benchmarks.harness import Check
-from benchmarks.load import in_flight, progress, quantile, timed
+from benchmarks.load import in_flight, quantile, timed
+from executor_sft.asking import progress
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.world import World
 from router.errors import BadCorpus

@@ -10,7 +10,6 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from executor_sft.jsonl import JsonlFile
-from router.errors import BadConfig
 from router.models import Completion, Delta, Model, Prompt, Usage
 from router.trace import Call, RoleName
 
@@ -38,25 +37,19 @@ class Spent(msgspec.Struct):
 class CallCache:
     """Completed calls by their request; failed ones are not kept."""
 
-    def __init__(self, file: JsonlFile) -> None:
+    def __init__(self, file: JsonlFile[_Entry]) -> None:
         """Raises `BadConfig` for a line that it did not write."""
         self._file = file
-        self._entries: dict[str, _Entry] = {}
+        self._entries = {entry.key: entry for entry in file}
         self._hits: set[str] = set()
         self._keys: dict[str, str] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        for number, line in enumerate(file.lines(), 1):
-            try:
-                entry = msgspec.json.decode(line, type=_Entry)
-            except msgspec.DecodeError as error:
-                raise BadConfig(f"{file.path}:{number}: {error}; remove this line, or begin in a new folder.") from None
-            self._entries[entry.key] = entry
 
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator["CallCache"]:
         """Open the cache of a file, which is made where it is not there. Raises `BadConfig`."""
-        with closing(JsonlFile(path)) as file:
+        with closing(JsonlFile(path, _Entry, "remove this line, or begin in a new folder")) as file:
             yield cls(file)
 
     async def complete(self, model: Model, role: RoleName, prompt: Prompt, key: str) -> Completion:
@@ -67,7 +60,7 @@ class CallCache:
         async with lock:
             if (entry := self._entries.get(key)) is None:
                 entry = _Entry(key, role, model.name, await model.complete(prompt))
-                self._file.append(msgspec.json.encode(entry))
+                self._file.append(entry)
                 self._entries[key] = entry
             else:
                 self._hits.add(prompt.request_id)

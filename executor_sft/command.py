@@ -1,6 +1,7 @@
 """Commands of the distillation: options are the fields of a struct, figures are printed as tables or as JSON."""
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -26,7 +27,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from router.errors import BadConfig
+from router.errors import BadConfig, BadRequest
 from serving.cli.options import add_config, chosen_file
 
 POSITIONAL = Meta(extra={"positional": True})
@@ -99,6 +100,13 @@ def _add(parser: argparse.ArgumentParser, field: Field) -> None:
         )
     text = text.replace("%", "%%")
     parser.add_argument(field.name if positional else f"--{field.encode_name.replace('_', '-')}", help=text, **how)
+
+
+def agreed(question: str, more: str = "") -> bool:
+    """Ask at the terminal whether money may be spent. Raises `BadRequest`, which says `more`, where there is none."""
+    if not sys.stdin.isatty():
+        raise BadRequest(f"there is nobody to ask whether that may be spent; --yes says so.{more}")
+    return input(f"{question} [y/N] ").strip().casefold() in ("y", "yes")
 
 
 def show(figures: Mapping[str, Any], *, as_json: bool = False, stderr: bool = False) -> None:

@@ -6,7 +6,8 @@ so that an interrupted evaluation goes on where it was.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated
@@ -14,22 +15,22 @@ from typing import Annotated
 import msgspec
 import numpy as np
 from msgspec import Meta
-from rich.console import Console
-from rich.progress import Progress
 
+from executor_sft.asking import in_flight, progress
 from executor_sft.command import StepOptions, show
 from executor_sft.questions import Question, read_questions
-from executor_sft.rollouts import CALLS, check_failures, teacher_config
+from executor_sft.rollout import CALLS, check_failures, teacher_config
 from executor_sft.runtime import Runtime, open_runtime
 from executor_sft.step import Step, config_settings, digest_of, write_json
 from router.errors import BadConfig
 from router.protocol import exact_match
 from router.protocol.scoring import token_f1
 from router.search import Executor
-from router.trace import Trajectory
+from router.trace import Execution, Trajectory
 from serving.config.config import Config, SearchConfig
 from serving.config.file import load_config
 from serving.engines.versions import MANIFEST
+from serving.terminal import complain
 
 BASE, TEACHER = "base", "teacher"
 RESULT = "evaluation.json"
@@ -81,12 +82,12 @@ def paired_difference(new: Sequence[float], old: Sequence[float], seed: int = 0)
     return Difference(float(differences.mean()), float(low), float(high))
 
 
-class Executed(msgspec.Struct, frozen=True):
-    """One executor run."""
-
-    sub_query: str
-    searches: int
-    failed: bool
+def by_question(values: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Each question's mean, of values with its id."""
+    found: dict[str, list[float]] = {}
+    for question, value in values:
+        found.setdefault(question, []).append(value)
+    return {question: fmean(its) for question, its in found.items()}
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -100,7 +101,7 @@ class Answered(msgspec.Struct, frozen=True):
     """The judge's verdict; None where there is none, or its reply could not be read."""
     executor_tokens: int
     """Prompt and completion tokens of its executor calls."""
-    executed: tuple[Executed, ...]
+    executions: tuple[Execution, ...]
 
 
 class Scores(msgspec.Struct, frozen=True):
@@ -172,7 +173,7 @@ def evaluation_of(
 
 
 def _scores(executor: str, answered: Sequence[Answered]) -> Scores:
-    runs = [run for one in answered for run in one.executed]
+    runs = [run for one in answered for run in one.executions]
     judged = any(one.accepted is not None for one in answered)
     right, tokens = sum(one.exact_match for one in answered), sum(one.executor_tokens for one in answered)
     return Scores(
@@ -180,8 +181,8 @@ def _scores(executor: str, answered: Sequence[Answered]) -> Scores:
         fmean(one.exact_match for one in answered),
         fmean(one.f1 for one in answered),
         fmean(bool(one.accepted) for one in answered) if judged else None,
-        fmean([run.searches for run in runs] or [0]),
-        fmean([run.searches >= 2 for run in runs] or [0]),
+        fmean([len(run.searches) for run in runs] or [0]),
+        fmean([len(run.searches) >= 2 for run in runs] or [0]),
         fmean([run.failed for run in runs] or [0]),
         tokens / len(answered),
         tokens / right if right else None,
@@ -190,13 +191,9 @@ def _scores(executor: str, answered: Sequence[Answered]) -> Scores:
 
 def _difference(new: Sequence[Answered], old: Sequence[Answered], figure: str) -> Difference:
     """Of a figure's means over the rollouts of each question."""
-    means: list[dict[str, float]] = []
-    for answered in (new, old):
-        values: dict[str, list[float]] = {}
-        for one in answered:
-            values.setdefault(one.question_id, []).append(float(getattr(one, figure)))
-        means.append({question: fmean(figures) for question, figures in values.items()})
-    first, second = means
+    first, second = (
+        by_question((one.question_id, float(getattr(one, figure))) for one in answered) for answered in (new, old)
+    )
     return paired_difference(list(first.values()), [second[question] for question in first])
 
 
@@ -240,34 +237,22 @@ async def answers(
     rollouts: int,
     temperature: float | None = None,
     concurrency: int = 8,
-    console: Console | None = None,
 ) -> dict[str, list[Answered]]:
     """The answers of all executors to all questions, by executor: `base`, `teacher`, or adapters by the name under
     which they are loaded. Raises `UpstreamError` and `OutOfTime` where an endpoint does not do its part, which says
     nothing of an executor, and `BadConfig` where there is no teacher.
     """
-    gate, answered = asyncio.Semaphore(concurrency), {name: list[Answered]() for name in executors}
-    with Progress(console=console or Console(stderr=True)) as progress:
-        bar = progress.add_task("evaluating", total=len(executors) * rollouts * len(questions))
-
-        async def one(seeded: Runtime, executor: Executor, question: Question) -> Answered:
-            async with gate:
-                result = await _answered(seeded, executor, question)
-                progress.advance(bar)
-                return result
-
+    answered = {name: list[Answered]() for name in executors}
+    with progress() as bar:
+        task = bar.add_task("evaluating", total=len(executors) * rollouts * len(questions))
         for number in range(rollouts):
             seeded = runtime.sampled(number, temperature)
             for name in executors:
                 config = teacher_config(runtime.config) if name == TEACHER else runtime.config.roles.execution
                 version = None if name in (BASE, TEACHER) else name
                 executor = seeded.executor(seeded.role("execution", config, version=version))
-                try:
-                    async with asyncio.TaskGroup() as group:
-                        tasks = [group.create_task(one(seeded, executor, question)) for question in questions]
-                except ExceptionGroup as failed:
-                    raise failed.exceptions[0] from None
-                answered[name] += [task.result() for task in tasks]
+                ask = partial(_answered, seeded, executor)
+                answered[name] += await in_flight(ask, questions, concurrency, lambda: bar.advance(task))
     return answered
 
 
@@ -275,10 +260,8 @@ async def _evaluated(
     config: Config, options: Options, adapters: Mapping[str, Path], executors: Sequence[str]
 ) -> Evaluation:
     questions = read_questions(options.questions)[0][: options.limit]
-    console, cache = Console(stderr=True), options.out / CALLS
-    async with open_runtime(
-        config, console.print, cache=cache, adapters=adapters, teacher=TEACHER in executors
-    ) as runtime:
+    cache, taught = options.out / CALLS, TEACHER in executors
+    async with open_runtime(config, complain, cache=cache, adapters=adapters, teacher=taught) as runtime:
         answered = await answers(
             runtime,
             executors,
@@ -286,7 +269,6 @@ async def _evaluated(
             rollouts=options.rollouts,
             temperature=options.temperature,
             concurrency=options.concurrency,
-            console=console,
         )
     return evaluation_of(answered, config.search, options.rollouts, options.temperature)
 
@@ -306,5 +288,5 @@ async def _answered(runtime: Runtime, executor: Executor, question: Question) ->
         token_f1(found.answer, question.golds),
         accepted,
         sum(usage.total_tokens for usage in usages),
-        tuple(Executed(run.sub_query, len(run.searches), run.failed) for run in found.executions),
+        found.executions,
     )

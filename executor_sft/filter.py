@@ -19,7 +19,7 @@ from msgspec import Meta
 from executor_sft.command import POSITIONAL, StepOptions, show
 from executor_sft.jsonl import read_jsonl
 from executor_sft.questions import normal_question
-from executor_sft.rollouts import ROLLOUTS, Rollout, Sample, SubQueryRollout
+from executor_sft.rollout import ROLLOUTS, Rollout, Sample, SubQueryRollout
 from executor_sft.step import Step
 from router.errors import BadConfig
 from router.trace import Execution

@@ -7,7 +7,6 @@ liked), or from the judge. Prints what that would take and asks; then it does wh
 
 import argparse
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -16,12 +15,12 @@ import msgspec
 from msgspec import Meta
 from rich.console import Console
 
-from executor_sft.command import show
+from executor_sft.command import agreed, show
+from executor_sft.jsonl import read_json
 from executor_sft.questions import Question, normal_question, read_texts
-from executor_sft.rollout import RolloutOptions, begin_step, roll_out_step
-from executor_sft.rollouts import teacher_config
+from executor_sft.rollout import RolloutOptions, begin_step, roll_out_step, teacher_config
 from executor_sft.step import write_json
-from router.errors import BadConfig, BadRequest, NotFound, StoreFailed
+from router.errors import BadRequest, NotFound, StoreFailed
 from router.models import Usage
 from router.runs import RunFilter
 from router.runs.archive import Archive
@@ -196,10 +195,7 @@ def run(options: Options) -> int:
     step = begin_step("mine", options, inputs, {name: getattr(options, name) for name in ("since", "until", "tenant")})
     if selection is not None:
         write_json(chosen, selection)
-    try:
-        selection = msgspec.json.decode(chosen.read_bytes(), type=Selection)
-    except msgspec.DecodeError as error:
-        raise BadConfig(f"{chosen}: {error}; begin in a new folder.") from None
+    selection = read_json(chosen, Selection, "begin in a new folder")
     return roll_out_step(step, options, selection.questions, msgspec.to_builtins(selection.counts))
 
 
@@ -227,11 +223,4 @@ async def _selected(config: Config, options: Options) -> Selection | None:
         raise BadRequest("no logged question can be used; send feedback with right answers, or name a judge.")
     named = {"delegation": roles.delegation, "teacher": teacher, "student": roles.execution, "answer": roles.answer}
     show({"estimate": estimate(calls, await prices_of(named, config.prices))}, stderr=True)
-    return selection if options.yes or _agreed(len(selection.questions)) else None
-
-
-def _agreed(questions: int) -> bool:
-    """Ask at the terminal. Raises `BadRequest` where there is none."""
-    if not sys.stdin.isatty():
-        raise BadRequest("there is nobody to ask whether that may be spent; --yes says so.")
-    return input(f"Roll out {questions} questions? [y/N] ").strip().casefold() in ("y", "yes")
+    return selection if options.yes or agreed(f"Roll out {len(selection.questions)} questions?") else None

@@ -18,13 +18,16 @@ from rolegate.client import Client
 from rolegate.v1.executor_version_service_pb2 import ExecutorVersionState
 
 from executor_sft.command import POSITIONAL
+from executor_sft.jsonl import read_json
 from executor_sft.step import digest_of, read_manifest
 from executor_sft.train import MODEL
-from router.errors import BadConfig, BadVersion
+from router.errors import BadVersion
 from serving.cli.options import with_client
 from serving.config.config import Config
 from serving.config.file import load_config
 from serving.engines.versions import MANIFEST, VersionManifest, base_sha256, verified, write_version
+
+_ADVICE = "name the evaluation.json of `rolegate sft evaluate`"
 
 
 class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,21 +89,13 @@ def publish(trained: Path, config: Config, evaluation: Path | None = None) -> Pa
         rank=rank,
         recipe=recipe,
         data=msgspec.to_builtins(manifest.steps["dataset"]),
-        evaluation=_read(evaluation) if evaluation else None,
+        evaluation=read_json(evaluation, dict[str, Any], _ADVICE) if evaluation else None,
         git_revision=figures["git_revision"],
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         files={},
     )
     start = config.versions.start
     return write_version(folder, trained / MODEL, version, [Path(start).name] if start else [])
-
-
-def _read(evaluation: Path) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(evaluation.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        why = f"{error}; name the evaluation.json of `rolegate sft evaluate`."
-        raise BadConfig(f"--evaluation {evaluation}: {why}") from None
 
 
 def check_engine(what: str, config: Config, trained_on: str, rank: int | None) -> None:

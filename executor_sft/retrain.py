@@ -50,9 +50,10 @@ def run(options: Options) -> int:
     engine = config.roles.execution.engine
     student = options.model or Path(config.engines[engine].path if engine else config.roles.execution.model)
     _check(options, config, student)
-    for name, reason in _steps(options, config, student):
-        if reason:
-            complain(f"rolegate sft retrain: stopped at {name}: {reason}")
+    for name, status, reason in _steps(options, config, student):
+        if status or reason:
+            why = f"it ended with status {status}." if status else reason
+            complain(f"rolegate sft retrain: stopped at {name}: {why}")
             return 1
     return 0
 
@@ -72,8 +73,8 @@ def _check(options: Options, config: Config, student: Path) -> None:
     read_questions(options.evaluation)
 
 
-def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[str, str]]:
-    """Run the steps one after the other: the name of each, and the reason why not to go on, if there is one."""
+def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[str, int, str]]:
+    """Run the steps one after the other: name and status of each, and another reason not to go on, if there is one."""
     work, role = options.work, config.roles.execution
     mining = mine.Options(
         config=options.config,
@@ -83,19 +84,19 @@ def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[st
         concurrency=options.concurrency,
         yes=options.yes,
     )
-    yield "mine", _failure(mine.run(mining))
+    yield "mine", mine.run(mining), ""
     filtered = work / "filtered"
     status = run_filter(FilterOptions(rollouts=(mining.out,), out=filtered, mix=options.mix))
     samples = read_manifest(filtered).figures["samples"]
     too_few = f"{samples} trajectories are worth learning from, and --least wants {options.least}; log more questions."
-    yield "filter", _failure(status) or (too_few if samples < options.least else "")
+    yield "filter", status, too_few if samples < options.least else ""
     data = dataset.Options(
         filtered=filtered, model=student, out=work / "data", thinking=role.thinking, system_role=role.system_role
     )
-    yield "dataset", _failure(dataset.run(data))
+    yield "dataset", dataset.run(data), ""
     trained = work / "trained"
     training = train.Options(dataset=data.out, model=student, recipe=options.recipe, out=trained)
-    yield "train", _failure(train.run(training))
+    yield "train", train.run(training), ""
     evaluation = evaluate.Options(
         config=options.config,
         questions=options.evaluation,
@@ -108,15 +109,11 @@ def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[st
     figures = msgspec.convert(read_manifest(evaluation.out).figures, evaluate.Evaluation)
     gain = figures.comparisons[0].exact_match
     worse = f"it is worse than the executor before it: exact match {gain.mean:+.3f}, at best {gain.high:+.3f}."
-    yield "evaluate", _failure(status) or (worse if gain.high < -config.versions.gate.margin else "")
+    yield "evaluate", status, worse if gain.high < -config.versions.gate.margin else ""
     publishing = publish.Options(
         trained=trained,
         evaluation=evaluation.out / evaluate.RESULT,
         traffic="shadow",
         **{name: getattr(options, name) for name in ("config", "address", "ca", "certificate", "key")},
     )
-    yield "publish", _failure(publish.run(publishing))
-
-
-def _failure(status: int) -> str:
-    return f"it ended with status {status}." if status else ""
+    yield "publish", publish.run(publishing), ""

@@ -8,26 +8,37 @@ Interrupted, the same command goes on where it was, and no model call is paid fo
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from executor_sft.asking import failures, progress
 from executor_sft.command import StepOptions, show
-from executor_sft.jsonl import read_jsonl
+from executor_sft.jsonl import JsonlFile, read_jsonl
 from executor_sft.questions import Question, normal_question, read_questions, read_texts
-from executor_sft.rollouts import CALLS, ROLLOUTS, Rollout, Sample, roll_out_all, rollout_worker, teacher_config
-from executor_sft.runtime import open_runtime
+from executor_sft.runtime import Runtime, open_runtime
 from executor_sft.step import Step, config_settings
-from router.errors import BadConfig
-from serving.config.config import Config
+from router.errors import BadConfig, OutOfTime
+from router.protocol import exact_match
+from router.search import Executor, FactorizedSearch, RunContext
+from router.search.answerer import Judge
+from router.trace import Execution, Trajectory
+from serving.config.config import Config, RoleConfig
 from serving.config.file import load_config
+from serving.files import write_atomically
 from serving.terminal import complain
+from serving.topologies import executor_limits
+
+ROLLOUTS, CALLS = "rollouts.jsonl", "calls.jsonl"
+ADVICE = "remove this line, and it is rolled out again"
+"""For a line that is no rollout."""
+_TIME = "time ran out; allow more with server.timeout_s, or ask for less at once with --concurrency."
 
 
 class RolloutOptions(StepOptions, frozen=True, kw_only=True):
@@ -46,6 +57,185 @@ class Options(RolloutOptions, frozen=True, kw_only=True):
     exclude: Annotated[tuple[Path, ...], Meta(description="files of questions to leave out")] = ()
 
 
+class Verdict(msgspec.Struct, frozen=True):
+    """Correctness of a final answer."""
+
+    exact_match: bool | None
+    """None where no right answer is known."""
+    accepted: bool | None = None
+    """The judge's verdict; None where it was not asked, or its reply could not be read."""
+    judged: bool = False
+    """The judge was asked."""
+
+    @property
+    def correct(self) -> bool:
+        """By exact match, where a right answer is known, and by the judge, where one was asked (TBSS 3.4)."""
+        return self.accepted is True and self.exact_match is not False if self.judged else self.exact_match is True
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One executor's work on one sub-query, and the answer that it leads to in the teacher's run."""
+
+    execution: Execution
+    answer: str
+    verdict: Verdict
+
+
+class SubQueryRollout(msgspec.Struct, frozen=True):
+    """A sub-query with all samples of it."""
+
+    teacher: Sample
+    student: Sample
+    capped: Sample | None = None
+    """The teacher's once more, with one search at most; only where it was correct with two or more."""
+
+
+class Rollout(msgspec.Struct, frozen=True):
+    """A question with everything that was made of it; one line of `rollouts.jsonl`."""
+
+    question: Question
+    trajectory: Trajectory
+    """The teacher's run."""
+    verdict: Verdict
+    sub_queries: tuple[SubQueryRollout, ...] = ()
+    """In order of dispatch."""
+
+
+def check_failures(trajectory: Trajectory, first: int, context: RunContext) -> None:
+    """Raise the failure that a run answered in spite of: time ran out, or an endpoint failed. `first`: the number of
+    the first sub-query that was worked on in `context`.
+    """
+    for index, execution in enumerate(trajectory.executions[first:], first):
+        check_execution(execution, index, context)
+    if trajectory.outcome == "time_exhausted":
+        raise OutOfTime(_TIME)
+
+
+def check_execution(execution: Execution, index: int, context: RunContext) -> None:
+    """Raise the failure that an execution reported in spite of. `index`: the number of its sub-query."""
+    match execution.outcome:
+        case "timed_out":
+            raise OutOfTime(_TIME)
+        case "retrieval_failed" | "model_failed":
+            raise context.failures[index]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutWorker:
+    """Rolls out any number of questions at once."""
+
+    search: FactorizedSearch
+    """With the teacher as executor."""
+    student: Executor
+    capped: Executor
+    """The teacher with one search at most."""
+    judge: Judge | None
+    context: Callable[[], RunContext]
+    """For one run."""
+
+    async def roll_out(self, question: Question) -> Rollout:
+        """Sample `question` and its sub-queries. An executor that could not do its work is an error, not a sample:
+        raises `UpstreamError`, `OutOfTime` and `StoreFailed`.
+        """
+        context = self.context()
+        trajectory = await self.search.run(question.text, context)
+        check_failures(trajectory, 0, context)
+        run = Rollout(question, trajectory, await self._verdict(question, trajectory))
+        rollouts: list[SubQueryRollout] = []
+        for number in range(len(trajectory.rounds)):
+            for place, execution in enumerate(trajectory.block(number)):
+                student = await self._sample(self.student, run, number, place)
+                needed = run.verdict.correct and len(execution.searches) >= 2
+                capped = await self._sample(self.capped, run, number, place) if needed else None
+                rollouts.append(SubQueryRollout(Sample(execution, trajectory.answer, run.verdict), student, capped))
+        return msgspec.structs.replace(run, sub_queries=tuple(rollouts))
+
+    async def _sample(self, executor: Executor, run: Rollout, number: int, place: int) -> Sample:
+        """The work of `executor` on a sub-query, by its round and its place there, and where its report leads to."""
+        block = list(run.trajectory.block(number))
+        context, first = self.context(), sum(run.trajectory.rounds[:number])
+        execution = await executor.run(block[place].sub_query, first + place, context)
+        check_execution(execution, first + place, context)
+        if execution.report == block[place].report:
+            return Sample(execution, run.trajectory.answer, run.verdict)
+        block[place] = execution
+        context = self.context()
+        changed = self.search.instead(run.trajectory, number, block)
+        led = await self.search.proceed(run.question.text, changed, context)
+        check_failures(led, first + len(block), context)
+        return Sample(execution, led.answer, await self._verdict(run.question, led))
+
+    async def _verdict(self, question: Question, trajectory: Trajectory) -> Verdict:
+        """The verdict on an answer; the judge is asked only where it decides."""
+        answer = trajectory.answer
+        matched = exact_match(answer, question.golds) if question.golds else None
+        if exact_match(answer, question.rejected) and not matched:
+            return Verdict(exact_match=False)
+        if self.judge is None or matched is False:
+            return Verdict(matched)
+        evidence = () if question.golds else [p for run in trajectory.executions for p in run.report.evidence]
+        ledger = self.context().ledger
+        accepted = await self.judge.accepts(question.text, question.golds, answer, ledger, evidence)
+        return Verdict(matched, accepted, judged=True)
+
+
+def teacher_config(config: Config) -> RoleConfig:
+    """The teacher's role. Raises `BadConfig` where the config names none, or one with a prompt of its own."""
+    teacher, student = config.distillation.teacher, config.roles.execution
+    if teacher is None:
+        raise BadConfig(
+            "distillation.teacher: is not set; add a table [distillation.teacher] with model, prompt and where it is "
+            "served, as in [roles.execution], which is the student."
+        )
+    if Path(teacher.prompt).read_text("utf-8").strip() != Path(student.prompt).read_text("utf-8").strip():
+        raise BadConfig(
+            f"distillation.teacher.prompt: {teacher.prompt} differs from {student.prompt}; name the prompt of "
+            "roles.execution, as the student learns under the one that it serves with."
+        )
+    return teacher
+
+
+def rollout_worker(runtime: Runtime) -> RolloutWorker:
+    """A worker with the config's teacher and student. Raises `BadConfig`."""
+    teacher = runtime.role("execution", teacher_config(runtime.config))
+    once = replace(executor_limits(runtime.config.search), max_searches=1)
+    capped = runtime.executor(teacher, once)
+    search = runtime.search(runtime.executor(teacher))
+    return RolloutWorker(search, runtime.executor(), capped, runtime.judge, runtime.context)
+
+
+async def roll_out_all(
+    worker: RolloutWorker, questions: Sequence[Question], path: Path, concurrency: int, on_done: Callable[[], None]
+) -> dict[str, str]:
+    """Roll out whatever is not in `path` yet, so many questions at once; a line for each, at the end in the order of
+    the questions. Returns why questions failed, by their ids; these are not in the file. `on_done`: called for every
+    question that is done, before or now, or has failed.
+
+    Raises what `failures` raises, and `StoreFailed`; all that was done is then kept.
+    """
+    with closing(JsonlFile(path, Rollout, ADVICE)) as file:
+        done = {rollout.question.id for rollout in file}
+        for _ in done:
+            on_done()
+
+        async def one(question: Question) -> None:
+            file.append(await worker.roll_out(question))
+
+        failed = await failures(
+            one,
+            [question for question in questions if question.id not in done],
+            concurrency,
+            on_done,
+            name=lambda question: question.id,
+            so_far=lambda count: f"{count} of {len(questions)} questions are rolled out",
+            done=len(done),
+        )
+        rollouts = {rollout.question.id: rollout for rollout in file}
+    ordered = [rollouts[question.id] for question in questions if question.id in rollouts]
+    write_atomically(path, msgspec.json.Encoder().encode_lines(ordered))  # does not tell who was quicker
+    return failed
+
+
 def search_counts(searches: Iterable[int]) -> dict[str, float]:
     """Executor runs, and the searches that they made: on average, and how many made none, one or more (TBSS Table 4).
     `searches`: of each run.
@@ -58,7 +248,7 @@ def search_counts(searches: Iterable[int]) -> dict[str, float]:
 
 def figures_of(path: Path, models: Mapping[str, str]) -> dict[str, Any]:
     """Count a file of rollouts. `models`: of teacher and student. Shares are of questions, and of executor runs."""
-    rollouts = [rollout for _, rollout in read_jsonl(path, Rollout, "remove the line, and it is rolled out again")]
+    rollouts = [rollout for _, rollout in read_jsonl(path, Rollout, ADVICE)]
     verdicts = [rollout.verdict for rollout in rollouts]
     executors = {}
     for name, model in models.items():
@@ -125,18 +315,12 @@ def roll_out_step(step: Step, options: RolloutOptions, questions: Sequence[Quest
 async def _rolled_out(
     config: Config, questions: Sequence[Question], selection: dict[str, int], options: RolloutOptions
 ) -> dict[str, Any]:
-    console, path = Console(stderr=True), options.out / ROLLOUTS
-    columns = (TextColumn("rolling out"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    async with open_runtime(config, console.print, cache=options.out / CALLS, teacher=True) as runtime:
-        with Progress(*columns, console=console) as bar:
-            task = bar.add_task("", total=len(questions))
-            failed = await roll_out_all(
-                rollout_worker(runtime),
-                questions,
-                path,
-                options.concurrency,
-                lambda done: bar.update(task, completed=done),
-            )
+    path = options.out / ROLLOUTS
+    async with open_runtime(config, complain, cache=options.out / CALLS, teacher=True) as runtime:
+        with progress() as bar:
+            task = bar.add_task("rolling out", total=len(questions))
+            worker = rollout_worker(runtime)
+            failed = await roll_out_all(worker, questions, path, options.concurrency, lambda: bar.advance(task))
         assert runtime.cache is not None
         spent = msgspec.to_builtins(runtime.cache.spent)
     models = {"teacher": teacher_config(config).model, "student": config.roles.execution.model}

@@ -83,12 +83,7 @@ class Runtime:
     def executor(self, role: Role | None = None, limits: ExecutorLimits | None = None) -> Executor:
         """An executor; with the config's role and limits, unless there are others."""
         role = role or self.role("execution", self.config.roles.execution)
-        return Executor(role, self.retriever, limits or self.limits)
-
-    @property
-    def limits(self) -> ExecutorLimits:
-        """The config's limits of an executor run."""
-        return executor_limits(self.config.search)
+        return Executor(role, self.retriever, limits or executor_limits(self.config.search))
 
     def search(self, executor: Executor) -> FactorizedSearch:
         """A search with the config's backbone and answerer."""

@@ -11,11 +11,13 @@ from typing import Any
 
 import msgspec
 
+from executor_sft.jsonl import read_json
 from router.errors import BadConfig
 from serving.config.config import Config, RoleConfig
 from serving.files import sha256_of, write_atomically
 
 _BEGUN, MANIFEST = "begun.json", "manifest.json"
+_ADVICE = "was it written by another release? Name another folder"
 _MAX_CHANGES, _MAX_VALUE = 5, 80
 """Differences that a refusal names, and characters of each."""
 
@@ -61,7 +63,9 @@ class Step:
                 raise BadConfig(f"{folder}: is not empty, and no step began there; name another folder.")
             write_json(begun, origin)
         else:
-            changes = _changes(_decoded(begun, Any), msgspec.json.decode(msgspec.json.encode(origin)))
+            changes = _changes(
+                read_json(begun, dict[str, Any], _ADVICE), msgspec.json.decode(msgspec.json.encode(origin))
+            )
             if changed := list(islice(changes, _MAX_CHANGES)):
                 raise BadConfig(
                     f"{folder}: holds a step that was begun with {', '.join(changed)}; go back, or name another folder."
@@ -96,13 +100,6 @@ def write_json(path: Path, value: object) -> None:
     write_atomically(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
-def _decoded(path: Path, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except msgspec.DecodeError as error:
-        raise BadConfig(f"{path}: {error}; was it written by another release? Name another folder.") from None
-
-
 def _changes(before: Any, now: Any, name: str = "") -> Iterator[str]:
     """Differences, each with the old value and the new one; an absent value is as good as null."""
     if before == now:
@@ -120,8 +117,7 @@ def read_manifest(folder: Path) -> StepManifest:
     """The manifest of a finished step. Raises `BadConfig` where there is none, or where it cannot be read."""
     if not (folder / MANIFEST).exists():
         raise BadConfig(f"{folder}: has no {MANIFEST}; is this the folder of a finished step?")
-    manifest: StepManifest = _decoded(folder / MANIFEST, StepManifest)
-    return manifest
+    return read_json(folder / MANIFEST, StepManifest, _ADVICE)
 
 
 def digest_of(path: Path) -> str:

@@ -77,7 +77,8 @@ def measure(options: Options) -> Overview:
     questions = [question for each in read.values() for question in each]
     drawn = set(sample(questions, options.sample, options.seed) if options.sample else range(len(questions)))
     left_out = excluded(options.exclude, questions) if options.exclude else set()
-    checked = {path: _checked(path / "corpus.jsonl", each) for path, each in read.items() if path.is_dir()}
+    corpora = {path: corpus for path in read if (corpus := path / "corpus.jsonl").is_file()}
+    checked = {str(path): _checked(corpus, read[path]) for path, corpus in corpora.items()}
     if options.out:
         kept = [questions[position] for position in sorted(drawn - left_out)]
         write_atomically(options.out, msgspec.json.Encoder().encode_lines(kept))
@@ -85,8 +86,8 @@ def measure(options: Options) -> Overview:
         files={str(path): len(each) for path, each in read.items()},
         counts=count(questions, drawn, left_out),
         census=take_census(questions),
-        passages={str(path): counts[0] for path, counts in checked.items() if counts},
-        missing={str(path): counts[1] for path, counts in checked.items() if counts},
+        passages={path: passages for path, (passages, _) in checked.items()},
+        missing={path: missing for path, (_, missing) in checked.items()},
     )
 
 
@@ -141,12 +142,9 @@ def _questions(path: Path, options: Options, pool: Callable[[Passage], None]) ->
         yield entry.question
 
 
-def _checked(corpus: Path, questions: Sequence[BenchmarkQuestion]) -> tuple[int, int] | None:
-    """The number of passages, and of those that questions name and are not there; None without a corpus."""
-    if not corpus.is_file():
-        return None
-    wanted = {passage for question in questions for passage in question.supporting}
-    passages = 0
+def _checked(corpus: Path, questions: Sequence[BenchmarkQuestion]) -> tuple[int, int]:
+    """The number of passages, and of those that questions name and are not there."""
+    wanted, passages = {passage for question in questions for passage in question.supporting}, 0
     for _, passage in read_rows(corpus):
         passages += 1
         wanted.discard(passage.id)

@@ -54,7 +54,7 @@ def read_entries(
     for number, (where, row) in enumerate(_rows(file), 1):
         known = form or _form_of(row)
         try:
-            plain, passages = FORMATS[known](row)
+            plain, passages = FORMATS[known][1](row)
         except msgspec.DecodeError as error:
             raise BadCorpus(f"{where}: {error}; this was read as {known}, --format names another form.") from None
         name = dataset or (file.absolute().parent.name if known in ("flashrag", "plain") else known)
@@ -194,34 +194,22 @@ def _paragraph(title: str, text: str) -> Passage:
     return Passage(name, title, text, document=name)
 
 
-FORMATS: dict[Format, Callable[[Mapping[str, Any]], _Read]] = {
-    "2wikimultihopqa": _hotpotqa,
-    "hotpotqa": _hotpotqa,
-    "musique": _musique,
-    "popqa": _popqa,
-    "bamboogle": partial(_flat, Question="question", Answer="answer"),  # Press et al., 2023; it has no identifiers
-    "flashrag": partial(_flat, golden_answers="answers"),
-    "paper": partial(_flat, positive_doc_ids="supporting_doc_ids"),  # the splits that were released with TBSS
-    "miniworld": _mini_world,
-    "plain": partial(_flat, kind=_PlainRow),
+FORMATS: dict[Format, tuple[str, Callable[[Mapping[str, Any]], _Read]]] = {
+    "musique": ("question_decomposition", _musique),
+    "2wikimultihopqa": ("evidences", _hotpotqa),
+    "hotpotqa": ("_id", _hotpotqa),
+    "popqa": ("possible_answers", _popqa),
+    "bamboogle": ("Question", partial(_flat, Question="question", Answer="answer")),  # Press et al., 2023; without ids
+    "flashrag": ("golden_answers", partial(_flat, golden_answers="answers")),
+    "paper": ("positive_doc_ids", partial(_flat, positive_doc_ids="supporting_doc_ids")),  # released with TBSS
+    "miniworld": ("rounds", _mini_world),
+    "plain": ("", partial(_flat, kind=_PlainRow)),
 }
-_FORM_BY_FIELD: dict[str, Format] = {
-    "question_decomposition": "musique",
-    "evidences": "2wikimultihopqa",
-    "_id": "hotpotqa",
-    "possible_answers": "popqa",
-    "Question": "bamboogle",
-    "golden_answers": "flashrag",
-    "positive_doc_ids": "paper",
-    "rounds": "miniworld",
-}
+"""Each form with a field that no form further down has, which tells it, and its reader."""
 
 
 def _form_of(row: Mapping[str, Any]) -> Format:
-    for field, form in _FORM_BY_FIELD.items():
-        if field in row:
-            return form
-    return "plain"
+    return next((name for name, (field, _) in FORMATS.items() if field in row), "plain")
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

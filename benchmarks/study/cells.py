@@ -98,23 +98,22 @@ def cells_of(plan: Plan) -> list[Cell]:
                 if turns != search.max_turns:
                     name += f", K={turns}"
                 if name not in cells:
-                    cells[name] = _with_models(plan, Cell(name, pairs.topology, backbone, executor, varied, None))
+                    adapter = plan.models[executor].adapter if executor else None
+                    whole = _with_models(varied, plan, name, backbone, None if adapter else executor)
+                    beside = Path(adapter) if adapter else None
+                    cells[name] = Cell(name, pairs.topology, backbone, executor, whole, beside)
     return list(cells.values())
 
 
-def _with_models(plan: Plan, cell: Cell) -> Cell:
-    executor, config = cell.executor, cell.config
-    adapter = plan.models[executor].adapter if executor else None
-    roles = config.roles
-    delegation = _in_role(roles.delegation, plan.models[cell.backbone], "delegation", cell.backbone)
-    roles = msgspec.structs.replace(roles, delegation=delegation)
-    if executor and adapter is None:
-        execution = _in_role(roles.execution, plan.models[executor], "execution", executor)
-        roles = msgspec.structs.replace(roles, execution=execution)
-    config = msgspec.structs.replace(config, roles=roles)
+def _with_models(config: Config, plan: Plan, cell: str, backbone: str, executor: str | None) -> Config:
+    """The config with the models of a cell."""
+    roles = {"delegation": _in_role(config.roles.delegation, plan.models[backbone], "delegation", backbone)}
+    if executor:
+        roles["execution"] = _in_role(config.roles.execution, plan.models[executor], "execution", executor)
+    config = msgspec.structs.replace(config, roles=msgspec.structs.replace(config.roles, **roles))
     for problem in problems(config):
-        raise BadConfig(f"{cell.name}: {problem}")
-    return msgspec.structs.replace(cell, config=config, adapter=Path(adapter) if adapter else None)
+        raise BadConfig(f"{cell}: {problem}")
+    return config
 
 
 def _in_role(role: RoleConfig, model: StudyModel, place: str, name: str) -> RoleConfig:

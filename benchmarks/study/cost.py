@@ -6,7 +6,7 @@ what they spent, and the other models are taken to answer as well; machines that
 here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -16,6 +16,7 @@ from msgspec import Meta
 from benchmarks import harness
 from benchmarks.study.spending import Instead, dollars, tokens, with_other_models
 from executor_sft.command import show
+from executor_sft.jsonl import read_json
 from router.errors import BadConfig
 from router.ledger import UsageQuery
 from router.store import Database, SQLUsages
@@ -56,9 +57,17 @@ class CostReport(msgspec.Struct, frozen=True):
 
 async def measure(options: Options) -> CostReport:
     """Sum up. Raises `BadConfig` and `StoreFailed`."""
-    prices = _prices(options.prices) if options.prices else {}
+    advice = "write a table for each model, with prompt and completion"
+    prices = read_json(options.prices, dict[str, Price], advice, msgspec.toml.decode) if options.prices else {}
     instead = dict(map(_instead, options.instead))
-    return _report(*await _booked(options.store), prices, instead)
+    known = {**prices, **{other.model: _price(other.model, prices) for other in instead.values()}}
+    runs, totals = await _booked(options.store)
+    booked = _costs(with_other_models(totals, prices))
+    if not instead:
+        return CostReport(runs, booked, None, None)
+    what_if = _costs(with_other_models(totals, known, instead))
+    saved = 1 - what_if.dollars / booked.dollars if booked.dollars and what_if.dollars is not None else None
+    return CostReport(runs, booked, what_if, saved)
 
 
 def shown(figures: dict[str, Any]) -> None:
@@ -72,18 +81,6 @@ def shown(figures: dict[str, Any]) -> None:
 
 def _dollars(row: dict[str, Any]) -> float | None:
     return None if row["attempts_without_cost"] else (row["nano_usd"] or 0) / 1e9
-
-
-def _report(
-    runs: int, totals: Sequence[RoleTotal], prices: Mapping[str, Price], instead: Mapping[RoleName, Instead]
-) -> CostReport:
-    booked = _costs(with_other_models(totals, prices))
-    if not instead:
-        return CostReport(runs, booked, None, None)
-    known = {**prices, **{other.model: _price(other.model, prices) for other in instead.values()}}
-    what_if = _costs(with_other_models(totals, known, instead))
-    saved = 1 - what_if.dollars / booked.dollars if booked.dollars and what_if.dollars is not None else None
-    return CostReport(runs, booked, what_if, saved)
 
 
 def _costs(rows: list[RoleTotal]) -> Costs:
@@ -101,15 +98,6 @@ async def _booked(url: str) -> tuple[int, list[RoleTotal]]:
     finally:
         await database.close()
     return report.runs, msgspec.convert(report.rows, list[RoleTotal], from_attributes=True)
-
-
-def _prices(path: Path) -> dict[str, Price]:
-    try:
-        return msgspec.toml.decode(path.read_bytes(), type=dict[str, Price])
-    except OSError as error:
-        raise BadConfig(f"{path}: cannot be read ({error.strerror}); name a TOML file.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadConfig(f"{path}: {error}; write a table for each model, with prompt and completion.") from None
 
 
 def _price(model: str, prices: Mapping[str, Price]) -> Price:

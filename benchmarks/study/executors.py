@@ -8,9 +8,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from benchmarks.study import sweep
-from benchmarks.study.mini_study import StudyOptions, study, write_worlds
+from benchmarks.study.mini_study import StudyOptions, study, write_sweep
 from benchmarks.study.plan import Pairs, Plan, StudyModel
-from executor_sft.miniworld.export import write_config
 from router.errors import BadConfig
 from serving.config.file import load_config, preset
 
@@ -31,28 +30,16 @@ def measure(options: Options) -> sweep.Figures:
 
 def write_study(options: Options) -> Path:
     """Write the worlds, their config and the sweep; the sweep's file. Raises `BadConfig`."""
-    version = options.version or load_config(preset("mini")).versions.start
+    config = load_config(preset("mini"))
+    version = options.version or config.versions.start
     if version is None:
         raise BadConfig("--version: the preset mini starts without one; name the folder of the distilled executor.")
-    work = options.work.resolve()
-    config, files = write_worlds(load_config(preset("mini")), work, options.worlds, options.questions)
-    write_config(config, work / "rolegate.toml")
-    plan = Plan(
-        title="Executors in miniature",
-        config="rolegate.toml",
-        questions=files,
-        models={
-            "naive": StudyModel(),
-            "distilled": StudyModel(adapter=str(Path(version).resolve())),
-            "teacher": StudyModel(settings={"model": "mini-teacher", "engine": "teacher"}),
-            "backbone": StudyModel(),
-        },
-        pairs=(Pairs(backbone=("backbone",), executor=("naive", "distilled", "teacher")),),
-        rollouts=options.rollouts,
-        temperature=0.3,
-        max_turns=options.turns,
-        attribution=True,
-        concurrency=32,
-    )
-    write_config(plan, work / "sweep.toml")
-    return work / "sweep.toml"
+    models = {
+        "naive": StudyModel(),
+        "distilled": StudyModel(adapter=str(Path(version).resolve())),
+        "teacher": StudyModel(settings={"model": "mini-teacher", "engine": "teacher"}),
+        "backbone": StudyModel(),
+    }
+    pairs = (Pairs(backbone=("backbone",), executor=("naive", "distilled", "teacher")),)
+    plan = Plan(title="Executors in miniature", questions=(), models=models, pairs=pairs, max_turns=options.turns)
+    return write_sweep(config, options, plan)

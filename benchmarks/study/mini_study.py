@@ -5,7 +5,6 @@ The models come with the project; docs/LOG.md says how they were trained. A stud
 folder where it was.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -57,14 +56,15 @@ def study(plan: Path) -> sweep.Figures:
     return figures
 
 
-def write_worlds(config: Config, work: Path, worlds: Sequence[int], questions: int) -> tuple[Config, tuple[str, ...]]:
-    """Write the worlds into `work`; the config over them, and their files of questions, relative to `work`. All worlds
-    share one index: no name is in two of them.
+def write_sweep(config: Config, options: StudyOptions, plan: Plan) -> Path:
+    """Write the worlds, the config over them and the sweep over both; the sweep's file. All worlds share one index: no
+    name is in two of them.
     """
-    folders = [work / f"world-{seed}" for seed in worlds]
+    work = options.work.resolve()
+    folders = [work / f"world-{seed}" for seed in options.worlds]
     corpora = [folder / f"{folder.name}.jsonl" for folder in folders]  # an index knows files by their names
-    for seed, folder, corpus in zip(worlds, folders, corpora, strict=True):
-        export(World(seed, "test"), folder, questions, folder.name)
+    for seed, folder, corpus in zip(options.worlds, folders, corpora, strict=True):
+        export(World(seed, "test"), folder, options.questions, folder.name)
         (folder / "corpus.jsonl").replace(corpus)
     retrieval = msgspec.structs.replace(config.retrieval, documents=tuple(map(str, corpora)), index=str(work / "index"))
     config = msgspec.structs.replace(
@@ -74,15 +74,24 @@ def write_worlds(config: Config, work: Path, worlds: Sequence[int], questions: i
         server=msgspec.structs.replace(config.server, store=f"sqlite:///{work}/runs.db"),
         versions=msgspec.structs.replace(config.versions, start=None),
     )
-    return config, tuple(f"{folder.name}/questions.jsonl" for folder in folders)
+    write_config(config, work / "rolegate.toml")
+    plan = msgspec.structs.replace(
+        plan,
+        config="rolegate.toml",
+        questions=tuple(f"{folder.name}/questions.jsonl" for folder in folders),
+        rollouts=options.rollouts,
+        temperature=0.3,
+        attribution=True,
+        concurrency=32,
+    )
+    write_config(plan, work / "sweep.toml")
+    return work / "sweep.toml"
 
 
 def write_study(options: Options) -> Path:
     """Write the worlds, their config and the sweep; the sweep's file. Raises `BadConfig` where a model is missing."""
-    work, models = options.work.resolve(), options.models.resolve()
-    parameters = {size: _parameters(models / size) for size in SIZES}
-    config, files = write_worlds(load_config(preset("mini")), work, options.worlds, options.questions)
-    backbone, largest = config.engines["backbone"], SIZES[-1]
+    config, models, largest = load_config(preset("mini")), options.models.resolve(), SIZES[-1]
+    parameters, backbone = {size: _parameters(models / size) for size in SIZES}, config.engines["backbone"]
     engines = {size: EngineConfig(path=str(models / size), arguments=backbone.arguments) for size in SIZES}
     execution = msgspec.structs.replace(config.roles.execution, engine=largest, model=largest)
     config = msgspec.structs.replace(
@@ -91,11 +100,9 @@ def write_study(options: Options) -> Path:
         engines={"backbone": backbone, **engines},
         distillation=msgspec.structs.replace(config.distillation, teacher=None),
     )
-    write_config(config, work / "rolegate.toml")
     plan = Plan(
         title="Capacity in miniature",
-        config="rolegate.toml",
-        questions=files,
+        questions=(),
         models={
             size: StudyModel(settings={"model": size, "engine": size}, parameters=parameters[size]) for size in SIZES
         },
@@ -105,13 +112,8 @@ def write_study(options: Options) -> Path:
             *(Pairs(backbone=(size,), executor=(size,)) for size in SIZES[:-1]),
             Pairs(backbone=SIZES, topology="single_agent"),
         ),
-        rollouts=options.rollouts,
-        temperature=0.3,
-        attribution=True,
-        concurrency=32,
     )
-    write_config(plan, work / "sweep.toml")
-    return work / "sweep.toml"
+    return write_sweep(config, options, plan)
 
 
 def _parameters(model: Path) -> float:

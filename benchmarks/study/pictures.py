@@ -35,12 +35,7 @@ def _sensitivity(study: Study, folder: Path) -> Iterator[Picture]:
     if (first := next(both, None)) is None:
         return
     lines = [
-        (
-            role,
-            color,
-            sweep.fixed,
-            {cell.executor if role == "execution" else cell.backbone: cell for cell in sweep.cells},
-        )
+        (role, color, sweep.fixed, sweep.cells)
         for role, color, sweep in zip(("execution", "delegation"), (_EXECUTION, _DELEGATION), first, strict=True)
     ]
     models = [name for name in study.plan.parameters if any(name in cells for *_, cells in lines)]
@@ -73,13 +68,13 @@ def _frontiers(study: Study, folder: Path) -> Iterator[Picture]:
         backbone = study.labelled(sweep.fixed, sweep.max_turns)
         figure = _figure(8, 4.2)
         axes = figure.add_subplot(xlabel="executor tokens a question", ylabel=f"{metric} (points)", title=backbone)
-        points = [(executor_tokens(cell), 100 * micro(cell.rows, metric).mean) for cell in sweep.cells]
+        points = [(executor_tokens(cell), 100 * micro(cell.rows, metric).mean) for cell in sweep.cells.values()]
         scoring = [point for point in points if point[1] > 0]
         front = [scoring[index] for index in pareto_front(scoring)]
         axes.plot([cost for cost, _ in front], [score for _, score in front], "--", color="0.5", zorder=1)
-        for point, cell in zip(points, sweep.cells, strict=True):
+        for point, (executor, cell) in zip(points, sweep.cells.items(), strict=True):
             color = _DELEGATION if point in front else _EXECUTION
-            _plot(axes, [point[0]], [cell], metric, fmt="o", color=color, label=cell.executor, zorder=2)
+            _plot(axes, [point[0]], [cell], metric, fmt="o", color=color, label=executor, zorder=2)
         axes.margins(0.15)
         figure.legend(loc="outside right upper", fontsize=7, title="red: Pareto front", title_fontsize=7)
         path = _saved(figure, folder / (f"figure-3-{number}.png" if number > 1 else "figure-3.png"))

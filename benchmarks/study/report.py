@@ -3,7 +3,7 @@
 Written as Markdown and HTML with PNG, and as JSON; the paper's own figures stand beside ours, in tables of their own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from benchmarks import harness
 from benchmarks.study.results import Study, read_study
 from benchmarks.study.scores import Score
 from executor_sft.command import POSITIONAL
+from executor_sft.step import write_json
 from serving.files import write_atomically
 
 _FEW = 50
@@ -46,6 +47,9 @@ Cell = str | int | float | Score | None
 """A score is a share of 1 and is shown in points of 100, as the paper does; None is shown as a dash."""
 
 
+MICRO = "Micro averages over all questions, in points of 100, ± standard error clustered by question; ours."
+
+
 class ReportTable(msgspec.Struct, frozen=True):
     """Rows under columns."""
 
@@ -61,11 +65,12 @@ class ReportTable(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(
-        cls, key: str, title: str, rows: Sequence[Mapping[str, Cell]], *, note: str = "", digits: int = 2
+        cls, key: str, title: str, rows: Iterable[Mapping[str, Cell]], *, note: str = MICRO, digits: int = 2
     ) -> "ReportTable":
         """A table of rows by column; all have the same ones."""
-        columns = tuple(rows[0]) if rows else ()
-        return cls(key, title, columns, tuple(tuple(row[name] for name in columns) for row in rows), note, digits)
+        found = list(rows)
+        columns = tuple(found[0]) if found else ()
+        return cls(key, title, columns, tuple(tuple(row[name] for name in columns) for row in found), note, digits)
 
     def markdown(self) -> str:
         """With its title as a heading."""
@@ -100,7 +105,7 @@ def measure(options: Options) -> Figures:
     study, folder = read_study(options.results), options.out
     folder.mkdir(parents=True, exist_ok=True)
     ours = tables_of(study)
-    write_atomically(folder / "report.json", msgspec.json.format(msgspec.json.encode(ours), indent=2) + b"\n")
+    write_json(folder / "report.json", ours)
     text = [f"# {study.plan.title or 'A study of role-factorized search'}", _lead(study), "## Our figures"]
     text += [f"![{caption}]({path.name})\n\n*{caption}*" for path, caption in pictures(study, folder)]
     text += [*(table.markdown() for table in ours), "## Published figures, for comparison", _PUBLISHED]

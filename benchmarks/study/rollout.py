@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.study.cells import Cell
-from benchmarks.study.rows import Attribution, Loss, Row
+from benchmarks.study.results import Attribution, Loss, Row
 from benchmarks.study.spending import Prices, first_calls, spent
 from executor_sft.call_cache import CallCache
-from executor_sft.rollouts import check_execution, check_failures
+from executor_sft.rollout import check_execution, check_failures
 from executor_sft.runtime import Runtime
 from router.ledger import Ledger
 from router.protocol import Report, exact_match, normal_answer

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from benchmarks.study.rows import Row
-from executor_sft.evaluate import Difference, paired_difference
+from benchmarks.study.results import Row
+from executor_sft.evaluate import Difference, by_question, paired_difference
 
 METRICS: Mapping[str, Callable[[Row], float]] = {
     "EM": lambda row: row.exact_match,
@@ -60,7 +60,4 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _by_question(rows: Iterable[Row], metric: str) -> dict[str, float]:
-    values: dict[str, list[float]] = {}
-    for row in rows:
-        values.setdefault(row.question_id, []).append(float(METRICS[metric](row)))
-    return {question: fmean(found) for question, found in values.items()}
+    return by_question((row.question_id, float(METRICS[metric](row))) for row in rows)

@@ -1,4 +1,4 @@
-"""Tokens and money by role: at given prices, estimated from a pilot, and with other models."""
+"""Tokens and money by role: at given prices, and with other models."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -6,7 +6,6 @@ from typing import NamedTuple
 import msgspec
 
 from benchmarks.study.cells import Cell
-from benchmarks.study.rows import Row
 from executor_sft.call_cache import CallCache
 from router.models import Usage
 from router.trace import Call, Price, RoleName
@@ -98,49 +97,3 @@ def _priced(one: RoleTotal, prices: Mapping[str, Price], other: Instead) -> Role
         attempts_without_cost=one.attempts_without_usage,
         nano_usd=None if one.attempts_without_usage else price.cost(usage),
     )
-
-
-class Estimate(msgspec.Struct, frozen=True):
-    """The cost of the work that is left; None is unknown."""
-
-    role: str
-    model: str
-    prompt_tokens: float | None
-    completion_tokens: float | None
-    dollars: float | None
-
-
-def estimates(done: Mapping[str, Sequence[Row]], left: Mapping[str, int]) -> list[Estimate]:
-    """Estimate by role and model, then in all. `done`, `left`: rows and rollouts to be done, by cell; each takes what
-    those of its cell took on average, and nobody knows what where there was none.
-    """
-    found: dict[tuple[str, str], list[Estimate]] = {}
-    for cell, count in left.items():
-        rows = done.get(cell, ())
-        spending = merged(one for row in rows for one in (*row.spent, *row.checking)) if count else []
-        for one in spending:
-            known, cost = one.attempts - one.attempts_without_usage, dollars([one])
-            scale = count / len(rows)
-            counted = scale * one.attempts / known if known else None
-            found.setdefault((one.role, one.model), []).append(
-                Estimate(
-                    one.role,
-                    one.model,
-                    counted and counted * one.prompt_tokens,
-                    counted and counted * one.completion_tokens,
-                    None if cost is None else scale * cost,
-                )
-            )
-    estimated = [_sum(role, model, many) for (role, model), many in found.items()]
-    if blind := sum(bool(count) and not done.get(cell) for cell, count in left.items()):
-        estimated.append(Estimate("all", f"of {blind:,} pairs without a pilot", None, None, None))
-    return [*estimated, _sum("all", "", estimated)]
-
-
-def _sum(role: str, model: str, many: Sequence[Estimate]) -> Estimate:
-    sums = [
-        None if None in amounts else sum(amount or 0 for amount in amounts)
-        for name in Estimate.__struct_fields__[2:]
-        for amounts in [[getattr(one, name) for one in many]]
-    ]
-    return Estimate(role, model, *sums)

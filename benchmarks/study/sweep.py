@@ -8,10 +8,10 @@ missing.
 
 import asyncio
 import random
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import isnan, nan
 from pathlib import Path
 from typing import Annotated
 
@@ -20,26 +20,24 @@ from msgspec import Meta
 
 from benchmarks import harness
 from benchmarks.datasets.question import BenchmarkQuestion
-from benchmarks.harness import Check, tell
-from benchmarks.load import progress
+from benchmarks.harness import Check
 from benchmarks.study.cells import Cell, cells_of, engine_groups, weights_of
 from benchmarks.study.plan import Plan, questions_of, read_plan
-from benchmarks.study.results import write_plan
+from benchmarks.study.results import RESULTS, Row, RowFile, read_rows, write_plan
 from benchmarks.study.rollout import Asker
-from benchmarks.study.rows import RESULTS, Row, RowFile, read_rows
-from benchmarks.study.spending import estimates, prices_in
+from benchmarks.study.spending import dollars, merged, prices_in
+from executor_sft.asking import failures, progress
 from executor_sft.call_cache import CallCache
-from executor_sft.command import show
+from executor_sft.command import agreed, show
 from executor_sft.runtime import open_runtime
 from executor_sft.step import Step
-from router.errors import BadConfig, BadRequest, OutOfTime, RolegateError, UpstreamError, UpstreamUnavailable
+from router.errors import BadConfig, BadRequest
 from serving.config.config import RoleConfig
 from serving.engines.engine import Log
+from serving.terminal import complain
 
+_NOTHING = 0.0, 0.0, 0.0
 CELLS, CALLS, JUDGEMENTS = "cells", "calls.jsonl", "judgements.jsonl"
-_HOPELESS = 5
-"""So many questions that fail before any is done are no accident."""
-_AGAIN = "What was paid for is kept; start the same command again to go on."
 Settings = Mapping[str, Mapping[str, object]]
 """By cell, everything that makes its calls what they are."""
 Task = tuple[BenchmarkQuestion, int]
@@ -65,13 +63,13 @@ def measure(options: Options) -> Figures:
     plan = read_plan(options.plan)
     cells = cells_of(plan)
     step, settings = begin(options.out, plan, cells)
-    failed = asyncio.run(_swept(plan, cells, step, settings, agreed=options.yes))
+    failed = asyncio.run(_swept(plan, cells, step, settings, yes=options.yes))
     for rollout, why in failed.items():
-        tell(f"{rollout}: {why}")
+        complain(f"{rollout}: {why}")
     return Figures([Check("every rollout is done", not failed, f"{len(failed)} failed")])
 
 
-async def _swept(plan: Plan, cells: Sequence[Cell], step: Step, settings: Settings, *, agreed: bool) -> dict[str, str]:
+async def _swept(plan: Plan, cells: Sequence[Cell], step: Step, settings: Settings, *, yes: bool) -> dict[str, str]:
     """Run pilot and sweep; reasons of rollouts that failed. Raises `BadRequest` where it is not agreed to."""
     questions = questions_of(plan)
     with RowFile.open(step.folder) as rows, progress() as bar:
@@ -87,8 +85,9 @@ async def _swept(plan: Plan, cells: Sequence[Cell], step: Step, settings: Settin
             tasks = {cell.name: sweep.left(cell) for cell in cells}
             bar.stop()
             _show_estimates(step.folder, {name: len(left) for name, left in tasks.items()})
-            if not agreed:
-                await asyncio.to_thread(_agree)
+            kept = " The pilot's answers are kept."
+            if not yes and not await asyncio.to_thread(agreed, "Go on?", kept):
+                raise BadRequest(f"not agreed to.{kept}")
             bar.update(task, description="sweep", completed=0, total=sum(map(len, tasks.values())))
             bar.start()
             failed = await sweep.run(tasks)
@@ -105,13 +104,39 @@ def _show_estimates(folder: Path, left: dict[str, int]) -> None:
     show({"rollouts left": sum(left.values()), "they will cost about": found}, stderr=True)
 
 
-def _agree() -> None:
-    """Ask at the terminal. Raises `BadRequest` where there is none, or the answer is not yes."""
-    again = "The pilot's answers are kept."
-    if not sys.stdin.isatty():
-        raise BadRequest(f"there is nobody to ask whether that may be spent; --yes says so. {again}")
-    if input("Go on? [y/N] ").strip().casefold() not in ("y", "yes"):
-        raise BadRequest(f"not agreed to. {again}")
+class Estimate(msgspec.Struct, frozen=True):
+    """The cost of the work that is left; None is unknown."""
+
+    role: str
+    model: str
+    prompt_tokens: float | None
+    completion_tokens: float | None
+    dollars: float | None
+
+
+def estimates(done: Mapping[str, Sequence[Row]], left: Mapping[str, int]) -> list[Estimate]:
+    """Estimate by role and model, then in all. `done`, `left`: rows and rollouts to be done, by cell; each takes what
+    those of its cell took on average, and nobody knows what where there was none.
+    """
+    found: dict[tuple[str, str], tuple[float, ...]] = {}
+    for cell, count in left.items():
+        rows = done.get(cell, ())
+        for one in merged(one for row in rows for one in (*row.spent, *row.checking)) if count else ():
+            key, known, cost = (one.role, one.model), one.attempts - one.attempts_without_usage, dollars([one])
+            scale = count / len(rows)
+            counted = scale * one.attempts / known if known else nan
+            money = nan if cost is None else scale * cost
+            amounts = counted * one.prompt_tokens, counted * one.completion_tokens, money
+            found[key] = _sum([found.get(key, _NOTHING), amounts])
+    if blind := sum(bool(count) and not done.get(cell) for cell, count in left.items()):
+        found["all", f"of {blind:,} pairs without a pilot"] = nan, nan, nan
+    found["all", ""] = _sum([_NOTHING, *found.values()])
+    return [Estimate(*key, *(None if isnan(one) else one for one in amounts)) for key, amounts in found.items()]
+
+
+def _sum(amounts: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
+    """Sum up column by column; of what nobody knows, which is NaN, nobody knows the sum."""
+    return tuple(map(sum, zip(*amounts, strict=True)))
 
 
 def begin(folder: Path, plan: Plan, cells: Sequence[Cell]) -> tuple[Step, Settings]:
@@ -208,35 +233,20 @@ class Sweep:
                             judgements,
                             self.rows.booked,
                         )
-                        await self._run_cell(asker, tasks[cell.name], failed)
+                        failed |= await self._run_cell(asker, tasks[cell.name])
 
-    async def _run_cell(self, asker: Asker, tasks: Sequence[Task], failed: dict[str, str]) -> None:
-        gate, name = asyncio.Semaphore(self.plan.concurrency), asker.cell.name
-        done = failures = 0
+    async def _run_cell(self, asker: Asker, tasks: Sequence[Task]) -> dict[str, str]:
+        name = asker.cell.name
 
-        async def one(question: BenchmarkQuestion, rollout: int) -> None:
-            nonlocal done, failures
-            async with gate:
-                try:
-                    row = await asker.ask(question, rollout, self.plan.seed + rollout)
-                except (UpstreamError, OutOfTime) as error:
-                    failures += 1
-                    failed[f"{name}, {question.id}, rollout {rollout}"] = str(error)
-                    hopeless = not done and failures >= min(_HOPELESS, len(tasks))
-                    if hopeless or isinstance(error, UpstreamUnavailable):
-                        raise
-                else:
-                    self.rows.append(row)
-                    done += 1
-                self.on_rollout()
+        async def one(task: Task) -> None:
+            question, rollout = task
+            self.rows.append(await asker.ask(question, rollout, self.plan.seed + rollout))
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for task in tasks:
-                    group.create_task(one(*task))
-        except ExceptionGroup as errors:
-            error = errors.exceptions[0]
-            if isinstance(error, RolegateError):
-                so_far = f"{name}: {done} of {len(tasks)} rollouts are done"
-                error.args = (f"{error.args[0].rstrip('.')}. {so_far}. {_AGAIN}",)
-            raise error from None
+        return await failures(
+            one,
+            tasks,
+            self.plan.concurrency,
+            self.on_rollout,
+            name=lambda task: f"{name}, {task[0].id}, rollout {task[1]}",
+            so_far=lambda count: f"{name}: {count} of {len(tasks)} rollouts are done",
+        )

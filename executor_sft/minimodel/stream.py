@@ -114,18 +114,13 @@ def _fill(first: Encoded, waiting: list[Encoded], row_tokens: int) -> list[Encod
 
 
 def _pack(rows: list[list[Encoded]], row_tokens: int) -> Batch:
-    shape = len(rows), row_tokens
-    tokens = torch.zeros(shape, dtype=torch.long)
-    written = torch.zeros(shape, dtype=torch.bool)
-    positions = torch.zeros(shape, dtype=torch.long)
-    conversation = torch.zeros(shape, dtype=torch.long)
-    for row, members in enumerate(rows):
-        start = 0
-        for number, (ids, marks) in enumerate(members, 1):
-            end = start + len(ids)
-            tokens[row, start:end] = torch.tensor(ids)
-            written[row, start:end] = torch.tensor(marks)
-            positions[row, start:end] = torch.arange(len(ids))
-            conversation[row, start:end] = number
-            start = end
-    return Batch(tokens, written, positions, conversation)
+    packed = []
+    for members in rows:
+        row = [
+            (token, mark, position, number)
+            for number, (ids, marks) in enumerate(members, 1)
+            for position, (token, mark) in enumerate(zip(ids, marks, strict=True))
+        ]
+        packed.append(row + [(0, False, 0, 0)] * (row_tokens - len(row)))
+    tokens, written, positions, conversation = torch.tensor(packed).unbind(2)
+    return Batch(tokens, written.bool(), positions, conversation)

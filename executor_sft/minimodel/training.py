@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from executor_sft.asking import progress
 from executor_sft.minimodel.stream import Batch
 from serving.engines.engine import computes_in_bf16
 from serving.files import replacing
@@ -46,29 +47,24 @@ def train(
     optimizer = torch.optim.AdamW(_groups(model), lr=schedule.peak_rate, betas=(0.9, 0.95))
     step = _resume(model, optimizer, folder / "checkpoint.pt")
     losses: Any = torch.compile(_loss, dynamic=False) if compiled else _loss  # a graph for each length of rows
-    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns) as progress, (folder / "loss.jsonl").open("a") as log:
-        task = progress.add_task("", total=schedule.steps, completed=step)
+    with progress() as bar, (folder / "loss.jsonl").open("a") as log:
+        task = bar.add_task("training", total=schedule.steps, completed=step)
         for batch in itertools.islice(source, step, schedule.steps):
             for group in optimizer.param_groups:
                 group["lr"] = schedule.rate(step)
             share, (first, last) = step / schedule.steps, schedule.context_weight
             weight = first * (1 - share) + last * share
             with torch.autocast("cpu", torch.bfloat16, enabled=computes_in_bf16()):
+                weights, attention = _weights(batch, weight), batch.attention()
                 loss, own = losses(
-                    model,
-                    tokens=batch.tokens,
-                    positions=batch.positions,
-                    attention=batch.attention(),
-                    weights=_weights(batch, weight),
-                    written=batch.written,
+                    model, batch.tokens, batch.positions, attention, weights=weights, written=batch.written
                 )
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             step += 1
-            progress.update(task, completed=step)
+            bar.update(task, completed=step)
             if step % 20 == 0:
                 figures = {"step": step, "loss": round(loss.item(), 4), "own_loss": round(own.item(), 4)}
                 log.write(json.dumps(figures) + "\n")
@@ -85,14 +81,8 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
 
 
 def _loss(
-    model: Qwen3ForCausalLM,
-    *,
-    tokens: torch.Tensor,
-    positions: torch.Tensor,
-    attention: torch.Tensor,
-    weights: torch.Tensor,
-    written: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    model: Qwen3ForCausalLM, tokens: Tensor, positions: Tensor, attention: Tensor, *, weights: Tensor, written: Tensor
+) -> tuple[Tensor, Tensor]:
     """The weighted loss over all tokens, and the mean loss over the model's own."""
     logits = model(input_ids=tokens, position_ids=positions, attention_mask=attention, use_cache=False).logits
     each = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
@@ -100,7 +90,7 @@ def _loss(
     return (each * weights).sum() / weights.sum(), (each * own).sum() / own.sum()
 
 
-def _weights(batch: Batch, context_weight: float) -> torch.Tensor:
+def _weights(batch: Batch, context_weight: float) -> Tensor:
     """(rows * (row_tokens - 1)) float32: the weight of predicting each token from those before it."""
     inside = (batch.positions[:, 1:] > 0).float()
     return (inside * torch.where(batch.written[:, 1:], 1.0, context_weight)).flatten()
@@ -108,11 +98,10 @@ def _weights(batch: Batch, context_weight: float) -> torch.Tensor:
 
 def _groups(model: Qwen3ForCausalLM) -> list[dict[str, Any]]:
     """Weight decay for matrices only."""
-    parameters = list(model.parameters())
-    return [
-        {"params": [parameter for parameter in parameters if parameter.ndim > 1], "weight_decay": 0.05},
-        {"params": [parameter for parameter in parameters if parameter.ndim == 1], "weight_decay": 0.0},
-    ]
+    groups: dict[float, list[torch.nn.Parameter]] = {0.05: [], 0.0: []}
+    for parameter in model.parameters():
+        groups[0.05 if parameter.ndim > 1 else 0.0].append(parameter)
+    return [{"params": parameters, "weight_decay": decay} for decay, parameters in groups.items()]
 
 
 def _resume(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, path: Path) -> int:

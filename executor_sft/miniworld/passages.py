@@ -59,10 +59,7 @@ class Library:
         self.of_entity.setdefault(entity.mention, []).append(identity)
         for fact, sentence in zip(facts, sentences, strict=True):
             key = (entity.mention, fact.relation.name)
-            if fact.detour is None:
-                self.states[key] = Statement(identity, _capital(sentence))
-            else:
-                self.points[key] = Statement(identity, _capital(sentence))
+            (self.states if fact.detour is None else self.points)[key] = Statement(identity, _capital(sentence))
             if fact.detour == "redirect":
                 self.states[key] = self._write_chronicle(fact)
 

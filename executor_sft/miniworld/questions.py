@@ -83,7 +83,7 @@ class Examiner:
 
     def sub_query(self, entity: Entity, relation: Relation, wording: str, by_alias: bool = False) -> SubQuery:
         """The gold sub-query for one fact; `by_alias` asks for the entity by its other name."""
-        named = entity.alias if by_alias and entity.alias else entity.mention
+        named = _named(entity, by_alias)
         text, key = wording.format(x=named), (entity.mention, relation.name)
         fact = self._world.facts[key]
         if named != entity.mention:  # an alias is used with plainly stated facts only
@@ -123,7 +123,7 @@ class Examiner:
             (self.sub_query(entity, relation, asked, by_alias and entity is start),)
             for entity, relation, asked in zip(entities, relations, wordings, strict=True)
         ]
-        subject = start.alias if by_alias and start.alias else start.mention
+        subject = _named(start, by_alias)
         for relation in relations[:-1]:
             subject = relation.noun.format(x=subject)
         answer = steps[-1][0].report.answer
@@ -141,14 +141,9 @@ class Examiner:
             return None
         wording, earlier = self._rng.choice(relation.compare)
         aliased = [self._use_alias(entity, relation) for entity in (one, other)]
-        asked = tuple(
-            self.sub_query(entity, relation, relation.ask[0], by_alias)
-            for entity, by_alias in zip((one, other), aliased, strict=True)
-        )
-        named = tuple(
-            entity.alias if by_alias and entity.alias else entity.mention
-            for entity, by_alias in zip((one, other), aliased, strict=True)
-        )
+        both = list(zip((one, other), aliased, strict=True))
+        asked = tuple(self.sub_query(entity, relation, relation.ask[0], by_alias) for entity, by_alias in both)
+        named = tuple(_named(entity, by_alias) for entity, by_alias in both)
         answer = named[0] if (int(years[0]) < int(years[1])) == earlier else named[1]
         text = wording.format(a=named[0], b=named[1])
         return Question(self._next_id(), text, "comparison", answer, (asked,), earlier, named)
@@ -159,3 +154,7 @@ class Examiner:
 
     def _next_id(self) -> str:
         return f"mini-{self._world.side}-{self._world.seed}-{self._count:05d}"
+
+
+def _named(entity: Entity, by_alias: bool) -> str:
+    return entity.alias if by_alias and entity.alias else entity.mention

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.study.results import PLAN, KeptPlan
-from benchmarks.study.rows import RESULTS, Attribution, Row
+from benchmarks.study.results import PLAN, RESULTS, Attribution, KeptPlan, Row
 from router.trace.call import RoleTotal
 
 MODELS = {"small": 1e9, "middle": 4e9, "large": 30e9}

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.study.report import Options, ReportTable, measure
-from benchmarks.study.results import read_study
-from benchmarks.study.rows import Row
+from benchmarks.study.results import Row, read_study
 from benchmarks.study.scores import Score
 from benchmarks.study.tables import published_tables, tables_of
 from router.errors import BadConfig

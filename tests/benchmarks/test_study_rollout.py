@@ -10,8 +10,8 @@ import pytest
 from benchmarks.datasets.question import BenchmarkQuestion, SubQuestion
 from benchmarks.study.cells import cells_of
 from benchmarks.study.plan import read_plan
+from benchmarks.study.results import Attribution
 from benchmarks.study.rollout import Asker, attribute, holds, lost_in_execution
-from benchmarks.study.rows import Attribution
 from executor_sft.call_cache import CallCache
 from executor_sft.runtime import open_runtime
 from router.errors import UpstreamUnavailable

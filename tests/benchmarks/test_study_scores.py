@@ -5,7 +5,8 @@ import math
 import pytest
 
 from benchmarks.study.scores import compared, metrics_of, micro, pareto_front
-from benchmarks.study.spending import dollars, estimates, merged
+from benchmarks.study.spending import dollars, merged
+from benchmarks.study.sweep import estimates
 from tests.benchmarks.study_rows import row, total
 
 

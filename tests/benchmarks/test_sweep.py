@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.study.results import read_study
-from benchmarks.study.rows import Row, RowFile, read_rows
+from benchmarks.study.results import Row, RowFile, read_rows, read_study
 from benchmarks.study.spending import merged
 from executor_sft.step import read_manifest
 from router.errors import BadConfig

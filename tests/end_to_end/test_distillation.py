@@ -16,7 +16,7 @@ from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 from executor_sft.evaluate import Evaluation
 from executor_sft.miniworld.export import write_config
 from executor_sft.miniworld.questions import Question
-from executor_sft.rollouts import Rollout
+from executor_sft.rollout import Rollout
 from executor_sft.step import read_manifest
 from serving.config.config import Config
 from tests.end_to_end.conftest import Demo

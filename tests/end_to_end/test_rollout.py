@@ -9,7 +9,7 @@ import pytest
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
 from executor_sft.questions import read_questions
-from executor_sft.rollouts import CALLS, ROLLOUTS, Rollout, roll_out_all, rollout_worker
+from executor_sft.rollout import CALLS, ROLLOUTS, Rollout, roll_out_all, rollout_worker
 from executor_sft.runtime import Runtime, open_runtime
 from router.ledger.reconciliation import Tokens, VLLMCounts
 from serving.config.config import Config, DistillationConfig
@@ -41,7 +41,7 @@ async def test_a_few_questions(config: Config, tmp_path: Path) -> None:
     questions = read_questions(tmp_path / "questions.jsonl")[0]
     async with open_runtime(config, lambda step: None, cache=tmp_path / CALLS, teacher=True) as bench:
         before = await counted(bench)
-        failed = await roll_out_all(rollout_worker(bench), questions, tmp_path / ROLLOUTS, 4, lambda done: None)
+        failed = await roll_out_all(rollout_worker(bench), questions, tmp_path / ROLLOUTS, 4, lambda: None)
         assert bench.cache is not None
         spent = bench.cache.spent
         for model, after in (await counted(bench)).items():
@@ -50,7 +50,7 @@ async def test_a_few_questions(config: Config, tmp_path: Path) -> None:
             assert after.completion - before[model].completion == sum(one.completion_tokens for one in ours) > 0
         whole = (tmp_path / ROLLOUTS).read_bytes()
         (tmp_path / ROLLOUTS).unlink()
-        await roll_out_all(rollout_worker(bench), questions, tmp_path / ROLLOUTS, 4, lambda done: None)
+        await roll_out_all(rollout_worker(bench), questions, tmp_path / ROLLOUTS, 4, lambda: None)
         again = (tmp_path / ROLLOUTS).read_bytes()
         assert (without_scores(again), bench.cache.spent) == (without_scores(whole), spent)
     assert failed == {}

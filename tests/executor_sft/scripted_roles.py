@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from executor_sft.call_cache import CachedModel, CallCache
 from executor_sft.questions import Question
-from executor_sft.rollouts import RolloutWorker
+from executor_sft.rollout import RolloutWorker
 from router.calls import Role
 from router.models import Model, Prompt, Sampling, ScriptedModel
 from router.models.model import Answer

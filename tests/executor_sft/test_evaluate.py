@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from executor_sft.__main__ import run
-from executor_sft.evaluate import BASE, Answered, Executed, adapter_name, answers, evaluation_of, paired_difference
+from executor_sft.evaluate import BASE, Answered, adapter_name, answers, evaluation_of, paired_difference
 from executor_sft.runtime import open_runtime
 from router.errors import BadConfig, UpstreamRefused
+from router.protocol import Report
 from router.testing.openai_server import MODEL, OpenAIServer, fails, says, serving
+from router.trace import Conversation, Execution
+from router.trace.values import SearchRecord
 from serving.config.config import SearchConfig
 from serving.config.file import load_config
 from tests.executor_sft.scripted_roles import questions
@@ -108,7 +111,10 @@ def test_what_cannot_be_paired_is_refused(new: list[float], old: list[float]) ->
 
 
 def answered(question: str, *, right: bool, tokens: int, searches: tuple[int, ...] = (1,)) -> Answered:
-    runs = tuple(Executed(f"{question}?", count, failed=False) for count in searches)
+    runs = tuple(
+        Execution(f"{question}?", Report("x", ()), "reported", (SearchRecord("?", ()),) * count, Conversation(()))
+        for count in searches
+    )
     return Answered(question, "x" if right else "y", right, float(right), None, tokens, runs)
 
 

@@ -9,7 +9,7 @@ import pytest
 from executor_sft.__main__ import run
 from executor_sft.dataset import read_samples
 from executor_sft.filter import RESULT, Stratum, filtered, parse_mix
-from executor_sft.rollouts import Rollout, Sample, SubQueryRollout, Verdict
+from executor_sft.rollout import Rollout, Sample, SubQueryRollout, Verdict
 from executor_sft.step import read_manifest
 from router.errors import BadConfig, UpstreamUnavailable
 from tests.executor_sft.traces import DOUBTED, ONE, RIGHT, TWO, WRONG, rollout, sample, search, write_lines

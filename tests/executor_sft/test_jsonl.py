@@ -26,28 +26,32 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
     """What a kill has torn is gone, and the next line stands where it began."""
     path = tmp_path / "lines"
     path.write_bytes(b'{"a":1}\n{"b":')
-    file = JsonlFile(path)
-    file.append(b'{"c":3}')
-    assert list(file.lines()) == [b'{"a":1}', b'{"c":3}']
+    file = JsonlFile(path, dict[str, int], "look at it")
+    file.append({"c": 3})
+    assert list(file) == [{"a": 1}, {"c": 3}]
     file.close()
     assert path.read_bytes() == b'{"a":1}\n{"c":3}\n'
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
     """A line that does not fit leaves nothing behind, and the next one that fits is whole."""
-    file = JsonlFile(tmp_path / "lines")
-    file.append(b"one")
+    file = JsonlFile(tmp_path / "lines", str, "look at it")
+    file.append("one")
     with room_for(8), pytest.raises(StoreFailed, match="make room"):
-        file.append(b"a long line")
-    file.append(b"two")
-    assert list(file.lines()) == [b"one", b"two"]
+        file.append("a long line")
+    file.append("two")
+    assert list(file) == ["one", "two"]
     file.close()
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
     """Two commands in one folder would pay for the same calls twice."""
-    file = JsonlFile(tmp_path / "lines")
+
+    def opened() -> JsonlFile[str]:
+        return JsonlFile(tmp_path / "lines", str, "look at it")
+
+    file = opened()
     with pytest.raises(BadConfig, match="another command is at work"):
-        JsonlFile(tmp_path / "lines")
+        opened()
     file.close()
-    JsonlFile(tmp_path / "lines").close()
+    opened().close()

@@ -8,8 +8,7 @@ import pytest
 
 from executor_sft import mine, retrain
 from executor_sft.__main__ import run
-from executor_sft.rollout import begin_step
-from executor_sft.rollouts import SubQueryRollout
+from executor_sft.rollout import SubQueryRollout, begin_step
 from executor_sft.step import read_manifest, write_json
 from router.errors import RolegateError
 from tests.executor_sft.test_runtime import ROLE, config
@@ -58,6 +57,6 @@ def test_each_step_gets_what_the_config_says(tmp_path: Path) -> None:
     step.finish({}, ["rollouts.jsonl"])
     steps = islice(retrain._steps(options, served, MINI), 3)
     too_few = "2 trajectories are worth learning from, and --least wants 3; log more questions."
-    assert list(steps) == [("mine", ""), ("filter", too_few), ("dataset", "")]
+    assert list(steps) == [("mine", 0, ""), ("filter", 0, too_few), ("dataset", 0, "")]
     settings = read_manifest(work / "data").origin.settings
     assert (settings["thinking"], settings["system_role"]) == (False, False)

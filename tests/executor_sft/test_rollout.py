@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from executor_sft.rollouts import Rollout
+from executor_sft.rollout import Rollout
 from executor_sft.step import read_manifest
 from router.access import Tenant
 from router.edge.grpc.server import Server

@@ -10,7 +10,7 @@ import pytest
 
 from executor_sft.call_cache import CallCache
 from executor_sft.questions import Question
-from executor_sft.rollouts import Rollout, Verdict, roll_out_all
+from executor_sft.rollout import Rollout, Verdict, roll_out_all
 from router.errors import BadConfig, OutOfTime, UpstreamRefused, UpstreamUnavailable
 from router.models import Prompt
 from router.models.model import Answer
@@ -119,7 +119,7 @@ async def rolled_out(roles: ScriptedRoles, folder: Path, concurrency: int = 3) -
     """As one start of the command does it."""
     with CallCache.open(folder / "calls.jsonl") as cache:
         path = folder / "rollouts.jsonl"
-        return await roll_out_all(roles.worker(cache), QUESTIONS, path, concurrency, lambda done: None)
+        return await roll_out_all(roles.worker(cache), QUESTIONS, path, concurrency, lambda: None)
 
 
 def ids(folder: Path) -> list[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from executor_sft.rollouts import teacher_config
+from executor_sft.rollout import teacher_config
 from executor_sft.runtime import open_runtime
 from executor_sft.step import config_settings
 from router.errors import BadConfig

@@ -8,7 +8,7 @@ import msgspec
 
 from executor_sft.filter import FilteredSample
 from executor_sft.questions import Question
-from executor_sft.rollouts import Rollout, Sample, SubQueryRollout, Verdict
+from executor_sft.rollout import Rollout, Sample, SubQueryRollout, Verdict
 from router.models import ScriptedModel
 from router.models.model import Answer
 from router.protocol import Passage
