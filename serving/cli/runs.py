@@ -115,10 +115,7 @@ def _show(client: Client, given: argparse.Namespace) -> None:
 
 def _watch(client: Client, given: argparse.Namespace) -> None:
     view = AnswerView(Console(), Console(stderr=True, quiet=given.json), stream=True, as_json=given.json)
-    with client.watch(given.run_id, given.after) as events:
-        for event in events:
-            view.on_event(event)
-    view.show(event.done)
+    view.show(view.follow(client.watch(given.run_id, given.after)))
 
 
 def _cancel(client: Client, given: argparse.Namespace) -> None:

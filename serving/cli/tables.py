@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Column, Table
 from rich.text import Text
+from rolegate.client import Stream
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
 from rolegate.v1.answer_service_pb2 import AnswerOutcome
@@ -254,6 +255,13 @@ class AnswerView:
         """`stream` shows what happens on the way; `as_json` prints for programs."""
         self._out, self._progress, self._stream, self._as_json = out, progress, stream, as_json
         self._searches: list[pb.SearchDone] = []
+
+    def follow(self, stream: Stream[pb.StreamAnswerResponse]) -> pb.AnswerResponse:
+        """Show what happens on the way, to the end; the answer. Raises `GatewayError`."""
+        with stream as events:
+            for event in events:
+                self.on_event(event)
+        return event.done
 
     def on_event(self, event: pb.StreamAnswerResponse) -> None:
         """Show what happens on the way."""
