@@ -9,7 +9,7 @@ from rich.console import Console
 from rolegate.client import Client
 
 from router.errors import BadRequest
-from router.trace import Run
+from router.trace import Conversation, Execution, Run, Trajectory
 from serving.cli.options import (
     FORMATS,
     add_command,
@@ -26,10 +26,10 @@ from serving.cli.tables import (
     AnswerView,
     calls_table,
     feedback_line,
+    print_line,
     runs_table,
     usage_table,
 )
-from serving.cli.trace_view import show_trace
 
 
 def runs(arguments: Sequence[str]) -> int:
@@ -104,13 +104,54 @@ def _show(client: Client, given: argparse.Namespace) -> None:
             if text:
                 console.print(f"{name}: {text}", markup=False, highlight=False)
         if found.trace_json:
-            show_trace(console, msgspec.json.decode(found.trace_json, type=Run), prompts=given.prompts)
+            _show_trace(console, msgspec.json.decode(found.trace_json, type=Run), prompts=given.prompts)
         for feedback in found.feedback:
             console.print(f"feedback: {feedback_line(feedback)}", markup=False, highlight=False)
         console.print(calls_table(found.calls))
         console.print(usage_table(found.usage))
         if found.error:
             console.print(found.error, style="red", markup=False, highlight=False)
+
+
+def _show_trace(console: Console, run: Run, *, prompts: bool) -> None:
+    """Print sub-queries, searches and reports by round; `prompts`: also what each model read and wrote."""
+    match run.result:
+        case Trajectory() as found:
+            first = 1
+            for number, count in enumerate(found.rounds):
+                print_line(console, f"round {number + 1}")
+                for index, execution in enumerate(found.block(number), first):
+                    _show_execution(console, execution, index, prompts=prompts)
+                first += count
+            for role, conversation in (("delegation", found.delegation), ("answer", found.answering)):
+                if prompts and conversation:
+                    print_line(console, role)
+                    _show_conversation(console, conversation, 2)
+        case Execution() as execution:
+            _show_execution(console, execution, 1, prompts=prompts)
+        case Conversation() as conversation if prompts:
+            _show_conversation(console, conversation, 0)
+
+
+def _show_execution(console: Console, execution: Execution, number: int, *, prompts: bool) -> None:
+    report = execution.report
+    said = execution.outcome.replace("_", " ") if execution.failed else report.answer
+    print_line(console, f"{number}. {execution.sub_query} → {said}", 2, "bold")
+    for search in execution.searches:
+        titles = ", ".join(passage.title for passage in search.shown)
+        print_line(console, f"searched “{search.query}”: {titles or 'nothing found'}", 5)
+    for point, citations in zip(report.evidence, execution.citations(report.evidence), strict=True):
+        places = ", ".join(citation.passage_id for citation in citations)
+        print_line(console, f"“{point}” ({places or 'in no passage'})", 5, "cyan")
+    if prompts:
+        _show_conversation(console, execution.conversation, 5)
+
+
+def _show_conversation(console: Console, conversation: Conversation, indent: int) -> None:
+    for message in conversation.messages:
+        print_line(console, f"[{message.role}] {message.content}", indent, "dim")
+    for output in conversation.outputs[-1:]:  # the earlier ones stand among the messages
+        print_line(console, f"[assistant] {output.text}", indent, "dim")
 
 
 def _watch(client: Client, given: argparse.Namespace) -> None:
