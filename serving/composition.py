@@ -21,7 +21,7 @@ from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.listening import TLS, check_listening
 from router.errors import BadConfig, UpstreamError
-from router.ledger import Journal, Reconciler
+from router.ledger import Reconciler
 from router.ledger.reconciliation import VLLMCounts
 from router.models.litellm_client import close_clients
 from router.models.session import upstream_session
@@ -33,7 +33,7 @@ from router.runs.observers import ObservedRetriever, Observers
 from router.search import Executor, ReportCache, Retriever, Topology
 from router.search.executor import Executes
 from router.search.loop import settings_of
-from router.search.retrieval import IndexRetriever, WatchedRetriever
+from router.search.retrieval import WatchedRetriever
 from router.store import Database, SQLAccounts, SQLArchive, SQLJournal, SQLUsages, SQLVersionBook
 from router.store.reconciliation import SQLLedgerSums
 from router.trace import RoleName
@@ -46,7 +46,7 @@ from serving.engines.loading import Loading
 from serving.retrieval.opening import open_retriever
 from serving.retrieval.services import RetrievalServicer
 from serving.roles import all_roles, deployments, new_role
-from serving.startup import RunningEngines, start_engines
+from serving.startup import start_engines
 from serving.telemetry.observers import Watched, open_observers
 from serving.topologies import executor_limits, new_search, new_topology
 
@@ -80,12 +80,9 @@ class _Runs:
     """All that works on runs, and what it works with."""
 
     gateway: Gateway
-    retriever: ObservedRetriever | WatchedRetriever
-    versions: Versions
+    services: tuple[RetrievalServicer, RunServicer, UsageServicer, ExecutorVersionServicer]
     executors: VersionRouting
     trials: Trials
-    queries: Runs
-    usage: UsageServicer
     observers: Observers
 
 
@@ -97,14 +94,11 @@ async def running_gateway(
     http: str | None = None,
     *,
     key: Key | None = None,
-    journal: Journal | None = None,
-    engines: RunningEngines | None = None,
 ) -> AsyncIterator[str]:
     """A gateway that listens at `address` while the context is open, with its engines; where it listens, host:port.
 
     `http`: where its OpenAI-compatible server is to be; None for none. `key`: one that is good beside those that are
-    stored. `journal`: instead of the store's. `engines`: those that run already. `log` gets what is being done. Raises
-    `BadConfig` or `BadIndex`, saying what to do. Closing drains.
+    stored. `log` gets what is being done. Raises `BadConfig` or `BadIndex`, saying what to do. Closing drains.
     """
     for problem in missing(config):
         raise BadConfig(problem)
@@ -113,8 +107,8 @@ async def running_gateway(
         access = Access(SQLAccounts(database), key)
         await _check_addresses(address, http, access)  # before anything slow begins
         async with (
-            _open_upstream(config, log, engines) as upstream,
-            _open_runs(config, database, upstream, log, journal) as runs,
+            _open_upstream(config, log) as upstream,
+            _open_runs(config, database, upstream, log) as runs,
             _listening(config, access, upstream, runs, address=address, http=http, log=log) as bound,
         ):
             yield bound
@@ -144,18 +138,13 @@ async def _check_addresses(address: str, http: str | None, access: Access) -> No
 
 
 @asynccontextmanager
-async def _open_upstream(config: Config, log: Log, running: RunningEngines | None) -> AsyncIterator[_Upstream]:
+async def _open_upstream(config: Config, log: Log) -> AsyncIterator[_Upstream]:
     """Engines, roles and the retriever. Raises `BadConfig` or `BadIndex`."""
-    readiness = running.readiness if running else Readiness()
+    readiness = Readiness()
     say = partial(readiness.say, "retrieval.embedder", ["retrieval"])
     opened = partial(open_retriever, config.retrieval, log, config.engines, on_change=say)
     async with AsyncExitStack() as stack:
-        engines: Mapping[str, str]
-        retriever: IndexRetriever
-        if running:
-            engines, retriever = running.urls, await stack.enter_async_context(opened())
-        else:
-            engines, retriever = await start_engines(config, stack, log, opened, readiness=readiness)
+        engines, retriever = await start_engines(config, stack, log, opened, readiness=readiness)
         session = await stack.enter_async_context(upstream_session(_UPSTREAM_CONNECTIONS))
         stack.push_async_callback(close_clients)
         endpoints = Upstreams()
@@ -166,9 +155,7 @@ async def _open_upstream(config: Config, log: Log, running: RunningEngines | Non
 
 
 @asynccontextmanager
-async def _open_runs(
-    config: Config, database: Database, upstream: _Upstream, log: Log, journal: Journal | None
-) -> AsyncIterator[_Runs]:
+async def _open_runs(config: Config, database: Database, upstream: _Upstream, log: Log) -> AsyncIterator[_Runs]:
     """The gateway proper, with its journal, its observers and the versions of its executor. Raises `BadConfig`."""
     admission = Admission(AdmissionLimits(**msgspec.structs.asdict(config.admission)))
     watched = Watched(admission, upstream.endpoints, upstream.deployments)
@@ -179,12 +166,9 @@ async def _open_runs(
         )
         retriever = ObservedRetriever(upstream.retriever, observers) if observers else upstream.retriever
         versions, executors = await _open_versions(config, database, upstream, retriever, log)
-        if journal is None:
-            say = partial(upstream.readiness.say, "store", ["store"])
-            writing = SQLJournal.writing(
-                database, on_cancel=live.cancel, keep_days=config.server.keep_days, on_health=say
-            )
-            journal = await stack.enter_async_context(writing)
+        say, keep_days = partial(upstream.readiness.say, "store", ["store"]), config.server.keep_days
+        writing = SQLJournal.writing(database, on_cancel=live.cancel, keep_days=keep_days, on_health=say)
+        journal = await stack.enter_async_context(writing)
         settings, timeout_s = settings_of(upstream.roles), config.server.timeout_s
         lifecycle = RunLifecycle(journal, archive, live, settings, timeout_s, admission=admission, observer=observers)
         search = partial(new_search, config.search, upstream.roles)
@@ -205,8 +189,13 @@ async def _open_runs(
             on_answered=trials.consider,
         )
         reconciler = Reconciler(upstream.deployments, VLLMCounts(upstream.session), SQLLedgerSums(database))
-        usage, queries = UsageServicer(SQLUsages(database), reconciler), Runs(archive, live, trials.judge)
-        yield _Runs(gateway, retriever, versions, executors, trials, queries, usage, observers)
+        services = (
+            RetrievalServicer(retriever, default_top_k=config.search.top_k, index_id=lambda: retriever.index_id),
+            RunServicer(Runs(archive, live, trials.judge)),
+            UsageServicer(SQLUsages(database), reconciler),
+            ExecutorVersionServicer(versions),
+        )
+        yield _Runs(gateway, services, executors, trials, observers)
 
 
 async def _open_versions(
@@ -255,11 +244,9 @@ async def _listening(
     config: Config, access: Access, upstream: _Upstream, runs: _Runs, *, address: str, http: str | None, log: Log
 ) -> AsyncIterator[str]:
     """The servers, and what goes on beside them; where gRPC listens."""
-    gateway, retriever, readiness, observers = runs.gateway, runs.retriever, upstream.readiness, runs.observers
+    gateway, readiness, observers = runs.gateway, upstream.readiness, runs.observers
     tls = TLS(**msgspec.structs.asdict(config.server.tls)) if config.server.tls else None
-    searches = RetrievalServicer(retriever, default_top_k=config.search.top_k, index_id=lambda: retriever.index_id)
-    services = searches, RunServicer(runs.queries), runs.usage, ExecutorVersionServicer(runs.versions)
-    server = Server(gateway, *services, access=access, tls=tls, readiness=readiness, observer=observers)
+    server = Server(gateway, *runs.services, access=access, tls=tls, readiness=readiness, observer=observers)
     app = openai_app(gateway, access, readiness, observer=observers)
     http_server = HTTPServer(app, config.server.grace_s, access=access, tls=tls, hosts=config.server.http_hosts)
     await upstream.retriever.probe()

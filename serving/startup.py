@@ -1,9 +1,8 @@
 """Start of all that takes long: engines and an index, side by side."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -13,16 +12,6 @@ from serving.config.config import Config, RoleConfig
 from serving.engines.engine import Log, cores, engine
 
 Opened = TypeVar("Opened")
-
-
-@dataclass(frozen=True, slots=True)
-class RunningEngines:
-    """Engines that somebody has started already, and watches."""
-
-    urls: Mapping[str, str]
-    """Base URLs by name."""
-    readiness: Readiness
-    """Those of them that are down."""
 
 
 async def start_engines(
