@@ -32,10 +32,16 @@ def new_parser(command: str, description: str | None, epilog: str | None = None)
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
-def add_command(commands: Commands, name: str, summary: str, description: str) -> argparse.ArgumentParser:
-    """The parser of a subcommand. `summary` stands in the help of the command above it."""
+def add_command(
+    commands: Commands, name: str, summary: str, description: str, work: Callable[..., object] | None = None
+) -> argparse.ArgumentParser:
+    """The parser of a subcommand. `summary` stands in the help of the command above it; `work` is kept with what is
+    parsed.
+    """
     shown = argparse.RawDescriptionHelpFormatter
-    return commands.add_parser(name, help=summary, description=description, formatter_class=shown)
+    command = commands.add_parser(name, help=summary, description=description, formatter_class=shown)
+    command.set_defaults(work=work)
+    return command
 
 
 def json_of(value: object) -> str:

@@ -45,34 +45,29 @@ def runs(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = new_parser("runs", __doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    listing = add_command(commands, "list", "the newest runs", "Lists runs, the newest first.")
+    listing = add_command(commands, "list", "the newest runs", "Lists runs, the newest first.", _list)
     listing.add_argument("--limit", type=int, default=50, metavar="N", help="how many (default: 50)")
     listing.add_argument("--kind", choices=KINDS, help="one kind only")
     listing.add_argument("--status", choices=STATUSES, help="only those that stand so")
     listing.add_argument("--since", type=time_argument, metavar="TIME", help=FORMATS)
     listing.add_argument("--until", type=time_argument, metavar="TIME", help="runs that started before")
     listing.add_argument("--tenant", default="", help="one tenant's only")
-    listing.set_defaults(work=_list)
     what = "Shows a run: sub-queries by round, reports and their evidence, calls and sums, and the feedback on it."
-    show = add_command(commands, "show", "one run", what)
+    show = add_command(commands, "show", "one run", what, _show)
     show.add_argument("--prompts", action="store_true", help="show what each model read and wrote, too")
     show.add_argument("--trace", action="store_true", help="print all that was said and found, as JSON")
-    show.set_defaults(work=_show)
-    watch = add_command(
-        commands, "watch", "what happens in an answer", "Shows what happens in one, also after its end."
-    )
+    what = "Shows what happens in one, also after its end."
+    watch = add_command(commands, "watch", "what happens in an answer", what, _watch)
     watch.add_argument("--after", type=int, default=0, metavar="N", help="only what came after event number N")
-    watch.set_defaults(work=_watch)
-    cancel = add_command(commands, "cancel", "stop a run", "Stops a run; one that has ended stays as it is.")
-    cancel.set_defaults(work=_cancel)
-    feedback = add_command(commands, "feedback", "say what became of an answer", "Keeps your opinion beside a run.")
+    cancel = add_command(commands, "cancel", "stop a run", "Stops a run; one that has ended stays as it is.", _cancel)
+    what = "Keeps your opinion beside a run."
+    feedback = add_command(commands, "feedback", "say what became of an answer", what, _feedback)
     verdict = feedback.add_mutually_exclusive_group()
     verdict.add_argument("--good", dest="accepted", action="store_const", const=True, help="it was right")
     verdict.add_argument("--bad", dest="accepted", action="store_const", const=False, help="it was wrong")
     feedback.add_argument("--score", type=float, help="from 0 to 1")
     feedback.add_argument("--right-answer", default="", metavar="TEXT", help="what it should have been")
     feedback.add_argument("--comment", default="", metavar="TEXT", help="whatever there is to say")
-    feedback.set_defaults(work=_feedback)
     for command in (show, watch, cancel, feedback):
         command.add_argument("run_id", metavar="RUN_ID", help="as `runs list` shows it")
     for command in (listing, show, watch):
