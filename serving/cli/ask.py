@@ -4,9 +4,9 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
-from typing import Any, TypeVar, get_args
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager, suppress
+from threading import Thread
+from typing import TypeVar, get_args
 
 import msgspec
 from rich.console import Console
@@ -118,43 +118,25 @@ def ask(arguments: Sequence[str]) -> int:
 
 Opened = TypeVar("Opened")
 
-_WAKES_EVERY_S = 0.1
-
 
 @contextmanager
 def in_background(service: AbstractAsyncContextManager[Opened]) -> Iterator[Opened]:
-    """Keep `service` open while this is open; what it opens. Raises what it raises."""
-    opened: Future[Opened] = Future()
-    left: Future[None] = Future()
-
-    async def keep() -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-
-        def leave(_left: Future[None]) -> None:
-            with suppress(RuntimeError):  # the loop is closed where opening failed
-                loop.call_soon_threadsafe(task.cancel)
-
-        left.add_done_callback(leave)  # at once, where an interrupt came before this
-        async with service as value:
-            opened.set_result(value)
-            await asyncio.Event().wait()
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(int).result()  # an interrupt while a thread starts would leave it unknown to the pool
+    """Keep `service` open while this is open, on a loop that goes on in another thread; what it opens. Raises what it
+    raises. An interrupt while it opens or closes is asyncio's, and ends that first.
+    """
+    with asyncio.Runner() as runner:
+        loop, stack = runner.get_loop(), AsyncExitStack()
         try:
-            ended = pool.submit(asyncio.run, keep())
-            either: list[Future[Any]] = [opened, ended]
-            # An interrupt that comes just before a thread sleeps is noticed when it wakes.
-            while not wait(either, _WAKES_EVERY_S, FIRST_COMPLETED).done:
-                pass
-            if ended.done():
-                ended.result()
-            yield opened.result()
+            opened = runner.run(stack.enter_async_context(service))
+            thread = Thread(target=loop.run_forever)
+            try:
+                thread.start()
+                yield opened
+            finally:
+                loop.call_soon_threadsafe(loop.stop)
+                thread.join()
         finally:
-            left.set_result(None)
-        with suppress(asyncio.CancelledError):
-            ended.result()
+            runner.run(stack.aclose())
 
 
 _HINT = "Each question stands alone. Besides: :good, :bad [RIGHT ANSWER], :usage, exit."
