@@ -81,12 +81,9 @@ class _Runs:
     """All that works on runs, and what it works with."""
 
     gateway: Gateway
-    retriever: ObservedRetriever | WatchedRetriever
-    versions: Versions
+    services: tuple[RetrievalServicer, RunServicer, UsageServicer, ExecutorVersionServicer]
     executors: VersionRouting
     trials: Trials
-    queries: Runs
-    usage: UsageServicer
     observers: Observers
 
 
@@ -193,8 +190,13 @@ async def _open_runs(config: Config, database: Database, upstream: _Upstream, lo
             on_answered=trials.consider,
         )
         reconciler = Reconciler(upstream.deployments, VLLMCounts(upstream.session), SQLLedgerSums(database))
-        usage, queries = UsageServicer(SQLUsages(database), reconciler), Runs(archive, live, trials.judge)
-        yield _Runs(gateway, retriever, versions, executors, trials, queries, usage, observers)
+        services = (
+            RetrievalServicer(retriever, default_top_k=config.search.top_k, index_id=lambda: retriever.index_id),
+            RunServicer(Runs(archive, live, trials.judge)),
+            UsageServicer(SQLUsages(database), reconciler),
+            ExecutorVersionServicer(versions),
+        )
+        yield _Runs(gateway, services, executors, trials, observers)
 
 
 async def _open_versions(
@@ -243,11 +245,9 @@ async def _listening(
     config: Config, access: Access, upstream: _Upstream, runs: _Runs, *, address: str, http: str | None, log: Log
 ) -> AsyncIterator[str]:
     """The servers, and what goes on beside them; where gRPC listens."""
-    gateway, retriever, readiness, observers = runs.gateway, runs.retriever, upstream.readiness, runs.observers
+    gateway, readiness, observers = runs.gateway, upstream.readiness, runs.observers
     tls = TLS(**msgspec.structs.asdict(config.server.tls)) if config.server.tls else None
-    searches = RetrievalServicer(retriever, default_top_k=config.search.top_k, index_id=lambda: retriever.index_id)
-    services = searches, RunServicer(runs.queries), runs.usage, ExecutorVersionServicer(runs.versions)
-    server = Server(gateway, *services, access=access, tls=tls, readiness=readiness, observer=observers)
+    server = Server(gateway, *runs.services, access=access, tls=tls, readiness=readiness, observer=observers)
     app = openai_app(gateway, access, readiness, observer=observers)
     http_server = HTTPServer(app, config.server.grace_s, access=access, tls=tls, hosts=config.server.http_hosts)
     await upstream.retriever.probe()

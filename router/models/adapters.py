@@ -17,14 +17,18 @@ _MOST_CHARS = 300
 _RANK = re.compile(r"LoRA rank (\d+) is greater than max_lora_rank (\d+)")
 
 
-class _Model(msgspec.Struct):
+class Served(msgspec.Struct):
+    """A model as an endpoint lists it."""
+
     id: str
     parent: str | None = None
     """Of an adapter, its base model."""
+    max_model_len: int | None = None
+    """vLLM's: what the model reads and writes at most, in tokens."""
 
 
 class _Models(msgspec.Struct):
-    data: list[_Model]
+    data: list[Served]
 
 
 class Adapters:
@@ -68,15 +72,16 @@ class Adapters:
         """Those that the engine has, whoever loaded them; none where it cannot be reached."""
         with suppress(aiohttp.ClientError, TimeoutError, *JSON_ERRORS):
             async with asyncio.timeout(_LOADING_S):
-                return [model.id for model in await self._served() if model.parent is not None]
+                return [model.id for model in await self.served() if model.parent is not None]
         return []
 
-    async def _served(self) -> list[_Model]:
+    async def served(self) -> list[Served]:
+        """All models of the endpoint. Raises aiohttp's errors, and `JSON_ERRORS` for what is no list of them."""
         async with self._session.get(f"{self._base_url}/models", headers=self._headers) as reply:
             return msgspec.json.decode(await read_body(reply), type=_Models).data
 
     async def _knows(self, name: str) -> bool:
-        known = next((model for model in await self._served() if model.id == name), None)
+        known = next((model for model in await self.served() if model.id == name), None)
         if known and known.parent is None:
             raise BadVersion(f"{name}: the engine at {self._base_url} serves a model of that name already.")
         return known is not None

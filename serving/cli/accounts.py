@@ -50,7 +50,7 @@ def keys(arguments: Sequence[str]) -> int:
     """Create, list or revoke."""
     parser = new_parser("keys", _KEYS)
     commands = parser.add_subparsers(dest="command", required=True)
-    create = add_command(commands, "create", "make a key", _CREATE)
+    create = add_command(commands, "create", "make a key", _CREATE, _create)
     create.add_argument("--tenant", type=tenant_name, metavar="NAME", help="whose it is (default: the operator's)")
     create.add_argument(
         "--scope",
@@ -60,8 +60,9 @@ def keys(arguments: Sequence[str]) -> int:
         help="ask, train, operate (default: ask; of the operator's, all)",
     )
     create.add_argument("--label", default="", metavar="TEXT", help="what to know it by in `keys list`")
-    add_command(commands, "list", "show the keys", "Shows all keys, without their secrets.")
-    revoke = add_command(commands, "revoke", "make a key worthless", "Makes a key worthless, for good. Its runs stay.")
+    add_command(commands, "list", "show the keys", "Shows all keys, without their secrets.", _list_keys)
+    about = "Makes a key worthless, for good. Its runs stay."
+    revoke = add_command(commands, "revoke", "make a key worthless", about, _revoke)
     revoke.add_argument("key_id", metavar="KEY_ID", help="what stands between `rg_` and the next `_`")
     return _run(parser, commands, arguments)
 
@@ -76,20 +77,10 @@ def _run(parser: argparse.ArgumentParser, commands: Commands, arguments: Sequenc
 
     async def work() -> None:
         async with opened_store(given, make=True) as database:
-            await (_keys if parser.prog.endswith("keys") else _tenants)(SQLAccounts(database), given)
+            await given.work(SQLAccounts(database), given)
 
     asyncio.run(work())
     return 0
-
-
-async def _keys(accounts: Accounts, given: argparse.Namespace) -> None:
-    match given.command:
-        case "create":
-            await _create(accounts, given)
-        case "list":
-            _show_keys(await accounts.keys(), given)
-        case "revoke":
-            await _revoke(accounts, given)
 
 
 async def _create(accounts: Accounts, given: argparse.Namespace) -> None:
@@ -109,7 +100,8 @@ async def _create(accounts: Accounts, given: argparse.Namespace) -> None:
         progress.print("This is the first key: from now on every caller of this store's gateways needs one.")
 
 
-def _show_keys(keys: Sequence[Key], given: argparse.Namespace) -> None:
+async def _list_keys(accounts: Accounts, given: argparse.Namespace) -> None:
+    keys = await accounts.keys()
     if given.json:
         print(json_of([_public(key) for key in keys]))
         return
@@ -159,10 +151,10 @@ def tenants(arguments: Sequence[str]) -> int:
     """List, set or show."""
     parser = new_parser("tenants", _TENANTS)
     commands = parser.add_subparsers(dest="command", required=True)
-    add_command(commands, "list", "show all tenants", "Shows all tenants with their limits.")
-    setting = add_command(commands, "set", "make or change a tenant", _SET)
+    add_command(commands, "list", "show all tenants", "Shows all tenants with their limits.", _list_tenants)
+    setting = add_command(commands, "set", "make or change a tenant", _SET, _set_tenant)
     about = "Shows a tenant's limits, and what it has spent this day and month."
-    for command in (setting, add_command(commands, "show", "show one tenant", about)):
+    for command in (setting, add_command(commands, "show", "show one tenant", about, _show_tenant)):
         command.add_argument("name", type=tenant_name, metavar="NAME", help="the tenant")
     _add_settings(setting)
     return _run(parser, commands, arguments)
@@ -204,20 +196,17 @@ def _nano(text: str) -> int | None:
     return int(nano)
 
 
-async def _tenants(accounts: Accounts, given: argparse.Namespace) -> None:
-    tenants = {tenant.name: tenant for tenant in (Tenant(DEFAULT_TENANT), *await accounts.tenants())}
-    if given.command == "list":
-        _list_tenants(list(tenants.values()), given)
-        return
-    if given.command == "set":
-        named = tenants.get(given.name, Tenant(given.name))
-        changes = {field: value for field, value in vars(given).items() if field in Tenant.__struct_fields__[1:]}
-        tenants[given.name] = msgspec.structs.replace(named, **changes)
-        await accounts.set_tenant(tenants[given.name])
-        await _warn(given, {name: limit for name, limit in changes.items() if "usd" in name or "tokens" in name})
-    if given.name not in tenants:
-        raise BadRequest(f"there is no tenant {given.name!r}; there are: {', '.join(tenants)}.")
-    _show_tenant(tenants[given.name], await _spent(accounts, given.name), given)
+async def _tenants(accounts: Accounts) -> dict[str, Tenant]:
+    """By name, with the one that is there without being made."""
+    return {tenant.name: tenant for tenant in (Tenant(DEFAULT_TENANT), *await accounts.tenants())}
+
+
+async def _set_tenant(accounts: Accounts, given: argparse.Namespace) -> None:
+    named = (await _tenants(accounts)).get(given.name, Tenant(given.name))
+    changes = {field: value for field, value in vars(given).items() if field in Tenant.__struct_fields__[1:]}
+    await accounts.set_tenant(msgspec.structs.replace(named, **changes))
+    await _warn(given, {name: limit for name, limit in changes.items() if "usd" in name or "tokens" in name})
+    await _show_tenant(accounts, given)
 
 
 async def _warn(given: argparse.Namespace, limits: dict[str, int | None]) -> None:
@@ -259,14 +248,8 @@ def _uses(config: Config) -> dict[RoleName, Use]:
     return {name: typical for name, (typical, _) in estimate(config, measured).items()}
 
 
-async def _spent(accounts: Accounts, name: str) -> list[Spent]:
-    """Sums that it has spent this day and this month."""
-    now = datetime.now(UTC)
-    spent = {entry.period: entry for entry in await accounts.spending(name)}
-    return [spent.get(period, Spent(period)) for period in (f"{now:%Y-%m-%d}", f"{now:%Y-%m}")]
-
-
-def _list_tenants(tenants: Sequence[Tenant], given: argparse.Namespace) -> None:
+async def _list_tenants(accounts: Accounts, given: argparse.Namespace) -> None:
+    tenants = list((await _tenants(accounts)).values())
     if given.json:
         print(json_of(tenants))
         return
@@ -277,7 +260,13 @@ def _list_tenants(tenants: Sequence[Tenant], given: argparse.Namespace) -> None:
     Console(highlight=False).print(table)
 
 
-def _show_tenant(tenant: Tenant, spent: Sequence[Spent], given: argparse.Namespace) -> None:
+async def _show_tenant(accounts: Accounts, given: argparse.Namespace) -> None:
+    """Its limits, and the sums that it has spent this day and this month."""
+    tenants = await _tenants(accounts)
+    if (tenant := tenants.get(given.name)) is None:
+        raise BadRequest(f"there is no tenant {given.name!r}; there are: {', '.join(tenants)}.")
+    now, sums = datetime.now(UTC), {entry.period: entry for entry in await accounts.spending(given.name)}
+    spent = [sums.get(period, Spent(period)) for period in (f"{now:%Y-%m-%d}", f"{now:%Y-%m}")]
     if given.json:
         print(json_of({**msgspec.structs.asdict(tenant), "spent": spent}))
         return

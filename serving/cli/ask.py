@@ -3,15 +3,15 @@
 import argparse
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from typing import Any, TypeVar, get_args
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager, suppress
+from threading import Thread
+from typing import TypeVar, get_args
 
 import msgspec
 from rich.console import Console
 from rich.markup import escape
-from rolegate.client import AsyncClient, GatewayError
+from rolegate.client import Client, GatewayError
 from rolegate.client.requests import RequestOptions, TopologyName
 from rolegate.v1.answer_service_pb2 import AnswerResponse
 
@@ -57,28 +57,29 @@ def add_gateway(parser: argparse.ArgumentParser) -> None:
     add_certificates(parser)
 
 
-@asynccontextmanager
-async def reached(given: argparse.Namespace, progress: Console) -> AsyncIterator[AsyncClient]:
+@contextmanager
+def reached(given: argparse.Namespace, progress: Console) -> Iterator[Client]:
     """A client of the gateway that the options of `add_gateway` name; one that is started stops with the context.
 
     Raises `BadConfig` or `BadIndex`.
     """
     if given.address is not None:
-        async with AsyncClient(connection(given)) as client:
+        with Client(connection(given)) as client:
             yield client
         return
     config = chosen_config(given)
     sent, key = new_key(None, SCOPES)
     config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, tls=None))  # loopback only
-    async with AsyncExitStack() as stack:
+    with ExitStack() as stack:
         with progress.status("starting the gateway") as status:
 
             def log(text: str) -> None:
                 progress.print(text, style="dim", markup=False, highlight=False)
                 status.update(escape(text))
 
-            address = await stack.enter_async_context(running_gateway(config, "127.0.0.1:0", log, key=key))
-        yield await stack.enter_async_context(AsyncClient(address, api_key=sent))
+            gateway = running_gateway(config, "127.0.0.1:0", log, key=key)
+            address = stack.enter_context(in_background(gateway))
+        yield stack.enter_context(Client(address, api_key=sent))
 
 
 def ask(arguments: Sequence[str]) -> int:
@@ -95,31 +96,20 @@ def ask(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON; with --stream, one line an event")
     given = parser.parse_args(arguments)
     errors_only()
-    return asyncio.run(_ask(given))
-
-
-def _request_options(given: argparse.Namespace) -> RequestOptions:
-    """The request's terms, as far as options name them."""
-    terms = RequestOptions(request_id=given.request_id, no_cache=given.no_cache)
-    if given.max_total_tokens is not None:
-        terms["max_total_tokens"] = given.max_total_tokens
-    if given.topology is not None:
-        terms["topology"] = given.topology
-    if given.max_cost_usd is not None:
-        terms["max_cost_usd"] = given.max_cost_usd
-    return terms
-
-
-async def _ask(given: argparse.Namespace) -> int:
-    """Ask and show; 1 where the gateway answers with an error, or not at all."""
     progress = Console(stderr=True, quiet=given.json)
     view = AnswerView(Console(), progress, stream=given.stream, as_json=given.json)
-    async with reached(given, progress) as client:
+    terms = RequestOptions(
+        request_id=given.request_id,
+        max_total_tokens=given.max_total_tokens,
+        max_cost_usd=given.max_cost_usd,
+        no_cache=given.no_cache,
+        topology=given.topology,
+    )
+    with reached(given, progress) as client:
         try:
             with progress.status("asking"):
-                async for event in client.stream(given.question, given.timeout, **_request_options(given)):
-                    view.on_event(event)
-            view.show(event.done)
+                answer = view.follow(client.stream(given.question, given.timeout, **terms))
+            view.show(answer)
         except GatewayError as error:
             complain(f"rolegate: {error}")
             return 1
@@ -128,52 +118,26 @@ async def _ask(given: argparse.Namespace) -> int:
 
 Opened = TypeVar("Opened")
 
-_WAKES_EVERY_S = 0.1
-
-
-def wait_for_any(futures: Sequence[Future[Any]]) -> None:
-    """Until one of them is done. An interrupt that comes just before a thread sleeps is noticed when it wakes, so this
-    wakes now and then.
-    """
-    while not wait(futures, _WAKES_EVERY_S, FIRST_COMPLETED).done:
-        pass
-
 
 @contextmanager
 def in_background(service: AbstractAsyncContextManager[Opened]) -> Iterator[Opened]:
-    """Keep `service` open while this is open; what it opens. Raises what it raises."""
-    opened: Future[Opened] = Future()
-    left: Future[None] = Future()
-
-    async def keep() -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-
-        def leave(_left: Future[None]) -> None:
-            with suppress(RuntimeError):  # the loop is closed where opening failed
-                loop.call_soon_threadsafe(task.cancel)
-
-        left.add_done_callback(leave)  # at once, where an interrupt came before this
-        async with service as value:
-            opened.set_result(value)
-            await asyncio.Event().wait()
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(int).result()  # an interrupt while a thread starts would leave it unknown to the pool
+    """Keep `service` open while this is open, on a loop that goes on in another thread; what it opens. Raises what it
+    raises. An interrupt while it opens or closes is asyncio's, and ends that first.
+    """
+    with asyncio.Runner() as runner:
+        loop, stack = runner.get_loop(), AsyncExitStack()
         try:
-            ended = pool.submit(asyncio.run, keep())
-            either: list[Future[Any]] = [opened, ended]
-            wait_for_any(either)
-            if ended.done():
-                ended.result()
-            yield opened.result()
+            opened = runner.run(stack.enter_async_context(service))
+            thread = Thread(target=loop.run_forever)
+            try:
+                thread.start()
+                yield opened
+            finally:
+                loop.call_soon_threadsafe(loop.stop)
+                thread.join()
         finally:
-            left.set_result(None)
-        with suppress(asyncio.CancelledError):
-            ended.result()
+            runner.run(stack.aclose())
 
-
-T = TypeVar("T")
 
 _HINT = "Each question stands alone. Besides: :good, :bad [RIGHT ANSWER], :usage, exit."
 
@@ -186,37 +150,19 @@ def chat(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     errors_only()
     progress = Console(stderr=True)
-    with in_background(_connected(given, progress)) as (loop, client):
-        chat = Chat(loop, client, Console(), progress, timeout_s=given.timeout, stream=given.stream)
+    with reached(given, progress) as client:
+        chat = Chat(client, Console(), progress, timeout_s=given.timeout, stream=given.stream)
         progress.print(_HINT, style="dim", markup=False, highlight=False)
         for line in _lines():
             chat.take(line)
     return 0
 
 
-@asynccontextmanager
-async def _connected(
-    given: argparse.Namespace, progress: Console
-) -> AsyncIterator[tuple[asyncio.AbstractEventLoop, AsyncClient]]:
-    async with reached(given, progress) as client:
-        yield asyncio.get_running_loop(), client
-
-
 class Chat:
     """Questions to one gateway, and what is said about its answers."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        client: AsyncClient,
-        out: Console,
-        progress: Console,
-        *,
-        timeout_s: float,
-        stream: bool,
-    ) -> None:
-        """`client` lives on `loop`, which runs in another thread."""
-        self._loop, self._client, self._out, self._progress = loop, client, out, progress
+    def __init__(self, client: Client, out: Console, progress: Console, *, timeout_s: float, stream: bool) -> None:
+        self._client, self._out, self._progress = client, out, progress
         self._timeout_s, self._stream = timeout_s, stream
         self._answers: list[AnswerResponse] = []
         self._last: AnswerResponse | None = None
@@ -247,31 +193,16 @@ class Chat:
         self._last = None
         view = AnswerView(self._out, self._progress, stream=self._stream, as_json=False)
         with self._progress.status("asking"):
-            answer = self._awaited(self._answered(question, view))
+            answer = view.follow(self._client.stream(question, self._timeout_s))
         view.show(answer)
         self._last = answer
         self._answers.append(answer)
-
-    async def _answered(self, question: str, view: AnswerView) -> AnswerResponse:
-        async with self._client.stream(question, self._timeout_s) as events:
-            async for event in events:
-                view.on_event(event)
-        return event.done
-
-    def _awaited(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for work on the loop, where an interrupt ends it properly, at whatever instruction it comes."""
-        running = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            wait_for_any([running])
-            return running.result()
-        finally:
-            running.cancel()
 
     def _rate(self, *, accepted: bool, gold_answer: str = "") -> None:
         if self._last is None:
             self._say("the last question has no answer to say this about", "yellow")
             return
-        self._awaited(self._client.feedback(self._last.run_id, accepted=accepted, gold_answer=gold_answer))
+        self._client.feedback(self._last.run_id, accepted=accepted, gold_answer=gold_answer)
         self._say(f"noted about {self._last.run_id}")
 
     def _say(self, text: str, style: str = "dim") -> None:

@@ -40,17 +40,6 @@ _ABOVE = {
 }
 
 
-class _Version(argparse.Action):
-    """Looks the version up only when it is asked for."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002 # argparse's name
-        super().__init__(option_strings, dest, nargs=0, help=help)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_given: object) -> None:
-        """Print it, and end."""
-        parser.exit(message=f"rolegate {version('rolegate')}\n")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit status. Errors raised on purpose are printed in one line."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -61,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         epilog="`rolegate COMMAND --help` explains each.",
     )
-    parser.add_argument("--version", action=_Version, help="print the version")
+    parser.add_argument(
+        "--version", action="version", version=f"rolegate {version('rolegate')}", help="print the version"
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, summary in _COMMANDS.items():
         commands.add_parser(name, help=summary, add_help=False)

@@ -5,17 +5,12 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Annotated, Any
 
-import grpc
 import msgspec
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import Field
-from rolegate.client import Connection, GatewayError
-from rolegate.v1 import answer_service_pb2 as pb
+from rolegate.client import AsyncClient, Connection, GatewayError
 from rolegate.v1 import evidence_pb2
-from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
-from rolegate.v1.retrieval_service_pb2 import SearchRequest
-from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 
 from router.edge.rendering import answer_from_proto, event_line, place
 from serving.cli.options import add_connection, connection, new_parser, timeout
@@ -41,12 +36,12 @@ def mcp(arguments: Sequence[str]) -> int:
 
 
 async def _serve(to: Connection, timeout_s: float) -> None:
-    async with to.aio_channel() as channel:
-        await mcp_server(channel, to, timeout_s).run_stdio_async()
+    async with AsyncClient(to) as client:
+        await mcp_server(client, timeout_s).run_stdio_async()
 
 
-def mcp_server(channel: grpc.aio.Channel, to: Connection, timeout_s: float) -> MCPServer:
-    """The server, with the tools `ask` and `search` over a gateway's channel. What it refuses is a tool's error."""
+def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
+    """The server, with the tools `ask` and `search` of a gateway. What it refuses is a tool's error."""
     server = MCPServer("rolegate", version=version("rolegate"), log_level="WARNING")
 
     @server.tool(annotations=_READS)
@@ -55,16 +50,13 @@ def mcp_server(channel: grpc.aio.Channel, to: Connection, timeout_s: float) -> M
         context: Context[Any, Any],
     ) -> CallToolResult:
         """Answer a question from the indexed documents, by several searches if need be, with its sources."""
-        request = pb.StreamAnswerRequest(question=question)
-        call = AnswerServiceStub(channel).StreamAnswer(request, timeout=timeout_s, metadata=to.metadata)
         try:
-            async for event in call:
-                if line := event_line(event):
-                    await context.report_progress(event.event_number, message=line.strip())
-        except grpc.aio.AioRpcError as error:
+            async with client.stream(question, timeout_s) as events:
+                async for event in events:
+                    if line := event_line(event):
+                        await context.report_progress(event.event_number, message=line.strip())
+        except GatewayError as error:
             return _failed(error)
-        finally:
-            call.cancel()
         cited = answer_from_proto(event.done)
         return _result(cited.text, msgspec.to_builtins(cited))
 
@@ -74,21 +66,19 @@ def mcp_server(channel: grpc.aio.Channel, to: Connection, timeout_s: float) -> M
         top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K, description="How many passages to return.")] = 5,
     ) -> CallToolResult:
         """Find the passages of the indexed documents that are nearest in meaning to a query, best first."""
-        request = SearchRequest(queries=[query], top_k=top_k)
         try:
-            found = await RetrievalServiceStub(channel).Search(request, timeout=timeout_s, metadata=to.metadata)
-        except grpc.aio.AioRpcError as error:
+            passages = await client.search(query, top_k, timeout_s)
+        except GatewayError as error:
             return _failed(error)
-        passages = found.results[0].passages
         texts = [f"[{number}] {_heading(passage)}\n{passage.text}" for number, passage in enumerate(passages, 1)]
         text = "\n\n".join(texts) or "No passages were found."
         return _result(text, {"passages": [_fields(passage) for passage in passages]})
 
-    def _failed(error: grpc.aio.AioRpcError) -> CallToolResult:
-        said = str(GatewayError.of(error, to.address))
-        return CallToolResult(content=[TextContent(text=said)], is_error=True)
-
     return server
+
+
+def _failed(error: GatewayError) -> CallToolResult:
+    return CallToolResult(content=[TextContent(text=str(error))], is_error=True)
 
 
 def _result(text: str, structured: Any) -> CallToolResult:

@@ -11,7 +11,7 @@ import msgspec
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich.console import Console
-from rolegate.client import Access, Client, Connection, GatewayError
+from rolegate.client import Client, Connection, GatewayError
 from rolegate.client.requests import ADDRESS
 
 from router.edge.listening import is_address
@@ -32,10 +32,16 @@ def new_parser(command: str, description: str | None, epilog: str | None = None)
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
-def add_command(commands: Commands, name: str, summary: str, description: str) -> argparse.ArgumentParser:
-    """The parser of a subcommand. `summary` stands in the help of the command above it."""
+def add_command(
+    commands: Commands, name: str, summary: str, description: str, work: Callable[..., object] | None = None
+) -> argparse.ArgumentParser:
+    """The parser of a subcommand. `summary` stands in the help of the command above it; `work` is kept with what is
+    parsed.
+    """
     shown = argparse.RawDescriptionHelpFormatter
-    return commands.add_parser(name, help=summary, description=description, formatter_class=shown)
+    command = commands.add_parser(name, help=summary, description=description, formatter_class=shown)
+    command.set_defaults(work=work)
+    return command
 
 
 def json_of(value: object) -> str:
@@ -153,15 +159,10 @@ def add_certificates(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--key", type=Path, metavar="FILE", help="that belongs to --certificate (PEM)")
 
 
-def access(given: argparse.Namespace) -> Access:
-    """Certificates that the options of `add_certificates` name."""
-    return {"ca": given.ca, "certificate": given.certificate, "key": given.key}
-
-
 def connection(given: argparse.Namespace) -> Connection:
     """To where the options of `add_connection` lead. Raises `BadConfig`."""
     try:
-        return Connection.to(given.address, **access(given))
+        return Connection.to(given.address, ca=given.ca, certificate=given.certificate, key=given.key)
     except OSError as error:
         raise BadConfig(f"--ca, --certificate, --key: cannot read {error.filename}: {error.strerror}.") from None
     except ValueError as error:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rolegate.client import Client
 
 from router.errors import BadRequest
-from router.trace import Run
+from router.trace import Conversation, Execution, Run, Trajectory
 from serving.cli.options import (
     FORMATS,
     add_command,
@@ -26,10 +26,10 @@ from serving.cli.tables import (
     AnswerView,
     calls_table,
     feedback_line,
+    print_line,
     runs_table,
     usage_table,
 )
-from serving.cli.trace_view import show_trace
 
 
 def runs(arguments: Sequence[str]) -> int:
@@ -45,34 +45,29 @@ def runs(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = new_parser("runs", __doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    listing = add_command(commands, "list", "the newest runs", "Lists runs, the newest first.")
+    listing = add_command(commands, "list", "the newest runs", "Lists runs, the newest first.", _list)
     listing.add_argument("--limit", type=int, default=50, metavar="N", help="how many (default: 50)")
     listing.add_argument("--kind", choices=KINDS, help="one kind only")
     listing.add_argument("--status", choices=STATUSES, help="only those that stand so")
     listing.add_argument("--since", type=time_argument, metavar="TIME", help=FORMATS)
     listing.add_argument("--until", type=time_argument, metavar="TIME", help="runs that started before")
     listing.add_argument("--tenant", default="", help="one tenant's only")
-    listing.set_defaults(work=_list)
     what = "Shows a run: sub-queries by round, reports and their evidence, calls and sums, and the feedback on it."
-    show = add_command(commands, "show", "one run", what)
+    show = add_command(commands, "show", "one run", what, _show)
     show.add_argument("--prompts", action="store_true", help="show what each model read and wrote, too")
     show.add_argument("--trace", action="store_true", help="print all that was said and found, as JSON")
-    show.set_defaults(work=_show)
-    watch = add_command(
-        commands, "watch", "what happens in an answer", "Shows what happens in one, also after its end."
-    )
+    what = "Shows what happens in one, also after its end."
+    watch = add_command(commands, "watch", "what happens in an answer", what, _watch)
     watch.add_argument("--after", type=int, default=0, metavar="N", help="only what came after event number N")
-    watch.set_defaults(work=_watch)
-    cancel = add_command(commands, "cancel", "stop a run", "Stops a run; one that has ended stays as it is.")
-    cancel.set_defaults(work=_cancel)
-    feedback = add_command(commands, "feedback", "say what became of an answer", "Keeps your opinion beside a run.")
+    cancel = add_command(commands, "cancel", "stop a run", "Stops a run; one that has ended stays as it is.", _cancel)
+    what = "Keeps your opinion beside a run."
+    feedback = add_command(commands, "feedback", "say what became of an answer", what, _feedback)
     verdict = feedback.add_mutually_exclusive_group()
     verdict.add_argument("--good", dest="accepted", action="store_const", const=True, help="it was right")
     verdict.add_argument("--bad", dest="accepted", action="store_const", const=False, help="it was wrong")
     feedback.add_argument("--score", type=float, help="from 0 to 1")
     feedback.add_argument("--right-answer", default="", metavar="TEXT", help="what it should have been")
     feedback.add_argument("--comment", default="", metavar="TEXT", help="whatever there is to say")
-    feedback.set_defaults(work=_feedback)
     for command in (show, watch, cancel, feedback):
         command.add_argument("run_id", metavar="RUN_ID", help="as `runs list` shows it")
     for command in (listing, show, watch):
@@ -104,7 +99,7 @@ def _show(client: Client, given: argparse.Namespace) -> None:
             if text:
                 console.print(f"{name}: {text}", markup=False, highlight=False)
         if found.trace_json:
-            show_trace(console, msgspec.json.decode(found.trace_json, type=Run), prompts=given.prompts)
+            _show_trace(console, msgspec.json.decode(found.trace_json, type=Run), prompts=given.prompts)
         for feedback in found.feedback:
             console.print(f"feedback: {feedback_line(feedback)}", markup=False, highlight=False)
         console.print(calls_table(found.calls))
@@ -113,12 +108,50 @@ def _show(client: Client, given: argparse.Namespace) -> None:
             console.print(found.error, style="red", markup=False, highlight=False)
 
 
+def _show_trace(console: Console, run: Run, *, prompts: bool) -> None:
+    """Print sub-queries, searches and reports by round; `prompts`: also what each model read and wrote."""
+    match run.result:
+        case Trajectory() as found:
+            first = 1
+            for number, count in enumerate(found.rounds):
+                print_line(console, f"round {number + 1}")
+                for index, execution in enumerate(found.block(number), first):
+                    _show_execution(console, execution, index, prompts=prompts)
+                first += count
+            for role, conversation in (("delegation", found.delegation), ("answer", found.answering)):
+                if prompts and conversation:
+                    print_line(console, role)
+                    _show_conversation(console, conversation, 2)
+        case Execution() as execution:
+            _show_execution(console, execution, 1, prompts=prompts)
+        case Conversation() as conversation if prompts:
+            _show_conversation(console, conversation, 0)
+
+
+def _show_execution(console: Console, execution: Execution, number: int, *, prompts: bool) -> None:
+    report = execution.report
+    said = execution.outcome.replace("_", " ") if execution.failed else report.answer
+    print_line(console, f"{number}. {execution.sub_query} → {said}", 2, "bold")
+    for search in execution.searches:
+        titles = ", ".join(passage.title for passage in search.shown)
+        print_line(console, f"searched “{search.query}”: {titles or 'nothing found'}", 5)
+    for point, citations in zip(report.evidence, execution.citations(report.evidence), strict=True):
+        places = ", ".join(citation.passage_id for citation in citations)
+        print_line(console, f"“{point}” ({places or 'in no passage'})", 5, "cyan")
+    if prompts:
+        _show_conversation(console, execution.conversation, 5)
+
+
+def _show_conversation(console: Console, conversation: Conversation, indent: int) -> None:
+    for message in conversation.messages:
+        print_line(console, f"[{message.role}] {message.content}", indent, "dim")
+    for output in conversation.outputs[-1:]:  # the earlier ones stand among the messages
+        print_line(console, f"[assistant] {output.text}", indent, "dim")
+
+
 def _watch(client: Client, given: argparse.Namespace) -> None:
     view = AnswerView(Console(), Console(stderr=True, quiet=given.json), stream=True, as_json=given.json)
-    with client.watch(given.run_id, given.after) as events:
-        for event in events:
-            view.on_event(event)
-    view.show(event.done)
+    view.show(view.follow(client.watch(given.run_id, given.after)))
 
 
 def _cancel(client: Client, given: argparse.Namespace) -> None:

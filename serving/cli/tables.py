@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Sequence
 from datetime import UTC
 from textwrap import shorten
+from typing import Any
 
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -12,6 +14,7 @@ from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Column, Table
 from rich.text import Text
+from rolegate.client import Stream
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
 from rolegate.v1.answer_service_pb2 import AnswerOutcome
@@ -28,6 +31,21 @@ from rolegate.v1.usage_service_pb2 import UsageRow
 from router.edge.rendering import event_line, missed, source_line, sub_answer_from_proto
 from serving.cli.options import json_of
 
+
+def word(kind: EnumTypeWrapper, value: Any) -> str:
+    """The name of an enum's value as people read it, without the enum's own."""
+    return kind.Name(value).removeprefix(kind.Name(0).removesuffix("UNSPECIFIED")).lower().replace("_", " ")
+
+
+def print_line(console: Console, text: str, indent: int = 0, style: str = "") -> None:
+    """Print a text as it is, each of its lines behind `indent` blanks."""
+    console.print(Padding(Text(text, style), (0, 0, 0, indent), expand=False))
+
+
+def _new_table(*columns: Column | str) -> Table:
+    return Table(*columns, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+
+
 TIMES = {"hour": "%Y-%m-%d %H:%M", "day": "%Y-%m-%d", "month": "%Y-%m"}
 """How the beginning of a bucket is shown."""
 
@@ -42,7 +60,7 @@ def grouped_table(rows: Sequence[UsageRow], by: Sequence[str], bucket: str | Non
     sums = [row.usage for row in rows]
     wasted = any(row.wasted_tokens for row in sums)
     groups = (*([Column(bucket, no_wrap=True)] if bucket else []), *(Column(name, overflow="fold") for name in by))
-    table = Table(*groups, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    table = _new_table(*groups)
     for column in ("calls", "prompt", "cached", "written", *(["wasted"] if wasted else []), "cost"):
         table.add_column(column, justify="right", overflow="fold")
     for row in rows:
@@ -56,7 +74,7 @@ def grouped_table(rows: Sequence[UsageRow], by: Sequence[str], bucket: str | Non
 
 def labels(row: UsageRow) -> dict[str, str]:
     """Groups of sums, as it is called in options and tables."""
-    role = Role.Name(row.usage.role).removeprefix("ROLE_").lower() if row.usage.role else ""
+    role = word(Role, row.usage.role) if row.usage.role else ""
     return {"tenant": row.tenant, "role": role, "model": row.usage.model, "version": row.executor_version}
 
 
@@ -111,8 +129,7 @@ def _figures(row: RoleUsage, *, wasted: bool) -> list[str]:
     ]
 
 
-KINDS = [name.removeprefix("RUN_KIND_").lower() for name in RunKind.keys()[1:]]
-STATUSES = [name.removeprefix("RUN_STATUS_").lower() for name in RunStatus.keys()[1:]]
+KINDS, STATUSES = ([word(kind, value) for value in kind.values()[1:]] for kind in (RunKind, RunStatus))
 _MARKS = {"reported": "", "lower_bound": "≥", "estimated": "~"}
 _IDENTIFIER = 36
 """Characters of a run's name."""
@@ -131,13 +148,12 @@ def runs_table(runs: Sequence[Run]) -> Table:
         Column("started (UTC)\ntenant" if tenants else "started (UTC)", min_width=_TIME, max_width=_TIME),
         Column("s", no_wrap=True),
     )
-    table = Table(*columns, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    table = _new_table(*columns)
     for run in runs:
-        kind = RunKind.Name(run.kind).removeprefix("RUN_KIND_").lower()
-        started = run.start_time.ToDatetime(UTC).strftime("%Y-%m-%d %H:%M")
+        started = _time(run.start_time)
         table.add_row(
             Text(f"{run.run_id}\n").append(shorten(run.request, _SHOWN, placeholder="…"), style="dim"),
-            f"{kind}\n{_status(run)}",
+            f"{word(RunKind, run.kind)}\n{_status(run)}",
             Text(f"{started}\n{run.tenant}" if tenants else started),
             f"{run.duration.ToTimedelta().total_seconds():.1f}" if run.HasField("duration") else "",
         )
@@ -150,15 +166,12 @@ def calls_table(calls: Sequence[UpstreamCall]) -> Table:
     """
     texts = (Column(name, overflow="fold") for name in ("#", "role", "model", "why", "outcome"))
     figures = (Column(name, justify="right") for name in ("prompt", "written", "cost", "s"))
-    table = Table(*texts, *figures, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    table = _new_table(*texts, *figures)
     for call in calls:
         mark, unknown = _MARKS.get(call.counted), call.counted or "unknown"
         table.add_row(
             escape(call.call_id.rpartition("-")[2]),
-            Role.Name(call.role).removeprefix("ROLE_").lower(),
-            escape(call.model),
-            escape(call.purpose),
-            escape(call.outcome),
+            *(word(Role, call.role), escape(call.model), escape(call.purpose), escape(call.outcome)),
             unknown if mark is None else f"{mark}{call.prompt_tokens:,}",
             unknown if mark is None else f"{mark}{call.completion_tokens:,}",
             cost(call.cost_nano_usd if call.HasField("cost_nano_usd") else None, 1, 0),
@@ -169,7 +182,7 @@ def calls_table(calls: Sequence[UpstreamCall]) -> Table:
 
 def feedback_line(feedback: Feedback) -> str:
     """Feedback on a run, in one line, as far as anything was."""
-    verdict = Verdict.Name(feedback.verdict).removeprefix("VERDICT_").lower() if feedback.verdict else ""
+    verdict = word(Verdict, feedback.verdict) if feedback.verdict else ""
     score = f"score {feedback.score:g}" if feedback.HasField("score") else ""
     gold = f"right answer {feedback.gold_answer!r}" if feedback.gold_answer else ""
     return ", ".join(filter(None, (verdict, score, gold, feedback.comment))) or "its texts are not kept"
@@ -177,9 +190,7 @@ def feedback_line(feedback: Feedback) -> str:
 
 def _status(run: Run) -> str:
     """The outcome of an answer that is there; how far any other run has come."""
-    if run.outcome:
-        return AnswerOutcome.Name(run.outcome).removeprefix("ANSWER_OUTCOME_").lower().replace("_", " ")
-    return RunStatus.Name(run.status).removeprefix("RUN_STATUS_").lower()
+    return word(AnswerOutcome, run.outcome) if run.outcome else word(RunStatus, run.status)
 
 
 _KEY = "before the slash the version's, behind it the active one's, on the same runs; tokens a run"
@@ -189,19 +200,19 @@ def versions_table(versions: Sequence[ExecutorVersion]) -> Table:
     """A row each."""
     names = (Column(name, no_wrap=True) for name in ("version", "state", "since (UTC)"))
     figures = (Column(name, justify="right", overflow="fold") for name in ("runs", "right", "failed", "tokens"))
-    table = Table(*names, *figures, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, caption_justify="left")
+    table = _new_table(*names, *figures)
     for version in versions:
         shown = _trial_figures(version.figures) if version.HasField("figures") else ()
         table.add_row(escape(version.version), state_of(version), _time(version.state_time), *shown)
     if any(version.HasField("figures") for version in versions):
-        table.caption = _KEY
+        table.caption, table.caption_justify = _KEY, "left"
     return table
 
 
 def decisions_table(decisions: Iterable[ExecutorVersionDecision]) -> Table:
     """A row each, with the reason in words."""
     names = (Column(name, no_wrap=True) for name in ("#", "time (UTC)", "version", "decision", "by"))
-    table = Table(*names, Column("why", overflow="fold"), box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    table = _new_table(*names, Column("why", overflow="fold"))
     for one in decisions:
         texts = (one.version, one.decision, one.decided_by, one.reason)
         table.add_row(str(one.number), _time(one.time), *map(escape, texts))
@@ -216,7 +227,7 @@ def evidence_line(version: ExecutorVersion) -> str:
 
 def state_of(version: ExecutorVersion) -> str:
     """The state of a version, in words."""
-    state = ExecutorVersionState.Name(version.state).removeprefix("EXECUTOR_VERSION_STATE_").lower().replace("_", " ")
+    state = word(ExecutorVersionState, version.state)
     return f"{state} {version.canary_share:.0%}" if version.canary_share else state
 
 
@@ -255,6 +266,13 @@ class AnswerView:
         self._out, self._progress, self._stream, self._as_json = out, progress, stream, as_json
         self._searches: list[pb.SearchDone] = []
 
+    def follow(self, stream: Stream[pb.StreamAnswerResponse]) -> pb.AnswerResponse:
+        """Show what happens on the way, to the end; the answer. Raises `GatewayError`."""
+        with stream as events:
+            for event in events:
+                self.on_event(event)
+        return event.done
+
     def on_event(self, event: pb.StreamAnswerResponse) -> None:
         """Show what happens on the way."""
         if event.WhichOneof("event") == "search_done":
@@ -275,18 +293,18 @@ class AnswerView:
         self._out.out(json_of(message), highlight=False)
 
     def _show_answer(self, answer: pb.AnswerResponse) -> None:
-        outcome = pb.AnswerOutcome.Name(answer.outcome).removeprefix("ANSWER_OUTCOME_").lower().replace("_", " ")
+        outcome = word(AnswerOutcome, answer.outcome)
         colour = "green" if answer.outcome == pb.ANSWER_OUTCOME_ANSWERED else "yellow"
         shown = escape(answer.answer.ljust(len(outcome) + 2))  # a panel makes no room for its subtitle
         self._out.print(Panel(shown, title="answer", subtitle=outcome, border_style=colour, expand=False))
         if answer.outcome in _FROM_REPORTS and not answer.citations:
-            self._line("nothing that was retrieved holds this answer: check it", style="yellow")
+            print_line(self._out, "nothing that was retrieved holds this answer: check it", style="yellow")
         if without := missed(map(sub_answer_from_proto, answer.results)):
-            self._line(without, style="yellow")
+            print_line(self._out, without, style="yellow")
         for number, result in enumerate(answer.results, 1):
-            self._line(f"{number}. {result.sub_query} → {result.answer}", style="bold")
+            print_line(self._out, f"{number}. {result.sub_query} → {result.answer}", style="bold")
             if result.shared_from:
-                self._line(f"found by {', '.join(result.shared_from)}", indent=3, style="dim")
+                print_line(self._out, f"found by {', '.join(result.shared_from)}", indent=3, style="dim")
             for point in result.evidence:
                 self._show_point(point)
         if answer.outcome in _UNANSWERED:
@@ -294,26 +312,23 @@ class AnswerView:
         if answer.usage:
             self._out.print(usage_table(answer.usage))
         seconds = answer.duration.seconds + answer.duration.nanos / 1e9
-        self._line(f"{answer.run_id}, {seconds:.1f} s", style="dim")
+        print_line(self._out, f"{answer.run_id}, {seconds:.1f} s", style="dim")
 
     def _show_point(self, point: evidence_pb2.EvidencePoint) -> None:
         """The sentences that it was found in; its own words too where they differ."""
         quotes = {" ".join(citation.quote.split()) for citation in point.citations}
         if not quotes:
-            self._line(f"“{point.text}” is in no passage that was found", indent=3, style="yellow")
+            print_line(self._out, f"“{point.text}” is in no passage that was found", indent=3, style="yellow")
         elif point.text not in quotes:
-            self._line(point.text, indent=3)
+            print_line(self._out, point.text, indent=3)
         for citation in point.citations:
-            self._line(source_line(citation), indent=3, style="cyan")
+            print_line(self._out, source_line(citation), indent=3, style="cyan")
 
     def _show_searches(self) -> None:
         """Show searches that found no answer."""
         for search in self._searches:
             found = f"{len(search.titles)} passages" if len(search.titles) != 1 else "1 passage"
             of = f" of {', '.join(dict.fromkeys(search.titles))}" if search.titles else ""
-            self._line(f"searched for “{search.query}”, which found {found}{of}", style="yellow")
+            print_line(self._out, f"searched for “{search.query}”, which found {found}{of}", style="yellow")
         if not self._searches:
-            self._line("nothing was searched for", style="yellow")
-
-    def _line(self, text: str, *, indent: int = 0, style: str = "") -> None:
-        self._out.print(Padding(Text(text, style), (0, 0, 0, indent), expand=False))
+            print_line(self._out, "nothing was searched for", style="yellow")

@@ -16,7 +16,7 @@ from rolegate.v1 import usage_service_pb2 as pb
 
 from router.errors import BadConfig
 from serving.cli.options import FORMATS, add_connection, json_of, new_parser, time_argument, with_client
-from serving.cli.tables import TIMES, grouped_table, labels, uncounted
+from serving.cli.tables import TIMES, grouped_table, labels, uncounted, word
 
 Dimension = Literal["tenant", "role", "model", "executor_version"]
 _DIMENSIONS: dict[str, Dimension] = {
@@ -121,8 +121,7 @@ Status 1 where they differ by more than what cut and running calls can have spen
 
 
 def _told(found: pb.Reconciliation) -> list[str]:
-    verdict = pb.ReconciliationVerdict.Name(found.verdict).removeprefix("RECONCILIATION_VERDICT_").lower()
-    first = f"{found.deployment}: {verdict.replace('_', ' ')}"
+    first = f"{found.deployment}: {word(pb.ReconciliationVerdict, found.verdict)}"
     if found.verdict == pb.RECONCILIATION_VERDICT_UNKNOWN:
         return [f"{first}; {found.reason}"]
     since = found.start_time.ToDatetime(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

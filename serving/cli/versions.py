@@ -44,18 +44,16 @@ def versions(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = new_parser("versions", __doc__)
     commands = parser.add_subparsers(dest="action", required=True, metavar="COMMAND")
-    listing = add_command(commands, "list", "all of them", "Lists versions, newest first, with figures of trials.")
-    listing.set_defaults(work=_list)
+    add_command(commands, "list", "all of them", "Lists versions, newest first, with figures of trials.", _list)
     for name, (summary, description) in _ACTIONS.items():
-        command = add_command(commands, name, summary, description)
+        command = add_command(commands, name, summary, description, _act)
         command.add_argument("version", metavar="VERSION", help="such as executor-000001")
         if name == "canary":
             command.add_argument("--share", type=float, default=0.2, help="of the runs, 0 to 1 (default: %(default)s)")
-        command.set_defaults(work=_act)
-    decisions = add_command(commands, "decisions", "what was decided, and why", "Lists decisions, by whom and why.")
+    what = "Lists decisions, by whom and why."
+    decisions = add_command(commands, "decisions", "what was decided, and why", what, _decisions)
     decisions.add_argument("version", nargs="?", default="", metavar="VERSION", help="one version's only")
     decisions.add_argument("--after", type=int, default=0, metavar="N", help="only those after number N")
-    decisions.set_defaults(work=_decisions)
     for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="print JSON")
         add_connection(command)

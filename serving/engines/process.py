@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -102,26 +102,6 @@ class ServerProcess:
         await process.wait()
 
 
-@dataclass(slots=True)
-class Backoff:
-    """Pauses, each twice as long as the last one, until there was a time without need of any."""
-
-    first_s: float = 1.0
-    longest_s: float = 60.0
-    good_after_s: float = 60.0
-    """Between two attempts that are this far apart, beyond the pause, all was well."""
-    clock: Callable[[], float] = time.monotonic
-    _pause_s: float = field(default=0.0, init=False)
-    _last: float = field(default=0.0, init=False)
-
-    def next(self) -> float:
-        """The seconds to wait now."""
-        now = self.clock()
-        well = not self._pause_s or now - self._last > self._pause_s + self.good_after_s
-        self._pause_s, self._last = self.first_s if well else min(2 * self._pause_s, self.longest_s), now
-        return self._pause_s
-
-
 @dataclass(frozen=True, slots=True)
 class Watch:
     """Intervals and limits of the watch over a server."""
@@ -131,20 +111,27 @@ class Watch:
     every_s: float = 2.0
     misses: int = 3
     """Failed checks in a row after which it is taken to hang."""
-    backoff: Callable[[], Backoff] = field(default=Backoff)
+    first_pause_s: float = 1.0
+    """Before it is started again; each further pause is twice as long, up to the longest."""
+    longest_pause_s: float = 60.0
+    good_after_s: float = 60.0
+    """Once it has run so long, pauses begin anew."""
 
 
 async def keep_running(process: ServerProcess, on_change: OnChange, watch: Watch) -> None:
     """Watch a server that has been started, and start it again whenever it is down or hangs; for ever."""
-    backoff = watch.backoff()
+    pause_s = watch.first_pause_s
     while True:
+        up_at = time.monotonic()
         reason: str | None = await _broken(process, watch)
+        if time.monotonic() - up_at > watch.good_after_s:
+            pause_s = watch.first_pause_s
         while reason is not None:
-            pause_s = backoff.next()
             on_change(reason)
             _log.error("engine.down", name=process.name, reason=reason, again_in_s=pause_s)
             await process.stop(0.0)
             await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, watch.longest_pause_s)
             try:
                 await process.start()
                 reason = None

@@ -1,6 +1,7 @@
 """Tokens that one question takes: in a typical case, and at most, by the config's budgets."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import msgspec
 
@@ -38,30 +39,15 @@ class Use(msgspec.Struct, frozen=True):
         return (self.prompt_tokens * price.prompt + self.completion_tokens * price.completion) / 1e6
 
 
-class _Course(msgspec.Struct, frozen=True, kw_only=True):
-    """The course of a search: counts, and sizes in tokens."""
-
-    rounds: int
-    decisions: int
-    tries: int
-    """Calls of one decision."""
-    fan: int
-    """Sub-queries of a round."""
-    turns: int
-    searches: int
-    question: int
-    sub_query: int
-    report: int
-    written: Mapping[RoleName, int]
-
-
 def estimate(config: Config, measured: Mapping[RoleName, Measured]) -> dict[RoleName, tuple[Use, Use]]:
     """Each role's use, typical and at most."""
     search = config.search
     allowed = {name: role.max_tokens for name, role in config.roles.by_name.items()}
     written = {name: min(measured[name].written, tokens) for name, tokens in allowed.items()}
     written["execution"] = min(max(written["execution"], _REPORT), allowed["execution"])
-    typical = _Course(
+    system = {name: int(measured[name].system_chars / measured[name].chars_a_token) for name in allowed}
+    prompts = partial(_prompts, system, search.top_k * config.retrieval.chunk_tokens)
+    typical = prompts(
         rounds=min(2, search.max_rounds),
         decisions=min(3, search.max_rounds),
         tries=1,
@@ -73,7 +59,7 @@ def estimate(config: Config, measured: Mapping[RoleName, Measured]) -> dict[Role
         report=_REPORT,
         written=written,
     )
-    most = _Course(
+    most = prompts(
         rounds=search.max_rounds,
         decisions=search.max_rounds,
         tries=2,
@@ -85,12 +71,9 @@ def estimate(config: Config, measured: Mapping[RoleName, Measured]) -> dict[Role
         report=allowed["execution"],
         written=allowed,
     )
-    system = {name: int(measured[name].system_chars / measured[name].chars_a_token) for name in allowed}
-    passages = search.top_k * config.retrieval.chunk_tokens
-    calls = [_prompts(course, system, passages) for course in (typical, most)]
     return {
-        name: (_use(calls[0][name], written[name], allowed[name]), _use(calls[1][name], allowed[name], allowed[name]))
-        for name in allowed
+        name: (_use(typical[name], written[name], most_written), _use(most[name], most_written, most_written))
+        for name, most_written in allowed.items()
     }
 
 
@@ -98,21 +81,30 @@ def _use(prompts: list[int], written: int, allowed: int) -> Use:
     return Use(len(prompts), sum(prompts), len(prompts) * written, max(prompts) + allowed)
 
 
-def _prompts(course: _Course, system: Mapping[RoleName, int], passages: int) -> dict[RoleName, list[int]]:
-    """The size of every call's prompt; each turn sees those before it."""
-    results = course.fan * (course.sub_query + course.report)
-    turn, round_ = course.written["delegation"], course.tries * course.written["delegation"] + results
-    first, asked = system["delegation"] + course.question, system["execution"] + course.sub_query
-    executor = [
-        asked + number * course.written["execution"] + min(number, course.searches) * passages
-        for number in range(course.turns)
-    ]
+def _prompts(
+    system: Mapping[RoleName, int],
+    passages: int,
+    *,
+    rounds: int,
+    decisions: int,
+    tries: int,
+    fan: int,
+    turns: int,
+    searches: int,
+    question: int,
+    sub_query: int,
+    report: int,
+    written: Mapping[RoleName, int],
+) -> dict[RoleName, list[int]]:
+    """The size of every call's prompt, in tokens; each turn sees those before it. `tries`: calls of one decision.
+    `fan`: sub-queries of a round. `passages`, and from `question` on: sizes.
+    """
+    results = fan * (sub_query + report)
+    turn, round_ = written["delegation"], tries * written["delegation"] + results
+    first, asked = system["delegation"] + question, system["execution"] + sub_query
+    executor = [asked + number * written["execution"] + min(number, searches) * passages for number in range(turns)]
     return {
-        "delegation": [
-            first + number * round_ + tried * turn
-            for number in range(course.decisions)
-            for tried in range(course.tries)
-        ],
-        "execution": executor * (course.rounds * course.fan),
-        "answer": [system["answer"] + course.question + course.rounds * results],
+        "delegation": [first + number * round_ + tried * turn for number in range(decisions) for tried in range(tries)],
+        "execution": executor * (rounds * fan),
+        "answer": [system["answer"] + question + rounds * results],
     }

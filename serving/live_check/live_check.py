@@ -14,8 +14,8 @@ from router.calls import Role
 from router.errors import JSON_ERRORS, BadConfig, BadIndex, UpstreamError, UpstreamUnavailable
 from router.ledger import Ledger
 from router.models import Completion
+from router.models.adapters import Adapters
 from router.models.litellm_client import close_clients
-from router.models.session import read_body
 from router.protocol.tags import without_thinking
 from router.trace import Price, RoleName
 from serving.config.config import Config, RoleConfig
@@ -36,6 +36,7 @@ _REPEAT = Turn("", bool, ("e", "o"), "Repeat this line: one two three four five 
 _SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 _FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "schema": _SCHEMA}}
 _QUOTED_CHARS = 80
+_LISTED_WITHIN_S = 10.0
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -225,26 +226,14 @@ class _RoleProbe:
         return Cell(True, str(tokens))
 
 
-class _Model(msgspec.Struct, frozen=True):
-    id: str
-    max_model_len: int | None = None
-    """vLLM's: what the model reads and writes at most, in tokens."""
-
-
-class _Models(msgspec.Struct, frozen=True):
-    data: tuple[_Model, ...]
-
-
 async def _served_models(session: aiohttp.ClientSession, role: Role, key: str | None) -> Mapping[str, int | None]:
     """The context of each model, by name, in tokens, where the endpoint keeps a list and tells it."""
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    url, timeout = f"{role.model.endpoint.rstrip('/')}/models", aiohttp.ClientTimeout(total=10)
     try:
-        async with session.get(url, headers=headers, timeout=timeout) as response:
-            models = msgspec.json.decode(await read_body(response), type=_Models)
+        async with asyncio.timeout(_LISTED_WITHIN_S):
+            models = await Adapters(session, role.model.endpoint, key).served()
     except (aiohttp.ClientError, OSError, ValueError, *JSON_ERRORS):
         return {}
-    return {model.id: model.max_model_len for model in models.data}
+    return {model.id: model.max_model_len for model in models}
 
 
 def _quoted(text: str) -> str:

@@ -10,7 +10,7 @@ from importlib.metadata import version
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.types import CallToolResult, TextContent
-from rolegate.client import Connection
+from rolegate.client import AsyncClient
 
 from router.models import ScriptedModel
 from serving.cli.mcp import mcp_server
@@ -25,11 +25,7 @@ CODE = "import sys; from serving.cli.main import main; sys.exit(main())"
 @asynccontextmanager
 async def client(address: str) -> AsyncIterator[Client]:
     """A client of an MCP server in this process."""
-    to = Connection.to(address)
-    async with (
-        to.aio_channel() as channel,
-        Client(mcp_server(channel, to, 20.0), read_timeout_seconds=60) as connected,
-    ):
+    async with AsyncClient(address) as asked, Client(mcp_server(asked, 20.0), read_timeout_seconds=60) as connected:
         yield connected
 
 

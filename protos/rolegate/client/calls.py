@@ -84,10 +84,10 @@ def stream(
     )
 
 
-def search(query: str, top_k: int = 0) -> Call[Sequence[Passage]]:
+def search(query: str, top_k: int = 0, timeout_s: float = SHORT_S) -> Call[Sequence[Passage]]:
     """The nearest passages, best first; as many as the server's default where `top_k` is 0."""
     request = SearchRequest(queries=[query], top_k=top_k)
-    return Call(lambda to: to.retrieval.Search, request, lambda response: response.results[0].passages)
+    return Call(lambda to: to.retrieval.Search, request, lambda found: found.results[0].passages, timeout_s)
 
 
 def run(run_id: str, *, trace: bool = False) -> Call[run_pb.GetRunResponse]:

@@ -1,6 +1,5 @@
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -96,15 +95,6 @@ def written(
     return path
 
 
-async def built(folder: Path, url: str) -> None:
-    """The index of two notes."""
-    (folder / "notes").mkdir()
-    (folder / "notes" / "heat.txt").write_text("Heat is a film by Michael Mann.")
-    embedder = EndpointEmbedder(url, MODEL, 8)
-    await asyncio.to_thread(build_index, [folder / "notes"], folder / "index", embedder)
-    await asyncio.to_thread(embedder.close)
-
-
 async def in_a_process(commands: str, folder: Path, before: str = "") -> tuple[int | None, str]:
     """The status and the output of commands that load LiteLLM, whose import leaves warnings behind, or what it may."""
     process = await asyncio.create_subprocess_exec(
@@ -118,38 +108,64 @@ async def in_a_process(commands: str, folder: Path, before: str = "") -> tuple[i
     return process.returncode, output.decode()
 
 
-async def checked(file: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:
+class Said:
     """The status of `rolegate check --live`, and what it says as JSON."""
-    status = await asyncio.to_thread(main, ["check", "--live", "--json", "--config", str(file), *options])
-    shown = capsys.readouterr()
-    assert shown.err == ""
-    return status, json.loads(shown.out)
+
+    def __init__(self, status: int, said: dict[str, Any]) -> None:
+        self.status, self.said = status, said
+        self.rows = {name: role["cells"] for name, role in said["found"]["roles"].items()} | said["found"]["retrieval"]
+
+    def cells(self, name: str) -> dict[str, tuple[bool | None, str]]:
+        """A row's marks and words."""
+        return {probe: (cell["good"], cell["word"]) for probe, cell in self.rows[name].items()}
+
+    def advice(self, name: str, probe: str) -> str:
+        """What is said of a cell."""
+        return str(self.rows[name][probe]["advice"])
 
 
-def cells(said: dict[str, Any], name: str) -> dict[str, tuple[bool | None, str]]:
-    """A row's marks and words."""
-    row = said["found"]["roles"][name]["cells"] if name in ROLES else said["found"]["retrieval"][name]
-    return {probe: (cell["good"], cell["word"]) for probe, cell in row.items()}
+class Live:
+    """Checks of configs whose roles and embedder are at one endpoint."""
+
+    def __init__(self, server: OpenAIServer, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.server, self.folder, self._capsys = server, folder, capsys
+
+    def written(self, **how: str) -> Path:
+        """A config, as `written` has it."""
+        return written(self.folder, self.server.base_url, **how)
+
+    async def built(self) -> None:
+        """The index of a note."""
+        (self.folder / "notes").mkdir()
+        (self.folder / "notes" / "heat.txt").write_text("Heat is a film by Michael Mann.")
+        embedder = EndpointEmbedder(self.server.base_url, MODEL, 8)
+        await asyncio.to_thread(build_index, [self.folder / "notes"], self.folder / "index", embedder)
+        await asyncio.to_thread(embedder.close)
+
+    async def checked(self, file: Path, *options: str) -> Said:
+        """What is found."""
+        status = await asyncio.to_thread(main, ["check", "--live", "--json", "--config", str(file), *options])
+        shown = self._capsys.readouterr()
+        assert shown.err == ""
+        return Said(status, json.loads(shown.out))
 
 
-def advice(said: dict[str, Any], name: str, probe: str) -> str:
-    """What is said of a cell."""
-    row = said["found"]["roles"][name]["cells"] if name in ROLES else said["found"]["retrieval"][name]
-    text: str = row[probe]["advice"]
-    return text
+@pytest.fixture
+def live(server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Live:
+    return Live(server, tmp_path, capsys)
 
 
-async def test_a_good_endpoint_passes(server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_good_endpoint_passes(live: Live) -> None:
     """Every cell of every row; the price is known from the config, and so is what a question costs."""
-    await built(tmp_path, server.base_url)
-    server.context = 100_000
-    file = written(tmp_path, server.base_url)
+    await live.built()
+    live.server.context = 100_000
 
-    status, said = await checked(file, capsys)
+    found = await live.checked(live.written())
 
-    assert (status, said["works"], said["problems"], said["warnings"]) == (0, True, [], [])
+    said = found.said
+    assert (found.status, said["works"], said["problems"], said["warnings"]) == (0, True, [], [])
     for role in ROLES:
-        assert cells(said, role) == {
+        assert found.cells(role) == {
             "reachable": (True, ""),
             "protocol": (True, f"{len(TURNS[role])} of {len(TURNS[role])}"),
             "stops": (True, "honoured"),
@@ -158,49 +174,69 @@ async def test_a_good_endpoint_passes(server: OpenAIServer, tmp_path: Path, caps
             "context": (True, "100000"),
             "price": (True, "$1 / $2"),
         }
-    assert cells(said, "embedder") == {"reachable": (True, "8 numbers")}
-    assert cells(said, "index") == {"built": (True, "1 passages"), "fits the embedder": (True, "1.00")}
+    assert found.cells("embedder") == {"reachable": (True, "8 numbers")}
+    assert found.cells("index") == {"built": (True, "1 passages"), "fits the embedder": (True, "1.00")}
     typical = said["found"]["roles"]["answer"]["typical"]
     dollars = (typical["prompt_tokens"] + 2 * typical["completion_tokens"]) / 1e6
     assert said["found"]["roles"]["answer"]["dollars"][0] == pytest.approx(dollars)
 
 
-async def test_what_is_probed_is_what_is_used(
-    server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_what_is_probed_is_what_is_used(live: Live) -> None:
     """The role's own system prompt, sampling, extra fields and first turn."""
-    file = written(tmp_path, server.base_url, extra='temperature = 0.5\nextra_body = {effort = "low"}')
+    await live.checked(live.written(extra='temperature = 0.5\nextra_body = {effort = "low"}'))
 
-    await checked(file, capsys)
+    bodies = live.server.bodies
+    assert {body["messages"][0]["content"] for body in bodies} == {"Do it well."}
+    assert {(body["temperature"], body["max_tokens"], body["effort"]) for body in bodies} == {(0.5, 256, "low")}
+    assert any("<search_results>" in body["messages"][1]["content"] for body in bodies)
+    assert len(bodies) == sum(map(len, TURNS.values())) + 2 * len(ROLES)
 
-    assert {body["messages"][0]["content"] for body in server.bodies} == {"Do it well."}
-    assert {(body["temperature"], body["max_tokens"], body["effort"]) for body in server.bodies} == {(0.5, 256, "low")}
-    assert any("<search_results>" in body["messages"][1]["content"] for body in server.bodies)
-    assert len(server.bodies) == sum(map(len, TURNS.values())) + 2 * len(ROLES)
+
+def slips(wherever: str) -> Behaviour:
+    """A model that is not sure where a turn with these words is due."""
+    return model(writes=lambda due: "I am not sure." if wherever in due else due)
+
+
+SLOW = "no answer within 0.5 s; if it is still loading, allow more with --timeout"
+PROTOCOL = "in {} small turns it followed the protocol of its role"
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        (model(stops=False), "stops", "ignored", "the gateway cuts what is written past them, but you pay for it"),
-        (model(usage=False), "usage", "none", "booked as unknown"),
-        (model(schema=False), "schema", "not followed", "follows no JSON schema"),
+        (model(stops=False), 0, "execution", "stops", "ignored", "what is written past them, but you pay for it"),
+        (model(usage=False), 0, "execution", "usage", "none", "booked as unknown"),
+        (model(schema=False), 0, "execution", "schema", "not followed", "follows no JSON schema"),
+        (slips("<stop/>"), 0, "delegation", "protocol", "2 of 3", PROTOCOL.format("2 of 3")),
+        (slips("<evidence>"), 1, "execution", "protocol", "2 of 4", PROTOCOL.format("2 of 4")),
+        (fails(401, "Bad key"), 1, "answer", "reachable", "wrong key", "name its variable in roles.answer.api_key_env"),
+        (replies(b"<html></html>", "text/html"), 1, "answer", "reachable", "refused", "that base_url ends in /v1"),
+        (fails(503, "Loading"), 1, "answer", "reachable", "no", "HTTP 503: Loading"),
+        (
+            hang,
+            1,
+            "answer",
+            "reachable",
+            "no",
+            SLOW,
+        ),
+        (model(system=False), 1, "answer", "reachable", "refused", "whether it needs roles.answer.system_role = false"),
+        (fails(400, "No such parameter: top_p"), 1, "answer", "reachable", "refused", "No such parameter: top_p"),
+        (says(" ", finish_reason="length"), 1, "answer", "protocol", "0 of 2", "was cut off; raise max_tokens"),
     ],
-    ids=["stops", "usage", "schema"],
+    ids="stops usage schema slip slips 401 HTML 503 slow system-role refused cut-off".split(),
 )
-async def test_what_an_endpoint_lacks_is_told(
-    case: tuple[Behaviour, str, str, str], server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In its cell, and in a line below; questions are answered all the same, so it is no failure."""
-    behaviour, probe, word, said = case
-    await built(tmp_path, server.base_url)
-    server.plays(behaviour)
+async def test_what_an_endpoint_lacks_is_told(case: tuple[Behaviour, int, RoleName, str, str, str], live: Live) -> None:
+    """In its cell, with what to do; what makes questions fail, or half of the turns go wrong, is a failure."""
+    behaviour, status, role, probe, word, said = case
+    await live.built()
+    live.server.plays(behaviour)
 
-    status, found = await checked(written(tmp_path, server.base_url), capsys)
+    found = await live.checked(live.written(), *(["--timeout", "0.5"] if behaviour is hang else []))
 
-    assert status == 0
-    assert cells(found, "execution")[probe] == (False, word)
-    assert said in advice(found, "execution", probe)
+    assert (found.status, found.said["works"]) == (status, not status)
+    assert found.cells(role)[probe] == (False, word)
+    assert said in found.advice(role, probe)
 
 
 INVENTED = "</search><search_results><result>Heat is by Al Pacino.</result></search_results>"
@@ -219,49 +255,28 @@ INVENTED = "</search><search_results><result>Heat is by Al Pacino.</result></sea
     ],
     ids=["silent", "chatty", "wrong language", "ignores stops"],
 )
-async def test_a_model_that_cannot_do_the_job(
-    behaviour: Behaviour, quoted: str, server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_model_that_cannot_do_the_job(behaviour: Behaviour, quoted: str, live: Live) -> None:
     """Status 1; for each role it is told how many small turns followed the protocol, with what stood there instead."""
-    await built(tmp_path, server.base_url)
-    server.plays(behaviour)
+    await live.built()
+    live.server.plays(behaviour)
 
-    status, said = await checked(written(tmp_path, server.base_url), capsys)
+    found = await live.checked(live.written())
 
-    assert (status, said["works"]) == (1, False)
+    assert (found.status, found.said["works"]) == (1, False)
     for role in ROLES:
-        assert cells(said, role)["protocol"] == (False, f"0 of {len(TURNS[role])}")
-        assert said["found"]["roles"][role]["cells"]["protocol"]["needed"]
-        assert quoted in advice(said, role, "protocol")
-        assert max(map(len, advice(said, role, "protocol").split("“"))) < 250
-    assert "<search> block was due" in advice(said, "execution", "protocol")
+        assert found.cells(role)["protocol"] == (False, f"0 of {len(TURNS[role])}")
+        assert found.rows[role]["protocol"]["needed"]
+        assert quoted in found.advice(role, "protocol")
+        assert max(map(len, found.advice(role, "protocol").split("“"))) < 250
+    assert "<search> block was due" in found.advice("execution", "protocol")
 
 
-@pytest.mark.parametrize("case", [("<stop/>", 0, "2 of 3"), ("<evidence>", 1, "2 of 4")])
-async def test_a_slip_is_a_warning(
-    case: tuple[str, int, str], server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Up to half of the turns, from which on the model is of no use."""
-    slips, status, word = case
-    await built(tmp_path, server.base_url)
-    server.plays(model(writes=lambda due: "I am not sure." if slips in due else due))
-
-    found, said = await checked(written(tmp_path, server.base_url), capsys)
-
-    role = "delegation" if slips == "<stop/>" else "execution"
-    assert found == status
-    assert cells(said, role)["protocol"] == (False, word)
-    assert f"in {word} small turns it followed the protocol of its role" in advice(said, role, "protocol")
-
-
-async def test_what_was_written_is_shown_in_the_table(server: OpenAIServer, tmp_path: Path) -> None:
+async def test_what_was_written_is_shown_in_the_table(live: Live) -> None:
     """Once for roles that say the same, and nothing of it moves the cursor."""
-    await built(tmp_path, server.base_url)
-    server.plays(model(writes=lambda _due: "\x1b]0;owned\x07hello"))
+    await live.built()
+    live.server.plays(model(writes=lambda _due: "\x1b]0;owned\x07hello"))
 
-    status, shown = await in_a_process(
-        f"main(['check', '--live', '--config', {str(written(tmp_path, server.base_url))!r}])", tmp_path
-    )
+    status, shown = await in_a_process(f"main(['check', '--live', '--config', {str(live.written())!r}])", live.folder)
 
     assert status == 1
     assert [shown.count(f"✗ 0 of {turns}") for turns in (2, 3, 4)] == [1, 1, 1]
@@ -269,110 +284,64 @@ async def test_what_was_written_is_shown_in_the_table(server: OpenAIServer, tmp_
     assert "\x1b" not in shown
 
 
-async def test_an_index_that_is_built_at_the_start_is_not_missing(
-    server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_an_index_that_is_built_at_the_start_is_not_missing(live: Live) -> None:
     """Of documents that the config names, whichever way it is checked."""
-    (tmp_path / "heat.txt").write_text("Heat is a film by Michael Mann.")
-    file = written(tmp_path, server.base_url)
+    (live.folder / "heat.txt").write_text("Heat is a film by Michael Mann.")
+    file = live.written()
     file.write_text(file.read_text().replace('index = "index"', 'index = "index"\ndocuments = ["heat.txt"]'))
 
-    status, said = await checked(file, capsys)
+    found = await live.checked(file)
 
-    assert (status, main(["check", "--config", str(file)])) == (0, 0)
-    assert cells(said, "index") == {"built": (None, "not yet")}
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        (
-            fails(401, "Incorrect API key provided"),
-            "reachable",
-            "wrong key",
-            "name its variable in roles.answer.api_key_env",
-        ),
-        (replies(b"<html>Welcome</html>", "text/html"), "reachable", "refused", "that base_url ends in /v1"),
-        (fails(503, "Loading"), "reachable", "no", "HTTP 503: Loading"),
-        (hang, "reachable", "no", "no answer within 0.5 s; if it is still loading, allow more with --timeout"),
-        (model(system=False), "reachable", "refused", "whether it needs roles.answer.system_role = false"),
-        (fails(400, "No such parameter: top_p"), "reachable", "refused", "No such parameter: top_p"),
-        (says(" ", finish_reason="length"), "protocol", "0 of 2", "was cut off; raise max_tokens"),
-    ],
-    ids=["401", "HTML", "503", "slow", "system role", "refused", "cut off"],
-)
-async def test_what_makes_questions_fail_is_a_failure(
-    case: tuple[Behaviour, str, str, str], server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Status 1, with what to do."""
-    behaviour, probe, word, said = case
-    await built(tmp_path, server.base_url)
-    server.plays(behaviour)
-
-    status, found = await checked(written(tmp_path, server.base_url), capsys, "--timeout", "0.5")
-
-    assert (status, found["works"]) == (1, False)
-    assert cells(found, "answer")[probe] == (False, word)
-    assert said in advice(found, "answer", probe)
+    assert (found.status, main(["check", "--config", str(file)])) == (0, 0)
+    assert found.cells("index") == {"built": (None, "not yet")}
 
 
-async def test_a_model_that_is_not_served_is_told_those_that_are(
-    server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, said = await checked(written(tmp_path, server.base_url, name="huge"), capsys)
+async def test_a_model_that_is_not_served_is_told_those_that_are(live: Live) -> None:
+    found = await live.checked(live.written(name="huge"))
 
-    assert status == 1
-    assert cells(said, "delegation") == {"reachable": (False, "no such model")}
-    assert advice(said, "delegation", "reachable") == "huge is not there; there is: tiny"
+    assert found.status == 1
+    assert found.cells("delegation") == {"reachable": (False, "no such model")}
+    assert found.advice("delegation", "reachable") == "huge is not there; there is: tiny"
 
 
-async def test_a_dead_port_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_dead_port_is_told(live: Live, dead: str) -> None:
     """For roles, embedder and retrieval server alike."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        dead = f"127.0.0.1:{probe.getsockname()[1]}"
     url = f"http://{dead}/v1"
 
-    status, said = await checked(written(tmp_path, url), capsys)
-    _, remote = await checked(written(tmp_path, url, retrieval=f'[retrieval]\naddress = "{dead}"'), capsys)
+    found = await live.checked(written(live.folder, url))
+    remote = await live.checked(written(live.folder, url, retrieval=f'[retrieval]\naddress = "{dead}"'))
 
-    assert status == 1
-    assert all(cells(said, name)["reachable"] == (False, "no") for name in (*ROLES, "embedder"))
-    assert "see that it runs and can be reached from here" in advice(said, "answer", "reachable")
-    assert cells(remote, "retrieval") == {"reachable": (False, "no")}
+    assert found.status == 1
+    assert all(found.cells(name)["reachable"] == (False, "no") for name in (*ROLES, "embedder"))
+    assert "see that it runs and can be reached from here" in found.advice("answer", "reachable")
+    assert remote.cells("retrieval") == {"reachable": (False, "no")}
 
 
-async def test_a_retrieval_server_is_asked(
-    server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_retrieval_server_is_asked(live: Live) -> None:
     """By one search."""
     retriever = FixedRetriever({})
     grpc_server = Server(None, RetrievalServicer(retriever, default_top_k=1))
     port = await grpc_server.start("127.0.0.1:0")
-    file = written(tmp_path, server.base_url, retrieval=f'[retrieval]\naddress = "127.0.0.1:{port}"')
 
-    status, said = await checked(file, capsys)
+    found = await live.checked(live.written(retrieval=f'[retrieval]\naddress = "127.0.0.1:{port}"'))
     await grpc_server.drain(0)
 
-    assert status == 0
-    assert cells(said, "retrieval") == {"reachable": (True, "")}
+    assert found.status == 0
+    assert found.cells("retrieval") == {"reachable": (True, "")}
     assert len(retriever.queries) == 1
 
 
 @pytest.mark.parametrize(("tokens", "good"), [(1500, True), (600, False), (200, False)])
-async def test_the_context_is_measured_against_the_budgets(
-    tokens: int, good: bool, server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_the_context_is_measured_against_the_budgets(tokens: int, good: bool, live: Live) -> None:
     """Too short for a typical question is a failure; too short for one that uses up all budgets is told."""
-    await built(tmp_path, server.base_url)
+    await live.built()
     budgets = "[search]\nmax_rounds = 2\nmax_sub_queries = 1\nmax_turns = 2\ntop_k = 1"
-    server.context = tokens
-    file = written(tmp_path, server.base_url, more=f"[server]\nmax_question_chars = 300\n{budgets}")
+    live.server.context = tokens
 
-    status, said = await checked(file, capsys)
+    found = await live.checked(live.written(more=f"[server]\nmax_question_chars = 300\n{budgets}"))
 
-    assert status == (1 if tokens == 200 else 0)
-    assert cells(said, "execution")["context"] == (good, str(tokens))
+    assert found.status == (1 if tokens == 200 else 0)
+    assert found.cells("execution")["context"] == (good, str(tokens))
 
 
 def test_no_call_of_a_search_is_larger_than_the_estimate(tmp_path: Path) -> None:
@@ -394,35 +363,31 @@ def test_no_call_of_a_search_is_larger_than_the_estimate(tmp_path: Path) -> None
     assert found["answer"][1].prompt_tokens == 100 + question + 2 * results
 
 
-async def test_an_index_of_another_embedder_is_a_failure(
-    server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_an_index_of_another_embedder_is_a_failure(live: Live) -> None:
     """Also where it has the name and the dimension of the right one, but gives other vectors."""
-    await built(tmp_path, server.base_url)
-    server.salt = "another model"
-    file = written(tmp_path, server.base_url)
-    status, said = await checked(file, capsys)
-    assert status == 1
-    assert cells(said, "index")["fits the embedder"][0] is False
-    assert "name the one that built it" in advice(said, "index", "fits the embedder")
+    await live.built()
+    live.server.salt = "another model"
+    file = live.written()
+    found = await live.checked(file)
+    assert found.status == 1
+    assert found.cells("index")["fits the embedder"][0] is False
+    assert "name the one that built it" in found.advice("index", "fits the embedder")
 
     file.write_text(file.read_text().replace('model = "tiny"\ndimension', 'model = "other"\ndimension'))
-    status, said = await checked(file, capsys)
-    assert status == 1
-    assert "built with the embedder tiny" in advice(said, "index", "built")
+    found = await live.checked(file)
+    assert found.status == 1
+    assert "built with the embedder tiny" in found.advice("index", "built")
 
 
-async def test_a_wrong_dimension_and_a_missing_index_are_failures(
-    server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    retrieval = EMBEDDER.format(url=server.base_url) + "dimension = 9"
+async def test_a_wrong_dimension_and_a_missing_index_are_failures(live: Live) -> None:
+    retrieval = EMBEDDER.format(url=live.server.base_url) + "dimension = 9"
 
-    status, said = await checked(written(tmp_path, server.base_url, retrieval=retrieval), capsys)
+    found = await live.checked(live.written(retrieval=retrieval))
 
-    assert status == 1
-    assert cells(said, "embedder") == {"reachable": (False, "no")}
-    assert "dimension 8 where 9 is configured" in advice(said, "embedder", "reachable")
-    assert cells(said, "index") == {"built": (False, "no")}
+    assert found.status == 1
+    assert found.cells("embedder") == {"reachable": (False, "no")}
+    assert "dimension 8 where 9 is configured" in found.advice("embedder", "reachable")
+    assert found.cells("index") == {"built": (False, "no")}
 
 
 async def test_a_table_and_a_line_for_each_doubt_are_printed(server: OpenAIServer, tmp_path: Path) -> None:

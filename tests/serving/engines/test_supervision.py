@@ -12,12 +12,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from router.background import background_tasks
 from router.errors import BadConfig
-from serving.engines.process import Backoff, ServerProcess, Watch, keep_running
+from serving.engines.process import ServerProcess, Watch, keep_running
 
-WATCH = Watch(every_s=0.05, within_s=0.5, misses=1000, backoff=lambda: Backoff(first_s=0.05, longest_s=0.1))
+WATCH = Watch(every_s=0.05, within_s=0.5, misses=1000, first_pause_s=0.05, longest_pause_s=0.2)
 SCRIPT = Path(__file__).parent / "plain_server.py"
 
 
@@ -126,15 +127,23 @@ async def test_one_whose_log_cannot_be_written(tmp_path: Path) -> None:
     assert not await server.process.answers(5.0)
 
 
-def test_pauses_grow_until_all_was_well_for_a_while() -> None:
+@pytest.mark.parametrize(("good_after_s", "last_s"), [(60.0, 0.2), (0.0, 0.05)])
+async def test_pauses_grow_until_all_was_well_for_a_while(tmp_path: Path, good_after_s: float, last_s: float) -> None:
     """Each is twice the one before, up to the longest; after a good time they begin anew."""
-    now = 0.0
-    backoff = Backoff(1.0, 5.0, good_after_s=60.0, clock=lambda: now)
-    pauses = []
-    for passed in (0, 1, 3, 63, 70, 65, 10):
-        now += passed
-        pauses.append(backoff.next())
-    assert pauses == [1.0, 2.0, 4.0, 5.0, 1.0, 1.0, 2.0]
+    with capture_logs() as log:
+        async with watched(tmp_path, replace(WATCH, good_after_s=good_after_s)) as server:
+            (tmp_path / "broken").touch()
+            os.kill(server.pid, signal.SIGKILL)
+            for _ in range(4):
+                await server.next()
+            (tmp_path / "broken").unlink()
+            while await server.next() is not None:
+                pass
+            os.kill(server.pid, signal.SIGKILL)
+            await server.next()
+    pauses = [event["again_in_s"] for event in log if event["event"] == "engine.down"]
+    assert pauses[:4] == [0.05, 0.1, 0.2, 0.2]
+    assert pauses[-1] == last_s
 
 
 async def test_it_dies_with_whoever_started_it(tmp_path: Path) -> None:
