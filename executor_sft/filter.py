@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from executor_sft.command import POSITIONAL, StepOptions, show
 from executor_sft.jsonl import read_jsonl
-from executor_sft.questions import normal_question
+from executor_sft.questions import question_key
 from executor_sft.rollout import ROLLOUTS, Rollout, Sample, SubQueryRollout
 from executor_sft.step import Step
 from router.errors import BadConfig
@@ -103,7 +103,7 @@ def filtered(
                 sample: Sample = getattr(sub_query, who)
                 searches = "single" if len(sample.execution.searches) == 1 else "multi"
                 stratum: Stratum = f"{who}_{searches}"  # type: ignore[assignment] # it is one
-                key = stratum, normal_question(sample.execution.sub_query)
+                key = stratum, question_key(sample.execution.sub_query)
                 reason = _no_report(sample) or (None if none else _reason(who, sample, sub_query))
                 if reason is None and not none and key in seen:
                     reason = "duplicate sub-query"

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from executor_sft.command import agreed, show
 from executor_sft.jsonl import read_json
-from executor_sft.questions import Question, normal_question, read_texts
+from executor_sft.questions import Question, question_key, read_texts
 from executor_sft.rollout import RolloutOptions, begin_step, roll_out_step, teacher_config
 from executor_sft.step import write_json
 from router.errors import BadRequest, NotFound, StoreFailed
@@ -92,8 +92,8 @@ async def select(
     worked_on: set[frozenset[str]] = set()
     async for run in _ended(log, wanted, counts):
         executions = run.result.executions if isinstance(run.result, Trajectory) else ()
-        normal = normal_question(run.request)
-        sub_queries = frozenset(normal_question(execution.sub_query) for execution in executions)
+        normal = question_key(run.request)
+        sub_queries = frozenset(question_key(execution.sub_query) for execution in executions)
         if run.redacted:
             counts.redacted += 1
         elif normal in evaluation:

@@ -54,13 +54,13 @@ def read_questions(path: Path) -> tuple[list[Question], int]:
         golds = tuple(gold for gold in ([given] if isinstance(given, str) else given) if gold.strip())
         if not golds:
             raise BadConfig(f"{path}:{number}: no right answer; give one of {', '.join(_ANSWERS)}.")
-        if normal_question(text) in found:
+        if question_key(text) in found:
             duplicates += 1
             continue
         name = str(number if line.id is None else line.id)
         ids[name] = ids.get(name, 0) + 1
         unique = name if ids[name] == 1 else f"{name}#{ids[name]}"
-        found[normal_question(text)] = Question(unique, text, golds, line.source or line.dataset)
+        found[question_key(text)] = Question(unique, text, golds, line.source or line.dataset)
     if not found:
         raise BadConfig(f"{path}: holds no question; write one JSON object a line.")
     return list(found.values()), duplicates
@@ -68,11 +68,11 @@ def read_questions(path: Path) -> tuple[list[Question], int]:
 
 def read_texts(paths: Sequence[Path]) -> set[str]:
     """The normalised questions of several files; they need no answers. Raises `BadConfig`, naming file and line."""
-    return {normal_question(text) for path in paths for _, _, text in _lines(path)}
+    return {question_key(text) for path in paths for _, _, text in _lines(path)}
 
 
-def normal_question(text: str) -> str:
-    """Normalise a question: case, punctuation, articles and surplus space make no difference."""
+def question_key(text: str) -> str:
+    """The same for questions that count as one in training: case, punctuation, articles, space make no difference."""
     return normal_answer(text) or text
 
 

@@ -21,7 +21,7 @@ from msgspec import Meta
 from executor_sft.asking import failures, progress
 from executor_sft.command import StepOptions, show
 from executor_sft.jsonl import JsonlFile, read_jsonl
-from executor_sft.questions import Question, normal_question, read_questions, read_texts
+from executor_sft.questions import Question, question_key, read_questions, read_texts
 from executor_sft.runtime import Runtime, open_runtime
 from executor_sft.step import Step, config_settings
 from router.errors import BadConfig, OutOfTime
@@ -273,7 +273,7 @@ def run(options: Options) -> int:
     """Run the step; the exit status."""
     listed, duplicates = read_questions(options.questions)
     excluded = read_texts(options.exclude)
-    chosen = [question for question in listed if normal_question(question.text) not in excluded]
+    chosen = [question for question in listed if question_key(question.text) not in excluded]
     selection = {
         "read": len(listed) + duplicates,
         "duplicates": duplicates,

@@ -28,7 +28,6 @@ from router.models.litellm_client import close_clients
 from router.models.session import upstream_session
 from router.protocol import Vocabulary
 from router.runs import Admission, Gateway, RunLifecycle, Runs
-from router.runs.admission import AdmissionLimits
 from router.runs.live import LiveRuns
 from router.runs.observers import ObservedRetriever, Observers
 from router.search import Executor, ReportCache, Retriever, Topology
@@ -158,7 +157,7 @@ async def _open_upstream(config: Config, log: Log) -> AsyncIterator[_Upstream]:
 @asynccontextmanager
 async def _open_runs(config: Config, database: Database, upstream: _Upstream, log: Log) -> AsyncIterator[_Runs]:
     """The gateway proper, with its journal, its observers and the versions of its executor. Raises `BadConfig`."""
-    admission = Admission(AdmissionLimits(**msgspec.structs.asdict(config.admission)))
+    admission = Admission(config.admission)
     watched = Watched(admission, upstream.endpoints, upstream.deployments)
     live, archive, book = LiveRuns(), SQLArchive(database), SQLVersionBook(database)
     async with AsyncExitStack() as stack:

@@ -28,10 +28,8 @@ async def start_engines(
 
     `opened` takes `cpu_threads`, as `engine` does. Raises `BadConfig` or `BadIndex`.
     """
-    searcher = config.topologies.searcher
-    roles = [*config.roles.by_name.values(), *([searcher] if searcher else []), *also]
     served: dict[str, dict[str, None]] = {}
-    for role in roles:
+    for role in (*config.called_roles.values(), *also):
         if role.engine in config.engines:
             served.setdefault(role.engine, {})[role.model] = None
     embeds = config.retrieval.embedder.engine is not None

@@ -2,25 +2,30 @@
 
 import asyncio
 from collections import Counter, deque
-from dataclasses import dataclass
 from math import inf
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from router.errors import Overloaded
 
 _LEAST_RETRY_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionLimits:
-    """Limits of what a gateway takes on."""
+_Runs = Annotated[int, Meta(ge=1, le=10**9)]
 
-    max_runs: int = 4000
-    max_runs_per_tenant: int | None = None
-    """None: as many as there are."""
-    queue: int = 400
-    """Runs that may wait for others to end."""
-    queue_s: float = 5.0
-    """How long one waits at most."""
+
+class AdmissionLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Runs that a gateway works on at a time; beyond that, and a short queue, requests are turned away."""
+
+    max_runs: _Runs = 4000
+    max_runs_per_tenant: _Runs | None = None
+    """Absent: as many as there may be."""
+    queue: Annotated[int, Meta(ge=0, le=10**9)] = 400
+    """Runs that may wait for others to end; tenants take turns."""
+    queue_s: Annotated[float, Meta(ge=0, le=3600)] = 5.0
+    """The longest wait, and the time after which those that are turned away are told to come back."""
 
 
 class Admission:

@@ -77,7 +77,9 @@ class VersionDraft:
         if version.state == "active":
             retired = [each for each in self._now.values() if each.state == "retired"]
             if not retired:
-                raise BadRequest(f"version {version.version!r}: no version was active before it; promote another one.")
+                raise BadRequest(
+                    f"version {version.version!r}: no version is retired, to go back to; promote another one."
+                )
             before = max(retired, key=lambda each: each.state_at)
             self.move(before, "active", "promote", f"{version.version} was rolled back.")
 

@@ -40,9 +40,8 @@ def problems(config: Config) -> list[str]:
     others = {
         "distillation.teacher": config.distillation.teacher,
         "distillation.judge": config.distillation.judge,
-        "topologies.searcher": config.topologies.searcher,
     }
-    roles = {f"roles.{name}": role for name, role in config.roles.by_name.items()} | others
+    roles: dict[str, RoleConfig | None] = {**config.called_roles, **others}
     rules = [
         (wrong, key + at, said) for key, role in roles.items() if role for wrong, at, said in _role(key, role, config)
     ]

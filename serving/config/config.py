@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.inspect import DictType, Metadata, StructType, Type, UnionType, VarTupleType, type_info
 
+from router.runs.admission import AdmissionLimits
 from router.trace import Price, RoleName
 
 # Texts, marked by what they are: `visit_texts` finds them, so that paths are resolved and all are checked.
@@ -97,18 +98,6 @@ class SearchConfig(Section, frozen=True):
     """Without any evidence, say "not found" instead of letting the answerer guess."""
     vocabulary: File | None = None
     """A text file of the only words and names that a question may use; for models of one small language."""
-
-
-class AdmissionConfig(Section, frozen=True):
-    """Runs that a gateway works on at a time; beyond that, and a short queue, requests are turned away."""
-
-    max_runs: Count = 4000
-    max_runs_per_tenant: Count | None = None
-    """Absent: as many as there may be."""
-    queue: Annotated[int, Meta(ge=0, le=10**9)] = 400
-    """Runs that may wait for others to end; tenants take turns."""
-    queue_s: Annotated[float, Meta(ge=0, le=3600)] = 5.0
-    """The longest wait, and the time after which those that are turned away are told to come back."""
 
 
 class ReportCacheConfig(Section, frozen=True):
@@ -303,7 +292,7 @@ class Config(Section, frozen=True):
     retrieval: RetrievalConfig
     server: ServerConfig = ServerConfig()
     search: SearchConfig = SearchConfig()
-    admission: AdmissionConfig = AdmissionConfig()
+    admission: AdmissionLimits = AdmissionLimits()
     report_cache: ReportCacheConfig = ReportCacheConfig()
     engines: dict[str, EngineConfig] = {}
     versions: VersionsConfig = VersionsConfig()
@@ -312,6 +301,12 @@ class Config(Section, frozen=True):
     topologies: TopologiesConfig = TopologiesConfig()
     prices: dict[str, Price] = {}
     """By model. A model that is not in it is looked up in LiteLLM's table, where that is installed."""
+
+    @property
+    def called_roles(self) -> dict[str, RoleConfig]:
+        """All that a gateway calls, by their keys."""
+        roles = {f"roles.{name}": role for name, role in self.roles.by_name.items()}
+        return roles if (searcher := self.topologies.searcher) is None else {**roles, "topologies.searcher": searcher}
 
 
 Visit = Callable[[str, str, str], str]

@@ -11,9 +11,7 @@ from serving.dependencies import missing_extra
 def missing(config: Config, also: Mapping[str, RoleConfig] = {}) -> list[str]:
     """Things that lack, each with its key and what to do; nothing is called. `also`: further roles by their keys."""
     found: list[str] = []
-    roles = {f"roles.{name}": role for name, role in config.roles.by_name.items()}
-    searcher = {} if (role := config.topologies.searcher) is None else {"topologies.searcher": role}
-    for key, role in {**roles, **searcher, **also}.items():
+    for key, role in {**config.called_roles, **also}.items():
         found += key_problems(key, role.api_key_env)
         if role.engine is None and role.base_url is None and importlib.util.find_spec("litellm") is None:
             found.append(f"{key}: hosted models need the package litellm; run: {missing_extra('litellm', 'hosted')}")

@@ -240,7 +240,7 @@ async def test_rolling_back_a_candidate(setting: Setting) -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [(BASE, "no version was active before"), (FIRST, "is registered"), ("executor-000009", "is not on record")],
+    [(BASE, "no version is retired"), (FIRST, "is registered"), ("executor-000009", "is not on record")],
 )
 async def test_nothing_to_roll_back(setting: Setting, name: str, said: str) -> None:
     """Is said, and nothing changes."""
