@@ -18,8 +18,8 @@ from router.models.adapters import Adapters
 from router.models.litellm_client import close_clients
 from router.models.session import upstream_session
 from router.search import Executor, FactorizedSearch, RunContext, Topology
+from router.search.agent import ExecutorLimits
 from router.search.answerer import Judge
-from router.search.executor import ExecutorLimits
 from router.search.retrieval import IndexRetriever
 from router.trace import RoleName
 from router.trace.values import TopologyName

@@ -7,8 +7,9 @@ from msgspec.structs import replace
 
 from router.calls import Role
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, Retriever, Topology
-from router.search.agents import SingleAgent, single_agent_limits
-from router.search.executor import EXECUTOR, SEARCH_R1, Executes, ExecutorLimits
+from router.search.agent import ExecutorLimits
+from router.search.executor import EXECUTOR, SEARCH_R1, Executes
+from router.search.single_agent import SingleAgent, single_agent_limits
 from router.trace import RoleName
 from router.trace.values import TopologyName
 from serving.config.config import Config, RoleConfig, SearchConfig

@@ -14,7 +14,7 @@ from router.errors import UpstreamUnavailable
 from router.models import Prompt, ScriptedModel
 from router.models.model import Answer
 from router.protocol import Passage
-from router.search.retrieval import FixedRetriever
+from router.testing.retriever import FixedRetriever
 from tests.router.deployment import STOP, Deployment, block, report
 from tests.router.edge.wire import whole_server
 

@@ -1,8 +1,8 @@
-"""A retriever, as the rest of the code sees it, and a double with a fixed answer for tests and examples."""
+"""A retriever, as the rest of the code sees it, and whether one can search."""
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -24,21 +24,6 @@ class IndexRetriever(Retriever, Protocol):
     @property
     def index_id(self) -> str | None:
         """The same exactly as long as every query finds the same; None where that is not known."""
-
-
-class FixedRetriever:
-    """Answers from a mapping of query to passages; unknown queries find nothing."""
-
-    def __init__(self, passages: Mapping[str, Sequence[Passage]]) -> None:
-        self._passages = passages
-        self.queries: list[str] = []
-        """Every query that was asked, in order."""
-
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
-        """Look the queries up."""
-        await asyncio.sleep(0)
-        self.queries += queries
-        return [list(self._passages.get(query, ()))[:top_k] for query in queries]
 
 
 _WITHIN_S = 5.0

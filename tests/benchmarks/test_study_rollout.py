@@ -19,7 +19,7 @@ from router.models import Prompt, ScriptedModel
 from router.models.model import Answer
 from router.protocol import Passage, Report, exact_match
 from router.search import Answerer, Executor
-from router.search.executor import ExecutorLimits
+from router.search.agent import ExecutorLimits
 from router.trace import Conversation, Execution
 from router.trace.values import SearchRecord
 from tests.benchmarks import test_sweep

@@ -21,7 +21,7 @@ from router.models import Model, Sampling, ScriptedModel
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import Passage
 from router.search import Executor
-from router.search.executor import ExecutorLimits
+from router.search.agent import ExecutorLimits
 from router.trace import Execution
 from serving.config.file import load_config, preset
 from tests.router.deployment import lasting, report

@@ -17,8 +17,8 @@ from router.models import Model, Prompt, Sampling, ScriptedModel
 from router.models.model import Answer
 from router.protocol import Passage, prompts
 from router.search import Answerer, Delegator, Executor, FactorizedSearch
+from router.search.agent import ExecutorLimits
 from router.search.answerer import Judge
-from router.search.executor import ExecutorLimits
 from router.trace import RoleName
 from tests.router.deployment import STOP, block, lasting, report
 

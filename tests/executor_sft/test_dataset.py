@@ -12,7 +12,7 @@ from executor_sft.minimodel.model import load_tokenizer
 from executor_sft.step import read_manifest
 from router.errors import BadConfig, ContextTooLong
 from router.models import Completion, Message
-from router.search.executor import ExecutorLimits
+from router.search.agent import ExecutorLimits
 from router.trace import Execution
 from tests.executor_sft.traces import MINI, ONE, REPORT, TWO, executed, filtered, search, write_lines
 

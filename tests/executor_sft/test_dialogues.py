@@ -18,9 +18,9 @@ from router.protocol.decision import Dispatch, Stop
 from router.protocol.tags import unescape
 from router.protocol.turns import ReportTurn, SearchTurn, parse_answer
 from router.search import Executor, RunContext, answerer, delegator, executor
-from router.search.agents import SingleAgent
-from router.search.executor import ExecutorLimits
-from router.search.retrieval import FixedRetriever
+from router.search.agent import ExecutorLimits
+from router.search.single_agent import SingleAgent
+from router.testing.retriever import FixedRetriever
 
 _DOCUMENT = re.compile(r'<document index="\d+"><title>(.*?)</title><text>(.*?)</text></document>')
 

@@ -13,8 +13,8 @@ from router.models import ScriptedModel
 from router.models.model import Answer
 from router.protocol import Passage
 from router.search import Executor
-from router.search.executor import ExecutorLimits
-from router.search.retrieval import FixedRetriever
+from router.search.agent import ExecutorLimits
+from router.testing.retriever import FixedRetriever
 from router.trace import Execution, Trajectory
 from serving.config.file import load_config, preset
 from tests.router.deployment import lasting, role

@@ -16,8 +16,9 @@ from router.runs import Admission, Gateway, RunFilter, RunLifecycle
 from router.runs.archive import ExportedRun, RunPage, RunSummary
 from router.runs.live import LiveRuns
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, Retriever, RunContext, Topology
-from router.search.executor import Executes, ExecutorLimits
-from router.search.retrieval import FixedRetriever
+from router.search.agent import ExecutorLimits
+from router.search.executor import Executes
+from router.testing.retriever import FixedRetriever
 from router.trace import Call, Event, RoleName, Run
 from router.trace.run import Feedback, RoleSetting, RunStatus
 from router.trace.values import TopologyName

@@ -22,9 +22,9 @@ from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 from router.access import new_key
 from router.edge.grpc.server import Server
 from router.errors import BadConfig, StoreFailed
-from router.search.retrieval import FixedRetriever
 from router.store import Database, SQLAccounts, SQLVersionBook
 from router.testing.openai_server import MODEL, fails, says, serving
+from router.testing.retriever import FixedRetriever
 from router.trace.identity import SCOPES
 from router.versions import ExecutorVersion, VersionDecision
 from serving.composition import running_gateway

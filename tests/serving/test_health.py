@@ -19,8 +19,8 @@ from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 
 from router.edge.grpc.server import Server
-from router.search.retrieval import FixedRetriever
 from router.testing.openai_server import MODEL, fails, says, serving
+from router.testing.retriever import FixedRetriever
 from serving.composition import running_gateway
 from serving.config.config import Config, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig
 from serving.retrieval.services import RetrievalServicer

@@ -23,7 +23,6 @@ from router.calls.limits import prompt_bound
 from router.edge.grpc.server import Server
 from router.models import Message
 from router.protocol import Passage
-from router.search.retrieval import FixedRetriever
 from router.store import Database, SQLAccounts
 from router.testing.openai_server import (
     DONE,
@@ -36,6 +35,7 @@ from router.testing.openai_server import (
     streams,
     text_event,
 )
+from router.testing.retriever import FixedRetriever
 from router.trace import Price
 from serving.composition import running_gateway
 from serving.config.config import Config, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig

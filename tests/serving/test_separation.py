@@ -37,7 +37,7 @@ from router.protocol import Passage
 from router.runs import Gateway, RunLifecycle, Runs
 from router.runs.live import LiveRuns
 from router.search import Executor, ReportCache, Topology
-from router.search.executor import ExecutorLimits
+from router.search.agent import ExecutorLimits
 from router.store import Database, SQLAccounts, SQLArchive, SQLJournal, SQLUsages, SQLVersionBook
 from router.store.reconciliation import SQLLedgerSums
 from router.store.schema import FEEDBACK

@@ -18,7 +18,7 @@ from router.errors import UpstreamUnavailable
 from router.models import Prompt, ScriptedModel
 from router.models.model import Answer
 from router.protocol import Passage
-from router.search.retrieval import FixedRetriever
+from router.testing.retriever import FixedRetriever
 from serving.cli.main import main
 from serving.logs import plain_tracebacks
 from serving.terminal import visible, visible_output

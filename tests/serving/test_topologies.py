@@ -20,8 +20,8 @@ from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from executor_sft.runtime import open_runtime
 from router.edge.grpc.server import Server
 from router.errors import BadConfig
-from router.search.retrieval import FixedRetriever
 from router.testing.openai_server import MODEL, OpenAIServer, says, serving
+from router.testing.retriever import FixedRetriever
 from serving.cli.ask import ask
 from serving.composition import running_gateway
 from serving.config.config import (

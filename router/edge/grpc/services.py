@@ -20,7 +20,7 @@ from rolegate.v1 import usage_service_pb2_grpc as usage_pb_grpc
 from router.access import caller
 from router.edge.grpc import convert
 from router.edge.grpc import convert_request as parse
-from router.edge.observing import Running
+from router.edge.running import Running
 from router.edge.status import as_seen_by, failure_of_run
 from router.errors import BadRequest
 from router.ledger import Reconciler

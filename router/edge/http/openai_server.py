@@ -21,10 +21,11 @@ from google.rpc import code_pb2
 
 from router.access import CALLER, Access, caller, check_scope
 from router.calls import Need, Readiness
+from router.edge.http.server import observing
 from router.edge.limits import Limits
 from router.edge.listening import is_loopback
-from router.edge.observing import Running, observing
 from router.edge.rendering import CitedAnswer, cited_answer, progress_line
+from router.edge.running import Running
 from router.edge.status import Failure, logged_failure
 from router.errors import JSON_ERRORS, BadRequest
 from router.runs import Gateway, Observer, RequestOptions

@@ -1,15 +1,17 @@
 """An HTTP application at an address."""
 
 import asyncio
+import time
 from collections.abc import Iterable
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
+from aiohttp.typedefs import Handler, Middleware
 
 from router.access import Access
 from router.edge.limits import Limits
 from router.edge.listening import TLS, check_listening, host_of, is_named, warn_unencrypted
 from router.errors import BadConfig
+from router.runs import Observer
 
 _AT_ONCE_S = 0.01
 
@@ -105,3 +107,21 @@ class HTTPServer:
 class _TurnedAway(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
+
+
+def observing(observer: Observer) -> Middleware:
+    """Tell of every request; it stands outside of whoever translates errors."""
+
+    @web.middleware
+    async def observed(request: web.Request, handler: Handler) -> web.StreamResponse:
+        route = request.match_info.route.resource
+        path, begun, code = route.canonical if route else "", time.monotonic(), "499"
+        observer.request_began(path, request.headers)
+        try:
+            response = await handler(request)
+            code = str(response.status)
+            return response
+        finally:
+            observer.request_ended(path, code, time.monotonic() - begun)
+
+    return observed

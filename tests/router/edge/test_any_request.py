@@ -19,7 +19,7 @@ from rolegate.v1 import (
 
 from router.edge.status import STATUS
 from router.models import ScriptedModel
-from router.search.retrieval import FixedRetriever
+from router.testing.retriever import FixedRetriever
 from tests.router.deployment import STOP, Deployment, block
 from tests.router.edge.wire import served, whole_server
 

@@ -23,7 +23,7 @@ from router.edge.grpc.services import RunServicer
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.limits import Limits
-from router.edge.observing import Running
+from router.edge.running import Running
 from router.models import Completion, Delta, Prompt, ScriptedModel, Usage
 from router.runs import Admission, Gateway, Runs
 from router.runs.admission import AdmissionLimits

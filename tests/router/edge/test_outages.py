@@ -24,9 +24,9 @@ from router.models.model import Answer
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import Passage
 from router.runs import RequestOptions
-from router.search.retrieval import FixedRetriever
 from router.testing import openai_server
 from router.testing.openai_server import MODEL, Behaviour, fails, replies, says
+from router.testing.retriever import FixedRetriever
 from router.trace import Trajectory
 from router.trace.values import NOT_FOUND
 from tests.router.deployment import STOP, Deployment, Kept, block, finds, report

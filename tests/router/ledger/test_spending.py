@@ -18,8 +18,8 @@ from router.ledger.budget import Allowance
 from router.ledger.journal import NoJournal
 from router.models import Completion, Delta, Model, Prompt, ScriptedModel, Usage
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, RunContext
-from router.search.executor import ExecutorLimits
-from router.search.retrieval import FixedRetriever
+from router.search.agent import ExecutorLimits
+from router.testing.retriever import FixedRetriever
 from router.trace import Call, Price, RoleName, Trajectory
 from router.trace.call import OpenedCall
 from tests.router.deployment import PASSAGE, STOP, block, finds, report, role

@@ -19,9 +19,9 @@ from router.models import Completion, Message, Sampling
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import Passage, Report, prompts
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, RunContext
-from router.search.executor import ExecutorLimits
-from router.search.retrieval import FixedRetriever
+from router.search.agent import ExecutorLimits
 from router.testing.openai_server import MODEL, OpenAIServer
+from router.testing.retriever import FixedRetriever
 from router.trace import RoleName, Trajectory
 from tests.router.deployment import lasting
 

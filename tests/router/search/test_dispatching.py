@@ -15,8 +15,8 @@ from router.ledger.budget import Allowance
 from router.models import Prompt, ScriptedModel
 from router.protocol import Passage
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, RunContext
+from router.search.agent import ExecutorLimits
 from router.search.context import Sharing
-from router.search.executor import ExecutorLimits
 from router.trace import Call, Event, Trajectory
 from router.trace.values import Reported, RoundStarted, SearchDone, SubQueryDispatched
 from tests.router.clock import Clock, with_clock

@@ -11,8 +11,8 @@ from router.models import Completion, Message, ScriptedModel
 from router.models.model import Answer
 from router.protocol import NO_EVIDENCE, Passage, Report, prompts
 from router.search import Executor, Retriever, RunContext
-from router.search.executor import ExecutorLimits
-from router.search.retrieval import FixedRetriever
+from router.search.agent import ExecutorLimits
+from router.testing.retriever import FixedRetriever
 from router.trace import Event, Execution
 from router.trace.values import SearchDone, SearchRecord
 from tests.router.clock import Clock, with_clock

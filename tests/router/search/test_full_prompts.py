@@ -16,9 +16,9 @@ from router.protocol import Passage, parse_decision, parse_turn
 from router.protocol.decision import Dispatch, Stop
 from router.protocol.turns import SearchTurn, parse_answer
 from router.search import Answerer, Delegator, Executor, FactorizedSearch
-from router.search.executor import ExecutorLimits
-from router.search.retrieval import FixedRetriever
+from router.search.agent import ExecutorLimits
 from router.testing.openai_server import MODEL, Behaviour, OpenAIServer, says
+from router.testing.retriever import FixedRetriever
 from router.trace import RoleName, Trajectory
 from tests.router.deployment import lasting
 

@@ -18,10 +18,10 @@ from router.protocol import Passage
 from router.runs import Gateway, RequestOptions, RunLifecycle
 from router.runs.live import LiveRuns
 from router.search import Executor, ReportCache, Retriever, RunContext, Topology
+from router.search.agent import ExecutorLimits
 from router.search.context import Sharing
-from router.search.executor import ExecutorLimits
 from router.search.report_cache import ANOTHER_TENANT
-from router.search.retrieval import FixedRetriever
+from router.testing.retriever import FixedRetriever
 from router.trace import Event, Execution
 from router.trace.identity import SCOPES, Identity
 from router.trace.values import SearchDone

@@ -8,7 +8,7 @@ import pytest
 from router.errors import ContextTooLong, OutOfTime, UpstreamRefused, UpstreamUnavailable
 from router.models import Message, Prompt, ScriptedModel
 from router.protocol import Passage, prompts
-from router.search.retrieval import FixedRetriever
+from router.testing.retriever import FixedRetriever
 from router.trace import Event
 from router.trace.values import NOT_FOUND, Reported, RoundStarted, SearchDone, SubQueryDispatched
 from tests.router.clock import Clock, with_clock

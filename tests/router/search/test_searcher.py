@@ -10,9 +10,10 @@ from router.models.model import Answer
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import NO_EVIDENCE, Passage, Report, prompts
 from router.search import Executor, Retriever
-from router.search.executor import SEARCH_R1, ExecutorLimits
-from router.search.retrieval import FixedRetriever
+from router.search.agent import ExecutorLimits
+from router.search.executor import SEARCH_R1
 from router.testing.openai_server import MODEL, OpenAIServer, says
+from router.testing.retriever import FixedRetriever
 from router.trace import Event, Execution
 from router.trace.values import SearchDone
 from tests.router.deployment import STOP, Deployment, block, lasting, role

@@ -2,7 +2,8 @@
 
 from router.models import Completion, Message, Usage
 from router.protocol import Passage, prompts
-from router.search.executor import ContextWindow
+from router.search.agent import ContextWindow
+from router.search.executor import EXECUTOR
 from router.trace.values import SearchRecord
 
 OPENING = (Message("system", "s" * 100), Message("user", "u" * 20))
@@ -11,7 +12,7 @@ FIRST, SECOND = ([Passage(f"{name}{rank}", "T", "x" * 100) for rank in range(3)]
 
 def two_searches() -> ContextWindow:
     """Two searches of three passages each; the second asks for the report."""
-    shown = ContextWindow(OPENING)
+    shown = ContextWindow(OPENING, EXECUTOR)
     shown.absorb(Completion("<search>a</search>", "stop"))
     shown.documents(SearchRecord("a", tuple(FIRST)), last=False)
     shown.absorb(Completion("<search>b</search>", "stop"))
@@ -52,7 +53,7 @@ def test_fit_by_characters() -> None:
 def test_fit_by_usage() -> None:
     """The engine's own count of the same conversation is believed over the rule of thumb."""
     for tokens_per_character, dropped in ((1 / 3, 0), (2 / 3, 2)):
-        shown = ContextWindow(OPENING)
+        shown = ContextWindow(OPENING, EXECUTOR)
         usage = Usage(int(120 * tokens_per_character), 5)
         shown.absorb(Completion("<search>a</search>", "stop", usage=usage))
         shown.documents(SearchRecord("a", tuple(FIRST)), last=False)
@@ -73,14 +74,14 @@ def test_it_is_closed_in_the_users_last_turn() -> None:
     searched = two_searches()
     searched.close("Now.")
     assert searched.messages == two_searches().messages
-    begun = ContextWindow(OPENING)
+    begun = ContextWindow(OPENING, EXECUTOR)
     for _ in range(2):
         begun.close("Now.")
     assert begun.messages == (OPENING[0], Message("user", "u" * 20 + "\nNow."))
     begun.absorb(Completion("I see.", "stop"))
     begun.close("Now.")
     assert begun.messages[-1] == Message("user", "Now.")
-    first = ContextWindow(OPENING)
+    first = ContextWindow(OPENING, EXECUTOR)
     first.documents(SearchRecord("a", tuple(FIRST)), last=False)
     first.close("Now.")
     first.drop()

@@ -12,9 +12,9 @@ from router.models import Message, Prompt, ScriptedModel
 from router.models.model import Answer
 from router.protocol import Passage, prompts
 from router.search import Retriever, RunContext
-from router.search.agents import SingleAgent, single_agent_limits
-from router.search.executor import ExecutorLimits
-from router.search.retrieval import FixedRetriever
+from router.search.agent import ExecutorLimits
+from router.search.single_agent import SingleAgent, single_agent_limits
+from router.testing.retriever import FixedRetriever
 from router.trace import Event, Trajectory
 from router.trace.values import NOT_FOUND, SearchDone
 from tests.router.clock import Clock, with_clock

@@ -12,7 +12,6 @@ from router.models import Completion, Message, Prompt, Sampling
 from router.models.model import gather
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import Passage
-from router.search.retrieval import FixedRetriever
 from router.testing.fault_proxy import (
     FAULTS,
     Counted,
@@ -23,6 +22,7 @@ from router.testing.fault_proxy import (
     fault_proxies,
 )
 from router.testing.openai_server import Reply, serving, writes
+from router.testing.retriever import FixedRetriever
 
 TEXT = "<answer>in 1943</answer>"
 PROMPT = Prompt((Message("system", "Report."), Message("user", "Who?")), Sampling(64), (), request_id="run-1-0")

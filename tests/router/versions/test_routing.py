@@ -11,8 +11,8 @@ from router.errors import BadVersion, StoreFailed, UpstreamError, UpstreamRefuse
 from router.ledger import Ledger
 from router.models import Model, Sampling, ScriptedModel
 from router.search import Executor, RunContext
-from router.search.executor import ExecutorLimits
-from router.search.retrieval import FixedRetriever
+from router.search.agent import ExecutorLimits
+from router.testing.retriever import FixedRetriever
 from router.versions import VersionRouting
 from router.versions.book import Traffic
 from tests.router.clock import Clock, with_clock

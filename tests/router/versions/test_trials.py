@@ -24,9 +24,10 @@ from router.runs import Gateway, RequestOptions, RunLifecycle, Runs
 from router.runs.gateway import CompletionRequest
 from router.runs.live import LiveRuns
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, Retriever, Topology
-from router.search.executor import Executes, ExecutorLimits
-from router.search.retrieval import FixedRetriever
+from router.search.agent import ExecutorLimits
+from router.search.executor import Executes
 from router.store import Database, SQLAccounts, SQLArchive, SQLJournal, SQLUsages, SQLVersionBook
+from router.testing.retriever import FixedRetriever
 from router.trace import RoleName, Run, Trajectory
 from router.trace.identity import SCOPES, Identity
 from router.trace.run import Feedback

@@ -11,9 +11,9 @@ import pytest_asyncio
 from aiohttp import web
 
 from router.edge.grpc.server import Server
-from router.search.retrieval import FixedRetriever
 from router.testing import openai_server
 from router.testing.openai_server import MODEL, USAGE, Behaviour, OpenAIServer, fails, hang, replies, says
+from router.testing.retriever import FixedRetriever
 from router.trace import RoleName
 from serving.cli.main import main
 from serving.config.file import load_config

@@ -24,7 +24,7 @@ from router.edge.http.server import HTTPServer
 from router.errors import BadRequest, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.protocol import Passage
 from router.search import Retriever
-from router.search.retrieval import FixedRetriever
+from router.testing.retriever import FixedRetriever
 from serving.config.config import RetrievalConfig
 from serving.retrieval.embedder import MiniLM
 from serving.retrieval.index import Index

@@ -1,33 +1,8 @@
-"""Work whose news is passed on while it goes on, and requests of HTTP as an observer hears of them."""
+"""Work in a task of its own, whose news is passed on while it goes on."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Generic, Self, TypeVar
-
-from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
-
-from router.runs import Observer
-
-
-def observing(observer: Observer) -> Middleware:
-    """Tell of every request; it stands outside of whoever translates errors."""
-
-    @web.middleware
-    async def observed(request: web.Request, handler: Handler) -> web.StreamResponse:
-        route = request.match_info.route.resource
-        path, begun, code = route.canonical if route else "", time.monotonic(), "499"
-        observer.request_began(path, request.headers)
-        try:
-            response = await handler(request)
-            code = str(response.status)
-            return response
-        finally:
-            observer.request_ended(path, code, time.monotonic() - begun)
-
-    return observed
-
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

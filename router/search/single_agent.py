@@ -9,8 +9,8 @@ from router.errors import BudgetExhausted, ContextTooLong, OutOfTime
 from router.models import Message
 from router.protocol import prompts
 from router.protocol.turns import parse_agent_turn, parse_answer
+from router.search.agent import Agent, ContextWindow, ExecutorLimits, Form
 from router.search.context import RunContext
-from router.search.executor import Agent, ContextWindow, ExecutorLimits, Form
 from router.search.retrieval import Retriever
 from router.trace import Trajectory
 from router.trace.values import NOT_FOUND, AnswerOutcome, TopologyName
