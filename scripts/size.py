@@ -21,6 +21,8 @@ FOLDERS = {
     "client": "protos/rolegate/client",
 }
 MOST_STATEMENTS, MOST_LINES, MOST_TEST_LINES = 18_600, 32_300, 35_000
+BUDGET = {"statements": 14_500, "lines": 24_500, "lines of tests": 22_000}
+"""Where the limits are to come down to (docs/decisions/0018)."""
 MOST_DENSITY = 0.84
 """Statements per line of code; blank lines, comments and docstrings are none."""
 LEAST_DOCUMENTED = 0.90
@@ -129,7 +131,7 @@ def main() -> int:
     for name, row in {**figures, "tests": tests}.items():
         print(f"{name:14}{row['files']:5} files {row['lines']:7} lines {row['statements']:7} statements")
     for name, (value, most) in checks.items():
-        print(f"{name}: {value} of {most}")
+        print(f"{name}: {value} of {most}" + (f" (budget: {BUDGET[name]})" if name in BUDGET else ""))
     for name, shown in more.items():
         print(f"{name}: {shown}")
     print("\n".join(f"over its limit: {line}" for line in broken) or "within the limits")
