@@ -118,14 +118,16 @@ def _show_trace(console: Console, run: Run, *, prompts: bool) -> None:
                 for index, execution in enumerate(found.block(number), first):
                     _show_execution(console, execution, index, prompts=prompts)
                 first += count
-            for role, conversation in (("delegation", found.delegation), ("answer", found.answering)):
-                if prompts and conversation:
-                    print_line(console, role)
-                    _show_conversation(console, conversation, 2)
+            if prompts and found.delegation:
+                print_line(console, "delegation")
+                _show_messages(console, found.delegation, 2)
+            if prompts and found.answering:
+                print_line(console, "answer")
+                _show_call(console, found.answering, 2)
         case Execution() as execution:
             _show_execution(console, execution, 1, prompts=prompts)
         case Conversation() as conversation if prompts:
-            _show_conversation(console, conversation, 0)
+            _show_call(console, conversation, 0)
 
 
 def _show_execution(console: Console, execution: Execution, number: int, *, prompts: bool) -> None:
@@ -139,13 +141,19 @@ def _show_execution(console: Console, execution: Execution, number: int, *, prom
         places = ", ".join(citation.passage_id for citation in citations)
         print_line(console, f"“{point}” ({places or 'in no passage'})", 5, "cyan")
     if prompts:
-        _show_conversation(console, execution.conversation, 5)
+        _show_messages(console, execution.conversation, 5)
 
 
-def _show_conversation(console: Console, conversation: Conversation, indent: int) -> None:
+def _show_messages(console: Console, conversation: Conversation, indent: int) -> None:
+    """Print the messages; in conversations of several turns, what the model wrote stands among them."""
     for message in conversation.messages:
         print_line(console, f"[{message.role}] {message.content}", indent, "dim")
-    for output in conversation.outputs[-1:]:  # the earlier ones stand among the messages
+
+
+def _show_call(console: Console, conversation: Conversation, indent: int) -> None:
+    """Print a single call's messages, and what the model wrote."""
+    _show_messages(console, conversation, indent)
+    for output in conversation.outputs:
         print_line(console, f"[assistant] {output.text}", indent, "dim")
 
 

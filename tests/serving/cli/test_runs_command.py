@@ -54,7 +54,9 @@ def test_show(gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]) -> 
     assert [line for line in shown if line.startswith("round")] == ["round 1", "round 2"]
     assert "[system] " not in "\n".join(shown)
     assert main(["runs", "show", run_id, "--prompts", "--address", gateway]) == 0
-    assert {"delegation", "answer"} < set(lines(capsys))
+    shown = lines(capsys)
+    assert {"delegation", "answer"} < set(shown)
+    assert sum(line.startswith("[assistant]") for line in shown) == 8
     assert main(["runs", "show", run_id, "--json", "--address", gateway]) == 0
     whole = json.loads(capsys.readouterr().out)
     assert (whole["run"]["run_id"], len(whole["calls"]), whole["trace_json"]) == (run_id, 8, "")
