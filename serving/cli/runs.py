@@ -7,6 +7,7 @@ from itertools import islice
 import msgspec
 from rich.console import Console
 from rolegate.client import Client
+from rolegate.v1 import run_service_pb2 as pb
 
 from router.errors import BadRequest
 from router.trace import Conversation, Execution, Run, Trajectory
@@ -163,8 +164,11 @@ def _watch(client: Client, given: argparse.Namespace) -> None:
 
 
 def _cancel(client: Client, given: argparse.Namespace) -> None:
-    client.cancel(given.run_id)
-    print(f"told {given.run_id} to stop")
+    if client.run(given.run_id).run.status == pb.RUN_STATUS_RUNNING:
+        client.cancel(given.run_id)
+        print(f"told {given.run_id} to stop")
+    else:
+        print(f"{given.run_id} has ended already")
 
 
 def _feedback(client: Client, given: argparse.Namespace) -> None:

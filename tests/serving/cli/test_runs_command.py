@@ -81,7 +81,7 @@ def test_cancel_and_feedback(gateway: str, run_id: str, capsys: pytest.CaptureFi
     assert main(["runs", "cancel", run_id, "--address", gateway]) == 0
     assert main(["runs", "feedback", run_id, "--bad", "--right-answer", "1944", "--address", gateway]) == 0
     told, noted = lines(capsys)
-    assert told == f"told {run_id} to stop"
+    assert told == f"{run_id} has ended already"
     assert noted.startswith("noted as feedback-")
     assert main(["runs", "show", run_id, "--address", gateway]) == 0
     shown = lines(capsys)
