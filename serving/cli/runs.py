@@ -103,8 +103,9 @@ def _show(client: Client, given: argparse.Namespace) -> None:
             _show_trace(console, msgspec.json.decode(found.trace_json, type=Run), prompts=given.prompts)
         for feedback in found.feedback:
             console.print(f"feedback: {feedback_line(feedback)}", markup=False, highlight=False)
-        console.print(calls_table(found.calls))
-        console.print(usage_table(found.usage))
+        if found.calls:
+            console.print(calls_table(found.calls))
+            console.print(usage_table(found.usage))
         if found.error:
             console.print(found.error, style="red", markup=False, highlight=False)
 

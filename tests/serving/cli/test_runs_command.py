@@ -5,7 +5,7 @@ import uuid
 
 import pytest
 from rich.console import Console, RenderableType
-from rolegate.client import Client
+from rolegate.client import Client, GatewayError
 from rolegate.v1 import run_service_pb2 as pb
 from rolegate.v1 import usage_pb2
 from rolegate.v1.answer_service_pb2 import AnswerOutcome
@@ -62,6 +62,18 @@ def test_show(gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]) -> 
     assert (whole["run"]["run_id"], len(whole["calls"]), whole["trace_json"]) == (run_id, 8, "")
     assert main(["runs", "show", run_id, "--trace", "--address", gateway]) == 0
     assert json.loads(capsys.readouterr().out)["result"]["answer"] == "in 1943"
+
+
+def test_a_run_without_calls(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Is shown without tables of them."""
+    with Client(gateway) as client, pytest.raises(GatewayError):
+        client.ask(QUESTION, max_total_tokens=1)
+    with Client(gateway) as client:
+        refused = next(client.runs(status="failed"))
+    assert main(["runs", "show", refused.run_id, "--address", gateway]) == 0
+    shown = lines(capsys)
+    assert f"request: {QUESTION}" in shown
+    assert not any(line.startswith(("#", "all")) for line in shown)
 
 
 def test_watch(gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
