@@ -80,10 +80,13 @@ def test_an_operators_key(commands: Commands) -> None:
 
 
 def test_a_revoked_key_is_shown_as_revoked(commands: Commands) -> None:
+    """And the last good one is said to be that, as nobody gets in any more."""
+    other = commands.read("keys create")
     made = commands.read("keys create --tenant acme")
     out, _ = commands.run(f"keys revoke {made['key_id']}")
     assert out == f"Key {made['key_id']} is revoked; gateways that run refuse it within two seconds.\n"
-    (listed,) = commands.read("keys list")
+    assert "It was the last good key" in commands.run(f"keys revoke {other['key_id']}")[0]
+    _, listed = commands.read("keys list")
     assert listed["revoked_at"] > listed["created_at"]
     assert commands.read(f"keys revoke {made['key_id']}") == listed
 
