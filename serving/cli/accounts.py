@@ -73,6 +73,7 @@ def _run(parser: argparse.ArgumentParser, commands: Commands, arguments: Sequenc
         command.add_argument("--json", action="store_true", help="print JSON")
         add_config(command)
     given = parser.parse_args(arguments)
+    given.config = chosen_file(given)  # which is told once
     errors_only()
 
     async def work() -> None:

@@ -160,6 +160,16 @@ def test_a_limit_below_one_question(commands: Commands, tmp_path: Path) -> None:
     assert commands.run("tenants set acme --tokens-per-month 1000000")[1] == ""
 
 
+def test_a_config_that_is_found(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Is told, and once."""
+    monkeypatch.chdir(config.parent)
+    config.rename("rolegate.toml")
+    assert main("tenants set acme --tokens-per-day 2000000".split()) == 0
+    assert capsys.readouterr().err.count("the config is") == 1
+
+
 def test_a_key_makes_its_tenant(commands: Commands) -> None:
     """Without limits."""
     commands.run("keys create --tenant acme")
