@@ -114,6 +114,11 @@ def helped(command: str) -> str:
     return shown.getvalue()
 
 
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"rolegate \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
 def test_help_teaches() -> None:
     """Of every command: its purpose, in a sentence, and a word about each option; each is in the one above it."""
     left, seen = ["", "usage reconcile", "sft mini-world", "sft mini-model"], set[str]()
