@@ -22,7 +22,7 @@ from benchmarks import harness
 from benchmarks.retrieval import CUTS, mini_world_passages
 from executor_sft.asking import progress
 from executor_sft.jsonl import read_jsonl
-from router.errors import BadCorpus, RolegateError
+from router.errors import BadCorpus, BadRequest, RolegateError
 from router.protocol import Passage
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import MiniLM
@@ -76,7 +76,8 @@ class Figures(msgspec.Struct, frozen=True):
     """Builds, and hits over the documents."""
 
     builds: list[Build]
-    documents: int
+    documents: int | None
+    """None where none are named."""
     skipped: list[str]
     hits: list[Hits]
 
@@ -96,10 +97,14 @@ class _Done(msgspec.Struct, frozen=True):
 
 def measure(options: Options) -> Figures:
     """Build, and ask. Raises `RolegateError`."""
+    if bool(options.documents) != (options.questions is not None):
+        raise BadRequest("--documents and --questions belong together; give both, or only --passages N.")
+    if not options.passages and not options.documents:
+        raise BadRequest("nothing to measure; give --passages N, or --documents PATH with --questions FILE.jsonl.")
     with progress() as bar:
         builds = [_builds(passages) for passages in bar.track(options.passages, description="building")]
     if not (options.documents and options.questions):
-        return Figures(builds, 0, [], [])
+        return Figures(builds, None, [], [])
     questions, embedder = read_questions(options.questions), MiniLM()
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.index or Path(scratch) / "index"

@@ -33,7 +33,7 @@ from benchmarks.load import in_flight, quantile, timed
 from executor_sft.asking import progress
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.world import World
-from router.errors import BadCorpus
+from router.errors import BadCorpus, BadRequest
 from router.protocol import Passage
 from serving.retrieval.build import build_index
 from serving.retrieval.dense import Hit
@@ -87,8 +87,9 @@ class Load(msgspec.Struct, frozen=True):
 class Figures(msgspec.Struct, frozen=True):
     """Figures of the parts that were asked for."""
 
-    passages: int
-    questions: int
+    passages: int | None
+    """Of --data, as the next three."""
+    questions: int | None
     passages_per_s: float | None
     """Embedded and indexed, BM25 included; None where the index was there already."""
     queries_per_s: float | None
@@ -99,15 +100,17 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 async def measure(options: Options) -> Figures:
-    """Measure. Raises `BadCorpus`, `BadIndex` and what the embedder raises."""
-    embedder, passages, questions, found = MiniLM(), 0, list[BenchmarkQuestion](), list[Found]()
+    """Measure. Raises `BadRequest`, `BadCorpus`, `BadIndex` and what the embedder raises."""
+    if options.data is None and not options.load:
+        raise BadRequest("nothing to measure; give --data DIR, --load N, or both.")
+    embedder, passages, asked, found = MiniLM(), None, None, list[Found]()
     indexed, ranked, loads, checks = None, None, list[Load](), list[Check]()
     with tempfile.TemporaryDirectory() as scratch:
         if options.data:
             questions = read_questions(options.data / "questions.jsonl", sub_questions=options.gold_sub_questions)
             folder = options.index or Path(scratch) / "index"
             index, indexed = _indexed(options.data / "corpus.jsonl", folder, embedder)
-            passages = len(index.passages)
+            passages, asked = len(index.passages), len(questions)
             found, ranked = _ranked(index, embedder, questions, sub_questions=options.gold_sub_questions)
         drawing = RandomEmbedder()
         for number in options.load:
@@ -117,7 +120,7 @@ async def measure(options: Options) -> Figures:
             rows, different = await searched(Index.open(folder, drawing), drawing, options)
             loads += rows
             checks.append(Check("queries find the same both ways", not different, f"{different} of {number} passages"))
-    return Figures(passages, len(questions), indexed, ranked, found, loads, checks)
+    return Figures(passages, asked, indexed, ranked, found, loads, checks)
 
 
 def read_questions(path: Path, *, sub_questions: bool = False) -> list[BenchmarkQuestion]:

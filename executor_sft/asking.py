@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from router.errors import OutOfTime, RolegateError, UpstreamError, UpstreamUnavailable
+from serving.terminal import progress_bar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -18,7 +18,7 @@ _HOPELESS = 5
 def progress() -> Progress:
     """Bars on the standard error."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    return progress_bar(*columns)
 
 
 async def in_flight(

@@ -110,18 +110,28 @@ def agreed(question: str, more: str = "") -> bool:
 
 
 def show(figures: Mapping[str, Any], *, as_json: bool = False, stderr: bool = False) -> None:
-    """Print figures: single ones in one table, and each group of them in one of its own."""
+    """Print figures: single ones in one table, each group of them in one of its own, and so the rows inside a group."""
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(figures), indent=2).decode())
         return
     console = Console(stderr=stderr)
-    single = {name: value for name, value in figures.items() if not isinstance(value, dict | list)}
-    for name, value in {"figure": single, **figures}.items():
-        if isinstance(value, dict) and value:
-            rows = [{name: key, **(of if isinstance(of, dict) else {"": of})} for key, of in value.items()]
-            console.print(_table(rows))
-        elif isinstance(value, list) and value:
-            console.print(name.replace("_", " "), _table(value), sep="\n")
+    single = {name: value for name, value in figures.items() if not isinstance(value, dict | list | tuple)}
+    groups = {"figure": single, **figures}
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            groups |= {f"{name}, {key}": of for key, of in value.items() if _is_rows(of)}
+    for name, value in groups.items():
+        if isinstance(value, dict):
+            items = [(key, of) for key, of in value.items() if not _is_rows(of)]
+            if items:
+                console.print(_table([{name: key, **(of if isinstance(of, dict) else {"": of})} for key, of in items]))
+        elif isinstance(value, list | tuple) and value:
+            rows = value if _is_rows(value) else [{"": one} for one in value]
+            console.print(name.replace("_", " "), _table(rows), sep="\n")
+
+
+def _is_rows(value: object) -> bool:
+    return isinstance(value, list | tuple) and any(isinstance(one, dict) for one in value)
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -135,7 +145,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def _cell(value: object) -> str:
     match value:
-        case None | "":
+        case None | "" | []:
             return "–"
         case {"mean": mean, "low": low, "high": high}:
             return f"{mean:+.4g} ({low:+.4g} to {high:+.4g})"
@@ -145,4 +155,6 @@ def _cell(value: object) -> str:
             return f"{value:,.4f}" if abs(value) < 100 else f"{value:,.0f}"
         case dict():
             return ", ".join(f"{escape(str(name))}: {_cell(one)}" for name, one in value.items())
+        case list() | tuple():
+            value = ", ".join(map(str, value))
     return escape(str(value))

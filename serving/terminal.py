@@ -8,6 +8,7 @@ from typing import TextIO, cast
 from rich.console import Console
 from rich.control import _CONTROL_STRIP_TRANSLATE
 from rich.file_proxy import FileProxy
+from rich.progress import Progress, ProgressColumn
 
 _OBEYED = (
     *(code for code in range(0x20) if chr(code) not in "\t\n"),
@@ -28,6 +29,13 @@ def visible(text: str) -> str:
 def complain(text: str) -> None:
     """Print one line to the standard error stream."""
     print(visible(text), file=sys.stderr)
+
+
+def progress_bar(*columns: ProgressColumn) -> Progress:
+    """Bars on the standard error stream while this is open; nothing at all where that is no terminal."""
+    console = Console(stderr=True)
+    console.quiet = not console.is_interactive
+    return Progress(*columns, console=console, transient=True)
 
 
 class _Visible(FileProxy):

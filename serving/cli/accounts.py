@@ -42,8 +42,8 @@ A tenant's key sees and spends what is that tenant's, and nothing else. Without 
 who sees all tenants. Scopes: `ask` puts questions and sees what became of them, `train` exports traces, `operate`
 changes the executor's versions and compares the ledger with the engines (the operator's keys only).
 
-While there are no keys, everybody on this machine may ask for everything, and nobody else can reach the gateway. From
-the first key on, every caller needs one."""
+Before the first key, everybody on this machine may ask for everything, and nobody else can reach the gateway. From the
+first key on, every caller needs one, also when all are revoked: the way back in is this command, which needs none."""
 
 
 def keys(arguments: Sequence[str]) -> int:
@@ -73,6 +73,7 @@ def _run(parser: argparse.ArgumentParser, commands: Commands, arguments: Sequenc
         command.add_argument("--json", action="store_true", help="print JSON")
         add_config(command)
     given = parser.parse_args(arguments)
+    given.config = chosen_file(given)  # which is told once
     errors_only()
 
     async def work() -> None:
@@ -127,6 +128,8 @@ async def _revoke(accounts: Accounts, given: argparse.Namespace) -> None:
         print(json_of(_public(key)))
     else:
         print(f"Key {key.key_id} is revoked; gateways that run refuse it within two seconds.")
+        if all(one.revoked_at for one in await accounts.keys()):
+            print("It was the last good key: nobody gets in until `rolegate keys create` makes another, without a key.")
 
 
 def _public(key: Key) -> dict[str, object]:

@@ -91,7 +91,8 @@ def ask(arguments: Sequence[str]) -> int:
     parser.add_argument("--max-total-tokens", type=tokens, metavar="N", help="what the question may spend")
     parser.add_argument("--max-cost-usd", type=dollars, metavar="USD", help="the same in dollars")
     parser.add_argument("--no-cache", action="store_true", help="use nothing that other runs have found")
-    parser.add_argument("--topology", choices=get_args(TopologyName), help="who searches and who answers")
+    what = "who searches and who answers; the demo's models know only factorized, the others compare (docs/study.md)"
+    parser.add_argument("--topology", choices=get_args(TopologyName), help=what)
     parser.add_argument("--stream", action="store_true", help="show rounds, sub-queries and searches as they happen")
     parser.add_argument("--json", action="store_true", help="print JSON; with --stream, one line an event")
     given = parser.parse_args(arguments)

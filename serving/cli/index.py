@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 
 from router.background import background_tasks
 from router.calls import Readiness
@@ -29,6 +29,7 @@ from serving.retrieval.manifest import read_manifest
 from serving.retrieval.opening import Check, open_embedder, open_retriever, stoppable
 from serving.retrieval.services import RetrievalServicer, retrieval_app
 from serving.signals import log_step, until_stopped
+from serving.terminal import progress_bar
 
 _BUILD = """Reads files and folders (text, Markdown, HTML, PDF, DOCX, JSON lines, Parquet), cuts them into passages at
 sentence ends, and embeds them. Without PATH, everything is as the config says. Called again, it reads only what
@@ -94,10 +95,9 @@ def _retrieval(
 
 
 async def _build(config: RetrievalConfig, engines: Mapping[str, EngineConfig], given: argparse.Namespace) -> int:
-    console = Console(stderr=True)
-    log = partial(console.print, markup=False)
+    log = partial(Console(stderr=True).print, markup=False)
     async with open_embedder(config.embedder, engines, log, cpu_threads=cores()) as embedder:
-        built = await stoppable(partial(_built, config, embedder, console))
+        built = await stoppable(partial(_built, config, embedder))
     if given.json:
         print(json_of(_for_programs(built)))
     else:
@@ -105,9 +105,9 @@ async def _build(config: RetrievalConfig, engines: Mapping[str, EngineConfig], g
     return 0
 
 
-def _built(config: RetrievalConfig, embedder: Embedder, console: Console, check: Check) -> Built:
+def _built(config: RetrievalConfig, embedder: Embedder, check: Check) -> Built:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as bar:
+    with progress_bar(*columns) as bar:
         tasks: dict[str, TaskID] = {}
 
         def show(stage: str, done: int, total: int) -> None:

@@ -50,9 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         epilog="`rolegate COMMAND --help` explains each.",
     )
-    parser.add_argument(
-        "--version", action="version", version=f"rolegate {version('rolegate')}", help="print the version"
-    )
+    parser.add_argument("--version", action="store_true", help="print the version")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, summary in _COMMANDS.items():
         commands.add_parser(name, help=summary, add_help=False)
@@ -61,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # whoever started this closed it
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    if given[:1] == ["--version"]:  # looked up only now: it takes an installed package
+        print(f"rolegate {version('rolegate')}")
+        return 0
     chosen, rest = parser.parse_known_args(given[:1])
     plain_tracebacks()
     try:

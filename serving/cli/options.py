@@ -101,6 +101,8 @@ def tenant_name(text: str) -> str:
 
 def host_port(text: str) -> str:
     """An address to listen at, or to connect to."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, without {text.partition('://')[0]}://")
     if not is_address(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, with a port of 0 to 65535")
     return text

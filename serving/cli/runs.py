@@ -7,6 +7,7 @@ from itertools import islice
 import msgspec
 from rich.console import Console
 from rolegate.client import Client
+from rolegate.v1 import run_service_pb2 as pb
 
 from router.errors import BadRequest
 from router.trace import Conversation, Execution, Run, Trajectory
@@ -102,8 +103,9 @@ def _show(client: Client, given: argparse.Namespace) -> None:
             _show_trace(console, msgspec.json.decode(found.trace_json, type=Run), prompts=given.prompts)
         for feedback in found.feedback:
             console.print(f"feedback: {feedback_line(feedback)}", markup=False, highlight=False)
-        console.print(calls_table(found.calls))
-        console.print(usage_table(found.usage))
+        if found.calls:
+            console.print(calls_table(found.calls))
+            console.print(usage_table(found.usage))
         if found.error:
             console.print(found.error, style="red", markup=False, highlight=False)
 
@@ -118,14 +120,16 @@ def _show_trace(console: Console, run: Run, *, prompts: bool) -> None:
                 for index, execution in enumerate(found.block(number), first):
                     _show_execution(console, execution, index, prompts=prompts)
                 first += count
-            for role, conversation in (("delegation", found.delegation), ("answer", found.answering)):
-                if prompts and conversation:
-                    print_line(console, role)
-                    _show_conversation(console, conversation, 2)
+            if prompts and found.delegation:
+                print_line(console, "delegation")
+                _show_messages(console, found.delegation, 2)
+            if prompts and found.answering:
+                print_line(console, "answer")
+                _show_call(console, found.answering, 2)
         case Execution() as execution:
             _show_execution(console, execution, 1, prompts=prompts)
         case Conversation() as conversation if prompts:
-            _show_conversation(console, conversation, 0)
+            _show_call(console, conversation, 0)
 
 
 def _show_execution(console: Console, execution: Execution, number: int, *, prompts: bool) -> None:
@@ -139,13 +143,19 @@ def _show_execution(console: Console, execution: Execution, number: int, *, prom
         places = ", ".join(citation.passage_id for citation in citations)
         print_line(console, f"“{point}” ({places or 'in no passage'})", 5, "cyan")
     if prompts:
-        _show_conversation(console, execution.conversation, 5)
+        _show_messages(console, execution.conversation, 5)
 
 
-def _show_conversation(console: Console, conversation: Conversation, indent: int) -> None:
+def _show_messages(console: Console, conversation: Conversation, indent: int) -> None:
+    """Print the messages; in conversations of several turns, what the model wrote stands among them."""
     for message in conversation.messages:
         print_line(console, f"[{message.role}] {message.content}", indent, "dim")
-    for output in conversation.outputs[-1:]:  # the earlier ones stand among the messages
+
+
+def _show_call(console: Console, conversation: Conversation, indent: int) -> None:
+    """Print a single call's messages, and what the model wrote."""
+    _show_messages(console, conversation, indent)
+    for output in conversation.outputs:
         print_line(console, f"[assistant] {output.text}", indent, "dim")
 
 
@@ -155,8 +165,11 @@ def _watch(client: Client, given: argparse.Namespace) -> None:
 
 
 def _cancel(client: Client, given: argparse.Namespace) -> None:
-    client.cancel(given.run_id)
-    print(f"told {given.run_id} to stop")
+    if client.run(given.run_id).run.status == pb.RUN_STATUS_RUNNING:
+        client.cancel(given.run_id)
+        print(f"told {given.run_id} to stop")
+    else:
+        print(f"{given.run_id} has ended already")
 
 
 def _feedback(client: Client, given: argparse.Namespace) -> None:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, get_args
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -30,6 +30,7 @@ from serving.cli.options import FORMATS, add_command, add_config, chosen_file, j
 from serving.config.file import read_config
 from serving.files import replacing
 from serving.logs import errors_only
+from serving.terminal import progress_bar
 
 
 @asynccontextmanager
@@ -84,7 +85,7 @@ async def _checked(given: argparse.Namespace) -> Checked:
     columns = TextColumn("checking runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     stopped = Event()
     async with opened_store(given) as database:
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        with progress_bar(*columns) as bar:
             task = bar.add_task("", total=None)
 
             def on_progress(done: int, total: int) -> None:
@@ -219,7 +220,7 @@ async def _export(given: argparse.Namespace) -> int:
     async with opened_store(given) as database:
         with (
             replacing(given.out) as unfinished,
-            Progress(*columns, console=Console(stderr=True), transient=True) as bar,
+            progress_bar(*columns) as bar,
             EXPORTS[given.out.suffix](unfinished) as write,
         ):
             task = bar.add_task("", total=None)

@@ -193,10 +193,7 @@ def test_errors(gateway: str, call: Callable[[Client], object], parts: tuple[str
 
 async def test_nobody_answers(dead: str) -> None:
     """Who does not, and what to do; it has no reason, for it is of no gateway."""
-    said = (
-        f"no gateway answers at {dead}; start one with `rolegate serve`, or give another address. One that encrypts "
-        "answers only to who has its certificate (`--ca`), and perhaps one of their own."
-    )
+    said = f"no gateway answers at {dead}; start one with `rolegate serve`, or give another address."
     async with AsyncClient(dead) as client:
         with pytest.raises(GatewayError) as caught:
             await client.ask(QUESTION)

@@ -136,6 +136,9 @@ async def test_encrypted(authority: Authority) -> None:
         for ca in (authority.certificate, authority.certificate.read_bytes()):
             async with AsyncClient(address, ca=ca) as client:
                 assert (await client.ask(QUESTION)).answer == "Michael Mann"
+        async with AsyncClient(address) as client:
+            with pytest.raises(GatewayError, match="has its certificate \\(`--ca`\\)"):
+                await client.ask(QUESTION, timeout_s=10)
         async with AsyncClient(address, ca=other.certificate) as client:
             with pytest.raises(GatewayError, match=f"no gateway at {address} that these certificates fit") as caught:
                 await client.ask(QUESTION, timeout_s=10)

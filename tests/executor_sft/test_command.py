@@ -65,8 +65,10 @@ def test_figures_are_tables_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     """Single ones in one table, groups and lists in one each; differences with their intervals."""
     gain = {"mean": 0.25, "low": -0.5, "high": 1}
     figures = {"rows": 1200, "by": {"a": {"share": 0.5, "gain": gain}}, "spent": [{"role": "[x]", "cost": None}]}
+    figures |= {"all": {"asked": 7, "scores": ({"executor": "new", "f1": 0.25},)}, "left_out": ["a.pdf", "b.pdf"]}
     show(figures)
     lines = {tuple(line.split()) for line in capsys.readouterr().out.splitlines()}
     assert {("rows", "1,200"), ("a", "0.5000", "+0.25", "(-0.5", "to", "+1)"), ("[x]", "–")} <= lines
+    assert {("asked", "7"), ("all,", "scores"), ("new", "0.2500"), ("left", "out"), ("b.pdf",)} <= lines
     show(figures, as_json=True)
-    assert json.loads(capsys.readouterr().out) == figures
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(figures))

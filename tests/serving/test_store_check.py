@@ -44,8 +44,9 @@ def check(*options: str) -> int:
 def test_a_whole_store(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Is called whole, with what was looked at."""
     assert check() == 0
-    told = capsys.readouterr().out
-    assert told.endswith(", 2 runs, 1 calls, their sums and references: all is well\n")
+    told = capsys.readouterr()
+    assert told.out.endswith(", 2 runs, 1 calls, their sums and references: all is well\n")
+    assert told.err == ""
 
 
 def test_a_store_that_is_not_whole(store: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,9 +75,11 @@ def _plainly(code: grpc.StatusCode, details: str, address: str) -> str:
         case grpc.StatusCode.UNAVAILABLE if re.search("ssl|tls|certificate", details, re.IGNORECASE):
             return f"no gateway at {address} that these certificates fit: {details}"
         case grpc.StatusCode.UNAVAILABLE:
+            more = " One that encrypts answers only to who has its certificate (`--ca`), and perhaps one of their own."
+            nobody = re.search("refused|resolving", details)  # listens there
             return (
-                f"no gateway answers at {address}; start one with `rolegate serve`, or give another address. One that "
-                "encrypts answers only to who has its certificate (`--ca`), and perhaps one of their own."
+                f"no gateway answers at {address}; start one with `rolegate serve`, or give another address."
+                f"{'' if nobody else more}"
             )
         case grpc.StatusCode.UNIMPLEMENTED:
             return f"what answers at {address} is no gateway, or an older one; is it a retrieval server?"

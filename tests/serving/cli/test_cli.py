@@ -114,6 +114,11 @@ def helped(command: str) -> str:
     return shown.getvalue()
 
 
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"rolegate \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
 def test_help_teaches() -> None:
     """Of every command: its purpose, in a sentence, and a word about each option; each is in the one above it."""
     left, seen = ["", "usage reconcile", "sft mini-world", "sft mini-model"], set[str]()
@@ -241,8 +246,7 @@ def test_a_dead_address_is_told_in_one_line(flags: list[str], dead: str, capsys:
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.splitlines() == [
-        f"rolegate: no gateway answers at {dead}; start one with `rolegate serve`, or give another address. One that "
-        "encrypts answers only to who has its certificate (`--ca`), and perhaps one of their own."
+        f"rolegate: no gateway answers at {dead}; start one with `rolegate serve`, or give another address."
     ]
 
 
@@ -345,6 +349,9 @@ def test_an_address_without_a_port(command: str, capsys: pytest.CaptureFixture[s
         main([*command.split(), "--address", "localhost"])
 
     assert "--address: 'localhost' is not HOST:PORT, with a port of 0 to 65535" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--address", "http://localhost:1"])
+    assert "--address: 'http://localhost:1' is not HOST:PORT, without http://" in capsys.readouterr().err
 
 
 def test_a_closed_output(tmp_path: Path) -> None:

@@ -80,10 +80,13 @@ def test_an_operators_key(commands: Commands) -> None:
 
 
 def test_a_revoked_key_is_shown_as_revoked(commands: Commands) -> None:
+    """And the last good one is said to be that, as nobody gets in any more."""
+    other = commands.read("keys create")
     made = commands.read("keys create --tenant acme")
     out, _ = commands.run(f"keys revoke {made['key_id']}")
     assert out == f"Key {made['key_id']} is revoked; gateways that run refuse it within two seconds.\n"
-    (listed,) = commands.read("keys list")
+    assert "It was the last good key" in commands.run(f"keys revoke {other['key_id']}")[0]
+    _, listed = commands.read("keys list")
     assert listed["revoked_at"] > listed["created_at"]
     assert commands.read(f"keys revoke {made['key_id']}") == listed
 
@@ -155,6 +158,16 @@ def test_a_limit_below_one_question(commands: Commands, tmp_path: Path) -> None:
     assert err.startswith("--tokens-per-day: one question may take ")
     assert "900" in out
     assert commands.run("tenants set acme --tokens-per-month 1000000")[1] == ""
+
+
+def test_a_config_that_is_found(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Is told, and once."""
+    monkeypatch.chdir(config.parent)
+    config.rename("rolegate.toml")
+    assert main("tenants set acme --tokens-per-day 2000000".split()) == 0
+    assert capsys.readouterr().err.count("the config is") == 1
 
 
 def test_a_key_makes_its_tenant(commands: Commands) -> None:

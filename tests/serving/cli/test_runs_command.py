@@ -5,7 +5,7 @@ import uuid
 
 import pytest
 from rich.console import Console, RenderableType
-from rolegate.client import Client
+from rolegate.client import Client, GatewayError
 from rolegate.v1 import run_service_pb2 as pb
 from rolegate.v1 import usage_pb2
 from rolegate.v1.answer_service_pb2 import AnswerOutcome
@@ -54,12 +54,26 @@ def test_show(gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]) -> 
     assert [line for line in shown if line.startswith("round")] == ["round 1", "round 2"]
     assert "[system] " not in "\n".join(shown)
     assert main(["runs", "show", run_id, "--prompts", "--address", gateway]) == 0
-    assert {"delegation", "answer"} < set(lines(capsys))
+    shown = lines(capsys)
+    assert {"delegation", "answer"} < set(shown)
+    assert sum(line.startswith("[assistant]") for line in shown) == 8
     assert main(["runs", "show", run_id, "--json", "--address", gateway]) == 0
     whole = json.loads(capsys.readouterr().out)
     assert (whole["run"]["run_id"], len(whole["calls"]), whole["trace_json"]) == (run_id, 8, "")
     assert main(["runs", "show", run_id, "--trace", "--address", gateway]) == 0
     assert json.loads(capsys.readouterr().out)["result"]["answer"] == "in 1943"
+
+
+def test_a_run_without_calls(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Is shown without tables of them."""
+    with Client(gateway) as client, pytest.raises(GatewayError):
+        client.ask(QUESTION, max_total_tokens=1)
+    with Client(gateway) as client:
+        refused = next(client.runs(status="failed"))
+    assert main(["runs", "show", refused.run_id, "--address", gateway]) == 0
+    shown = lines(capsys)
+    assert f"request: {QUESTION}" in shown
+    assert not any(line.startswith(("#", "all")) for line in shown)
 
 
 def test_watch(gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +93,7 @@ def test_cancel_and_feedback(gateway: str, run_id: str, capsys: pytest.CaptureFi
     assert main(["runs", "cancel", run_id, "--address", gateway]) == 0
     assert main(["runs", "feedback", run_id, "--bad", "--right-answer", "1944", "--address", gateway]) == 0
     told, noted = lines(capsys)
-    assert told == f"told {run_id} to stop"
+    assert told == f"{run_id} has ended already"
     assert noted.startswith("noted as feedback-")
     assert main(["runs", "show", run_id, "--address", gateway]) == 0
     shown = lines(capsys)
