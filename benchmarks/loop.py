@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-import torch
 from google.protobuf.json_format import MessageToDict
 from msgspec import Meta
 from rolegate.client import AsyncClient, GatewayError
 from rolegate.v1.executor_version_service_pb2 import ExecutorVersionState
-from safetensors.torch import load_file, save_file
 
 from benchmarks import harness
 from benchmarks.gateway import gateway
@@ -195,6 +193,9 @@ async def _retrain(options: Options, config: Path, address: str, work: Path) -> 
 
 def publish_degraded(versions: Path, version: str) -> str:
     """Publish a copy of `version` with noise in its weights; its name."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
     manifest, chance = verified(versions / version), torch.Generator().manual_seed(0)
 
     def noisy(weight: torch.Tensor) -> torch.Tensor:

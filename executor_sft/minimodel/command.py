@@ -3,21 +3,23 @@
 the study, which speak every role, in three sizes.
 """
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
-import torch
 from msgspec import Meta
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from executor_sft.command import POSITIONAL
 from executor_sft.minimodel.model import BACKBONE, EXECUTOR, LADDER, load_tokenizer, new_model, train_tokenizer
 from executor_sft.minimodel.stream import ROW_TOKENS, batches, conversations
-from executor_sft.minimodel.training import Schedule, save, train
 from executor_sft.miniworld.dialogues import Dialogue, RolePrompts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 SHAPES = {"backbone": BACKBONE, "executor": EXECUTOR, "student": EXECUTOR, "teacher": EXECUTOR}
 STEPS = {"backbone": 3200, "executor": 4300, "student": 4100, "teacher": 6300, "generalist": 2500}
@@ -51,6 +53,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(options: Options) -> int:
     """Train one role's model and save it; the exit status."""
+    import torch
+    from transformers import Qwen3ForCausalLM
+
+    from executor_sft.minimodel.training import Schedule, save, train
+
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     role, system = options.role, RolePrompts.served()

@@ -1,11 +1,16 @@
 """Qwen3 in miniature, and its tokenizer: byte-level BPE, the protocol's tags as single tokens, digits apart."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 VOCABULARY = 1280
 END_OF_TURN, END_OF_TEXT = "<|end|>", "<|endoftext|>"
@@ -50,6 +55,8 @@ HEAD_WIDTH = 32
 
 def new_model(shape: Shape, tokenizer: PreTrainedTokenizerFast, max_tokens: int = 2048) -> Qwen3ForCausalLM:
     """A model of `shape` with random weights, fp32."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     heads = shape.width // HEAD_WIDTH
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -73,6 +80,8 @@ def new_model(shape: Shape, tokenizer: PreTrainedTokenizerFast, max_tokens: int 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """Learn the merges from `texts`. Every stretch between tags or lines begins with a space, so that a name is spelled
     with the same tokens wherever it stands, and copying it is copying tokens."""
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -104,5 +113,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """The tokenizer of a finished model."""
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
     return tokenizer

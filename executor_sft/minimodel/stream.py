@@ -1,18 +1,21 @@
 """An endless stream of packed training batches: fresh worlds all the time, every conversation used once."""
 
+from __future__ import annotations
+
 import bisect
 import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
-from transformers import PreTrainedTokenizerFast
+from typing import TYPE_CHECKING, Literal
 
 from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePrompts
 from executor_sft.miniworld.lessons import generalist_lessons, student_lessons
 from executor_sft.miniworld.world import World
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerFast
 
 Role = Literal["backbone", "executor", "student", "generalist"]
 CONVERSATIONS_PER_WORLD = 800
@@ -40,6 +43,8 @@ class Batch:
 
     def attention(self) -> torch.Tensor:
         """(rows, 1, row_tokens, row_tokens) bool: causal, within one conversation."""
+        import torch
+
         same = self.conversation[:, :, None] == self.conversation[:, None, :]
         length = self.tokens.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool).tril()
@@ -114,6 +119,8 @@ def _fill(first: Encoded, waiting: list[Encoded], row_tokens: int) -> list[Encod
 
 
 def _pack(rows: list[list[Encoded]], row_tokens: int) -> Batch:
+    import torch
+
     packed = []
     for members in rows:
         row = [

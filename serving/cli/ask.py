@@ -29,7 +29,6 @@ from serving.cli.options import (
     tokens,
 )
 from serving.cli.tables import AnswerView, summed, usage_table
-from serving.composition import running_gateway
 from serving.logs import errors_only
 from serving.terminal import complain
 
@@ -67,6 +66,8 @@ def reached(given: argparse.Namespace, progress: Console) -> Iterator[Client]:
         with Client(connection(given)) as client:
             yield client
         return
+    from serving.composition import running_gateway
+
     config = chosen_config(given)
     sent, key = new_key(None, SCOPES)
     config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, tls=None))  # loopback only

@@ -76,6 +76,7 @@ def serving(folder: Path) -> Iterator[tuple[str, str]]:
     assert process.returncode == 0
 
 
+@pytest.mark.engines
 def test_from_nothing_to_answers(folder: Path, rolegate: Rolegate) -> None:
     """The index names what it skipped; the check is green; the answer cites document and sentence; a changed document
     is answered from without a restart; what is nowhere in the documents is said not to be found.

@@ -182,13 +182,25 @@ def test_the_step_writes_rows_and_figures(tmp_path: Path) -> None:
     assert manifest.origin.inputs.keys() >= {"filtered", "tokenizer.json", "chat_template.jinja"}
 
 
-LENGTHS = [row.length for row in rows_of(filtered(executed(*TWO)), ServedTokens(MINI))[0]]
+def refused(folder: Path, executions: list[Execution], options: list[object], why: str) -> None:
+    """No data set is made of `executions`."""
+    file = write_lines(folder / "filtered.jsonl", filtered(*executions))
+    command = ["dataset", file, "--out", folder / "data", "--model", MINI, *options]
+    with pytest.raises(BadConfig, match=why):
+        run([str(part) for part in command])
+    assert not (folder / "data" / RESULT).exists()
+
+
+def test_no_row_is_cut(tmp_path: Path) -> None:
+    """Rows that are too long are counted, and nothing is written."""
+    lengths = [row.length for row in rows_of(filtered(executed(*TWO)), ServedTokens(MINI))[0]]
+    why = f"2 of 3 rows are longer .* the longest has {max(lengths)}"
+    refused(tmp_path, [executed(*TWO)], ["--max-length", min(lengths)], why)
 
 
 @pytest.mark.parametrize(
     ("executions", "options", "why"),
     [
-        ([executed(*TWO)], ["--max-length", min(LENGTHS)], f"2 of 3 rows are longer .* the longest has {max(LENGTHS)}"),
         ([], [], r"Nothing to learn.*turns: \{"),
         ([executed("?", "?", "?")], [], r"Nothing to learn.*turns: \{'malformed': 3"),
         ([executed(*ONE)], ["--model", "nowhere"], "nowhere: holds no tokenizer"),
@@ -197,12 +209,8 @@ LENGTHS = [row.length for row in rows_of(filtered(executed(*TWO)), ServedTokens(
 def test_no_data_set_is_made_of_what_cannot_be_learnt(
     tmp_path: Path, executions: list[Execution], options: list[object], why: str
 ) -> None:
-    """Rows that are too long (nothing is cut), none at all, and a model without a tokenizer; nothing is written."""
-    file = write_lines(tmp_path / "filtered.jsonl", filtered(*executions))
-    command = ["dataset", file, "--out", tmp_path / "data", "--model", MINI, *options]
-    with pytest.raises(BadConfig, match=why):
-        run([str(part) for part in command])
-    assert not (tmp_path / "data" / RESULT).exists()
+    """No rows at all, and a model without a tokenizer; nothing is written."""
+    refused(tmp_path, executions, options, why)
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,17 @@
 """The mini models read and write what the gateway and the serving engine do, and outlive a killed training."""
 
+from __future__ import annotations
+
 import itertools
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from executor_sft.minimodel.model import (
     _TAGS,
@@ -24,12 +25,14 @@ from executor_sft.minimodel.model import (
     train_tokenizer,
 )
 from executor_sft.minimodel.stream import BATCH_TOKENS, ROW_TOKENS, Batch, batches, conversations, encode
-from executor_sft.minimodel.training import Schedule, save, train
 from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePrompts, Turn
 from executor_sft.miniworld.world import World
 from router.protocol import parse_decision, parse_turn
 from router.protocol.turns import parse_answer
 from serving.config.file import load_config, preset
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 MINI = load_config(preset("mini"))
 TINY = Shape(width=32, layers=1, feed_forward=32)
@@ -38,6 +41,8 @@ TINY = Shape(width=32, layers=1, feed_forward=32)
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
     """Tiny models are slower on two."""
+    import torch
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -64,6 +69,8 @@ def packed(tokenizer: PreTrainedTokenizerFast, system: RolePrompts) -> list[Batc
 
 
 def tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3ForCausalLM:
+    import torch
+
     torch.manual_seed(seed)
     return new_model(TINY, tokenizer)
 
@@ -199,21 +206,23 @@ def segments(batch: Batch, row: int) -> list[tuple[tuple[int, ...], tuple[bool, 
     return found
 
 
-@torch.inference_mode()
 def test_a_packed_conversation_is_computed_as_if_it_were_alone(
     tokenizer: PreTrainedTokenizerFast, packed: list[Batch]
 ) -> None:
     """Attention looks back only, and never at a neighbour in the row, which so changes none of its logits."""
+    import torch
+
     batch, attention = packed[0], packed[0].attention()
     sizes = [int(count) for row in batch.conversation for count in row.unique(return_counts=True)[1]]
     assert int(attention.sum()) == sum(size * (size + 1) // 2 for size in sizes)
     model = tiny_model(tokenizer)
     rows = {"position_ids": batch.positions[:1], "attention_mask": attention[:1]}
-    logits = model(input_ids=batch.tokens[:1], **rows).logits[0]
-    for number in range(1, int(batch.conversation[0].max()) + 1):
-        inside = batch.conversation[0] == number
-        alone = model(input_ids=batch.tokens[:1, inside]).logits[0]
-        torch.testing.assert_close(logits[inside], alone, atol=1e-4, rtol=1e-4)
+    with torch.inference_mode():
+        logits = model(input_ids=batch.tokens[:1], **rows).logits[0]
+        for number in range(1, int(batch.conversation[0].max()) + 1):
+            inside = batch.conversation[0] == number
+            alone = model(input_ids=batch.tokens[:1, inside]).logits[0]
+            torch.testing.assert_close(logits[inside], alone, atol=1e-4, rtol=1e-4)
 
 
 def test_the_sizes_are_those_documented(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -234,6 +243,9 @@ def test_a_killed_run_goes_on_where_its_checkpoint_was(
     """It ends with the weights of an undisturbed run, though it is begun again from other random weights; begun once
     more, it changes none.
     """
+    import torch
+
+    from executor_sft.minimodel.training import Schedule, train
 
     def interrupted() -> Iterator[Batch]:
         yield from packed[:2]
@@ -254,6 +266,8 @@ def test_a_killed_run_goes_on_where_its_checkpoint_was(
 
 def test_the_learning_rate_rises_holds_and_falls() -> None:
     """Linearly over the warm-up, constant to the middle, linearly over the last half, and never to nothing."""
+    from executor_sft.minimodel.training import Schedule
+
     schedule = Schedule(steps=1000, peak_rate=2e-3, warm_up=100)
     rates = [schedule.rate(step) for step in range(1000)]
     found = [rates[0], rates[49], *rates[99:501], rates[750], rates[999]]
@@ -265,6 +279,11 @@ def test_a_saved_model_is_loaded_as_it_was(
     tokenizer: PreTrainedTokenizerFast, dialogues: list[Dialogue], tmp_path: Path
 ) -> None:
     """By transformers, in bf16, with its tokenizer and chat template; generation ends at the end of a turn."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from executor_sft.minimodel.training import save
+
     model = tiny_model(tokenizer)
     save(model, tokenizer, tmp_path)
     loaded, again = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
@@ -278,6 +297,8 @@ def test_a_saved_model_is_loaded_as_it_was(
 @pytest.mark.parametrize("name", ["executor", "teacher"])
 def test_a_shipped_model_reads_with_its_own_tokenizer(name: str, system: RolePrompts) -> None:
     """It writes the first search of unseen sub-queries, which it could not with tokens that are not its own."""
+    from transformers import Qwen3ForCausalLM
+
     folder = Path(MINI.engines[name].path)
     model = Qwen3ForCausalLM.from_pretrained(folder).float().eval()
     tokenizer, right = load_tokenizer(folder), 0

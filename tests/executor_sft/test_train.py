@@ -9,14 +9,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 from executor_sft.__main__ import run
 from executor_sft.dataset import TrainingRow
 from executor_sft.minimodel.model import Shape, load_tokenizer, new_model
-from executor_sft.minimodel.training import save
 from executor_sft.step import read_manifest
 from executor_sft.train import Recipe, StepLoss, _last_checkpoint, base_files, load_base, load_recipe
 from router.errors import BadConfig
@@ -41,6 +37,10 @@ ADAPTER = Recipe(method="lora", learning_rate=1e-3, max_length=64)
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model that knows nothing."""
+    import torch
+
+    from executor_sft.minimodel.training import save
+
     torch.manual_seed(3)
     folder = tmp_path_factory.mktemp("base")
     tokenizer = load_tokenizer(MINI)
@@ -80,6 +80,9 @@ def test_a_killed_training_ends_as_if_nothing_had_been(base: Path, data: Path, t
     """Killed for real after its first checkpoint, it goes on from there: the same loss at every step, the same
     adapter. And the loss falls, as far as an adapter of a random model goes.
     """
+    import torch
+    from safetensors.torch import load_file
+
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run(command(data, base, whole))
     process = started("-m", "executor_sft", *command(data, base, killed))
@@ -108,6 +111,10 @@ def test_a_killed_training_ends_as_if_nothing_had_been(base: Path, data: Path, t
 @pytest.mark.slow
 def test_whole_weights_are_trained_by_several_processes(base: Path, data: Path, tmp_path: Path) -> None:
     """Under `accelerate launch`, one of them writes; the result loads as its base does, with the same tokenizer."""
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
     launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1")
     ports = ("--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no")
     process = started(*launch, *ports, "-m", "executor_sft", *command(data, base, tmp_path / "out", "full"))

@@ -1,12 +1,13 @@
 """`rolegate chat`, as a program in a pipe and as a person at a terminal."""
 
 import asyncio
+import io
 import os
 import pty
 import select
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from router.models import ScriptedModel
 from router.trace.run import Feedback
-from serving.cli.main import main
+from tests.conftest import Ended, Rolegate
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
 from tests.router.edge.certificates import Authority
@@ -41,18 +42,19 @@ async def served(deployment: Deployment) -> AsyncIterator[tuple[str, Kept]]:
     await server.drain(0)
 
 
-def piped(*lines: str, options: tuple[str, ...], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+Piped = Callable[..., Ended]
+"""Takes lines and options."""
+
+
+@pytest.fixture
+def piped(rolegate: Rolegate, monkeypatch: pytest.MonkeyPatch) -> Piped:
     """A chat whose questions come from a pipe, run to its end."""
-    return subprocess.run(
-        [sys.executable, "-c", CODE, "chat", *options],
-        input="".join(f"{line}\n" for line in lines),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=cwd,
-        env=environment(),
-        timeout=60,
-    )
+
+    def run(*lines: str, options: Sequence[object]) -> Ended:
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        return rolegate("chat", *options)
+
+    return run
 
 
 class Terminal:
@@ -103,7 +105,15 @@ def terminal(*options: str) -> Iterator[Terminal]:
 
 def test_questions_from_a_pipe(gateway: str) -> None:
     """Answers on one stream without a prompt, everything else on the other; the end of the pipe ends it."""
-    run = piped(QUESTION, "", QUESTION, options=("--address", gateway))
+    run = subprocess.run(
+        [sys.executable, "-c", CODE, "chat", "--address", gateway],
+        input=f"{QUESTION}\n\n{QUESTION}\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+        timeout=60,
+    )
 
     assert run.returncode == 0
     assert run.stdout.count("│ in 1943") == 2
@@ -111,24 +121,24 @@ def test_questions_from_a_pipe(gateway: str) -> None:
     assert run.stderr.startswith("Each question stands alone.")
 
 
-def test_an_error_does_not_end_it(gateway: str) -> None:
+def test_an_error_does_not_end_it(gateway: str, piped: Piped) -> None:
     """It is shown, and the next question is asked; nothing after `exit` is."""
     run = piped(DEAD_QUESTION, QUESTION, "exit", QUESTION, options=("--address", gateway))
 
-    assert (run.returncode, run.stdout.count("│ in 1943")) == (0, 1)
-    assert "delegation at http://127.0.0.1:9/v1: connection refused" in run.stderr
+    assert (run.status, run.out.count("│ in 1943")) == (0, 1)
+    assert "delegation at http://127.0.0.1:9/v1: connection refused" in run.err
 
 
-def test_usage_is_that_of_the_chat(gateway: str) -> None:
+def test_usage_is_that_of_the_chat(gateway: str, piped: Piped) -> None:
     """Two answers have cost twice one; a chat before it does not count."""
     piped(QUESTION, options=("--address", gateway))
     run = piped(QUESTION, QUESTION, ":usage", options=("--address", gateway))
 
-    sums = [line.split()[1] for line in run.stdout.splitlines() if line.split()[:1] == ["all"]]
+    sums = [line.split()[1] for line in run.out.splitlines() if line.split()[:1] == ["all"]]
     assert sums == ["8", "8", "16"]
 
 
-async def test_feedback_on_the_last_answer() -> None:
+async def test_feedback_on_the_last_answer(piped: Piped) -> None:
     """Good, bad, and bad with the right answer; not on a question that got none."""
     delegator = ScriptedModel([*[block(DIRECTOR), STOP] * 2, "", ""])
     async with served(Deployment(delegator, answerer=ScriptedModel(["<answer>Mann</answer>"] * 2))) as (address, store):
@@ -141,9 +151,9 @@ async def test_feedback_on_the_last_answer() -> None:
         Feedback(second, accepted=False),
         Feedback(second, accepted=False, gold_answer="Michael  Mann"),
     ]
-    assert run.stderr.count("the last question has no answer") == 2
-    assert run.stderr.count(":bad [RIGHT ANSWER]") == 2
-    assert ":nonsense is no command here." in run.stderr
+    assert run.err.count("the last question has no answer") == 2
+    assert run.err.count(":bad [RIGHT ANSWER]") == 2
+    assert ":nonsense is no command here." in run.err
 
 
 async def test_ctrl_c_cancels_the_running_question_alone() -> None:
@@ -196,31 +206,35 @@ def written(folder: Path, server: str = "") -> Path:
     return config
 
 
-def test_a_gateway_is_started_for_the_chat(tmp_path: Path) -> None:
+def test_a_gateway_is_started_for_the_chat(tmp_path: Path, piped: Piped, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for all of its questions, and stopped with it."""
-    run = piped("Why?", "How?", options=("--config", str(written(tmp_path))), cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run = piped("Why?", "How?", options=("--config", written(tmp_path)))
 
-    assert run.returncode == 0
-    assert run.stderr.count("delegation at http://127.0.0.1:9/v1") == 2
+    assert run.status == 0
+    assert run.err.count("delegation at http://127.0.0.1:9/v1") == 2
     assert (tmp_path / "runs.db").stat().st_size > 0
 
 
-def test_a_gateway_of_ones_own_needs_no_key(tmp_path: Path, authority: Authority) -> None:
+def test_a_gateway_of_ones_own_needs_no_key(
+    tmp_path: Path, authority: Authority, piped: Piped, rolegate: Rolegate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor a certificate, whatever others need to reach one of this config."""
     certificate, key = authority.issue("server")
     config = written(tmp_path, f'[server.tls]\ncertificate = "{certificate}"\nkey = "{key}"\n')
-    assert main(["keys", "create", "--config", str(config)]) == 0
+    monkeypatch.chdir(tmp_path)
+    assert rolegate("keys", "create", "--config", config).status == 0
 
-    run = piped("Why?", options=("--config", str(config)), cwd=tmp_path)
+    run = piped("Why?", options=("--config", config))
 
-    assert run.returncode == 0
-    assert run.stderr.count("delegation at http://127.0.0.1:9/v1") == 1
+    assert run.status == 0
+    assert run.err.count("delegation at http://127.0.0.1:9/v1") == 1
 
 
-def test_a_gateway_that_cannot_be_started(tmp_path: Path) -> None:
+def test_a_gateway_that_cannot_be_started(tmp_path: Path, piped: Piped) -> None:
     """Is told in one line; status 1."""
-    run = piped("Why?", options=("--config", str(tmp_path / "absent.toml")))
+    run = piped("Why?", options=("--config", tmp_path / "absent.toml"))
 
-    assert run.returncode == 1
-    assert "absent.toml" in run.stderr.splitlines()[-1]
-    assert "Traceback" not in run.stderr
+    assert run.status == 1
+    assert "absent.toml" in run.err.splitlines()[-1]
+    assert "Traceback" not in run.err

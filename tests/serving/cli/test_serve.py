@@ -15,6 +15,7 @@ from rolegate.v1.answer_service_pb2 import AnswerRequest
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
 from tests import scripted_gateway
+from tests.conftest import Rolegate
 from tests.serving.cli.test_cli import config_file, service
 
 HTTP = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -60,7 +61,9 @@ def test_a_second_signal_ends_at_once(tmp_path: Path, upstream: socket.socket) -
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
-def test_a_restart_takes_its_ports_at_once(stop: signal.Signals, tmp_path: Path, upstream: socket.socket) -> None:
+def test_a_restart_takes_its_ports_at_once(
+    stop: signal.Signals, tmp_path: Path, upstream: socket.socket, rolegate: Rolegate
+) -> None:
     """Though connections of before have not ended on its side, whether their clients have gone or not."""
     options = config_at(upstream, tmp_path)[:2]
     config = Path(options[1])  # gRPC waits for clients that do not answer its farewell as long as it may
@@ -76,8 +79,7 @@ def test_a_restart_takes_its_ports_at_once(stop: signal.Signals, tmp_path: Path,
         client.close()
     with service("serve", *options, "--address", address, "--http", door, cwd=tmp_path) as server:
         assert server.ready() == address
-        with service("serve", *options, "--address", address, cwd=tmp_path) as late:
-            assert "is the port in use?" in late.rest()
+        assert "is the port in use?" in rolegate("serve", *options, "--address", address).err
     for client in clients[1::2]:
         client.close()
 
