@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from router.trace.call import RoleTotal
 from serving.files import sha256_of
 from tests.conftest import Rolegate
 from tests.executor_sft import test_rollout
-from tests.executor_sft.test_rollout import QUESTIONS, ROOT, Endpoint, Ran
+from tests.executor_sft.test_rollout import QUESTIONS, Endpoint, Ran, started
 
 endpoint, rollout_config = test_rollout.endpoint, test_rollout.config
 CELLS = ["big + student", "big + teacher", "no_retrieval: big"]
@@ -91,17 +90,6 @@ def ran(rolegate: Rolegate) -> Ran:
         return ended.status, ended.out + ended.err
 
     return run
-
-
-async def started(*arguments: object) -> asyncio.subprocess.Process:
-    """A command in a process of its own."""
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks", *map(str, arguments)),
-        cwd=ROOT,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
 
 
 def rows(folder: Path) -> list[Row]:
@@ -204,7 +192,7 @@ async def test_killed(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path)
     for free in (3, 20, 25):
         endpoint.free, endpoint.held = free, 0
         endpoint.both_held.clear()
-        process = await started(*command, tmp_path / "killed")
+        process = await started(*command, tmp_path / "killed", module="benchmarks")
         async with asyncio.timeout(60):
             await endpoint.both_held.wait()
         process.kill()

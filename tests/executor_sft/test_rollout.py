@@ -115,10 +115,10 @@ def ran(rolegate: Rolegate) -> Ran:
     return run
 
 
-async def started(*arguments: object) -> asyncio.subprocess.Process:
+async def started(*arguments: object, module: str = "executor_sft") -> asyncio.subprocess.Process:
     """A command in a process of its own."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "executor_sft", *map(str, arguments)),
+        *(sys.executable, "-m", module, *map(str, arguments)),
         cwd=ROOT,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
