@@ -1,5 +1,6 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
+export PYTHONDONTWRITEBYTECODE =
 export Q ?= In which country is the birthplace of the spouse of Worfle Shenlei?
 
 WORK ?= study

@@ -40,10 +40,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
     return scheduler
 
 
+_TOGETHER = {
+    "engine": ("end_to_end/",),
+    "gateways": ("contract/",),
+    "torch": (
+        *("benchmarks/test_retrieval", "executor_sft/test_dataset", "executor_sft/test_lessons"),
+        *("executor_sft/test_minimodel", "executor_sft/test_train", "serving/test_index_build", "serving/cli/test_cli"),
+        *("serving/retrieval/", "calls/test_prompt_bound"),
+    ),
+    "litellm": ("benchmarks/test_cost", "models/test_litellm_model", "config/test_prices", "cli/test_keys"),
+}
+"""Files that count as one, by what they share: it takes seconds to start or to import."""
+
+
 def _file(test: str) -> str:
-    """The tests of `end_to_end` share an engine, those of `contract` their gateways: each folder counts as one file."""
     path = test.partition("::")[0]
-    return next((folder for folder in ("end_to_end/", "contract/") if folder in path), path)
+    return next((what for what, parts in _TOGETHER.items() if any(part in path for part in parts)), path)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,9 +4,6 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
-
 from router.edge.listening import TLS, host_of, is_address
 from router.errors import BadConfig
 from router.trace.call import MOST_DOLLARS
@@ -56,6 +53,9 @@ def problems(config: Config) -> list[str]:
 
 
 def _is_store(url: str) -> bool:
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
