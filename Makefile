@@ -1,5 +1,6 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Compiled modules are kept, whatever the environment says: the tests start many processes.
 export PYTHONDONTWRITEBYTECODE =
 export Q ?= In which country is the birthplace of the spouse of Worfle Shenlei?
 

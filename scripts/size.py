@@ -20,14 +20,14 @@ FOLDERS = {
     "benchmarks": "benchmarks",
     "client": "protos/rolegate/client",
 }
-MOST_STATEMENTS, MOST_LINES, MOST_TEST_LINES = 18_600, 32_300, 35_000
+MOST_STATEMENTS, MOST_LINES, MOST_TEST_LINES = 18_400, 32_000, 35_100
 BUDGET = {"statements": 14_500, "lines": 24_500, "lines of tests": 22_000}
 """Where the limits are to come down to (docs/decisions/0018)."""
 MOST_DENSITY = 0.84
 """Statements per line of code; blank lines, comments and docstrings are none."""
 LEAST_DOCUMENTED = 0.90
 """Of public functions, methods and classes."""
-MOST_EXCEPTIONS = 11
+MOST_EXCEPTIONS = 10
 """`noqa` and `type: ignore`, tests apart."""
 MOST_MODULES = 16
 CLAUSE = re.compile(r"^(What|Who|Whose|Whoever|Whatever|Which|Where|When|Why|How|That|As|Is|Are|Was|Were|Has|Have)\b")
