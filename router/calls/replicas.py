@@ -186,5 +186,5 @@ class Upstreams:
         return self.endpoints.setdefault(deployment, Endpoint())
 
     def role(self, name: RoleName, max_in_flight: int | None) -> RoleHealth:
-        """How the calls of a role are doing; its limit is the one that was given first."""
+        """The health of a role's calls; its limit is the one that was given first."""
         return self.roles.setdefault(name, RoleHealth(max_in_flight))

@@ -74,7 +74,7 @@ _FOR_TENANTS: dict[type[RolegateError], str] = {
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why a request came to nothing."""
+    """The reason why a request came to nothing, for whoever asked."""
 
     code: int
     """As of `google.rpc.Code`."""
