@@ -1,18 +1,21 @@
 import io
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
-from rolegate.v1.retrieval_service_pb2 import SearchRequest
+from rolegate.v1.retrieval_service_pb2 import SearchRequest, SearchResponse
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 
 from serving.cli.main import main
@@ -53,6 +56,16 @@ def config_file(folder: Path, base_url: str, retrieval: str) -> Path:
     return path
 
 
+def ready(log: Iterable[str]) -> str:
+    """Read a log until its service is ready; where that listens."""
+    seen = ""
+    for line in log:
+        seen += line
+        if found := re.search(r"serve\.ready +address='?([^']+?)'?$", line.strip()):
+            return found[1]
+    raise AssertionError(seen)
+
+
 class Service:
     """A `rolegate` command that runs until stopped."""
 
@@ -63,11 +76,12 @@ class Service:
 
     def ready(self) -> str:
         """Read its log until it is ready; where it listens."""
+        return ready(self._lines())
+
+    def _lines(self) -> Iterator[str]:
         for line in self._output:
             self.seen += line
-            if found := re.search(r"serve\.ready +address='?([^']+?)'?$", line.strip()):
-                return found[1]
-        raise AssertionError(self.seen)
+            yield line
 
     def rest(self) -> str:
         """The rest of its log, once it has ended."""
@@ -321,25 +335,35 @@ def test_an_endpoint_without_a_model_is_refused(
     assert "needs base_url (or engine), model and dimension" in capsys.readouterr().err
 
 
-def test_a_retrieval_server_answers_both_ways_and_ends_at_sigterm(corpus: Path, tmp_path: Path) -> None:
+def test_a_retrieval_server_answers_both_ways_and_ends_at_sigterm(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """gRPC and HTTP, each on a free port that the log tells; status 0 in the end."""
     build_index([corpus], tmp_path / "index", MiniLM(), lexical=True)
-    arguments = ["--index", "index", "--address", "127.0.0.1:0", "--http", "127.0.0.1:0", "--top-k", "1"]
+    arguments = ["--index", str(tmp_path / "index"), "--address", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+    reading, writing = (os.fdopen(end, mode) for end, mode in zip(os.pipe(), "rw", strict=True))
 
-    with service("retrieve", "serve", *arguments, cwd=tmp_path) as server:
-        address, url = server.ready().split(", ")
-        with grpc.insecure_channel(address) as channel:
-            found = RetrievalServiceStub(channel).Search(SearchRequest(queries=["the red planet"]), timeout=30)
-        body = json.dumps({"queries": ["who makes honey?"]}).encode()
-        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=30) as response:
-            posted = json.load(response)
-        server.process.send_signal(signal.SIGTERM)
-        log = server.rest()
+    def asked() -> tuple[SearchResponse, Any]:
+        address, url = ready(reading).split(", ")
+        try:
+            with grpc.insecure_channel(address) as channel:
+                found = RetrievalServiceStub(channel).Search(SearchRequest(queries=["the red planet"]), timeout=30)
+            body = json.dumps({"queries": ["who makes honey?"]}).encode()
+            with urllib.request.urlopen(urllib.request.Request(url, body), timeout=30) as response:
+                return found, json.load(response)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
 
+    with reading, ThreadPoolExecutor(1) as client:  # a process of its own would load the embedder once more
+        with writing, monkeypatch.context() as patched:
+            patched.setattr("sys.stdout", writing)
+            patched.setattr("serving.signals.collect_seldom", lambda: None)  # it would hold for all tests after this
+            asking = client.submit(asked)
+            assert main(["retrieve", "serve", *arguments, "--top-k", "1"]) == 0
+        found, posted = asking.result()
+        assert "serve.stopped" in reading.read()
     assert [passage.passage_id for passage in found.results[0].passages] == ["mars"]
     assert [document["id"] for document in posted["result"][0]] == ["bee"]
-    assert "serve.stopped" in log
-    assert server.process.returncode == 0
 
 
 @pytest.mark.parametrize("command", ["serve", "retrieve serve", "ask x", "runs list"])
