@@ -20,7 +20,7 @@ from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer, RunServicer, UsageServicer
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
-from router.edge.listening import TLS, check_listening
+from router.edge.listening import check_listening
 from router.errors import BadConfig, UpstreamError
 from router.ledger import Reconciler
 from router.ledger.reconciliation import VLLMCounts
@@ -245,7 +245,7 @@ async def _listening(
 ) -> AsyncIterator[str]:
     """The servers, and what goes on beside them; where gRPC listens."""
     gateway, readiness, observers = runs.gateway, upstream.readiness, runs.observers
-    tls = TLS(**msgspec.structs.asdict(config.server.tls)) if config.server.tls else None
+    tls = config.server.tls
     server = Server(gateway, *runs.services, access=access, tls=tls, readiness=readiness, observer=observers)
     app = openai_app(gateway, access, readiness, observer=observers)
     http_server = HTTPServer(app, config.server.grace_s, access=access, tls=tls, hosts=config.server.http_hosts)

@@ -5,24 +5,27 @@ import re
 import ssl
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import grpc
+import msgspec
 import structlog
+from msgspec import Meta
 
 from router.access import Access
 from router.errors import BadConfig
 
+_PEM = Annotated[str, Meta(extra={"mark": "path"})]  # as the config marks paths
 
-@dataclass(frozen=True, slots=True)
-class TLS:
-    """Paths of PEM files."""
 
-    certificate: str
+class TLS(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Certificates in PEM files."""
+
+    certificate: _PEM
     """The server's, with its chain."""
-    key: str
-    client_ca: str | None = None
+    key: _PEM
+    client_ca: _PEM | None = None
     """The signer of clients' certificates; with it, clients without one are turned away."""
 
     def for_http(self) -> ssl.SSLContext:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from router.edge.listening import TLS, host_of, is_address
+from router.edge.listening import host_of, is_address
 from router.errors import BadConfig
 from router.trace.call import MOST_DOLLARS
 from serving.config.config import Config, RoleConfig, visit_texts
@@ -46,7 +46,7 @@ def problems(config: Config) -> list[str]:
     found += [f"{key}: {said}" for wrong, key, said in rules if wrong]
     if tls := config.server.tls:
         try:
-            TLS(tls.certificate, tls.key, tls.client_ca).for_http()
+            tls.for_http()
         except BadConfig as error:
             found.append(str(error))
     return found

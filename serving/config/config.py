@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.inspect import DictType, Metadata, StructType, Type, UnionType, VarTupleType, type_info
 
+from router.edge.listening import TLS
 from router.runs.admission import AdmissionLimits
 from router.trace import Price, RoleName
 
@@ -48,16 +49,6 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """A table of the file."""
 
 
-class TLSConfig(Section, frozen=True):
-    """Certificates in PEM files."""
-
-    certificate: AnyPath
-    """The server's, with its chain."""
-    key: AnyPath
-    client_ca: AnyPath | None = None
-    """The signer of clients' certificates; with it, clients without one are turned away."""
-
-
 class ServerConfig(Section, frozen=True):
     """The gRPC edge and the store."""
 
@@ -74,7 +65,7 @@ class ServerConfig(Section, frozen=True):
     grace_s: Pause = 30.0
     """Time for running requests to finish after SIGTERM."""
     max_question_chars: Chars = 4000
-    tls: TLSConfig | None = None
+    tls: TLS | None = None
     keep_days: Annotated[float, Meta(gt=0, le=10**6)] | None = None
     """Runs that started longer ago are deleted, with their calls and traces; sums of what was spent stay."""
 

@@ -3,9 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from router.edge.listening import is_address
+from router.edge.listening import TLS, is_address
 from router.errors import BadConfig
-from serving.config.config import TLSConfig
 from serving.config.file import load_config, preset
 from tests.router.edge.certificates import Authority
 
@@ -83,7 +82,7 @@ def test_paths_stand_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert config.roles.delegation.prompt == f"{tmp_path}/prompt.txt"
     assert config.retrieval.index == f"{tmp_path}/i"
     assert config.server.store == f"sqlite:///{tmp_path}/runs.db"
-    assert config.server.tls == TLSConfig(
+    assert config.server.tls == TLS(
         certificate=f"{tmp_path}/server.pem", key=f"{tmp_path}/server.key", client_ca=f"{tmp_path}/authority.pem"
     )
     assert (config.versions.folder, config.versions.start) == (f"{tmp_path}/v", f"{tmp_path}/v/executor-000001")
