@@ -1,23 +1,24 @@
 """Runs without their texts."""
 
-from typing import TypeVar
+from functools import cache
+from typing import TypeVar, cast
 
 import msgspec
+from msgspec.inspect import LiteralType, StructType, type_info
 
-from router.models import Completion, Message, Usage
+from router.models import Completion, Usage
 from router.trace.call import Call
 from router.trace.run import RoleSetting, Run
-from router.trace.values import Execution, RunStarted, Trajectory
+from router.trace.values import Execution, RunStarted
 
 _WHOLE = (Call, Usage, RoleSetting, RunStarted)
-_KEPT: dict[type[msgspec.Struct], frozenset[str]] = {
-    Run: frozenset(("id", "kind", "status", "tenant", "request_id", "settings")),
-    Trajectory: frozenset(("outcome", "topology")),
-    Execution: frozenset(("outcome", "executor", "shared_from")),
-    Message: frozenset(("role",)),
+_NAMES: dict[type[msgspec.Struct], frozenset[str]] = {
+    Run: frozenset(("id", "tenant", "request_id", "settings")),
+    Execution: frozenset(("executor", "shared_from")),
     Completion: frozenset(("finish_reason",)),
 }
-"""Fields that are no texts; strings of all others are emptied, so that a new field is left out until it stands here."""
+"""Fields that are no texts, beside enumerations; strings of all others are emptied, so that a new field is left out
+until it stands here."""
 Value = TypeVar("Value")
 
 
@@ -33,7 +34,14 @@ def _blank(value: Value) -> Value:
         return type(value)(map(_blank, value))
     if not isinstance(value, msgspec.Struct) or isinstance(value, _WHOLE):
         return value
-    kept = _KEPT.get(type(value), frozenset())
+    kept = _kept(type(value))
     return msgspec.structs.replace(
         value, **{name: _blank(getattr(value, name)) for name in value.__struct_fields__ if name not in kept}
     )
+
+
+@cache
+def _kept(kind: type[msgspec.Struct]) -> frozenset[str]:
+    fields = cast(StructType, type_info(kind)).fields
+    words = (one.name for one in fields if LiteralType in map(type, getattr(one.type, "types", (one.type,))))
+    return _NAMES.get(kind, frozenset()) | frozenset(words)

@@ -1,6 +1,6 @@
 """Redacted runs hold figures, and nothing that was said."""
 
-from typing import get_args
+from typing import Literal, get_args
 
 import msgspec
 from hypothesis import given, settings
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from router.models import Completion, Message, Usage
 from router.protocol import Passage, Report
 from router.trace import Conversation, Execution, Run, Trajectory
-from router.trace.redaction import redacted
+from router.trace.redaction import _blank, redacted
 from router.trace.run import RoleSetting
 from router.trace.values import (
     AnswerWritten,
@@ -99,3 +99,15 @@ def test_no_text_survives(run: Run) -> None:
     assert MARK.encode() not in msgspec.json.encode(left)
     assert _figures(msgspec.to_builtins(left)) == _figures({**msgspec.to_builtins(run), "redacted": True})
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(left), type=Run) == left
+
+
+class Rated(msgspec.Struct, frozen=True):
+    """A value with words of an enumeration."""
+
+    text: str
+    confidence: Literal["low", "high"] | None = None
+
+
+def test_words_of_an_enumeration_are_no_texts() -> None:
+    """A field that is new is whole without being named."""
+    assert _blank(Rated("said", "high")) == Rated("", "high")
