@@ -115,12 +115,12 @@ def printed(*arguments: str, status: int = 0) -> str:
 def contract(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contract]:
     """All gateways, after all scenarios."""
     contract = Contract()
-    contract.open(tmp_path_factory.mktemp("contract"))
-    if RECORDING:
-        for name in GATEWAYS:
-            mine = {one.name: contract.played[one.name] for one in SCENARIOS if one.gateway == name}
-            record(f"runs-{name}", mine)
     try:
+        contract.open(tmp_path_factory.mktemp("contract"))
+        if RECORDING:
+            for name in GATEWAYS:
+                mine = {one.name: contract.played[one.name] for one in SCENARIOS if one.gateway == name}
+                record(f"runs-{name}", mine)
         yield contract
     finally:
         contract.close()
