@@ -20,13 +20,13 @@ from msgspec import Meta
 
 from benchmarks import harness
 from benchmarks.retrieval import CUTS, mini_world_passages
-from executor_sft.asking import progress
 from executor_sft.jsonl import read_jsonl
 from router.errors import BadCorpus, BadRequest, RolegateError
 from router.protocol import Passage
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import MiniLM
 from serving.retrieval.index import Index
+from serving.terminal import progress_bar
 
 _MEASURED = (
     "import resource, sys; from serving.cli.main import main; status = main(['index', 'build', *sys.argv[1:]]); "
@@ -101,7 +101,7 @@ def measure(options: Options) -> Figures:
         raise BadRequest("--documents and --questions belong together; give both, or only --passages N.")
     if not options.passages and not options.documents:
         raise BadRequest("nothing to measure; give --passages N, or --documents PATH with --questions FILE.jsonl.")
-    with progress() as bar:
+    with progress_bar() as bar:
         builds = [_builds(passages) for passages in bar.track(options.passages, description="building")]
     if not (options.documents and options.questions):
         return Figures(builds, None, [], [])

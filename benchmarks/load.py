@@ -14,7 +14,8 @@ import msgspec
 from rolegate.client import AsyncClient, GatewayError
 
 from executor_sft import asking
-from executor_sft.asking import Item, Result, progress
+from executor_sft.asking import Item, Result
+from serving.terminal import progress_bar
 
 ANSWERED = "answered"
 _STREAMS = 500
@@ -32,7 +33,7 @@ async def in_flight(
     ask: Callable[[Item], Awaitable[Result]], items: Iterable[Item], at_once: int, title: str = "asking"
 ) -> list[Result]:
     """Ask of each item, `at_once` at a time, with a bar; the results in the items' order."""
-    with progress() as bar:
+    with progress_bar() as bar:
         task = bar.add_task(title, total=len(items) if isinstance(items, Sized) else None)
         return await asking.in_flight(ask, items, at_once, lambda: bar.advance(task))
 

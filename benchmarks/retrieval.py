@@ -30,7 +30,6 @@ from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.datasets.reader import read_entries
 from benchmarks.harness import Check
 from benchmarks.load import in_flight, quantile, timed
-from executor_sft.asking import progress
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.world import World
 from router.errors import BadCorpus, BadRequest
@@ -40,6 +39,7 @@ from serving.retrieval.dense import Hit
 from serving.retrieval.embedder import Embedder, MiniLM, Vectors
 from serving.retrieval.index import DEPTH, Index, fuse
 from serving.retrieval.searcher import IndexSearcher
+from serving.terminal import progress_bar
 
 CUTS = (1, 3, 5, 10)
 WHOLE, AS_MANY, SUB_QUESTIONS = "question", "question, as many passages", "gold sub-questions"
@@ -140,7 +140,7 @@ def read_questions(path: Path, *, sub_questions: bool = False) -> list[Benchmark
 def _indexed(corpus: Path, folder: Path, embedder: Embedder) -> tuple[Index, float | None]:
     embedder.embed(["warm up"], queries=False)  # loading the model is not indexing
     started = time.perf_counter()
-    with progress() as bar:
+    with progress_bar() as bar:
         tasks = {stage: bar.add_task(stage, total=None) for stage in ("reading", "embedding")}
         built = build_index(
             [corpus],

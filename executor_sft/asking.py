@@ -4,21 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from router.errors import OutOfTime, RolegateError, UpstreamError, UpstreamUnavailable
-from serving.terminal import progress_bar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _HOPELESS = 5
 """So many that fail before any is done are no accident."""
-
-
-def progress() -> Progress:
-    """Bars on the standard error."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    return progress_bar(*columns)
 
 
 async def in_flight(

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from executor_sft.asking import in_flight, progress
+from executor_sft.asking import in_flight
 from executor_sft.command import StepOptions, show
 from executor_sft.questions import Question, read_questions
 from executor_sft.rollout import CALLS, check_failures, teacher_config
@@ -30,7 +30,7 @@ from router.trace import Execution, Trajectory
 from serving.config.config import Config, SearchConfig
 from serving.config.file import load_config
 from serving.engines.versions import MANIFEST
-from serving.terminal import complain
+from serving.terminal import complain, progress_bar
 
 BASE, TEACHER = "base", "teacher"
 RESULT = "evaluation.json"
@@ -243,7 +243,7 @@ async def answers(
     nothing of an executor, and `BadConfig` where there is no teacher.
     """
     answered = {name: list[Answered]() for name in executors}
-    with progress() as bar:
+    with progress_bar() as bar:
         task = bar.add_task("evaluating", total=len(executors) * rollouts * len(questions))
         for number in range(rollouts):
             seeded = runtime.sampled(number, temperature)

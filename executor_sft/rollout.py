@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from executor_sft.asking import failures, progress
+from executor_sft.asking import failures
 from executor_sft.command import StepOptions, show
 from executor_sft.jsonl import JsonlFile, read_jsonl
 from executor_sft.questions import Question, question_key, read_questions, read_texts
@@ -32,7 +32,7 @@ from router.trace import Execution, Trajectory
 from serving.config.config import Config, RoleConfig
 from serving.config.file import load_config
 from serving.files import write_atomically
-from serving.terminal import complain
+from serving.terminal import complain, progress_bar
 from serving.topologies import executor_limits
 
 ROLLOUTS, CALLS = "rollouts.jsonl", "calls.jsonl"
@@ -317,7 +317,7 @@ async def _rolled_out(
 ) -> dict[str, Any]:
     path = options.out / ROLLOUTS
     async with open_runtime(config, complain, cache=options.out / CALLS, teacher=True) as runtime:
-        with progress() as bar:
+        with progress_bar() as bar:
             task = bar.add_task("rolling out", total=len(questions))
             worker = rollout_worker(runtime)
             failed = await roll_out_all(worker, questions, path, options.concurrency, lambda: bar.advance(task))

@@ -8,7 +8,14 @@ from typing import TextIO, cast
 from rich.console import Console
 from rich.control import _CONTROL_STRIP_TRANSLATE
 from rich.file_proxy import FileProxy
-from rich.progress import Progress, ProgressColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 _OBEYED = (
     *(code for code in range(0x20) if chr(code) not in "\t\n"),
@@ -32,10 +39,13 @@ def complain(text: str) -> None:
 
 
 def progress_bar(*columns: ProgressColumn) -> Progress:
-    """Bars on the standard error stream while this is open; nothing at all where that is no terminal."""
+    """Bars on the standard error stream while this is open; nothing at all where that is no terminal. Without
+    `columns`: what it is about, the bar, how much is done, and the time that is left.
+    """
     console = Console(stderr=True)
     console.quiet = not console.is_interactive
-    return Progress(*columns, console=console, transient=True)
+    usual = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    return Progress(*(columns or usual), console=console, transient=True)
 
 
 class _Visible(FileProxy):

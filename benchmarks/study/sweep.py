@@ -26,7 +26,7 @@ from benchmarks.study.plan import Plan, questions_of, read_plan
 from benchmarks.study.results import RESULTS, Row, RowFile, read_rows, write_plan
 from benchmarks.study.rollout import Asker
 from benchmarks.study.spending import dollars, merged, prices_in
-from executor_sft.asking import failures, progress
+from executor_sft.asking import failures
 from executor_sft.call_cache import CallCache
 from executor_sft.command import agreed, show
 from executor_sft.runtime import open_runtime
@@ -34,7 +34,7 @@ from executor_sft.step import Step
 from router.errors import BadConfig, BadRequest
 from serving.config.config import RoleConfig
 from serving.engines.engine import Log
-from serving.terminal import complain
+from serving.terminal import complain, progress_bar
 
 _NOTHING = 0.0, 0.0, 0.0
 CELLS, CALLS, JUDGEMENTS = "cells", "calls.jsonl", "judgements.jsonl"
@@ -72,7 +72,7 @@ def measure(options: Options) -> Figures:
 async def _swept(plan: Plan, cells: Sequence[Cell], step: Step, settings: Settings, *, yes: bool) -> dict[str, str]:
     """Run pilot and sweep; reasons of rollouts that failed. Raises `BadRequest` where it is not agreed to."""
     questions = questions_of(plan)
-    with RowFile.open(step.folder) as rows, progress() as bar:
+    with RowFile.open(step.folder) as rows, progress_bar() as bar:
         write_plan(step.folder, plan, [cell.name for cell in cells], questions)
         task = bar.add_task("pilot", visible=False)
         sweep = Sweep(plan, cells, questions, step.folder, rows, bar.console.print, lambda: bar.advance(task), settings)

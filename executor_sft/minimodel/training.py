@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from executor_sft.asking import progress
 from executor_sft.minimodel.stream import Batch
 from serving.engines.engine import computes_in_bf16
 from serving.files import replacing
+from serving.terminal import progress_bar
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def train(
     optimizer = torch.optim.AdamW(_groups(model), lr=schedule.peak_rate, betas=(0.9, 0.95))
     step = _resume(model, optimizer, folder / "checkpoint.pt")
     losses: Any = torch.compile(_loss, dynamic=False) if compiled else _loss  # a graph for each length of rows
-    with progress() as bar, (folder / "loss.jsonl").open("a") as log:
+    with progress_bar() as bar, (folder / "loss.jsonl").open("a") as log:
         task = bar.add_task("training", total=schedule.steps, completed=step)
         for batch in itertools.islice(source, step, schedule.steps):
             for group in optimizer.param_groups:

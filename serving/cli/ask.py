@@ -100,7 +100,7 @@ def ask(arguments: Sequence[str]) -> int:
     errors_only()
     progress = Console(stderr=True, quiet=given.json)
     view = AnswerView(Console(), progress, stream=given.stream, as_json=given.json)
-    terms = RequestOptions(
+    options = RequestOptions(
         request_id=given.request_id,
         max_total_tokens=given.max_total_tokens,
         max_cost_usd=given.max_cost_usd,
@@ -110,7 +110,7 @@ def ask(arguments: Sequence[str]) -> int:
     with reached(given, progress) as client:
         try:
             with progress.status("asking"):
-                answer = view.follow(client.stream(given.question, given.timeout, **terms))
+                answer = view.follow(client.stream(given.question, given.timeout, **options))
             view.show(answer)
         except GatewayError as error:
             complain(f"rolegate: {error}")

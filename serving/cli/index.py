@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TaskID
 
 from router.background import background_tasks
 from router.calls import Readiness
@@ -106,8 +106,7 @@ async def _build(config: RetrievalConfig, engines: Mapping[str, EngineConfig], g
 
 
 def _built(config: RetrievalConfig, embedder: Embedder, check: Check) -> Built:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with progress_bar(*columns) as bar:
+    with progress_bar() as bar:
         tasks: dict[str, TaskID] = {}
 
         def show(stage: str, done: int, total: int) -> None:

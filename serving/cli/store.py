@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, get_args
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import SpinnerColumn, TextColumn
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -82,11 +82,10 @@ def store(arguments: Sequence[str]) -> int:
 
 
 async def _checked(given: argparse.Namespace) -> Checked:
-    columns = TextColumn("checking runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     stopped = Event()
     async with opened_store(given) as database:
-        with progress_bar(*columns) as bar:
-            task = bar.add_task("", total=None)
+        with progress_bar() as bar:
+            task = bar.add_task("checking runs", total=None)
 
             def on_progress(done: int, total: int) -> None:
                 if stopped.is_set():
