@@ -78,9 +78,6 @@ class Spent(msgspec.Struct, frozen=True):
     tokens: int = 0
     nano_usd: int = 0
     """Billionths of a dollar."""
-    reserved_tokens: int = 0
-    """What running calls may come to at most."""
-    reserved_nano_usd: int = 0
 
 
 class Accounts(Protocol):
@@ -105,7 +102,7 @@ class Accounts(Protocol):
         """Amounts that the tenant has spent, newest first, one entry for each day and each month in which it asked."""
 
 
-_FRESH_S = 1.0
+_FRESH_S = 0.5
 """For how long keys that were read are good; a revoked one is refused after that, and what it asked for ends."""
 _SENT = re.compile(r"bearer +rg_([0-9a-f]+)_([\w-]+)", re.ASCII | re.IGNORECASE)
 _ABSENT = (

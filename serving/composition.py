@@ -34,7 +34,8 @@ from router.search import Executor, ReportCache, Retriever, Topology
 from router.search.executor import Executes
 from router.search.loop import settings_of
 from router.search.retrieval import WatchedRetriever
-from router.store import Database, SQLAccounts, SQLArchive, SQLJournal, SQLUsages, SQLVersionBook
+from router.store import Database, LogJournal, SQLAccounts, SQLArchive, SQLUsages, SQLVersionBook
+from router.store.log import RunLog
 from router.store.reconciliation import SQLLedgerSums
 from router.trace import RoleName
 from router.trace.values import TopologyName
@@ -104,14 +105,16 @@ async def running_gateway(
         raise BadConfig(problem)
     database = await Database.open(config.server.store)
     try:
-        access = Access(SQLAccounts(database), key)
-        await _check_addresses(address, http, access)  # before anything slow begins
-        async with (
-            _open_upstream(config, log) as upstream,
-            _open_runs(config, database, upstream, log) as runs,
-            _listening(config, access, upstream, runs, address=address, http=http, log=log) as bound,
-        ):
-            yield bound
+        with RunLog.open(database.log_folder) as run_log:
+            access = Access(SQLAccounts(database), key)
+            await _check_addresses(address, http, access)  # before anything slow begins
+            async with (
+                _open_upstream(config, log) as upstream,
+                _open_runs(config, database, run_log, upstream, log) as runs,
+                _listening(config, access, upstream, runs, address=address, http=http, log=log) as bound,
+            ):
+                run_log.tell(bound)
+                yield bound
     finally:
         await database.close()
 
@@ -155,20 +158,25 @@ async def _open_upstream(config: Config, log: Log) -> AsyncIterator[_Upstream]:
 
 
 @asynccontextmanager
-async def _open_runs(config: Config, database: Database, upstream: _Upstream, log: Log) -> AsyncIterator[_Runs]:
+async def _open_runs(
+    config: Config, database: Database, log_of: RunLog, upstream: _Upstream, log: Log
+) -> AsyncIterator[_Runs]:
     """The gateway proper, with its journal, its observers and the versions of its executor. Raises `BadConfig`."""
     admission = Admission(config.admission)
     watched = Watched(admission, upstream.endpoints, upstream.deployments)
-    live, archive, book = LiveRuns(), SQLArchive(database), SQLVersionBook(database)
+    live, book = LiveRuns(), SQLVersionBook(database)
     async with AsyncExitStack() as stack:
+        say = partial(upstream.readiness.say, "store", ["store"])
+        writing = LogJournal.writing(
+            database, log_of, on_cancel=live.cancel, keep_days=config.server.keep_days, on_health=say
+        )
+        journal = await stack.enter_async_context(writing)
+        archive = SQLArchive(database, journal.calls)
         observers = await stack.enter_async_context(
             open_observers(config.telemetry, log, watched, config.server.http_hosts)
         )
         retriever = ObservedRetriever(upstream.retriever, observers) if observers else upstream.retriever
         versions, executors = await _open_versions(config, database, upstream, retriever, log)
-        say = partial(upstream.readiness.say, "store", ["store"])
-        writing = SQLJournal.writing(database, on_cancel=live.cancel, keep_days=config.server.keep_days, on_health=say)
-        journal = await stack.enter_async_context(writing)
         settings, timeout_s = settings_of(upstream.roles), config.server.timeout_s
         lifecycle = RunLifecycle(journal, archive, live, settings, timeout_s, admission=admission, observer=observers)
         search = partial(new_search, config.search, upstream.roles)
@@ -188,7 +196,9 @@ async def _open_runs(config: Config, database: Database, upstream: _Upstream, lo
             vocabulary=Vocabulary.parse(Path(words).read_text("utf-8")) if words else None,
             on_answered=trials.consider,
         )
-        reconciler = Reconciler(upstream.deployments, VLLMCounts(upstream.session), SQLLedgerSums(database))
+        reconciler = Reconciler(
+            upstream.deployments, VLLMCounts(upstream.session), SQLLedgerSums(database, journal.under_way)
+        )
         services = (
             RetrievalServicer(retriever, default_top_k=config.search.top_k, index_id=lambda: retriever.index_id),
             RunServicer(Runs(archive, live, trials.judge)),

@@ -19,6 +19,7 @@ from router.models import Completion, Delta, Message, Model, Prompt, Sampling
 from router.protocol import prompts
 from router.trace import Price, RoleName
 from router.trace.call import Purpose
+from router.trace.turns import Agent
 
 _log = structlog.get_logger("roles")
 
@@ -89,7 +90,9 @@ class Role:
                 attempts = role._attempts(role._prompt(messages, stop, pattern), sub_query, ledger, purpose)
                 attempts.until, attempts.on_text, attempts.on_delta = until, on_text, on_delta
                 try:
-                    return await attempts.completion()
+                    output = await attempts.completion()
+                    ledger.turn(Agent(self.name, sub_query), messages, output)
+                    return output
                 except (UpstreamUnavailable, UpstreamProtocolError) as error:
                     first = first or error
                     if error.passed_on:

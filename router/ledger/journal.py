@@ -1,7 +1,7 @@
 """The journal: runs are written as they happen, each call before it is made and again when it has ended.
 
-Double entry: what a call may cost at most is entered before anything is spent, and what it did cost replaces it. So
-a tenant's spending never exceeds its quota, and a crash leaves behind what was under way.
+What a call may cost at most is reserved before anything is spent, and what it did cost replaces it. So a tenant's
+spending never exceeds its quota, and a crash leaves behind what was under way.
 """
 
 from typing import Protocol
@@ -9,9 +9,11 @@ from typing import Protocol
 import msgspec
 
 from router.amount import NOTHING, Amount
+from router.models import Completion, Message
 from router.trace import Call, Run
 from router.trace.call import OpenedCall
 from router.trace.run import RunKind, RunStatus
+from router.trace.turns import Agent, Decided, Searched
 
 
 class RunStart(msgspec.Struct, frozen=True):
@@ -73,8 +75,11 @@ class Journal(Protocol):
     def settle(self, call: Call) -> None:
         """Replace an opened call by how it ended. Written before whatever is awaited next."""
 
-    def discard(self, call: OpenedCall) -> None:
-        """Take back a call that was never made, whether or not it had been opened by then."""
+    def turn(self, run_id: str, agent: Agent, messages: tuple[Message, ...], output: Completion) -> None:
+        """Keep a completed turn. `messages`: all that the agent was shown."""
+
+    def note(self, run_id: str, record: Searched | Decided) -> None:
+        """Keep a search, or what became of early work."""
 
     def forget(self, run_id: str) -> None:
         """Take back a run that never began, whether or not it was on record by then."""
@@ -101,7 +106,10 @@ class NoJournal:
     def settle(self, call: Call) -> None:
         """Keep nothing."""
 
-    def discard(self, call: OpenedCall) -> None:
+    def turn(self, run_id: str, agent: Agent, messages: tuple[Message, ...], output: Completion) -> None:
+        """Keep nothing."""
+
+    def note(self, run_id: str, record: Searched | Decided) -> None:
         """Keep nothing."""
 
     def forget(self, run_id: str) -> None:

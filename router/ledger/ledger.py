@@ -15,11 +15,13 @@ from router.amount import NOTHING, Amount
 from router.errors import BudgetExhausted, RolegateError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.ledger.budget import Allowance
 from router.ledger.journal import Journal, NoJournal
-from router.models import Completion, Delta, Usage
+from router.models import Completion, Delta, Message, Usage
 from router.models.model import largest
 from router.trace import Call, Price, RoleName
 from router.trace.call import WHOLE, OpenedCall, Outcome, Purpose
 from router.trace.identity import DEFAULT_TENANT
+from router.trace.turns import Agent, Decided, Searched
+from router.trace.values import SearchRecord
 
 _log = structlog.get_logger("ledger")
 _FIRST_WAIT_S, _LATER_WAIT_S = 10.0, 1.0
@@ -204,6 +206,14 @@ class Ledger:
 
         await self._granted(reserve)
 
+    def turn(self, agent: Agent, messages: tuple[Message, ...], output: Completion) -> None:
+        """Put a completed turn on record. `messages`: all that the agent was shown."""
+        self._journal.turn(self.run_id, agent, messages, output)
+
+    def searched(self, agent: Agent, search: SearchRecord) -> None:
+        """Put a search that returned on record."""
+        self._journal.note(self.run_id, Searched(agent, search))
+
     def await_decision(self, first: int) -> None:
         """From now on, completed calls for sub-queries from number `first` on are booked once it is known whether
         anybody wants what they wrote.
@@ -212,6 +222,8 @@ class Ledger:
 
     def decide(self, below: int) -> None:
         """Sub-queries with numbers below this one are wanted; what others have spent was wasted."""
+        if self._early_from is not None:
+            self._journal.note(self.run_id, Decided(below))
         self._early_from = None
         self._book(self._early, below)
         self._early = []
@@ -268,10 +280,8 @@ class Ledger:
         self._opened += 1
         try:
             await self._journal.open(opened)
-        except BaseException as error:
+        except BaseException:
             self._allowance.settle(caller.role, worst, NOTHING)
-            if isinstance(error, asyncio.CancelledError):
-                self._journal.discard(opened)
             raise
         return opened
 

@@ -13,6 +13,7 @@ from router.protocol.turns import ExecutionTurn, ReportTurn, SearchTurn, turn_pa
 from router.search.context import RunContext
 from router.search.retrieval import Retriever
 from router.trace import Conversation
+from router.trace import turns as trace
 from router.trace.call import Purpose
 from router.trace.values import SearchDone, SearchRecord
 
@@ -176,7 +177,9 @@ class Agent:
                 (found,) = await self._retriever.search([query], self.limits.top_k)
                 passages = tuple(passage.within(self.limits.passage_chars) for passage in found)
                 last = not self._may_search(work, searches=1, turns=1)
-                work.documents(SearchRecord(query, passages, ignored), last=last)
+                search = SearchRecord(query, passages, ignored)
+                context.ledger.searched(trace.Agent(self.role.name, index), search)
+                work.documents(search, last=last)
                 titles = tuple(passage.title for passage in passages)
                 context.on_event(SearchDone(-1 if index is None else index, query, titles))
             case SearchTurn():

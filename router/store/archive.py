@@ -5,7 +5,7 @@ import math
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -15,8 +15,8 @@ from router.errors import BadRequest, NotFound
 from router.runs import RunFilter
 from router.runs.archive import MAX_LISTED_CHARS, ExportedRun, RunPage, RunSummary, shortened
 from router.store.database import Database, storable
-from router.store.rows import call_of, run_of
-from router.store.schema import CALLS, FEEDBACK, RUNS, TENANTS
+from router.store.rows import run_of
+from router.store.schema import FEEDBACK, RUNS, TENANTS
 from router.trace import Call, Run
 from router.trace.run import MAX_A_RUN, Feedback
 
@@ -31,14 +31,16 @@ _POSITION = tuple_(RUNS.c.started_at, RUNS.c.run_id)
 
 
 class SQLArchive:
-    """Reads what `SQLJournal` writes."""
+    """Reads what `LogJournal` writes."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, calls: Callable[[str], tuple[Call, ...]] = lambda _run_id: ()) -> None:
+        """`calls`: those that have ended of a run under way, by its identifier."""
+        self._database, self._calls = database, calls
 
     async def load(self, run_id: str, tenant: str | None = None) -> Run:
-        """A run; one that runs or was interrupted has the calls that have ended by then. Raises `NotFound`."""
-        return await self._database.read(partial(_load, run_id=run_id, tenant=tenant))
+        """A run; one that runs here has the calls that have ended by then. Raises `NotFound`."""
+        run = await self._database.read(partial(_load, run_id=run_id, tenant=tenant))
+        return msgspec.structs.replace(run, calls=self._calls(run_id)) if run.status == "running" else run
 
     async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
         """At most `size` runs, newest first. Raises `BadRequest` for a `page` that no list gave."""
@@ -78,7 +80,7 @@ def _load(connection: Connection, run_id: str, tenant: str | None) -> Run:
     row = connection.execute(select(RUNS).where(*_visible(run_id, tenant))).one_or_none()
     if row is None:
         raise _not_found(run_id)
-    return next(iter(_runs(connection, [row])))
+    return run_of(row)
 
 
 def _list(connection: Connection, wanted: RunFilter, size: int, before: tuple[float, str] | None) -> RunPage:
@@ -96,7 +98,7 @@ def _piece(connection: Connection, wanted: RunFilter, after: tuple[float, str] |
         query = query.where(after < _POSITION)
     rows = connection.execute(query.order_by(RUNS.c.started_at, RUNS.c.run_id).limit(_PIECE)).all()
     said = _feedback(connection, [row.run_id for row in rows])
-    return [ExportedRun(run, said.get(run.id, ())) for run in _runs(connection, rows)]
+    return [ExportedRun(run_of(row), said.get(row.run_id, ())) for row in rows]
 
 
 def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str, tenant: str | None) -> None:
@@ -151,17 +153,6 @@ def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
     if wanted.training:
         conditions.append(columns.tenant.not_in(select(TENANTS.c.name).where(TENANTS.c.training == false())))
     return conditions
-
-
-def _runs(connection: Connection, rows: Iterable[Row[tuple[object, ...]]]) -> Iterable[Run]:
-    """The runs that rows of all columns hold; those without a trace with the calls that have ended."""
-    rows = list(rows)
-    calls: dict[str, list[Call]] = {row.run_id: [] for row in rows if row.trace is None}
-    if calls:
-        ended = select(CALLS).where(CALLS.c.run_id.in_(calls), CALLS.c.outcome != "open").order_by(CALLS.c.number)
-        for call in connection.execute(ended).mappings():
-            calls[call["run_id"]].append(call_of(call))
-    return [run_of(row, tuple(calls.get(row.run_id, ()))) for row in rows]
 
 
 def _summary(row: Row[tuple[object, ...]]) -> RunSummary:

@@ -3,6 +3,7 @@
 Everything is read in one snapshot, so that a gateway may write meanwhile.
 """
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -12,20 +13,17 @@ import msgspec
 from sqlalchemy import Connection, Row, RowMapping, exists, func, inspect, select
 from sqlalchemy.exc import DBAPIError
 
-from router.amount import NOTHING, Amount
 from router.errors import StoreFailed
 from router.store.database import Database, begin_snapshot
-from router.store.gateways import database_time
+from router.store.quotas import Period, periods
 from router.store.rows import call_of, run_of
-from router.store.schema import CALLS, GATEWAYS, GROUPS, METADATA, RUNS, SCHEMA_NUMBER, SPENDING, USAGE_HOURS
-from router.store.spending import Period, periods
+from router.store.schema import CALLS, GROUPS, METADATA, RUNS, SCHEMA_NUMBER, SPENDING, USAGE_HOURS
 from router.store.usage import HOUR_S, hourly_usage
 from router.trace import Call
 from router.trace.call import SUMS, UsageSums, added
 
 _PIECE = 100
 """Runs that are read at once."""
-_SILENT_S = 60.0
 _OF_RUN = "id", "tenant", "kind", "status", "started_at", "duration_s"
 Progress = Callable[[int, int], None]
 """Gets how many runs have been read, and of how many."""
@@ -57,10 +55,9 @@ async def check(database: Database, progress: Progress = lambda _done, _total: N
 
 def _check(connection: Connection, progress: Progress) -> Checked:
     begin_snapshot(connection)
-    now = database_time(connection)
     checked, sums = Checked(), _Sums()
     try:
-        for part in (partial(_check_gateways, now=now), _check_file, _check_tables, _check_references):
+        for part in (_check_file, _check_tables, _check_references):
             checked.problems += part(connection)
         total = connection.execute(select(func.count()).select_from(RUNS)).scalar_one()
         for runs, calls in _pieces(connection):
@@ -69,17 +66,10 @@ def _check(connection: Connection, progress: Progress) -> Checked:
             checked.calls += sum(map(len, calls.values()))
             progress(checked.runs, total)
         checked.problems += _check_hours(connection, sums)
-        checked.problems += _check_spending(connection, sums, now)
+        checked.problems += _check_spending(connection, sums)
     except DBAPIError as error:
         checked.problems.append(Problem("database", f"cannot be read any further: {error.orig}"))
     return checked
-
-
-def _check_gateways(connection: Connection, now: float) -> Iterator[Problem]:
-    alive = select(GATEWAYS.c.gateway_id).where(GATEWAYS.c.seen_at >= now - _SILENT_S)
-    lost = select(RUNS.c.run_id).where(RUNS.c.status == "running", RUNS.c.gateway_id.not_in(alive))
-    for run_id in connection.scalars(lost):
-        yield Problem(f"run {run_id}", "is running, but its gateway is silent; the next one to start will close it")
 
 
 def _check_file(connection: Connection) -> Iterator[Problem]:
@@ -130,14 +120,12 @@ class _Sums:
     def __init__(self) -> None:
         self.hours: dict[tuple[Any, ...], UsageSums] = {}
         """By the values of `GROUPS`."""
-        self.reserved: dict[Period, Amount] = defaultdict(Amount)
         self.spent: dict[Period, Counter[str]] = defaultdict(Counter)
         self.oldest, self.longest = float("inf"), 0.0
 
     def add_run(self, row: Row[Any]) -> None:
-        """Add a row of `runs`: what it holds for its answer."""
+        """Add a row of `runs` that has ended."""
         self.oldest, self.longest = min(self.oldest, row.started_at), max(self.longest, row.duration_s)
-        self.reserve(row.tenant, row.started_at, Amount(row.held_tokens, row.held_nano_usd))
         self._spend(row.tenant, row.started_at, requests=1)
 
     def add_calls(self, calls: Sequence[Call]) -> None:
@@ -148,11 +136,6 @@ class _Sums:
         for row in hourly_usage(calls):
             key, sums = tuple(row[name] for name in GROUPS), UsageSums(**{name: row[name] for name in SUMS})
             self.hours[key] = UsageSums(**added([self.hours.get(key, UsageSums()), sums]))
-
-    def reserve(self, tenant: str, at: float, amount: Amount) -> None:
-        """Add what is reserved."""
-        for period in periods(at):
-            self.reserved[tenant, period] += Amount(amount.tokens, amount.nano_usd or 0)
 
     def _spend(self, tenant: str, at: float, **counts: int) -> None:
         for period in periods(at):
@@ -168,18 +151,13 @@ def _check_piece(runs: Sequence[Row[Any]], calls: dict[str, list[RowMapping]], s
             except StoreFailed as error:
                 yield Problem(f"run {run.run_id}", str(error))
                 continue
-            if row["outcome"] != "open":
-                ended.append(call)
-                if row["wasted_tokens"] != (wasted := call.wasted_tokens):
-                    what = f"call {call.number} has wasted {wasted} tokens, but {row['wasted_tokens']} are booked"
-                    yield Problem(f"run {run.run_id}", what)
-            else:
-                sums.reserve(call.tenant, call.started_at, call.reserved)
-                if run.status != "running":
-                    yield Problem(f"run {run.run_id}", f"has ended, but its call {call.number} is still open")
+            ended.append(call)
+            if row["wasted_tokens"] != (wasted := call.wasted_tokens):
+                what = f"call {call.number} has wasted {wasted} tokens, but {row['wasted_tokens']} are booked"
+                yield Problem(f"run {run.run_id}", what)
         sums.add_calls(ended)
-        sums.add_run(run)
         if run.status != "running":
+            sums.add_run(run)
             yield from _check_trace(run, ended)
 
 
@@ -229,22 +207,13 @@ def _hour(key: tuple[Any, ...]) -> str:
     return f"usage of {tenant} in the hour {hour} ({' '.join(filter(None, (role, model, version)))} at {deployment})"
 
 
-def _check_spending(connection: Connection, sums: _Sums, now: float) -> Iterator[Problem]:
-    """Reservations are those of what is under way. What is spent in the day and the month of `now`, which limits go by,
-    may be more than runs and calls add up to, as runs are deleted, and never less.
+def _check_spending(connection: Connection, sums: _Sums) -> Iterator[Problem]:
+    """Tell of less spent in this day and month, which limits go by, than runs and calls add up to. It may be more, as
+    runs are deleted.
     """
     rows = {(row.tenant, row.period): row for row in connection.execute(select(SPENDING))}
-    booked = {key: Amount(row.reserved_tokens, row.reserved_nano_usd) for key, row in rows.items()}
-    for key, spent in sorted(item for item in sums.spent.items() if item[0][1] in periods(now)):
+    for key, spent in sorted(item for item in sums.spent.items() if item[0][1] in periods(time.time())):
         for name, count in spent.items():
             if count > (found := int(getattr(rows.get(key), name, 0))):
                 what = f"{name} is {found}, less than the {count} of its runs and calls"
                 yield Problem(f"spending of {key[0]}, {key[1]}", what)
-    for key in sorted(sums.reserved.keys() | booked.keys()):
-        wanted, there = sums.reserved.get(key, NOTHING), booked.get(key, NOTHING)
-        if wanted != there:
-            yield Problem(
-                f"spending of {key[0]}, {key[1]}",
-                f"{there.tokens} tokens and {there.nano_usd} nano-dollars are reserved, but open calls and answers to "
-                f"come reserve {wanted.tokens} and {wanted.nano_usd}",
-            )

@@ -5,7 +5,7 @@ import os
 import sqlite3
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -192,25 +192,41 @@ class Database:
         self._writer, self._readers = ThreadPoolExecutor(1), ThreadPoolExecutor(_READERS)
         self._files = {file: _identity(file) for file in files_of(engine)}
         self._lost = False
+        self.caught_up: Callable[[], Awaitable[None]] | None = None
+        """Waits until all that was acknowledged is in the database; None where nothing is written to it from a log."""
 
     @classmethod
     async def open(cls, url: str) -> "Database":
         """Connect, and create the tables of an empty database. Raises `BadConfig`, saying what to do."""
         return cls(await asyncio.to_thread(_opened, url))
 
-    async def read(self, query: Callable[[Connection], Value]) -> Value:
-        """Run `query` in one transaction; return what it reads. Raises `StoreFailed`."""
+    @property
+    def log_folder(self) -> Path | None:
+        """The folder of the log of a SQLite file, beside it; None for PostgreSQL, whose gateways have one each."""
+        files = files_of(self._engine)
+        return Path(f"{files[0].resolve()}.log") if files else None
+
+    async def read(self, query: Callable[[Connection], Value], *, behind: bool = False) -> Value:
+        """Run `query` in one transaction; return what it reads: all that was acknowledged, unless it may be `behind`.
+        Raises `StoreFailed`.
+        """
+        if self.caught_up and not behind:
+            await self.caught_up()
         return await self._run(self._readers, lambda: self._read(query))
 
-    async def write(self, change: Callable[[Connection], Value], *, on_disk: bool = True) -> Value:
+    async def write(
+        self, change: Callable[[Connection], Value], *, on_disk: bool = True, behind: bool = False
+    ) -> Value:
         """Run `change` in one transaction; return what it returns, once that is on disk. Raises `StoreFailed`; then
         nothing has changed.
 
         Where a file of the database was deleted or replaced, this fails too, and so does everything from then on.
         `change` may be called again, where other processes were in its way. Without `on_disk`, it is once the
         transaction is committed: it outlasts this process, and the machine only if a later one is waited for on disk,
-        which takes all earlier ones with it.
+        which takes all earlier ones with it. `behind`: as for `read`.
         """
+        if self.caught_up and not behind:
+            await self.caught_up()
         return await self._run(self._writer, lambda: self._write(change, self._writing if on_disk else self._noting))
 
     async def close(self) -> None:
@@ -253,7 +269,7 @@ class Database:
     async def _run(self, threads: ThreadPoolExecutor, work: Callable[[], Value]) -> Value:
         try:
             return await asyncio.get_running_loop().run_in_executor(threads, work)
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, OverflowError) as error:  # the latter, of a number that SQLite cannot hold
             # Not the error's text: SQLAlchemy puts the row into it, and the row holds the answer.
             _log.error("store.failed", error=str(getattr(error, "orig", error)))
             raise StoreFailed(FAILED) from error

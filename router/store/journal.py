@@ -1,30 +1,448 @@
-"""The journal, in a database."""
+"""The journal: a log that is written before anything leaves, and a database that is filled from it."""
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import NamedTuple
 
 import structlog
+from msgspec.structs import replace
 from sqlalchemy import Connection, select
+from sqlalchemy.exc import DataError, IntegrityError
 
-from router.amount import Amount
+from router.access import Tenant
+from router.amount import NOTHING, Amount
 from router.background import background_tasks, errors_logged
-from router.errors import RolegateError
+from router.errors import RolegateError, StoreFailed
 from router.ledger import RunStart
 from router.ledger.journal import Admitted, EarlierRun
-from router.store import operations
-from router.store.database import Database
-from router.store.gateways import ThisGateway, heartbeat, leave
-from router.store.group_commit import GroupCommit
-from router.store.schema import CALLS, FEEDBACK, RUNS, VERSION_TRIALS
+from router.models import Completion, Message
+from router.store.database import Database, storable
+from router.store.log import Position, RunLog, number_of, segments
+from router.store.projection import Change, keep_place, project
+from router.store.quotas import Quotas, Tally, periods
+from router.store.records import (
+    Begun,
+    Ended,
+    Forgotten,
+    Opened,
+    Record,
+    RecordedRun,
+    Reserved,
+    Settled,
+    encode,
+    run_key,
+)
+from router.store.recovery import SQLITE, left_over, place_of, recover
+from router.store.rows import struct_of
+from router.store.schema import CALLS, FEEDBACK, RUNS, SPENDING, TENANTS, VERSION_TRIALS
 from router.trace import Call, Run
 from router.trace.call import OpenedCall
+from router.trace.redaction import redacted
+from router.trace.run import RunStatus
+from router.trace.turns import Agent, Decided, Searched
+from router.trace.values import AnswerWritten
 
 _log = structlog.get_logger("store")
+_REQUEST_ID_S = 86400
+_RECENT_S = 60.0
+"""How long a run that has ended is known here by the client's name for it; by then the database has it."""
+_LEISURE_S = 0.2
+"""How long changes gather for the database, unless somebody wants to read them."""
+_MOST = 256
+"""Changes of one transaction."""
+_READING_S = 5.0
+"""How long a reader waits for the database to have what was acknowledged."""
+_BACKLOG = 64 << 20
+"""Bytes that wait for the database, beyond which no run may begin."""
+_WATCH_S, _DATABASE_TIMEOUT_S = 0.5, 5.0
+"""How often settings and disks are looked at, and the longest that the database may take until it counts as down."""
+_RETENTION_S = 600.0
 _PIECE = 100
 """Runs deleted at once, so that nobody who writes waits for long."""
+
+
+class _Named(NamedTuple):
+    """A run by the client's name for its request."""
+
+    run_id: str
+    fingerprint: str
+    status: RunStatus
+    started_at: float
+
+    def holds(self, now: float) -> bool:
+        """Whether the name is taken."""
+        return now - self.started_at < _REQUEST_ID_S and self.status in ("running", "finished")
+
+
+class _Running(RecordedRun):
+    """A run under way, with those of its records that could not be written yet."""
+
+    def __init__(self, begun: Begun) -> None:
+        super().__init__(begun)
+        self.key, self.place = run_key(begun.start.id), Position()
+        self.unwritten: deque[tuple[int, bytes]] = deque()
+        """Each with its number."""
+
+
+class LogJournal:
+    """Writes what happens to a log and keeps what it comes to; a database follows."""
+
+    def __init__(
+        self, database: Database, log: RunLog, on_cancel: Callable[[str], None], on_health: Callable[[str | None], None]
+    ) -> None:
+        self._database, self._log, self._name = database, log, SQLITE
+        self._on_cancel, self._on_health = on_cancel, on_health
+        self._quotas = Quotas()
+        self._runs: dict[str, _Running] = {}
+        self._lost: list[tuple[_Running, Run]] = []
+        """Runs whose end could not be written; they are to end as failed as soon as that is possible."""
+        self._named: dict[tuple[str, str], _Named] = {}
+        self._recent: deque[tuple[float, tuple[str, str], str]] = deque()
+        self._changes: deque[Change] = deque()
+        self._place = Position()
+        """The place up to which the database has the log."""
+        self._news, self._hurry, self._written = asyncio.Event(), asyncio.Event(), asyncio.Condition()
+        self._refusal: str | None = None
+        """The reason why no run may begin; None where one may."""
+
+    @classmethod
+    @asynccontextmanager
+    async def writing(
+        cls,
+        database: Database,
+        log: RunLog | None = None,
+        *,
+        on_cancel: Callable[[str], None] = lambda _run_id: None,
+        on_health: Callable[[str | None], None] = lambda _why: None,
+        keep_days: float | None = None,
+    ) -> AsyncIterator["LogJournal"]:
+        """A journal that writes until the context is left; then the database gets what it does not have yet.
+
+        `log`: None for that beside a SQLite file. `on_cancel` gets the identifiers of runs that are to be cancelled,
+        perhaps more than once. `on_health` hears now and then why nothing can be written; None where it can.
+        `keep_days`: since a run's start; None deletes nothing. Raises `BadConfig` and `StoreFailed`.
+        """
+        if log is None:
+            assert database.log_folder is not None
+            log = RunLog.open(database.log_folder)
+        journal = cls(database, log, on_cancel, on_health)
+        whole = False
+        try:
+            await journal._recover()
+            database.caught_up = journal.caught_up
+            deleting = [journal._keep_deleting(keep_days)] if keep_days is not None else []
+            async with background_tasks(journal._keep_projecting(), journal._keep_watching(), *deleting):
+                yield journal
+            with suppress(RolegateError):
+                await journal._project_rest()
+            whole = not journal._changes and not journal._runs
+        finally:
+            database.caught_up = None
+            log.close(empty=whole)
+
+    async def begin(self, start: RunStart) -> Admitted | EarlierRun:
+        """Put a run on record and count it against its tenant's quotas. Raises `BudgetExhausted` and `StoreFailed`."""
+        name = start.tenant, storable(start.request_id)
+        if start.request_id:
+            stored = (
+                None if name in self._named else await self._database.read(partial(_stored, name=name), behind=True)
+            )
+            earlier = self._named.get(name) or stored
+            if earlier and earlier.holds(start.started_at):
+                return EarlierRun(earlier.run_id, earlier.status, earlier.fingerprint == start.fingerprint)
+        if self._refusal:
+            raise StoreFailed(self._refusal)
+        self._log.admit(len(self._runs))
+        tenant = self._quotas.tenant(start.tenant)
+        self._quotas.begin(start.tenant, start.started_at, start.hold)
+        run = _Running(Begun(replace(start, request="") if tenant.redact else start, tenant.redact))
+        try:
+            run.place = self._log.append(run.key, 0, encode(Begun(run.start, run.redact)))
+        except StoreFailed:
+            self._take_back(run)
+            raise
+        self._runs[start.id] = run
+        if start.request_id:
+            self._named[name] = _Named(start.id, start.fingerprint, "running", start.started_at)
+        self._change(Change(run.start, run.redact, position=run.place))
+        return Admitted(tenant.limited, tenant.redact, tenant.training)
+
+    async def open(self, call: OpenedCall) -> None:
+        """Put a call on record and reserve its worst case. Raises `BudgetExhausted` and `StoreFailed`."""
+        run = self._running(call.run_id)
+        freed = run.kept if call.role == "answer" else NOTHING
+        self._check(run, freed, call.started_at, call.reserved)
+        self._append(run, Opened(call))
+        self._quotas.reserve(call.tenant, run.start.started_at, freed, sign=-1)
+        self._quotas.reserve(call.tenant, call.started_at, call.reserved)
+
+    async def reserve_for_answer(self, run_id: str, amount: Amount) -> None:
+        """Keep `amount` for the run's answer. Raises `BudgetExhausted` and `StoreFailed`."""
+        run = self._running(run_id)
+        at, before = run.start.started_at, run.kept
+        self._check(run, before, at, amount)
+        self._append(run, Reserved(amount))
+        self._quotas.reserve(run.start.tenant, at, before, sign=-1)
+        self._quotas.reserve(run.start.tenant, at, amount)
+
+    def settle(self, call: Call) -> None:
+        """Replace an opened call by how it ended."""
+        run = self._runs.get(call.run_id)
+        if run and call.number in run.open:
+            self._append(run, Settled.of(call), later=True)
+            self._quotas.settle(call)
+
+    def turn(self, run_id: str, agent: Agent, messages: tuple[Message, ...], output: Completion) -> None:
+        """Keep a completed turn, unless the run's texts are not kept."""
+        run = self._runs.get(run_id)
+        if run and not run.redact:
+            self._append(run, run.turns.turn(agent, messages, output), later=True)
+
+    def note(self, run_id: str, record: Searched | Decided) -> None:
+        """Keep a search, or what became of early work, unless the run's texts are not kept."""
+        run = self._runs.get(run_id)
+        if run and not run.redact:
+            self._append(run, record, later=True)
+
+    def forget(self, run_id: str) -> None:
+        """Take back a run that never began."""
+        if run := self._runs.pop(run_id, None):
+            self._append(run, Forgotten(), later=True)
+            self._take_back(run)
+            self._named.pop((run.start.tenant, storable(run.start.request_id)), None)
+            self._change(Change(run.start, run.redact, None, True, self._log.end))
+
+    async def finish(self, run: Run) -> None:
+        """Write how the run ended, on disk. Raises `StoreFailed`."""
+        known = self._running(run.id)
+        for call in (*run.calls, *known.cut()):
+            self.settle(call)
+        try:
+            self._end(known, run)
+        except StoreFailed:
+            events = tuple(event for event in run.events if not isinstance(event, AnswerWritten))
+            lost = replace(run, status="failed", error="StoreFailed", result=None, events=events)
+            self._lost.append((known, lost))
+            raise
+        await self._log.synced()
+
+    def calls(self, run_id: str) -> tuple[Call, ...]:
+        """The calls of a run under way here that have ended by now."""
+        run = self._runs.get(run_id)
+        return tuple(run.calls) if run else ()
+
+    def under_way(self) -> tuple[list[Call], list[OpenedCall]]:
+        """The calls of all runs under way here: those that have ended, and those that have not."""
+        runs = self._runs.values()
+        return [call for run in runs for call in run.calls], [call for run in runs for call in run.open.values()]
+
+    async def caught_up(self) -> None:
+        """Wait until the database has all that was acknowledged by now. Raises `StoreFailed`."""
+        if not self._changes:
+            return
+        wanted = self._changes[-1].position
+        self._hurry.set()
+        try:
+            async with asyncio.timeout(_READING_S), self._written:
+                await self._written.wait_for(lambda: self._place >= wanted)
+        except TimeoutError:
+            raise StoreFailed("The database is behind the log; try again.") from None
+
+    def _running(self, run_id: str) -> _Running:
+        if (run := self._runs.get(run_id)) is None:
+            raise StoreFailed(f"Run {run_id} is not running any more.")
+        return run
+
+    def _check(self, run: _Running, freed: Amount, at: float, wanted: Amount) -> None:
+        """Raise what `Quotas.check` raises where `wanted` is too much even if what is kept, `freed`, is free again."""
+        tenant = self._quotas.tenant(run.start.tenant)
+        if not tenant.limited:
+            return
+        self._quotas.reserve(tenant.name, run.start.started_at, freed, sign=-1)
+        try:
+            self._quotas.check(tenant, at, wanted, NOTHING if freed == run.kept else run.kept)
+        finally:
+            self._quotas.reserve(tenant.name, run.start.started_at, freed)
+
+    def _append(self, run: _Running, record: Record, *, later: bool = False) -> None:
+        """Write a record, behind those of its run that could not be written before. `later`: it may be among these.
+        Raises `StoreFailed`.
+        """
+        run.unwritten.append((run.records, encode(record)))
+        try:
+            while run.unwritten:
+                number, payload = run.unwritten[0]
+                self._log.append(run.key, number, payload)
+                run.unwritten.popleft()
+        except StoreFailed:
+            if not later:
+                run.unwritten.pop()
+                raise
+        run.apply(record)
+
+    def _end(self, known: _Running, run: Run) -> None:
+        """Write the last record of a run, whose calls have been settled. Raises `StoreFailed`."""
+        start = known.start
+        told = redacted(run) if known.redact else known.turns.without(run)
+        self._append(known, Ended(replace(told, calls=())))
+        del self._runs[start.id]
+        self._quotas.end(known)
+        name = start.tenant, storable(start.request_id)
+        if start.request_id and (named := self._named.get(name)) and named.run_id == start.id:
+            self._named[name] = named._replace(status=run.status)
+            self._recent.append((time.monotonic(), name, start.id))
+        self._change(Change(start, known.redact, replace(run, calls=tuple(known.calls)), position=self._log.end))
+
+    def _take_back(self, run: _Running) -> None:
+        """Count a run no longer that never began."""
+        self._quotas.end(run)
+        for period in periods(run.start.started_at):
+            self._quotas.tally(run.start.tenant, period).requests -= 1
+
+    def _change(self, change: Change) -> None:
+        self._changes.append(change)
+        self._news.set()
+
+    async def _recover(self) -> None:
+        """Read what the last gateway has left, and close its runs."""
+        fold = await recover(self._database, self._log.folder, self._name)
+        place = await self._database.read(partial(place_of, name=self._name))
+        self._log.start(after=place.segment)
+        left = {run.start.id: run for run in await self._database.read(partial(left_over, name=self._name))}
+        left |= {run.start.id: run for run in fold.left().values()}
+        changes = []
+        for run in left.values():
+            closed = run.interrupted()
+            self._log.append(run_key(closed.id), run.records, encode(Ended(replace(closed, calls=()))))
+            changes.append(Change(run.start, run.redact, closed, position=self._log.end))
+            in_flight = [call.request_id for call in run.open.values()]
+            _log.warning("store.run_interrupted", run_id=closed.id, tenant=closed.tenant, calls_in_flight=in_flight)
+        await self._log.synced()
+        for first in range(0, len(changes), _MOST):
+            await self._database.write(partial(project, log=self._name, changes=changes[first : first + _MOST]))
+        self._place = self._log.end
+        await self._read_settings()
+        self._quotas.tallies = await self._database.read(_spent)
+        await self._delete_segments()
+
+    async def _read_settings(self) -> None:
+        self._quotas.tenants = await self._database.read(_tenants, behind=True)
+
+    async def _keep_projecting(self) -> None:
+        """Let the database follow the log, for ever."""
+        while True:
+            await self._news.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LEISURE_S):
+                    await self._hurry.wait()
+            with errors_logged(_log, "store.behind"):
+                await self._project_rest()
+                continue
+            await asyncio.sleep(_LEISURE_S)
+
+    async def _project_rest(self) -> None:
+        """Write all changes that wait. Raises `StoreFailed`."""
+        self._hurry.clear()
+        while self._changes:
+            batch = [self._changes[at] for at in range(min(_MOST, len(self._changes)))]
+            await self._project(batch)
+            for _ in batch:
+                self._changes.popleft()
+            self._place = batch[-1].position
+            async with self._written:
+                self._written.notify_all()
+        self._news.clear()
+        await self._delete_segments()
+
+    async def _project(self, batch: list[Change]) -> None:
+        """Write changes in one transaction; one of them that cannot be written at all keeps no others from it."""
+        try:
+            await self._database.write(partial(project, log=self._name, changes=batch), on_disk=False, behind=True)
+        except StoreFailed as error:
+            if not isinstance(error.__cause__, DataError | IntegrityError | OverflowError):
+                raise
+            if len(batch) == 1:
+                _log.error("store.refused", run_id=batch[0].start.id, error=type(error.__cause__).__name__)
+                return
+            for change in batch:
+                await self._project([change])
+
+    async def _delete_segments(self) -> None:
+        """Delete the segments that nobody needs, once the database has them on disk."""
+        needed = min([self._place.segment, *(run.place.segment for run in self._runs.values())])
+        oldest = next(iter(segments(self._log.folder)), None)
+        if oldest is not None and number_of(oldest) < needed:
+            await self._database.write(partial(keep_place, log=self._name, place=self._place), behind=True)
+            self._log.delete(needed)
+
+    async def _keep_watching(self) -> None:
+        """See to settings, disks and the database, for ever."""
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            for known, run in self._lost:
+                with suppress(StoreFailed):
+                    self._end(known, run)
+            self._lost = [(known, run) for known, run in self._lost if run.id in self._runs]
+            self._forget_old()
+            why = self._log.watch()
+            try:
+                async with asyncio.timeout(_DATABASE_TIMEOUT_S):
+                    await self._read_settings()
+                    await self._database.write(
+                        partial(keep_place, log=self._name, place=self._place), on_disk=False, behind=True
+                    )
+                    for run_id in await self._database.read(partial(_to_cancel, name=self._name), behind=True):
+                        self._on_cancel(run_id)
+            except TimeoutError:
+                why = why or f"nothing was written within {_DATABASE_TIMEOUT_S:g} s"
+            except Exception as error:  # whatever it is: nobody else looks
+                why = why or str(error) or type(error).__name__
+            backlog = self._log.end.offset - self._place.offset
+            if self._log.end.segment > self._place.segment + 1 or backlog > _BACKLOG:
+                why = why or "the database is too far behind the log"
+                self._refusal = why
+            else:
+                self._refusal = self._log.failed or self._log.full
+            self._on_health(why)
+
+    def _forget_old(self) -> None:
+        """Forget names that the database knows by now, and sums of days that have passed."""
+        while self._recent and time.monotonic() - self._recent[0][0] > _RECENT_S:
+            _, name, run_id = self._recent.popleft()
+            if (named := self._named.get(name)) and named.run_id == run_id:
+                del self._named[name]
+
+    async def _keep_deleting(self, keep_days: float) -> None:
+        while True:
+            with errors_logged(_log, "store.nothing_deleted"):
+                await delete_old(self._database, keep_days)
+            await asyncio.sleep(_RETENTION_S)
+
+
+def _stored(connection: Connection, name: tuple[str, str]) -> _Named | None:
+    """The run that has a client's name for a request."""
+    columns = RUNS.c.run_id, RUNS.c.fingerprint, RUNS.c.status, RUNS.c.started_at
+    wanted = select(*columns).where(RUNS.c.tenant == name[0], RUNS.c.request_id == name[1])
+    row = connection.execute(wanted).one_or_none()
+    return _Named(*row) if row else None
+
+
+def _tenants(connection: Connection) -> dict[str, Tenant]:
+    return {row["name"]: struct_of(Tenant, row) for row in connection.execute(select(TENANTS)).mappings()}
+
+
+def _spent(connection: Connection) -> dict[tuple[str, str], Tally]:
+    rows = connection.execute(select(SPENDING).where(SPENDING.c.period.in_(periods(time.time())))).mappings()
+    return {(row["tenant"], row["period"]): struct_of(Tally, row) for row in rows}
+
+
+def _to_cancel(connection: Connection, name: str) -> list[str]:
+    running = RUNS.c.status == "running", RUNS.c.log == name, RUNS.c.cancel_requested
+    return list(connection.scalars(select(RUNS.c.run_id).where(*running)))
 
 
 async def delete_old(database: Database, keep_days: float) -> None:
@@ -46,125 +464,3 @@ async def delete_old(database: Database, keep_days: float) -> None:
         deleted += count
     if deleted:
         _log.info("store.runs_deleted", runs=deleted)
-
-
-_HEARTBEAT_S = 2.0
-_HEARTBEAT_TIMEOUT_S = 5.0
-"""The longest that one may take until the store counts as down."""
-_RETENTION_S = 600.0
-
-
-class SQLJournal:
-    """Writes what happens in groups, one transaction each; closes what dead gateways left, and deletes what is old."""
-
-    def __init__(
-        self, database: Database, on_cancel: Callable[[str], None], on_health: Callable[[str | None], None]
-    ) -> None:
-        self._database, self._on_cancel, self._on_health = database, on_cancel, on_health
-        self._gateway = ThisGateway.new()
-        self._commits = GroupCommit(database, self._gateway.gateway_id, self._late_heartbeat)
-        self._begun: dict[str, RunStart] = {}
-        self._last_heartbeat = 0.0
-
-    @classmethod
-    @asynccontextmanager
-    async def writing(
-        cls,
-        database: Database,
-        *,
-        on_cancel: Callable[[str], None] = lambda _run_id: None,
-        on_health: Callable[[str | None], None] = lambda _why: None,
-        keep_days: float | None = None,
-    ) -> AsyncIterator["SQLJournal"]:
-        """A journal that writes until the context is left, and then what is still to be written.
-
-        `on_cancel` gets the identifiers of runs that are to be cancelled, perhaps more than once. `on_health` hears now
-        and then why nothing can be written; None where it can. `keep_days`: since a run's start; None deletes nothing.
-        Raises `StoreFailed`.
-        """
-        journal = cls(database, on_cancel, on_health)
-        writing = asyncio.create_task(journal._commits.run())
-        try:
-            await journal._heartbeat()
-            deleting = [journal._keep_deleting(keep_days)] if keep_days is not None else []
-            async with background_tasks(journal._keep_beating(), *deleting):
-                yield journal
-        finally:
-            journal._commits.enqueue(leave(journal._gateway))
-            journal._commits.close()
-            await writing
-
-    async def begin(self, start: RunStart) -> Admitted | EarlierRun:
-        """Put a run on record and count it against its tenant's quotas. Raises `BudgetExhausted` and `StoreFailed`."""
-        self._begun[start.id] = start
-        try:
-            began = await self._commits.submit(operations.begin(start), operations.forget(start.tenant, start.id))
-        except RolegateError:
-            del self._begun[start.id]
-            raise
-        if isinstance(began, EarlierRun):
-            del self._begun[start.id]
-        return began
-
-    async def open(self, call: OpenedCall) -> None:
-        """Put a call on record and reserve its worst case. Raises `BudgetExhausted` and `StoreFailed`."""
-        await self._commits.submit(operations.open_call(call), operations.discard(call))
-
-    async def reserve_for_answer(self, run_id: str, amount: Amount) -> None:
-        """Keep `amount` for the run's answer. Raises `BudgetExhausted` and `StoreFailed`."""
-        await self._commits.submit(operations.reserve_for_answer(self._begun[run_id], amount))
-
-    def settle(self, call: Call) -> None:
-        """Replace an opened call by how it ended."""
-        self._commits.enqueue(operations.settle(call))
-
-    def discard(self, call: OpenedCall) -> None:
-        """Take back a call that was never made."""
-        self._commits.enqueue(operations.discard(call))
-
-    def forget(self, run_id: str) -> None:
-        """Take back a run that never began."""
-        if start := self._begun.pop(run_id, None):
-            self._commits.enqueue(operations.forget(start.tenant, run_id))
-
-    async def finish(self, run: Run) -> None:
-        """Write how the run ended, its trace and all its calls, on disk. Raises `StoreFailed`."""
-        start = self._begun.pop(run.id, None)
-        await self._commits.submit(operations.finish(run, start), operations.withhold(run, start), durable=True)
-
-    async def _heartbeat(self) -> None:
-        """Note that this gateway lives, and do what is to be done."""
-        noticed = await self._commits.submit(heartbeat(self._gateway))
-        self._last_heartbeat = time.monotonic()
-        for run_id in noticed.to_cancel:
-            self._on_cancel(run_id)
-        for tenant, run_id in noticed.orphans:
-            self._commits.enqueue(operations.interrupt(tenant, run_id))
-        if noticed.orphans:
-            await self._commits.submit(heartbeat(self._gateway))  # they are closed by then
-
-    def _late_heartbeat(self) -> operations.Operation[Any] | None:
-        """Put a heartbeat in front of what a gateway that stood still writes, so that its runs are no orphans."""
-        if time.monotonic() - self._last_heartbeat < 2 * _HEARTBEAT_S:
-            return None
-        self._last_heartbeat = time.monotonic()
-        return heartbeat(self._gateway)
-
-    async def _keep_beating(self) -> None:
-        while True:
-            await asyncio.sleep(_HEARTBEAT_S)
-            why: str | None = None
-            try:
-                async with asyncio.timeout(_HEARTBEAT_TIMEOUT_S):
-                    await self._heartbeat()
-            except TimeoutError:
-                why = f"nothing was written within {_HEARTBEAT_TIMEOUT_S:g} s"
-            except Exception as error:  # whatever it is: without the next one, others would close this gateway's runs
-                why = str(error) or type(error).__name__
-            self._on_health(why)
-
-    async def _keep_deleting(self, keep_days: float) -> None:
-        while True:
-            with errors_logged(_log, "store.nothing_deleted"):
-                await delete_old(self._database, keep_days)
-            await asyncio.sleep(_RETENTION_S)

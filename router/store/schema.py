@@ -51,7 +51,7 @@ def _of_run(*, primary_key: bool = False, index: bool = False) -> Column[Any]:
 
 
 METADATA = MetaData()
-SCHEMA_NUMBER = 2
+SCHEMA_NUMBER = 3
 """The number of these tables: counted up with each change, here and in the name of the demo's file (`mini.toml`)."""
 SCHEMA = Table("rolegate_schema", METADATA, Column("number", Integer, primary_key=True, autoincrement=False))
 RUNS = Table(
@@ -68,10 +68,8 @@ RUNS = Table(
     Column("outcome", String, nullable=False),  # of an answer; empty for other kinds
     Column("started_at", Float, nullable=False),
     Column("duration_s", Float, nullable=False),
-    Column("gateway_id", String, nullable=False),  # the process that runs it, or ran it
+    Column("log", String, nullable=False),  # of the gateway that runs it, or ran it
     Column("cancel_requested", Boolean, nullable=False),
-    Column("held_tokens", BigInteger, nullable=False),
-    Column("held_nano_usd", BigInteger, nullable=False),
     Column("trace", LargeBinary),  # null while it runs; last, as SQLite reads what stands behind it through it
     Index("runs_by_time", "started_at", "run_id"),
     Index("runs_by_tenant", "tenant", "started_at", "run_id"),
@@ -93,7 +91,7 @@ CALLS = Table(
     Index("calls_by_tenant", "tenant", "started_at"),
     Index("calls_by_deployment", "deployment", "started_at"),
 )
-"""`outcome` is `open` while a call runs."""
+"""Calls of runs that have ended."""
 GROUPS = "tenant", "hour", "role", "model", "deployment", "executor_version"
 """The key of `usage_hours`, common to the calls of a row; hours are Unix time / 3600."""
 USAGE_HOURS = Table(  # sums of ended calls by the hour in which they started, kept when the calls are deleted
@@ -118,13 +116,12 @@ TENANTS = Table("tenants", METADATA, *_columns(Tenant, "name"))
 KEYS = Table(  # `scopes` are separated by commas
     "keys", METADATA, *_columns(Key, "key_id", without=("tenant",)), Column("tenant", ForeignKey("tenants.name"))
 )
-GATEWAYS = Table(  # the processes that write here; the runs of one that is dead are closed as interrupted
-    "gateways",
+LOGS = Table(  # the logs of gateways, and how far each was read into these tables
+    "logs",
     METADATA,
-    Column("gateway_id", String, primary_key=True),
-    Column("host", String, nullable=False),
-    Column("pid", Integer, nullable=False),
-    Column("seen_at", Float, nullable=False),
+    Column("log", String, primary_key=True),
+    Column("segment", Integer, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
 )
 EXECUTOR_VERSIONS = Table("executor_versions", METADATA, *_columns(ExecutorVersion, "version"))
 VERSION_TRIALS = Table(  # runs that two versions have worked on; deleted with the run

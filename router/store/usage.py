@@ -30,7 +30,7 @@ _Rows = dict[tuple[Any, ...], UsageRow]
 
 
 class SQLUsages:
-    """Sums of what `SQLJournal` writes."""
+    """Sums of what `LogJournal` writes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -89,7 +89,7 @@ def _of_calls(query: UsageQuery, tenants: list[str], hour: int, span: tuple[floa
 
 def _ended(tenants: list[str], start: float, end: float) -> list[ColumnElement[bool]]:
     calls = CALLS.c
-    return [calls.tenant.in_(tenants), calls.started_at >= start, calls.started_at < end, calls.outcome != "open"]
+    return [calls.tenant.in_(tenants), calls.started_at >= start, calls.started_at < end]
 
 
 def _check_kept(connection: Connection, tenants: list[str], hour: int) -> None:

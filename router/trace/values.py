@@ -114,6 +114,12 @@ def brief(events: Iterable[Event]) -> tuple[Event, ...]:
     return tuple(Reported(event.index, None) if isinstance(event, Reported) else event for event in events)
 
 
+def whole(events: Iterable[Event], result: "Result | None") -> tuple[Event, ...]:
+    """The events that `brief` has made these of, with the executions of the run's result."""
+    executions = dict(enumerate(result.executions)) if isinstance(result, Trajectory) else {}
+    return tuple(Reported(one.index, executions.get(one.index)) if isinstance(one, Reported) else one for one in events)
+
+
 NOT_FOUND = "not found in your documents"
 _SAID_NOT_FOUND = ("", "not found", NOT_FOUND)
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from router.access import Accounts, Key, Spent, Tenant, new_key
 from router.errors import BadRequest
 from router.store import SQLAccounts
-from router.store.spending import MOST
+from router.store.quotas import MOST
 from router.trace import RoleName
 from router.trace.identity import DEFAULT_TENANT, SCOPES
 from serving.cli.options import Commands, add_command, add_config, chosen_file, json_of, new_parser, tenant_name
@@ -279,12 +279,9 @@ async def _show_tenant(accounts: Accounts, given: argparse.Namespace) -> None:
     settings.add_row("redact", _word(tenant.redact))
     settings.add_row("training", _word(tenant.training))
     Console(highlight=False).print(settings)
-    table = Table("spent", "requests", "tokens", "tokens reserved", "USD", "USD reserved")
+    table = Table("spent", "requests", "tokens", "USD")
     for entry in spent:
-        table.add_row(
-            *(entry.period, f"{entry.requests:,}", f"{entry.tokens:,}", f"{entry.reserved_tokens:,}"),
-            *(_usd(entry.nano_usd), _usd(entry.reserved_nano_usd)),
-        )
+        table.add_row(entry.period, f"{entry.requests:,}", f"{entry.tokens:,}", _usd(entry.nano_usd))
     Console(highlight=False).print(table)
 
 

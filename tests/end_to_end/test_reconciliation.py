@@ -20,7 +20,7 @@ from router.ledger import Ledger, Reconciler, RunStart
 from router.ledger.reconciliation import EngineCount, Reconciliation, Tokens, VLLMCounts
 from router.models import Delta, Message, Prompt, Sampling
 from router.models.openai_client import OpenAIHTTP
-from router.store import Database, SQLJournal
+from router.store import Database, LogJournal
 from router.store.reconciliation import SQLLedgerSums
 from router.trace import Run
 from tests.end_to_end.conftest import Demo, Engine
@@ -80,7 +80,7 @@ async def test_the_ledger_equals_the_engine(served: Served, database: Database) 
     """Completed calls agree exactly, each under its own name; cut calls lie within their bounds; every request that the
     engine logged is a row.
     """
-    async with SQLJournal.writing(database) as journal:
+    async with LogJournal.writing(database) as journal:
         await journal.begin(start("run-whole"))
         ledger = Ledger("run-whole", journal=journal)
         asked, capped = served.role(64), served.role(5)

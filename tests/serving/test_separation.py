@@ -38,7 +38,7 @@ from router.runs import Gateway, RunLifecycle, Runs
 from router.runs.live import LiveRuns
 from router.search import Executor, ReportCache, Topology
 from router.search.agent import ExecutorLimits
-from router.store import Database, SQLAccounts, SQLArchive, SQLJournal, SQLUsages, SQLVersionBook
+from router.store import Database, SQLAccounts, SQLArchive, LogJournal, SQLUsages, SQLVersionBook
 from router.store.reconciliation import SQLLedgerSums
 from router.store.schema import FEEDBACK
 from router.trace.identity import SCOPES
@@ -125,7 +125,7 @@ async def _opened(stack: AsyncExitStack, folder: Path) -> World:
     database = await Database.open(f"sqlite:///{folder}/runs.db")
     stack.push_async_callback(database.close)
     live, retriever, archive = LiveRuns(), Waits(), SQLArchive(database)
-    journal = await stack.enter_async_context(SQLJournal.writing(database, on_cancel=live.cancel))
+    journal = await stack.enter_async_context(LogJournal.writing(database, on_cancel=live.cancel))
     deployment = Deployment(
         ScriptedModel(delegates, "backbone"),
         ScriptedModel(finds, "small"),

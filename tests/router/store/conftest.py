@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from sqlalchemy.engine import make_url
 
-from router.store import Database, SQLJournal
+from router.store import Database, LogJournal
 from tests.router.store.postgres import postgres_binaries, running_postgres
 
 
@@ -45,7 +45,7 @@ async def database(url: str) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
-async def journal(database: Database) -> AsyncIterator[SQLJournal]:
+async def journal(database: Database) -> AsyncIterator[LogJournal]:
     """A journal that writes to it."""
-    async with SQLJournal.writing(database) as journal:
+    async with LogJournal.writing(database) as journal:
         yield journal

@@ -39,9 +39,10 @@ async def rows(database: Database, query: str, **values: object) -> Sequence[tup
 
 
 async def spent(database: Database, tenant: str = "default") -> dict[str, tuple[int, ...]]:
-    """By period: requests, tokens, nano-dollars, and what is reserved of both."""
-    sums = "requests, tokens, nano_usd, reserved_tokens, reserved_nano_usd"
-    found = await rows(database, f"SELECT period, {sums} FROM spending WHERE tenant = :tenant", tenant=tenant)
+    """By period: requests, tokens, nano-dollars."""
+    found = await rows(
+        database, "SELECT period, requests, tokens, nano_usd FROM spending WHERE tenant = :tenant", tenant=tenant
+    )
     return {period: tuple(counts) for period, *counts in found}
 
 

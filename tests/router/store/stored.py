@@ -10,7 +10,7 @@ from router.amount import NOTHING
 from router.models import Completion, Message, Usage
 from router.protocol import Passage, Report
 from router.store import Database
-from router.store.rows import ended_row, opened_row, trace_of
+from router.store.rows import call_row, trace_of
 from router.store.schema import CALLS, RUNS, TENANTS, USAGE_HOURS
 from router.store.usage import hourly_usage
 from router.trace import Call, Conversation, Event, Execution, Run, Trajectory
@@ -95,19 +95,15 @@ def run(run_id: str, started_at: float = 1000.0, calls: Sequence[Call] = (), **f
     return Run(id=run_id, started_at=started_at, calls=tuple(calls), **{**known, **fields})  # type: ignore[arg-type]
 
 
-async def put(
-    database: Database, *runs: Run, tenants: Sequence[Tenant] = (), open_calls: Sequence[Call] = (), trace: bool = True
-) -> None:
-    """Write runs with their calls and the sums of these. `open_calls` have not ended; nor have runs without `trace`."""
+async def put(database: Database, *runs: Run, tenants: Sequence[Tenant] = (), trace: bool = True) -> None:
+    """Write runs with their calls and the sums of these. Runs without `trace` have not ended."""
 
     def write(connection: Connection) -> None:
         for tenant in tenants:
             connection.execute(TENANTS.insert().values(msgspec.structs.asdict(tenant)))
         for each in runs:
             connection.execute(RUNS.insert().values(run_row(each, trace=trace and each.status != "running")))
-        rows = [call_row(call) for each in runs for call in each.calls]
-        rows += [{**call_row(call), "outcome": "open", "counted": ""} for call in open_calls]
-        if rows:
+        if rows := [call_row(call) for each in runs for call in each.calls]:
             connection.execute(CALLS.insert(), rows)
         if hours := hourly_usage([call for each in runs for call in each.calls]):
             connection.execute(USAGE_HOURS.insert(), hours)
@@ -130,15 +126,7 @@ def run_row(run: Run, *, trace: bool) -> dict[str, object]:
         "outcome": run.result.outcome if isinstance(run.result, Trajectory) else "",
         "started_at": run.started_at,
         "duration_s": run.duration_s,
-        "gateway_id": "gateway-1",
+        "log": "log",
         "cancel_requested": False,
-        "held_tokens": 0,
-        "held_nano_usd": 0,
         "trace": encoded,
     }
-
-
-def call_row(call: Call) -> dict[str, object]:
-    """A call as a row."""
-    ended = {name: value for name, value in ended_row(call).items() if not name.startswith("_")}
-    return {**opened_row(call), **ended}

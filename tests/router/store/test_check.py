@@ -16,7 +16,7 @@ from router.access import Tenant
 from router.amount import Amount
 from router.ledger import Journal, RunStart
 from router.models import Usage
-from router.store import Database, SQLJournal
+from router.store import Database, LogJournal
 from router.store.check import Checked, Problem, check
 from router.store.schema import CALLS, RUNS, SPENDING
 from router.trace.run import RunStatus
@@ -53,9 +53,9 @@ async def conduct(journal: Journal, run_id: str, started_at: float = NOW, status
 
 
 @pytest.fixture
-async def journal(database: Database) -> AsyncIterator[SQLJournal]:
+async def journal(database: Database) -> AsyncIterator[LogJournal]:
     await put(database, tenants=[Tenant("default", tokens_per_day=10**9)])
-    async with SQLJournal.writing(database) as journal:
+    async with LogJournal.writing(database) as journal:
         yield journal
 
 
@@ -63,7 +63,7 @@ async def found(database: Database) -> list[Problem]:
     return (await check(database)).problems
 
 
-async def test_a_store_in_use(database: Database, journal: SQLJournal) -> None:
+async def test_a_store_in_use(database: Database, journal: LogJournal) -> None:
     """Is sound while runs are under way; everything is counted, and progress is told."""
     assert (await check(database)).problems == []
     statuses: tuple[RunStatus, ...] = ("finished", "failed", "cancelled")
@@ -78,7 +78,7 @@ async def test_a_store_in_use(database: Database, journal: SQLJournal) -> None:
     assert told == [(100, 121), (121, 121)]
 
 
-async def test_checks_beside_a_busy_gateway(database: Database, journal: SQLJournal) -> None:
+async def test_checks_beside_a_busy_gateway(database: Database, journal: LogJournal) -> None:
     """Never raise a false alarm, at whatever moment of a run they look."""
     ended, looks = asyncio.Event(), list[Checked]()
 
@@ -173,7 +173,7 @@ NOT_A_COUNT = "The row of call run-1-0 is damaged: Expected `int`, got `null` - 
     ],
 )
 async def test_what_does_not_agree(
-    database: Database, journal: SQLJournal, statement: str, where: str, what: str
+    database: Database, journal: LogJournal, statement: str, where: str, what: str
 ) -> None:
     """Is told in plain words, with where it is."""
     for number, at in enumerate((HOUR - 80_000, HOUR, HOUR)):
@@ -182,7 +182,7 @@ async def test_what_does_not_agree(
     assert Problem(where, what) in await found(database)
 
 
-async def test_less_spent_than_was_spent(database: Database, journal: SQLJournal) -> None:
+async def test_less_spent_than_was_spent(database: Database, journal: LogJournal) -> None:
     """A limit that was used up is not fresh again without a word; more is what was deleted since."""
     await conduct(journal, "run-1")
     await change(database, "UPDATE spending SET tokens = tokens + 1, requests = 5")
@@ -198,7 +198,7 @@ async def test_less_spent_than_was_spent(database: Database, journal: SQLJournal
     ]
 
 
-async def test_open_calls_and_holds_are_reserved(database: Database, journal: SQLJournal) -> None:
+async def test_open_calls_and_holds_are_reserved(database: Database, journal: LogJournal) -> None:
     """What is reserved of neither is told, for the day and for the month."""
     await journal.begin(start("run-1", HOUR, Amount(7, 5)))
     await journal.open(opened(call("run-1", started_at=HOUR, reserved=Amount(100, 90))))
@@ -207,7 +207,7 @@ async def test_open_calls_and_holds_are_reserved(database: Database, journal: SQ
     assert await found(database) == [Problem(f"spending of default, {period}", what) for period in (DAY[:7], DAY)]
 
 
-async def test_a_trace_that_is_damaged(database: Database, journal: SQLJournal) -> None:
+async def test_a_trace_that_is_damaged(database: Database, journal: LogJournal) -> None:
     """Is told; the other runs are looked at all the same."""
     for number in range(3):
         await conduct(journal, f"run-{number}")
@@ -218,7 +218,7 @@ async def test_a_trace_that_is_damaged(database: Database, journal: SQLJournal) 
     assert (checked.runs, checked.problems) == (3, [Problem("run run-1", "its trace cannot be decoded")])
 
 
-async def test_deleted_runs(database: Database, journal: SQLJournal) -> None:
+async def test_deleted_runs(database: Database, journal: LogJournal) -> None:
     """Leave their sums behind, which is as it must be; but sums of less than the calls are not."""
     for number in range(4):
         await conduct(journal, f"run-{number}", HOUR - 7200 + number * 1800)
@@ -234,7 +234,7 @@ async def test_deleted_runs(database: Database, journal: SQLJournal) -> None:
     assert {problem.what for problem in await found(database)} == {"is less than what the calls add up to: attempts"}
 
 
-async def test_rows_of_runs_that_are_not_there(database: Database, journal: SQLJournal, url: str) -> None:
+async def test_rows_of_runs_that_are_not_there(database: Database, journal: LogJournal, url: str) -> None:
     """Are told, where the database has let them in."""
     await conduct(journal, "run-1")
     orphan = "UPDATE calls SET run_id = 'run-0' WHERE number = 0"
@@ -251,7 +251,7 @@ async def test_rows_of_runs_that_are_not_there(database: Database, journal: SQLJ
     ]
 
 
-async def test_a_table_that_cannot_be_read(database: Database, journal: SQLJournal) -> None:
+async def test_a_table_that_cannot_be_read(database: Database, journal: LogJournal) -> None:
     """Ends the search; what was found before is told."""
     await conduct(journal, "run-1")
     await database.write(SPENDING.drop)
@@ -265,7 +265,7 @@ async def test_a_damaged_file(tmp_path: Path) -> None:
     """Is told by what SQLite finds."""
     path = tmp_path / "runs.db"
     database = await Database.open(f"sqlite:///{path}")
-    async with SQLJournal.writing(database) as journal:
+    async with LogJournal.writing(database) as journal:
         for number in range(60):
             await conduct(journal, f"run-{number}", NOW + number * 3600)
     await database.close()

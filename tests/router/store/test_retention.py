@@ -2,7 +2,7 @@
 
 import time
 
-from router.store import Database, SQLJournal
+from router.store import Database, LogJournal
 from router.store.check import check
 from router.store.journal import delete_old
 from tests.router.store.entries import ended, opened, rows, spent, start
@@ -34,12 +34,12 @@ async def test_a_journal_deletes_when_it_begins(database: Database) -> None:
     """Sums of usage and spending stay when their calls are gone, and the store is whole."""
     then = time.time() - 2 * DAY_S
     call = ended("run-1", started_at=then)
-    async with SQLJournal.writing(database) as journal:
+    async with LogJournal.writing(database) as journal:
         await journal.begin(start("run-1", started_at=then))
         await journal.open(opened(call))
         await journal.finish(run("run-1", then, [call]))
         booked = await spent(database)
-    async with SQLJournal.writing(database, keep_days=1.0):
+    async with LogJournal.writing(database, keep_days=1.0):
         while await _left(database):
             pass
     assert await rows(database, "SELECT * FROM calls") == []

@@ -26,7 +26,7 @@ from router.runs.live import LiveRuns
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, Retriever, Topology
 from router.search.agent import ExecutorLimits
 from router.search.executor import Executes
-from router.store import Database, SQLAccounts, SQLArchive, SQLJournal, SQLUsages, SQLVersionBook
+from router.store import Database, SQLAccounts, SQLArchive, LogJournal, SQLUsages, SQLVersionBook
 from router.testing.retriever import FixedRetriever
 from router.trace import RoleName, Run, Trajectory
 from router.trace.identity import SCOPES, Identity
@@ -128,7 +128,7 @@ async def deployed(folder: Path, models: Models | None = None, *, working: bool 
         database = await Database.open(f"sqlite:///{folder / 'runs.db'}")
         stack.push_async_callback(database.close)
         live, archive, book = LiveRuns(), SQLArchive(database), SQLVersionBook(database)
-        journal = await stack.enter_async_context(SQLJournal.writing(database, on_cancel=live.cancel))
+        journal = await stack.enter_async_context(LogJournal.writing(database, on_cancel=live.cancel))
 
         async def load(version: str) -> str:
             return f'{{"version": "{version}"}}'

@@ -1,0 +1,407 @@
+"""The log: records of runs in the order in which they happened, in files that are only ever added to.
+
+A folder has one owner. Its files, the segments, are named by a number and a salt; each holds frames:
+
+    salt (4 bytes) | length of the payload (4) | checksum (4) | run (8) | number within the run (4) | payload
+
+The checksum is CRC-32 over the rest of the frame and the salt, which no text that comes from outside can know. So
+reading can go on at the next valid frame after damage, and a record that is missing leaves a gap in its run's numbers.
+"""
+
+import asyncio
+import errno
+import fcntl
+import os
+import secrets
+import struct
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+import msgspec
+import structlog
+
+from router.errors import BadConfig, StoreFailed
+
+_log = structlog.get_logger("store")
+_HEADER = struct.Struct("<4sIIQI")
+_SYNCED = struct.Struct("<Q")
+SEGMENT_BYTES, SEGMENT_S = 64 << 20, 3600.0
+"""When the next segment is begun: texts stay in the log no longer than their runs, and this."""
+_STEP = 4 << 20
+"""Room is taken from the disk in such pieces."""
+_KEPT, _KEPT_A_RUN = 1 << 20, 48 << 10
+"""Room that is kept for the ends of runs, in all and for each, before another one may begin."""
+_LEAST_FREE = 64 << 20
+"""Bytes below which a disk counts as full before it is."""
+NOBODY = 0
+"""The run of records that are about the log itself: how far it was on disk."""
+
+
+class Position(NamedTuple):
+    """A place in the log: a segment's number and the bytes before it."""
+
+    segment: int = 0
+    offset: int = 0
+
+
+class Frame(NamedTuple):
+    """One record as it stands in the log."""
+
+    run: int
+    number: int
+    payload: bytes
+    end: Position
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """The process that has the log."""
+
+    pid: int
+    address: str = ""
+    """Its gRPC server; empty while it starts, and for commands."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """One segment as it was read."""
+
+    number: int
+    path: Path
+    frames: list[Frame] = field(default_factory=list)
+    holes: list[tuple[int, int]] = field(default_factory=list)
+    """Pieces that are no frames, from byte to byte."""
+    synced: int = 0
+    """All before this byte was on disk, so that a hole there is damage. Behind it, the end of a process or of the
+    machine may have cut something off.
+    """
+
+    @property
+    def damaged(self) -> int:
+        """The number of bytes that were on disk and cannot be read."""
+        return sum(max(0, min(end, self.synced) - start) for start, end in self.holes)
+
+
+def read_segment(path: Path) -> Segment:
+    """Read a segment. Raises `OSError`."""
+    segment, data = Segment(number_of(path), path), path.read_bytes()
+    salted, at = bytes.fromhex(path.stem.split("-")[1]), 0
+    while (found := data.find(salted, at)) != -1:
+        start = found
+        while start != -1 and (frame := _frame(data, start, salted, segment.number)) is None:
+            start = data.find(salted, start + 1)
+        if start == -1:
+            break
+        assert frame is not None
+        if start > at:
+            segment.holes.append((at, start))
+        at = frame.end.offset
+        if frame.run == NOBODY:
+            segment.synced = max(segment.synced, *_SYNCED.unpack(frame.payload))
+        else:
+            segment.frames.append(frame)
+    if at < len(data):
+        segment.holes.append((at, len(data)))
+    return segment
+
+
+def _frame(data: bytes, start: int, salt: bytes, segment: int) -> Frame | None:
+    """The frame that begins there; None where none does."""
+    if len(data) - start < _HEADER.size:
+        return None
+    _, length, checksum, run, number = _HEADER.unpack_from(data, start)
+    end = start + _HEADER.size + length
+    if end > len(data):
+        return None
+    payload = data[start + _HEADER.size : end]
+    if checksum != _checksum(salt, length, run, number, payload):
+        return None
+    return Frame(run, number, payload, Position(segment, end))
+
+
+def _checksum(salt: bytes, length: int, run: int, number: int, payload: bytes) -> int:
+    return crc32(payload, crc32(_HEADER.pack(salt, length, 0, run, number)))
+
+
+def segments(folder: Path) -> list[Path]:
+    """The segments in a folder, oldest first."""
+    return sorted(folder.glob("*-*.log"))
+
+
+def number_of(segment: Path) -> int:
+    """The number of a segment."""
+    return int(segment.stem.split("-")[0])
+
+
+class RunLog:
+    """The log of one process. All but `open` is for the thread of its event loop."""
+
+    def __init__(self, folder: Path, lock: int) -> None:
+        """`lock`: the descriptor of the file whose lock says who owns the folder. `open` makes one."""
+        self.folder, self._lock = folder, lock
+        self.failed: str | None = None
+        """The reason why nothing is taken any more; None while all is well."""
+        self.full: str | None = None
+        """The reason why no run is to begin, though those under way may end."""
+        last = segments(folder)
+        self._number = number_of(last[-1]) if last else 0
+        self._file, self._path, self._offset, self._room = -1, folder, 0, 0
+        self._salt, self._begun = b"", 0.0
+        self._unsynced: list[int] = []
+        """Descriptors of earlier segments that have not been synced to their ends."""
+        self._new = True
+        """Whether the folder was not synced since a file was made in it."""
+        self._thread = ThreadPoolExecutor(1, "log")
+        self._waiting: list[asyncio.Future[None]] = []
+        self._syncing = False
+
+    @classmethod
+    def open(cls, folder: Path) -> "RunLog":
+        """Take the folder. Raises `BadConfig`, which names the owner where it has another one, and `OSError`."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(folder / "owner", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            log = cls(folder, lock)
+            log.tell("")
+        except BlockingIOError:
+            os.close(lock)
+            raise InUse(folder, owner(folder) or Owner(0)) from None
+        except BaseException:
+            os.close(lock)
+            raise
+        return log
+
+    def tell(self, address: str) -> None:
+        """Say where the owner is to be asked."""
+        words = msgspec.json.encode(Owner(os.getpid(), address))
+        os.pwrite(self._lock, words, 0)
+        os.ftruncate(self._lock, len(words))
+
+    @property
+    def end(self) -> Position:
+        """The place at which the next record will begin."""
+        return Position(self._number, self._offset)
+
+    def start(self, *, after: int = 0) -> None:
+        """Begin a segment, with a number above `after`, too. Raises `OSError`."""
+        number, salt = max(self._number, after) + 1, secrets.token_bytes(4)
+        path = self.folder / f"{number:08}-{salt.hex()}.log"
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.posix_fallocate(file, 0, _STEP)
+        except OSError:
+            os.close(file)
+            path.unlink()
+            raise
+        if self._file != -1:
+            self._unsynced.append(self._file)
+        self._number, self._salt, self._file, self._path, self._new = number, salt, file, path, True
+        self._offset, self._room, self._begun = 0, _STEP, time.monotonic()
+
+    def admit(self, running: int) -> None:
+        """See to it that there is room for another run beside so many; between runs, the next segment may begin.
+        Raises `StoreFailed`.
+        """
+        self._see_open()
+        if self._offset >= SEGMENT_BYTES or (self._offset and time.monotonic() - self._begun >= SEGMENT_S):
+            with suppress(OSError):  # then this one goes on
+                self.start()
+        wanted = self._offset + _KEPT + _KEPT_A_RUN * (running + 1)
+        if wanted > self._room:
+            try:
+                self._extend(wanted)
+            except OSError as error:
+                raise StoreFailed(_full(error, self.folder)) from error
+
+    def append(self, run: int, number: int, payload: bytes) -> Position:
+        """Write a record; the place behind it. Raises `StoreFailed`; then there is no such record."""
+        self._see_open()
+        length = len(payload)
+        checksum = _checksum(self._salt, length, run, number, payload)
+        frame = _HEADER.pack(self._salt, length, checksum, run, number) + payload
+        end = self._offset + len(frame)
+        try:
+            if end > self._room:
+                self._extend(end)
+            written = os.pwrite(self._file, frame, self._offset)
+        except OSError as error:
+            raise StoreFailed(_full(error, self.folder)) from error
+        if written != len(frame):
+            self._cut_back()
+        self._offset = end
+        return Position(self._number, end)
+
+    def synced(self) -> "asyncio.Future[None]":
+        """Done once all that is written by now is on disk; one sync serves all who wait. Fails with `StoreFailed`."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self.failed:
+            future.set_exception(StoreFailed(self.failed))
+            return future
+        self._waiting.append(future)
+        if not self._syncing:
+            self._sync()
+        return future
+
+    def watch(self) -> str | None:
+        """The reason why nothing more is to be admitted, such as a disk that is almost full; None where there is none.
+        A log that was deleted or replaced takes nothing any more.
+        """
+        if self.failed:
+            return self.failed
+        for file, path in ((self._lock, self.folder / "owner"), (self._file, self._path)):
+            if _identity(file) != _identity(path):
+                self.failed = (
+                    f"{path} was deleted or replaced while the gateway ran, so nothing is acknowledged any more"
+                )
+                _log.error("log.gone", file=str(path), advice="restart the gateway")
+                return self.failed
+        room = os.statvfs(self.folder)
+        free = room.f_bavail * room.f_frsize
+        self.full = (
+            f"The disk of the log {self.folder} is full: {free >> 20} MiB are free." if free < _LEAST_FREE else None
+        )
+        return self.full
+
+    def delete(self, before: int) -> None:
+        """Delete the segments with numbers below this."""
+        for path in segments(self.folder):
+            if number_of(path) < before:
+                path.unlink(missing_ok=True)
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self, *, empty: bool = False) -> None:
+        """Leave the folder; with nothing in it where all is elsewhere."""
+        if self._lock == -1:
+            return
+        self._thread.shutdown()
+        self.failed = self.failed or "The log is closed."
+        for file in (*self._unsynced, self._file):
+            if file != -1:
+                os.close(file)
+        if empty:
+            self.delete(self._number + 1)
+        os.close(self._lock)
+        self._lock = -1
+
+    def _see_open(self) -> None:
+        if self.failed:
+            raise StoreFailed(self.failed)
+
+    def _extend(self, wanted: int) -> None:
+        room = -(-wanted // _STEP) * _STEP
+        try:
+            os.posix_fallocate(self._file, 0, room)
+        except OSError:
+            os.posix_fallocate(self._file, 0, wanted)
+            room = wanted
+        self._room = room
+
+    def _cut_back(self) -> None:
+        """Undo a write that was not whole. Raises `StoreFailed`."""
+        try:
+            os.ftruncate(self._file, self._offset)
+        except OSError as error:
+            self.failed = f"The log {self._path} cannot be written: {error.strerror}."
+        self._room = self._offset
+        raise StoreFailed(self.failed or _full(OSError(errno.ENOSPC, "No space left on device"), self.folder))
+
+    def _sync(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        earlier, self._unsynced = self._unsynced, []
+        folder, self._new = self._new, False
+        end, self._syncing = self._offset, True
+        work = asyncio.get_running_loop().run_in_executor(self._thread, self._sync_files, earlier, self._file, folder)
+
+        def done(work: "asyncio.Future[None]") -> None:
+            self._syncing = False
+            if error := work.exception():
+                self.failed = f"The log {self.folder} could not be put on disk ({error}); nothing is acknowledged."
+                _log.error("log.not_synced", error=str(error), advice="see to the disk, and restart the gateway")
+            elif not self.failed:
+                with suppress(StoreFailed):
+                    self.append(NOBODY, 0, _SYNCED.pack(end))
+            for future in (*waiting, *(self._waiting if self.failed else ())):
+                if not future.done():
+                    future.set_exception(StoreFailed(self.failed)) if self.failed else future.set_result(None)
+            if self.failed:
+                self._waiting = []
+            elif self._waiting:
+                self._sync()
+
+        work.add_done_callback(done)
+
+    def _sync_files(self, earlier: list[int], current: int, folder: bool) -> None:
+        if folder:
+            descriptor = os.open(self.folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        for file in earlier:
+            os.fdatasync(file)
+            os.close(file)
+        os.fdatasync(current)
+
+
+class InUse(BadConfig):
+    """Another process has the log."""
+
+    def __init__(self, folder: Path, owner: Owner) -> None:
+        where = f"the gateway at {owner.address}" if owner.address else f"process {owner.pid}"
+        super().__init__(f"{folder} is in use by {where}; ask that one, or name another store.")
+        self.owner = owner
+
+
+def owner(folder: Path) -> Owner | None:
+    """The process that has the log in a folder; None where none has."""
+    try:
+        with (folder / "owner").open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return msgspec.json.decode(file.read() or b'{"pid":0}', type=Owner)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    return None
+
+
+def _identity(file: int | Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat() if isinstance(file, Path) else os.fstat(file)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _full(error: OSError, folder: Path) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"The disk of the log {folder} is full; make room there, or move it."
+    return f"The log {folder} cannot be written: {error.strerror}."
+
+
+def read_all(folder: Path) -> Iterator[Segment]:
+    """Every segment, oldest first. Raises `OSError`."""
+    earlier: Segment | None = None
+    for path in segments(folder):
+        segment = read_segment(path)
+        if earlier:
+            if segment.synced:  # it was synced before this one
+                earlier.synced = max(
+                    [start for start, _ in earlier.holes[-1:]] + [frame.end.offset for frame in earlier.frames[-1:]],
+                    default=0,
+                )
+            yield earlier
+        earlier = segment
+    if earlier:
+        yield earlier

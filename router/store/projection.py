@@ -1,0 +1,158 @@
+"""The projection: the log's runs as rows of a database, in batches, each with the place in the log up to which it goes.
+
+So sums count every run exactly once, whatever is killed in between: what a batch did not bring is read from the log.
+Statements go straight to the driver, as SQLAlchemy's part would take several times as long as the database's.
+"""
+
+from collections.abc import Sequence
+from contextlib import closing
+from functools import cache
+from typing import Any, NamedTuple
+
+from msgspec.structs import asdict
+from sqlalchemy import Column, ColumnElement, Connection, Dialect, Table, bindparam, case, func, literal_column, null
+from sqlalchemy.dialects import postgresql, sqlite
+
+from router.ledger import RunStart
+from router.store.database import storable
+from router.store.log import Position
+from router.store.quotas import Period, Tally, add_spent, periods
+from router.store.rows import call_row, trace_of
+from router.store.schema import CALLS, LOGS, RUNS, SPENDING, USAGE_HOURS
+from router.store.usage import hourly_usage
+from router.trace import Run, Trajectory
+from router.trace.redaction import redacted
+
+Row = dict[str, Any]
+
+
+class Change(NamedTuple):
+    """The beginning or the end of a run, or that it never began."""
+
+    start: RunStart
+    redact: bool
+    run: Run | None = None
+    """How it ended."""
+    forgotten: bool = False
+    position: Position = Position()
+    """The place in the log behind its record."""
+
+
+def project(connection: Connection, log: str, changes: Sequence[Change]) -> None:
+    """Write changes, in the transaction of `connection`, and that the log was read up to the last one's place."""
+    rows: dict[str, Row] = {}
+    owners: dict[tuple[str, str], str] = {}
+    runs: list[Run] = []
+    spent: dict[Period, Tally] = {}
+    forgotten: list[Row] = []
+    for change in changes:
+        start, run = change.start, change.run
+        if change.forgotten:
+            rows.pop(start.id, None)
+            forgotten.append({"_run_id": start.id})
+            continue
+        rows[start.id] = _run_row(change, log)
+        if run is None:  # it takes the client's name from the one that had it before
+            owners[start.tenant, storable(start.request_id)] = start.id
+            continue
+        owners.setdefault((start.tenant, storable(start.request_id)), start.id)
+        runs.append(run)
+        for period in periods(start.started_at):
+            spent.setdefault((start.tenant, period), Tally()).requests += 1
+    for run_id, row in rows.items():
+        if owners.get((row["tenant"], row["request_id"]), run_id) != run_id:
+            row["request_id"] = None
+    named = [
+        {"_tenant": row["tenant"], "_request_id": row["request_id"], "_run_id": run_id}
+        for run_id, row in rows.items()
+        if row["request_id"]
+    ]
+    calls = [call for run in runs for call in run.calls]
+    add_spent(spent, calls)
+    dialect = connection.dialect
+    with closing(connection.connection.cursor()) as cursor:
+        for statement, values in (
+            (_RELEASE, named),
+            (_put(RUNS, dialect.name), list(rows.values())),
+            (_put(CALLS, dialect.name), list(map(call_row, calls))),
+            (_adding(USAGE_HOURS, dialect.name), hourly_usage(calls)),
+            (_adding(SPENDING, dialect.name), _spent_rows(spent)),
+            (_FORGET, forgotten),
+        ):
+            if values:
+                cursor.executemany(_text(statement, dialect, tuple(values[0])), values)
+    if changes:
+        keep_place(connection, log, changes[-1].position)
+
+
+def keep_place(connection: Connection, log: str, place: Position) -> None:
+    """Write the place up to which a log was read."""
+    values = {"log": log, "segment": place.segment, "bytes": place.offset}
+    with closing(connection.connection.cursor()) as cursor:
+        cursor.execute(_text(_put(LOGS, connection.dialect.name), connection.dialect, tuple(values)), values)
+
+
+def _run_row(change: Change, log: str) -> Row:
+    start, run = change.start, change.run
+    ended = run is not None
+    result = run.result if run else None
+    if run and change.redact:
+        run = redacted(run)
+    return {
+        "run_id": start.id,
+        "tenant": start.tenant,
+        "key_id": start.key_id,
+        "kind": start.kind,
+        "request_id": storable(start.request_id) or None,
+        "fingerprint": start.fingerprint,
+        "request": "" if change.redact else storable(start.request),
+        "status": run.status if run else "running",
+        "outcome": result.outcome if isinstance(result, Trajectory) else "",
+        "started_at": start.started_at,
+        "duration_s": run.duration_s if run else 0.0,
+        "log": log,
+        "cancel_requested": False,
+        "trace": trace_of(run) if run and ended else None,
+    }
+
+
+def _spent_rows(spent: dict[Period, Tally]) -> list[Row]:
+    columns = SPENDING.c.keys()
+    rows = ({"tenant": tenant, "period": period, **asdict(tally)} for (tenant, period), tally in spent.items())
+    return [{name: row[name] for name in columns} for row in rows]
+
+
+_NAMED = (RUNS.c.tenant == bindparam("_tenant")) & (RUNS.c.request_id == bindparam("_request_id"))
+_RELEASE = RUNS.update().where(_NAMED, RUNS.c.run_id != bindparam("_run_id")).values(request_id=null())
+"""A run that has a client's name for a request takes it from the one that had it before."""
+_FORGET = RUNS.delete().where(RUNS.c.run_id == bindparam("_run_id"))
+
+
+def _inserting(table: Table, dialect: str) -> Any:
+    return (sqlite.insert if dialect == "sqlite" else postgresql.insert)(table)
+
+
+@cache
+def _put(table: Table, dialect: str) -> Any:
+    """A statement that inserts rows, or writes them over those of the same key."""
+    insert, keys = _inserting(table, dialect), list(table.primary_key.columns)
+    values = {column.name: insert.excluded[column.name] for column in table.c if not column.primary_key}
+    return insert.on_conflict_do_update(index_elements=keys, set_=values)
+
+
+@cache
+def _adding(table: Table, dialect: str) -> Any:
+    """A statement that inserts rows of sums, or adds to those that are there. Unknown and known is what is known."""
+    insert = _inserting(table, dialect)
+    sums = {column.name: _sum(column, insert.excluded[column.name]) for column in table.c if not column.primary_key}
+    return insert.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=sums)
+
+
+def _sum(column: Column[Any], more: ColumnElement[Any]) -> ColumnElement[Any]:
+    known = func.coalesce(column, literal_column("0")) + more
+    return case((more.is_(None), column), else_=known) if column.nullable else column + more
+
+
+@cache
+def _text(statement: Any, dialect: Dialect, columns: tuple[str, ...]) -> str:
+    return str(statement.compile(dialect=dialect, column_keys=columns))

@@ -1,0 +1,180 @@
+"""Quotas: what tenants have spent and reserved in a day and in a month (UTC), against what they may.
+
+A gateway that has a database to itself knows all that is spent. Where several share one, each has leases: parts of what
+is left, which it may spend without asking.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Literal
+
+import msgspec
+
+from router.access import Tenant
+from router.amount import NOTHING, Amount, Remaining
+from router.errors import PriceUnknown, QuotaExhausted
+from router.store.records import RecordedRun
+from router.trace import Call
+
+_DAY_S = 86400
+_SOON_S = 1.0
+Period = tuple[str, str]
+"""A tenant and a day or a month, as 2026-11-21 or 2026-11."""
+Unit = Literal["day", "month"]
+_LIMITED: tuple[Literal["tokens", "nano_usd"], ...] = ("tokens", "nano_usd")
+MOST = 2 * 10**16
+"""No limit may be higher, so that sums of what is spent stay far below what databases hold: twenty million dollars."""
+
+
+class Tally(msgspec.Struct):
+    """The sums of one tenant and one period."""
+
+    requests: int = 0
+    tokens: int = 0
+    nano_usd: int = 0
+    reserved_tokens: int = 0
+    reserved_nano_usd: int = 0
+
+
+class Quotas:
+    """The sums of all tenants, as far as this gateway knows them, and what it may add to them."""
+
+    def __init__(self) -> None:
+        self.tenants: Mapping[str, Tenant] = {}
+        self.tallies: dict[Period, Tally] = {}
+        self.in_flight: Counter[str] = Counter()
+        """Runs that are under way."""
+
+    def tenant(self, name: str) -> Tenant:
+        """Its settings; without any, nothing is limited."""
+        return self.tenants.get(name) or Tenant(name)
+
+    def begin(self, name: str, at: float, kept: Amount) -> None:
+        """Count one more run, and reserve what it keeps for its answer. Raises `BudgetExhausted`; then it is not
+        counted.
+        """
+        tenant, running = self.tenant(name), self.in_flight[name]
+        self.check(tenant, at, kept)
+        if tenant.runs_in_flight is not None and running >= tenant.runs_in_flight:
+            raise QuotaExhausted(
+                f"tenant {name}: {running} runs are in flight, and runs_in_flight is {tenant.runs_in_flight}; "
+                "wait until one of them has ended.",
+                retry_after_s=_SOON_S,
+            )
+        for period, unit in _periods(at):
+            limit = getattr(tenant, f"requests_per_{unit}")
+            if limit is not None and self.tally(name, period).requests >= limit:
+                raise _exhausted(tenant, f"requests_per_{unit} is {limit}", unit, at)
+        for period in periods(at):
+            self.tally(name, period).requests += 1
+        self.in_flight[name] += 1
+        self.reserve(name, at, kept)
+
+    def check(self, tenant: Tenant, at: float, amount: Amount, kept: Amount = NOTHING) -> None:
+        """Raise `QuotaExhausted` where `amount` is more than what is left; `PriceUnknown` where nobody can tell.
+
+        `kept`: what is reserved for whoever asks, and will not come back before it is done.
+        """
+        if not tenant.limited:
+            return
+        for period, unit in _periods(at):
+            tally = self.tally(tenant.name, period)
+            for of in _LIMITED:
+                name = f"{of}_per_{unit}"
+                limit: int | None = getattr(tenant, name)
+                if limit is None:
+                    continue
+                if getattr(amount, of) is None:
+                    raise PriceUnknown(
+                        f"tenant {tenant.name} has a limit in dollars for each {unit}, and the price of the next "
+                        "call's model is not known; give it in [prices] of the config, or limit tokens instead."
+                    )
+                left = limit - getattr(tally, of)
+                now, alone = (
+                    Remaining(of, left - taken) for taken in (getattr(tally, f"reserved_{of}"), getattr(kept, of) or 0)
+                )
+                if not now.holds(amount):
+                    contended = alone.holds(amount)
+                    said = f"{name} is {limit}"
+                    raise _exhausted(tenant, said, unit, at, (now if contended else alone, amount), contended=contended)
+
+    def reserve(self, name: str, at: float, amount: Amount, *, sign: int = 1) -> None:
+        """Set `amount` aside; with a `sign` of -1, give it back."""
+        if amount != NOTHING:
+            for period in periods(at):
+                tally = self.tally(name, period)
+                tally.reserved_tokens += sign * amount.tokens
+                tally.reserved_nano_usd += sign * (amount.nano_usd or 0)
+
+    def settle(self, call: Call) -> None:
+        """Give back what was set aside for a call, and count what it has spent."""
+        self.reserve(call.tenant, call.started_at, call.reserved, sign=-1)
+        add_spent(self.tallies, [call])
+
+    def end(self, run: RecordedRun) -> None:
+        """Give back what a run still has set aside; it is not in flight any more."""
+        for at, amount in run.reserved:
+            self.reserve(run.start.tenant, at, amount, sign=-1)
+        self.in_flight[run.start.tenant] -= 1
+
+    def tally(self, name: str, period: str) -> Tally:
+        """The sums of a tenant and a period."""
+        found = self.tallies.get((name, period))
+        if found is None:
+            found = self.tallies[name, period] = Tally()
+        return found
+
+
+def add_spent(tallies: dict[Period, Tally], calls: Iterable[Call]) -> None:
+    """Add what calls have spent to the sums of their tenants."""
+    for call in calls:
+        charged = call.charged
+        for period in periods(call.started_at):
+            tally = tallies.setdefault((call.tenant, period), Tally())
+            tally.tokens += charged.tokens
+            tally.nano_usd += charged.nano_usd or 0
+
+
+def periods(at: float) -> list[str]:
+    """The day and the month that a Unix time is in."""
+    return [period for period, _ in _periods(at)]
+
+
+def _periods(at: float) -> tuple[tuple[str, Unit], tuple[str, Unit]]:
+    return _periods_of(int(at // _DAY_S))
+
+
+@lru_cache(maxsize=64)
+def _periods_of(day: int) -> tuple[tuple[str, Unit], tuple[str, Unit]]:
+    date = f"{datetime.fromtimestamp(day * _DAY_S, UTC):%Y-%m-%d}"
+    return (date, "day"), (date[:7], "month")
+
+
+def _exhausted(
+    tenant: Tenant,
+    limit: str,
+    unit: Unit,
+    at: float,
+    lack: tuple[Remaining, Amount] | None = None,
+    *,
+    contended: bool = False,
+) -> QuotaExhausted:
+    left, lacking = (lack[0], f": {lack[0].against(lack[1])}") if lack else (None, "")
+    if contended:
+        return QuotaExhausted(
+            f"tenant {tenant.name}: {limit}, and what is left is reserved for runs that are under way{lacking}.",
+            retry_after_s=_SOON_S,
+            contended=True,
+            left=left,
+        )
+    now = datetime.fromtimestamp(at, UTC)
+    begins = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    anew = begins + timedelta(days=1) if unit == "day" else (begins.replace(day=1) + timedelta(days=32)).replace(day=1)
+    return QuotaExhausted(
+        f"tenant {tenant.name}: {limit}, and what is left does not suffice{lacking}; it begins anew at "
+        f"{anew:%Y-%m-%d %H:%M} UTC.",
+        retry_after_s=(anew - now).total_seconds(),
+        left=left,
+    )

@@ -1,0 +1,170 @@
+"""Recovery: what a log tells that its database does not have yet, read when a gateway or a command begins."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import structlog
+from sqlalchemy import Connection, select
+
+from router.errors import BadConfig, StoreFailed
+from router.ledger import RunStart
+from router.store.database import Database
+from router.store.log import Frame, InUse, Position, RunLog, read_all
+from router.store.projection import Change, project
+from router.store.records import Begun, Ended, Forgotten, Opened, Record, RecordedRun, decode
+from router.store.rows import struct_of
+from router.store.schema import LOGS, RUNS
+
+_log = structlog.get_logger("store")
+_PIECE = 256
+_WAIT_S, _LOOK_S = 10.0, 0.05
+"""How long a command waits for a gateway's database to have what the log has, and how often it looks."""
+
+
+class Fold:
+    """The runs of a log, as its frames come."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, RecordedRun] = {}
+        """Those that have not ended, by their keys."""
+        self._headless: dict[int, list[tuple[int, Record]]] = defaultdict(list)
+        """Records, with their numbers, of runs whose beginning is lost."""
+
+    def apply(self, frame: Frame) -> Change | None:
+        """Take the next frame; return the change that it makes to the database, if it makes one."""
+        record = decode(frame.payload)
+        if isinstance(record, Begun):
+            self.running[frame.run] = RecordedRun(record)
+            return Change(record.start, record.redact, position=frame.end)
+        run = self.running.get(frame.run)
+        if run is None:
+            self._headless[frame.run].append((frame.number, record))
+            if not isinstance(record, Ended) or not (run := self._salvaged(frame.run)):
+                return None
+        else:
+            run.gaps += frame.number - run.records
+            run.records = frame.number
+            run.apply(record)
+        if not isinstance(record, Ended | Forgotten):
+            return None
+        self.running.pop(frame.run, None)
+        ended = run.ended(record.run) if isinstance(record, Ended) else None
+        return Change(run.start, run.redact, ended, ended is None, frame.end)
+
+    def left(self) -> dict[int, RecordedRun]:
+        """The runs that have not ended, those included whose beginning is lost, where it can be told whose they are."""
+        for key in list(self._headless):
+            if run := self._salvaged(key):
+                self.running[key] = run
+        return self.running
+
+    def _salvaged(self, key: int) -> RecordedRun | None:
+        """A run whose beginning is lost, from what its other records say of it."""
+        numbered = self._headless.pop(key)
+        records, start = [record for _, record in numbered], None
+        for record in records:
+            if isinstance(record, Ended):
+                run = record.run
+                start = RunStart(run.id, run.kind, run.tenant, "", run.request_id, run.request, "", run.started_at)
+            elif isinstance(record, Opened) and start is None:
+                call = record.call
+                start = RunStart(call.run_id, "answer", call.tenant, "", "", "", "", call.started_at)
+        if start is None:
+            return None
+        recorded = RecordedRun(Begun(start, False))
+        for record in records:
+            recorded.apply(record)
+        recorded.records = numbered[-1][0] + 1
+        recorded.gaps = recorded.records - len(records)
+        return recorded
+
+
+async def recover(database: Database, folder: Path, name: str) -> Fold:
+    """Write into the database what the log in `folder` has and it has not; the runs that no record ends are left.
+
+    `name`: of the log, in the database. Raises `StoreFailed`, and `BadConfig` where the log cannot be read.
+    """
+    place, fold = await database.read(partial(place_of, name=name)), Fold()
+    try:
+        async for changes in _pieces(folder, fold, place):
+            await database.write(partial(project, log=name, changes=changes), on_disk=False)
+    except OSError as error:
+        raise BadConfig(f"server.store: the log {folder} cannot be read: {error}") from error
+    return fold
+
+
+async def _pieces(folder: Path, fold: Fold, place: Position) -> AsyncIterator[list[Change]]:
+    segments = read_all(folder)
+    while segment := await asyncio.to_thread(next, segments, None):
+        if segment.damaged:
+            _log.error("log.damaged", file=str(segment.path), bytes=segment.damaged, holes=len(segment.holes))
+        changes = [change for frame in segment.frames if (change := fold.apply(frame)) and change.position > place]
+        for first in range(0, len(changes), _PIECE):
+            yield changes[first : first + _PIECE]
+
+
+def place_of(connection: Connection, name: str) -> Position:
+    """The place up to which a log was read into the database."""
+    row = connection.execute(select(LOGS.c.segment, LOGS.c.bytes).where(LOGS.c.log == name)).one_or_none()
+    return Position(*row) if row else Position()
+
+
+def left_over(connection: Connection, name: str) -> list[RecordedRun]:
+    """The runs that are running by the database."""
+    rows = connection.execute(select(RUNS).where(RUNS.c.status == "running", RUNS.c.log == name)).mappings()
+    return [
+        RecordedRun(Begun(struct_of(RunStart, row, id=row["run_id"], request_id=row["request_id"] or ""), False))
+        for row in rows
+    ]
+
+
+SQLITE = "log"
+"""The name of its one log in a SQLite database."""
+
+
+@asynccontextmanager
+async def up_to_date(database: Database) -> AsyncIterator[None]:
+    """See that all that a gateway of this SQLite database has acknowledged is in it, for a command that reads it.
+
+    Where no gateway lives, the log is read here; it stays taken while the context is open. Raises `StoreFailed` where
+    one lives that does not keep up.
+    """
+    folder = database.log_folder
+    if folder is None or not folder.is_dir():
+        yield
+        return
+    try:
+        log = RunLog.open(folder)
+    except InUse:
+        await _followed(database, folder)
+        yield
+        return
+    try:
+        await recover(database, folder, SQLITE)
+        yield
+    finally:
+        log.close()
+
+
+async def _followed(database: Database, folder: Path) -> None:
+    """Wait until the database has what the log in `folder` has now. Raises `StoreFailed`."""
+
+    def ended() -> Position:
+        changes = [frame.end for segment in read_all(folder) for frame in segment.frames if _changes(frame)]
+        return max(changes, default=Position())
+
+    wanted = await asyncio.to_thread(ended)
+    try:
+        async with asyncio.timeout(_WAIT_S):
+            while await database.read(partial(place_of, name=SQLITE)) < wanted:  # noqa: ASYNC110 - it is elsewhere
+                await asyncio.sleep(_LOOK_S)
+    except TimeoutError:
+        raise StoreFailed("The gateway's database is behind its log; try again.") from None
+
+
+def _changes(frame: Frame) -> bool:
+    return isinstance(decode(frame.payload), Begun | Ended | Forgotten)

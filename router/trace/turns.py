@@ -1,0 +1,126 @@
+"""The turns and searches of a run, one record each as they come; what the agents of a run said is the fold of these."""
+
+from collections.abc import Callable
+from itertools import takewhile
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from router.models import Completion, Message
+from router.trace.call import RoleName
+from router.trace.run import Run
+from router.trace.values import Conversation, Execution, Result, SearchRecord, Trajectory, brief, whole
+
+
+class Agent(NamedTuple):
+    """A model with a context of its own."""
+
+    role: RoleName
+    sub_query: int | None = None
+    """The number of the one it works on; None for the question itself."""
+
+
+class Turn(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """A completed turn of an agent."""
+
+    agent: Agent
+    kept: int
+    """The number of messages, from the first on, that are those of its turn before."""
+    messages: tuple[Message, ...]
+    """The messages after these that it was shown."""
+    output: Completion
+
+
+class Searched(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """A search that returned."""
+
+    agent: Agent
+    search: SearchRecord
+
+
+class Decided(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """The end of a delegator's turn: of what was begun before, sub-queries with numbers from here on are not wanted."""
+
+    below: int
+
+
+TraceRecord = Turn | Searched | Decided
+_TOLD = Completion("", "told by the turns")
+"""Stands in a conversation for the messages and outputs that its agent's turns tell."""
+_Said = tuple[Conversation, tuple[SearchRecord, ...]]
+
+
+class Turns:
+    """The agents of a run, as far as their records tell."""
+
+    def __init__(self) -> None:
+        self._shown: dict[Agent, tuple[Message, ...]] = {}
+        self._outputs: dict[Agent, list[Completion]] = {}
+        self._searches: dict[Agent, list[SearchRecord]] = {}
+
+    def turn(self, agent: Agent, messages: tuple[Message, ...], output: Completion) -> Turn:
+        """The record of a turn that comes next. `messages`: all that the agent was shown."""
+        pairs = zip(self._shown.get(agent, ()), messages, strict=False)
+        kept = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1] or pair[0] == pair[1], pairs))
+        return Turn(agent, kept, messages[kept:], output)
+
+    def apply(self, record: TraceRecord) -> None:
+        """Take the next record."""
+        match record:
+            case Turn(agent=agent):
+                before = self._shown.get(agent, ())
+                self._shown[agent] = before[: record.kept] + record.messages
+                if len(self._shown[agent]) <= len(before):  # another one has begun anew in its place
+                    self._outputs.pop(agent, None)
+                    self._searches.pop(agent, None)
+                self._outputs.setdefault(agent, []).append(record.output)
+            case Searched(agent=agent):
+                self._searches.setdefault(agent, []).append(record.search)
+            case Decided(below=below):
+                for known in (self._shown, self._outputs, self._searches):
+                    for agent in [one for one in known if one.sub_query is not None and one.sub_query >= below]:
+                        del known[agent]
+
+    def without(self, run: Run) -> Run:
+        """The run without what the records tell as well."""
+        return replace(run, result=self._mapped(run.result, self._left_out), events=brief(run.events))
+
+    def within(self, run: Run) -> Run:
+        """The run that `without` has made this of."""
+        result = self._mapped(run.result, self._put_in)
+        return replace(run, result=result, events=whole(run.events, result))
+
+    def _left_out(self, agent: Agent, conversation: Conversation, searches: tuple[SearchRecord, ...]) -> _Said:
+        shown, outputs = self._shown.get(agent), tuple(self._outputs.get(agent, ()))
+        if shown is None or conversation.messages[: len(shown)] != shown or conversation.outputs != outputs:
+            return conversation, searches
+        if searches != tuple(self._searches.get(agent, ())):
+            return conversation, searches
+        return Conversation(conversation.messages[len(shown) :], (_TOLD,)), ()
+
+    def _put_in(self, agent: Agent, conversation: Conversation, searches: tuple[SearchRecord, ...]) -> _Said:
+        if conversation.outputs != (_TOLD,):
+            return conversation, searches
+        messages, outputs = self._shown.get(agent, ()) + conversation.messages, tuple(self._outputs.get(agent, ()))
+        return Conversation(messages, outputs), tuple(self._searches.get(agent, ()))
+
+    def _mapped(self, result: Result | None, change: Callable[..., _Said]) -> Result | None:
+        def execution(number: int, one: Execution) -> Execution:
+            conversation, searches = change(Agent("execution", number), one.conversation, one.searches)
+            return replace(one, conversation=conversation, searches=searches)
+
+        match result:
+            case Trajectory(delegation=main, answering=answering):
+                searches = result.searches
+                if main:
+                    main, searches = change(Agent("delegation"), main, searches)
+                if answering:
+                    answering, _ = change(Agent("answer"), answering, ())
+                executions = tuple(execution(number, one) for number, one in enumerate(result.executions))
+                return replace(result, executions=executions, delegation=main, answering=answering, searches=searches)
+            case Execution():
+                return execution(0, result)
+            case Conversation() if len(self._shown) == 1:
+                return change(*self._shown, result, ())[0]
+        return result
