@@ -80,8 +80,8 @@ async def test_a_key_that_is_good_here_alone() -> None:
     assert await Access(KeptAccounts(), extra).identify(None) == LOCAL
 
 
-def test_keys_are_read_once_a_second() -> None:
-    """However many ask; so a revoked key is refused a second later at the latest, and a new one is known."""
+def test_keys_are_read_every_half_second() -> None:
+    """However many ask; so a revoked key is refused soon, and a new one is known."""
 
     async def main(clock: Clock) -> None:
         text, key = new_key("acme", ["ask"])
@@ -90,7 +90,7 @@ def test_keys_are_read_once_a_second() -> None:
         await asyncio.gather(*(access.identify(f"Bearer {text}") for _ in range(50)))
         assert accounts.reads == 1
         await accounts.revoke_key(key.key_id)
-        await clock.advance(0.9)
+        await clock.advance(0.4)
         await access.identify(f"Bearer {text}")
         await clock.advance(0.1)
         with pytest.raises(NoKey):
@@ -100,8 +100,8 @@ def test_keys_are_read_once_a_second() -> None:
     with_clock(main)
 
 
-def test_keys_are_read_once_a_second_for_all_that_is_under_way() -> None:
-    """However much that is; for nothing, not at all. What a revoked one asked for ends within a second."""
+def test_keys_are_read_every_half_second_for_all_that_is_under_way() -> None:
+    """However much that is; for nothing, not at all. What a revoked one asked for ends soon."""
 
     async def main(clock: Clock) -> None:
         keys = [new_key("acme", ["ask"])[1] for _ in range(2)]
@@ -116,10 +116,10 @@ def test_keys_are_read_once_a_second_for_all_that_is_under_way() -> None:
             await clock.advance(5)
             assert accounts.reads == 0
             revoked, going_on = ([asyncio.create_task(serve(key.key_id)) for _ in range(50)] for key in keys)
-            await clock.advance(1)
+            await clock.advance(0.5)
             await accounts.revoke_key(keys[0].key_id)
             assert accounts.reads == 1
-            await clock.advance(1)
+            await clock.advance(0.5)
             assert accounts.reads == 2
             assert all(isinstance(task.exception(), NoKey) for task in revoked)
             for task in going_on:

@@ -6,7 +6,6 @@ from rolegate.v1.usage_pb2 import RoleUsage
 from router.edge.grpc.convert import WIRE_NAMES
 from router.models import Usage
 from router.models.model import TOKEN_COUNTS
-from router.store.rows import ENDED_CALL
 from router.store.schema import CALLS, USAGE_HOURS
 from router.trace import Call
 from router.trace.call import SUMMED_COUNTS, SUMS, RoleTotal
@@ -33,7 +32,6 @@ def test_the_tables_have_every_count() -> None:
     assert set(TOKEN_COUNTS) == set(Usage.__struct_fields__) - {"lower_bound", "estimated"}
     assert set(TOKEN_COUNTS) <= set(SUMMED_COUNTS) <= set(CALLS.c.keys())
     assert set(SUMS) <= set(USAGE_HOURS.c.keys())
-    assert set(TOKEN_COUNTS) <= set(ENDED_CALL)
 
 
 def test_a_call_knows_its_counts() -> None:

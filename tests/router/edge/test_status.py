@@ -21,6 +21,7 @@ from router.errors import (
     PriceUnknown,
     QuotaExhausted,
     RolegateError,
+    StoreInUse,
     UpstreamError,
     UpstreamRefused,
     UpstreamUnavailable,
@@ -33,6 +34,7 @@ from tests.router.edge.wire import served
 NEEDS: dict[type[RolegateError], dict[str, Any]] = {
     QuotaExhausted: {"retry_after_s": 1.5},
     Overloaded: {"retry_after_s": 1.5},
+    StoreInUse: {"address": "10.0.0.1:50051"},
 }
 """What some errors are made with."""
 

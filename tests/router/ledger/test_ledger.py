@@ -180,9 +180,6 @@ class Told(NoJournal):
     def settle(self, call: Call) -> None:
         self.told.append(("settle", call.number, call.outcome))
 
-    def discard(self, call: OpenedCall) -> None:
-        self.told.append(("discard", call.number))
-
 
 async def test_a_call_is_opened_before_it_is_made_and_settled_after_it() -> None:
     """Double entry; of two attempts that overlap, the one that ends first has the first row."""
@@ -195,21 +192,16 @@ async def test_a_call_is_opened_before_it_is_made_and_settled_after_it() -> None
 
 
 @pytest.mark.parametrize(
-    ("error", "discarded"),
-    [
-        (StoreFailed("no disk"), []),
-        (QuotaExhausted("no more", retry_after_s=1.0), []),
-        (asyncio.CancelledError(), [("discard", 0)]),
-    ],
+    "error", [StoreFailed("no disk"), QuotaExhausted("no more", retry_after_s=1.0), asyncio.CancelledError()]
 )
-async def test_a_call_that_cannot_be_opened_is_not_made(error: BaseException, discarded: list[Any]) -> None:
+async def test_a_call_that_cannot_be_opened_is_not_made(error: BaseException) -> None:
     """There is no row, and its reservation is given back."""
     journal, allowance = Told(error), Allowance(Budget(max_total_tokens=100))
     ledger = Ledger(journal=journal, allowance=allowance)
     with pytest.raises(type(error)):
         async with ledger.attempt(CALLER, "first", 1, Amount(100)):
             raise AssertionError("it is never made")
-    assert (ledger.calls, journal.told) == ((), [("open", 0), *discarded])
+    assert (ledger.calls, journal.told) == ((), [("open", 0)])
     allowance.reserve("execution", Amount(100))
     assert ledger.refusal is (error if isinstance(error, BudgetExhausted) else None)
 

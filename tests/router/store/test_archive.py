@@ -73,11 +73,13 @@ CALLS_SO_FAR = (
 
 
 async def test_a_run_without_a_trace(database: Database, archive: SQLArchive) -> None:
-    """Has the calls that have ended by then; the others are not there yet."""
-    bare = run("run-1", calls=CALLS_SO_FAR, status="running", result=None, events=(), settings={}, request_id="mine")
-    await put(database, bare, open_calls=[call("run-1", 3)], trace=False)
+    """Has the calls that have ended by then, where whoever works on it is asked; elsewhere, none."""
+    bare = run("run-1", status="running", result=None, events=(), settings={}, request_id="mine")
+    await put(database, bare)
 
     assert await archive.load("run-1") == bare
+    here = SQLArchive(database, {"run-1": CALLS_SO_FAR}.__getitem__)
+    assert await here.load("run-1") == msgspec.structs.replace(bare, calls=CALLS_SO_FAR)
     assert await exported(archive) == []
 
 

@@ -156,14 +156,14 @@ async def test_writers_of_several_processes_wait_for_each_other(tmp_path: Path) 
         other.execute("BEGIN IMMEDIATE")
         writing = asyncio.create_task(
             database.write(
-                lambda connection: connection.execute(text("INSERT INTO gateways VALUES ('g', 'h', 1, 1.0)")).rowcount
+                lambda connection: connection.execute(text("INSERT INTO logs VALUES ('one', 1, 1)")).rowcount
             )
         )
-        other.execute("INSERT INTO gateways VALUES ('f', 'h', 1, 1.0)")
+        other.execute("INSERT INTO logs VALUES ('other', 1, 1)")
         assert not writing.done()
         other.execute("COMMIT")
     assert await writing == 1
-    assert await rows(database, "SELECT count(*) FROM gateways") == [(2,)]
+    assert await rows(database, "SELECT count(*) FROM logs") == [(2,)]
     await database.close()
 
 

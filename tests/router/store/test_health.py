@@ -19,9 +19,9 @@ def away(url: str) -> Iterator[None]:
     place = make_url(url)
     if place.get_backend_name() == "sqlite":
         with sqlite3.connect(str(place.database)) as database:
-            database.execute("ALTER TABLE gateways RENAME TO lost")
+            database.execute("ALTER TABLE logs RENAME TO lost")
             yield
-            database.execute("ALTER TABLE lost RENAME TO gateways")
+            database.execute("ALTER TABLE lost RENAME TO logs")
         return
     name = str(place.database)
     other = place.set(database="postgres").render_as_string(hide_password=False)

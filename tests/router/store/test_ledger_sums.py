@@ -9,15 +9,20 @@ from router.store.reconciliation import SQLLedgerSums
 from router.store.schema import CALLS
 from router.trace import Call
 from router.trace.call import Outcome
+from tests.router.store.entries import opened
 from tests.router.store.stored import call, put, run
 
 
-async def summed(
-    database: Database, *calls: Call, open_calls: tuple[Call, ...] = (), start: float = 900.0
-) -> LedgerSum:
-    """What is known of `engine` after these calls."""
-    await put(database, run("run-1", calls=calls), open_calls=open_calls)
+async def summed(database: Database, *calls: Call, start: float = 900.0) -> LedgerSum:
+    """The sum for `engine` after these calls of a run that has ended."""
+    await put(database, run("run-1", calls=calls))
     return await SQLLedgerSums(database).since("engine", start)
+
+
+async def both(database: Database, *calls: Call) -> tuple[LedgerSum, LedgerSum]:
+    """The sum for `engine` where a run has ended, and where it has not and its calls are not in the database."""
+    under_way = SQLLedgerSums(database, lambda: (calls, ()))
+    return await under_way.since("engine", 900.0), await summed(database, *calls)
 
 
 async def test_completed_calls_are_certain(database: Database) -> None:
@@ -28,7 +33,7 @@ async def test_completed_calls_are_certain(database: Database) -> None:
         call("run-1", 2, deployment="other"),
         call("run-1", 3, started_at=899.9),
     )
-    assert await summed(database, *calls) == LedgerSum(2, (), Tokens(15, 3), Tokens(15, 3))
+    assert await both(database, *calls) == (LedgerSum(2, (), Tokens(15, 3), Tokens(15, 3)),) * 2
 
 
 UNKNOWN = (Tokens(0, 0), Tokens(99, 64))
@@ -51,20 +56,25 @@ async def test_uncertain_calls(
 ) -> None:
     """A cut call may have spent from what was reported up to all that it might write; an estimate is not known."""
     uncertain = call("run-1", 3, outcome=outcome, usage=usage, first_token_s=0.1, prompt_bound=99)
-    assert await summed(database, uncertain) == LedgerSum(int(outcome == "completed"), ("run-1-3",), *bounds)
+    assert await both(database, uncertain) == (LedgerSum(int(outcome == "completed"), ("run-1-3",), *bounds),) * 2
 
 
 async def test_a_refused_call_spent_nothing(database: Database) -> None:
     """Its endpoint did not begin."""
     refused = call("run-1", 3, outcome="refused", usage=None, first_token_s=None, prompt_bound=99)
-    assert await summed(database, refused) == LedgerSum(0, (), Tokens(0, 0), Tokens(0, 0))
+    assert await both(database, refused) == (LedgerSum(0, (), Tokens(0, 0), Tokens(0, 0)),) * 2
 
 
 async def test_a_running_call_is_uncertain(database: Database) -> None:
     """Whatever it has spent by now."""
-    running = call("run-1", 1, prompt_bound=99)
-    found = await summed(database, call("run-1"), open_calls=(running,))
-    assert found == LedgerSum(1, ("run-1-1",), Tokens(10, 2), Tokens(109, 66))
+    await put(database, run("run-1", calls=[call("run-1")]))
+    running = [
+        opened(call("run-2", 1, prompt_bound=99)),
+        opened(call("run-2", 2, deployment="other")),
+        opened(call("run-2", 3, started_at=899.9)),
+    ]
+    found = await SQLLedgerSums(database, lambda: ((), running)).since("engine", 900.0)
+    assert found == LedgerSum(1, ("run-2-1",), Tokens(10, 2), Tokens(109, 66))
 
 
 async def test_at_most_a_thousand_are_named(database: Database) -> None:

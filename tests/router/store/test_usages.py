@@ -120,15 +120,6 @@ async def test_sums_are_exact(database: Database, usages: SQLUsages, seed: int) 
         assert await usages.usage(query) == expected(calls, runs, query), query
 
 
-async def test_open_calls_are_not_summed(database: Database, usages: SQLUsages) -> None:
-    """They have spent nothing that is known; they are summed when they end."""
-    ended, under_way = (call("run-1", number, started_at=float(number)) for number in range(2))
-    await put(database, run("run-1", 0.0, [ended]), open_calls=[under_way])
-
-    for end in (2.0, HOUR, None):
-        assert [each.attempts for each in (await usages.usage(UsageQuery(None, end))).rows] == [1]
-
-
 async def test_nothing(usages: SQLUsages) -> None:
     """Has no rows, also where nothing is grouped."""
     for by in ((), DIMENSIONS):

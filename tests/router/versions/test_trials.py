@@ -120,13 +120,17 @@ class Deployed:
 
 
 @asynccontextmanager
-async def deployed(folder: Path, models: Models | None = None, *, working: bool = True) -> AsyncIterator[Deployed]:
+async def deployed(
+    folder: Path, models: Models | None = None, *, working: bool = True, tenants: Sequence[Tenant] = ()
+) -> AsyncIterator[Deployed]:
     """Everything of a gateway but its edge, with a version beside the configured model. `working`: whether trials are
-    made."""
+    made. `tenants`: settings that are there when it begins."""
     models = models or Models()
     async with AsyncExitStack() as stack:
         database = await Database.open(f"sqlite:///{folder / 'runs.db'}")
         stack.push_async_callback(database.close)
+        for tenant in tenants:
+            await SQLAccounts(database).set_tenant(tenant)
         live, archive, book = LiveRuns(), SQLArchive(database), SQLVersionBook(database)
         journal = await stack.enter_async_context(LogJournal.writing(database, on_cancel=live.cancel))
 
@@ -275,9 +279,8 @@ async def test_what_is_not_tried(tmp_path: Path) -> None:
     """Reports on sub-queries, completions, questions that are out of scope, answers of earlier runs, runs that the
     client's budget cut short, runs of a tenant whose texts are not kept, runs with another run's reports, and those of
     another topology."""
-    models = Models()
-    async with deployed(tmp_path, models, working=False) as here:
-        await SQLAccounts(here.database).set_tenant(Tenant("private", redact=True))
+    models, private = Models(), Tenant("private", redact=True)
+    async with deployed(tmp_path, models, working=False, tenants=[private]) as here:
         await here.set("shadow")
         await here.gateway.execute(SUB_QUERY, RequestOptions(OWNER))
         asked = CompletionRequest("delegation", (Message("system", "delegate"), Message("user", "Who?")), (), 0)
@@ -340,7 +343,8 @@ class DownOnce(FixedRetriever):
 async def test_a_trial_that_others_spoil_is_none(tmp_path: Path, who: str) -> None:
     """What a version cannot help speaks neither for nor against it: a few such trials would decide on it."""
     models = Models()
-    async with deployed(tmp_path, models, working=False) as here:
+    tenants = [Tenant("shadow", tokens_per_day=165)] if who == "quota" else []
+    async with deployed(tmp_path, models, working=False, tenants=tenants) as here:
         await here.set("shadow")
         await here.ask()
         match who:
@@ -353,8 +357,6 @@ async def test_a_trial_that_others_spoil_is_none(tmp_path: Path, who: str) -> No
                     here.executors.of(NEW).role(lasting()).endpoint.breaker.open()
             case "retriever":
                 models.retriever = DownOnce({})
-            case _:
-                await SQLAccounts(here.database).set_tenant(Tenant("shadow", tokens_per_day=165))
         told: asyncio.Queue[str] = asyncio.Queue()
 
         def hear(_logger: object, _level: str, event: Any) -> Any:

@@ -181,7 +181,7 @@ def test_limits_are_shown_beside_what_is_spent(commands: Commands, tmp_path: Pat
     commands.run("tenants set acme --usd-per-day 1234.5 --tokens-per-month 1000000")
     now = datetime.now(UTC)
     day, month = f"{now:%Y-%m-%d}", f"{now:%Y-%m}"
-    row = {"tenant": "acme", "requests": 2, "tokens": 12345, "reserved_tokens": 67, "reserved_nano_usd": 0}
+    row = {"tenant": "acme", "requests": 2, "tokens": 12345}
     engine = create_engine(f"sqlite:///{tmp_path}/runs.db")
     with engine.begin() as connection:
         connection.execute(insert(SPENDING), [{**row, "period": day, "nano_usd": 1_250_000_000}])
