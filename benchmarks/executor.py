@@ -34,7 +34,7 @@ from router.models.openai_client import OpenAIHTTP
 from router.protocol.turns import turn_pattern
 from router.runs import RunFilter
 from router.search.executor import STOP
-from router.store import Database, SQLArchive
+from router.store import SQLArchive, opened
 from router.trace import Execution, Run
 from serving.config.config import Config, RolesConfig
 from serving.config.file import load_config, preset
@@ -134,10 +134,8 @@ async def _side(
     config = replace(mini, of=of).config(file := own / "rolegate.toml")
     process = await stack.enter_async_context(gateway(file))
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(process.words[0]))
-    database = await Database.open(config.server.store)
-    stack.push_async_callback(database.close)
     straight = OpenAIHTTP(session, url, role.model, thinking=False)
-    return _Side(config, ExecutionServiceStub(channel).Execute, SQLArchive(database), session, straight)
+    return _Side(config, ExecutionServiceStub(channel).Execute, session, straight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +144,6 @@ class _Side:
 
     config: Config
     execute: Callable[..., Awaitable[ExecuteResponse]]
-    archive: SQLArchive
     session: aiohttp.ClientSession
     straight: OpenAIHTTP
 
@@ -156,7 +153,8 @@ class _Side:
         begun = time.perf_counter()
         ids = await self.executed(sub_queries, at_once)
         gateway_s = time.perf_counter() - begun
-        runs = [await self.archive.load(run_id) for run_id in ids]
+        async with opened(self.config.server.store) as database:
+            runs = [await SQLArchive(database).load(run_id) for run_id in ids]
         await self._empty()
         begun = time.perf_counter()
         await in_flight(self._again, runs, at_once, "straight")
@@ -187,7 +185,8 @@ class _Side:
                     raise
 
         await in_flight(ask, sub_queries, at_once, "through the gateway")
-        listed = await self.archive.list(RunFilter(kind="execute", start=begun), len(sub_queries))
+        async with opened(self.config.server.store) as database:
+            listed = await SQLArchive(database).list(RunFilter(kind="execute", start=begun), len(sub_queries))
         return [run.id for run in reversed(listed.runs)]
 
     async def _empty(self) -> None:

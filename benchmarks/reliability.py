@@ -33,7 +33,7 @@ from benchmarks.gateway import OnePassage, at_once, canned_config, gateway, retr
 from benchmarks.harness import Check, own_bytes, work_folder
 from benchmarks.load import ANSWERED, Ended, Outcomes, ask_until, at_rate, quantile, question
 from router.background import background_tasks
-from router.store import Database
+from router.store import opened
 from router.store.schema import CALLS, RUNS
 from router.testing.fault_proxy import (
     FAULTS,
@@ -137,11 +137,8 @@ class Stand:
 
     async def read(self, query: Callable[[Connection], Value]) -> Value:
         """Read the gateway's store."""
-        database = await Database.open(f"sqlite:///{self.config.parent}/runs.db")
-        try:
+        async with opened(f"sqlite:///{self.config.parent}/runs.db") as database:
             return await database.read(query)
-        finally:
-            await database.close()
 
     async def watch(self) -> None:
         """See how late this process is, for ever."""

@@ -3,6 +3,7 @@
 RolegateError                  `str(error)` is for people: what is wrong, where, what to do
 ├── BadRequest                 the client's input cannot be used
 ├── BadConfig                  the configuration, or a file that it names, cannot be used
+│   └── StoreInUse             another process has the store's log
 ├── BadIndex                   an index folder is incomplete, damaged, or of another embedder
 ├── BadCorpus                  a row of a corpus cannot be used
 │   └── DuplicateId                 its id is another one's already
@@ -47,6 +48,15 @@ class BadRequest(RolegateError):
 
 class BadConfig(RolegateError):
     """The configuration, or a file that it names, cannot be used."""
+
+
+class StoreInUse(BadConfig):
+    """Another process has the store's log."""
+
+    def __init__(self, message: str, *, address: str) -> None:
+        super().__init__(message)
+        self.address = address
+        """Where that is to be asked; empty where it cannot be, or not yet."""
 
 
 class BadIndex(RolegateError):

@@ -105,6 +105,7 @@ async def running_gateway(
         raise BadConfig(problem)
     database = await Database.open(config.server.store)
     try:
+        assert database.log_folder is not None
         with RunLog.open(database.log_folder) as run_log:
             access = Access(SQLAccounts(database), key)
             await _check_addresses(address, http, access)  # before anything slow begins

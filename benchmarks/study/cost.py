@@ -19,7 +19,7 @@ from executor_sft.command import show
 from executor_sft.jsonl import read_json
 from router.errors import BadConfig
 from router.ledger import UsageQuery
-from router.store import Database, SQLUsages
+from router.store import SQLUsages, opened
 from router.trace import Price, RoleName
 from router.trace.call import RoleTotal
 from serving.config.prices import listed_price
@@ -92,11 +92,8 @@ async def _booked(url: str) -> tuple[int, list[RoleTotal]]:
     file = url.removeprefix("sqlite:///")
     if file != url and not Path(file).expanduser().exists():
         raise BadConfig(f"--store {url}: there is no such file; name the store of a gateway.")
-    database = await Database.open(url)
-    try:
+    async with opened(url) as database:
         report = await SQLUsages(database).usage(UsageQuery())
-    finally:
-        await database.close()
     return report.runs, msgspec.convert(report.rows, list[RoleTotal], from_attributes=True)
 
 

@@ -21,6 +21,7 @@ _CODES: dict[int, tuple[type[RolegateError], ...]] = {
     code_pb2.INVALID_ARGUMENT: (errors.BadRequest,),
     code_pb2.FAILED_PRECONDITION: (
         errors.BadConfig,
+        errors.StoreInUse,
         errors.BadIndex,
         errors.BadCorpus,
         errors.DuplicateId,
@@ -60,6 +61,7 @@ STATUS: dict[type[RolegateError], tuple[int, str]] = {
 
 _FOR_TENANTS: dict[type[RolegateError], str] = {
     errors.BadConfig: "The gateway is not set up for this; tell its operator.",
+    errors.StoreInUse: "The gateway is not set up for this; tell its operator.",
     errors.BadIndex: "The gateway's index cannot be used; tell its operator.",
     errors.BadVersion: "The gateway is not set up for this; tell its operator.",
     errors.PriceUnknown: "Your limit is in dollars, and what a model costs is not known; tell the gateway's operator.",

@@ -7,7 +7,7 @@ import stat
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -228,6 +228,20 @@ class Database:
         if self.caught_up and not behind:
             await self.caught_up()
         return await self._run(self._writer, lambda: self._write(change, self._writing if on_disk else self._noting))
+
+    async def copy(self, file: Path) -> None:
+        """Copy a SQLite database into an empty file. Raises `StoreFailed`, and `BadConfig` for PostgreSQL."""
+        if not self._files:
+            raise BadConfig("server.store: is a PostgreSQL database; pg_dump makes a copy of it.")
+        await self._run(self._readers, lambda: self._copy(file))
+
+    def _copy(self, file: Path) -> None:
+        self._see_files()
+        with closing(sqlite3.connect(file)) as target, self._engine.connect() as connection:
+            source = connection.connection.dbapi_connection
+            assert isinstance(source, sqlite3.Connection)
+            source.backup(target)
+            target.execute("PRAGMA journal_mode=DELETE")  # no file beside it
 
     async def close(self) -> None:
         """Finish what is being written, and disconnect."""

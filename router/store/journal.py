@@ -22,7 +22,7 @@ from router.ledger.journal import Admitted, EarlierRun
 from router.models import Completion, Message
 from router.store.database import Database, storable
 from router.store.log import Position, RunLog, number_of, segments
-from router.store.projection import Change, keep_place, project
+from router.store.projection import Change, keep_place, place_of, project
 from router.store.quotas import Quotas, Tally, periods
 from router.store.records import (
     Begun,
@@ -36,7 +36,7 @@ from router.store.records import (
     encode,
     run_key,
 )
-from router.store.recovery import SQLITE, left_over, place_of, recover
+from router.store.recovery import SQLITE, ended_among, left_over, recover
 from router.store.rows import struct_of
 from router.store.schema import CALLS, FEEDBACK, RUNS, SPENDING, TENANTS, VERSION_TRIALS
 from router.trace import Call, Run
@@ -79,13 +79,12 @@ class _Named(NamedTuple):
 
 
 class _Running(RecordedRun):
-    """A run under way, with those of its records that could not be written yet."""
+    """A run under way."""
 
-    def __init__(self, begun: Begun) -> None:
+    def __init__(self, begun: Begun, segment: int) -> None:
+        """`segment`: the number of that in which it begins."""
         super().__init__(begun)
-        self.key, self.place = run_key(begun.start.id), Position()
-        self.unwritten: deque[tuple[int, bytes]] = deque()
-        """Each with its number."""
+        self.key, self.segment = run_key(begun.start.id), segment
 
 
 class LogJournal:
@@ -101,7 +100,8 @@ class LogJournal:
         self._lost: list[tuple[_Running, Run]] = []
         """Runs whose end could not be written; they are to end as failed as soon as that is possible."""
         self._named: dict[tuple[str, str], _Named] = {}
-        self._recent: deque[tuple[float, tuple[str, str], str]] = deque()
+        self._recent: deque[tuple[float, Position, tuple[str, str], str]] = deque()
+        """Runs that have ended, by the time and the place in the log: their names and identifiers."""
         self._changes: deque[Change] = deque()
         self._place = Position()
         """The place up to which the database has the log."""
@@ -159,16 +159,17 @@ class LogJournal:
         self._log.admit(len(self._runs))
         tenant = self._quotas.tenant(start.tenant)
         self._quotas.begin(start.tenant, start.started_at, start.hold)
-        run = _Running(Begun(replace(start, request="") if tenant.redact else start, tenant.redact))
+        begun = Begun(replace(start, request="") if tenant.redact else start, tenant.redact)
+        run = _Running(begun, self._log.end.segment)
         try:
-            run.place = self._log.append(run.key, 0, encode(Begun(run.start, run.redact)))
+            self._log.append(run.key, 0, encode(begun))
         except StoreFailed:
             self._take_back(run)
             raise
         self._runs[start.id] = run
         if start.request_id:
             self._named[name] = _Named(start.id, start.fingerprint, "running", start.started_at)
-        self._change(Change(run.start, run.redact, position=run.place))
+        self._change(Change(run.start, run.redact, position=self._log.end, segment=run.segment))
         return Admitted(tenant.limited, tenant.redact, tenant.training)
 
     async def open(self, call: OpenedCall) -> None:
@@ -214,7 +215,7 @@ class LogJournal:
             self._append(run, Forgotten(), later=True)
             self._take_back(run)
             self._named.pop((run.start.tenant, storable(run.start.request_id)), None)
-            self._change(Change(run.start, run.redact, None, True, self._log.end))
+            self._change(Change(run.start, run.redact, None, True, self._log.end, run.segment))
 
     async def finish(self, run: Run) -> None:
         """Write how the run ended, on disk. Raises `StoreFailed`."""
@@ -269,19 +270,8 @@ class LogJournal:
             self._quotas.reserve(tenant.name, run.start.started_at, freed)
 
     def _append(self, run: _Running, record: Record, *, later: bool = False) -> None:
-        """Write a record, behind those of its run that could not be written before. `later`: it may be among these.
-        Raises `StoreFailed`.
-        """
-        run.unwritten.append((run.records, encode(record)))
-        try:
-            while run.unwritten:
-                number, payload = run.unwritten[0]
-                self._log.append(run.key, number, payload)
-                run.unwritten.popleft()
-        except StoreFailed:
-            if not later:
-                run.unwritten.pop()
-                raise
+        """Write a record of a run. `later`: as for `RunLog.append`. Raises `StoreFailed`."""
+        self._log.append(run.key, run.records, encode(record), later=later)
         run.apply(record)
 
     def _end(self, known: _Running, run: Run) -> None:
@@ -294,8 +284,9 @@ class LogJournal:
         name = start.tenant, storable(start.request_id)
         if start.request_id and (named := self._named.get(name)) and named.run_id == start.id:
             self._named[name] = named._replace(status=run.status)
-            self._recent.append((time.monotonic(), name, start.id))
-        self._change(Change(start, known.redact, replace(run, calls=tuple(known.calls)), position=self._log.end))
+            self._recent.append((time.monotonic(), self._log.end, name, start.id))
+        ended = replace(run, calls=tuple(known.calls))
+        self._change(Change(start, known.redact, ended, False, self._log.end, known.segment))
 
     def _take_back(self, run: _Running) -> None:
         """Count a run no longer that never began."""
@@ -310,10 +301,12 @@ class LogJournal:
     async def _recover(self) -> None:
         """Read what the last gateway has left, and close its runs."""
         fold = await recover(self._database, self._log.folder, self._name)
-        place = await self._database.read(partial(place_of, name=self._name))
+        place = await self._database.read(partial(place_of, log=self._name))
         self._log.start(after=place.segment)
         left = {run.start.id: run for run in await self._database.read(partial(left_over, name=self._name))}
         left |= {run.start.id: run for run in fold.left().values()}
+        for run_id in await self._database.read(partial(ended_among, run_ids=list(left))):
+            del left[run_id]  # a record says so that cannot be read any more
         changes = []
         for run in left.values():
             closed = run.interrupted()
@@ -373,7 +366,8 @@ class LogJournal:
 
     async def _delete_segments(self) -> None:
         """Delete the segments that nobody needs, once the database has them on disk."""
-        needed = min([self._place.segment, *(run.place.segment for run in self._runs.values())])
+        begun = [run.segment for run in self._runs.values()] + [change.segment for change in self._changes]
+        needed = min([self._place.segment, *begun])
         oldest = next(iter(segments(self._log.folder)), None)
         if oldest is not None and number_of(oldest) < needed:
             await self._database.write(partial(keep_place, log=self._name, place=self._place), behind=True)
@@ -388,10 +382,12 @@ class LogJournal:
                     self._end(known, run)
             self._lost = [(known, run) for known, run in self._lost if run.id in self._runs]
             self._forget_old()
+            self._log.rotate()
             why = self._log.watch()
             try:
                 async with asyncio.timeout(_DATABASE_TIMEOUT_S):
                     await self._read_settings()
+                    await self._delete_segments()
                     await self._database.write(
                         partial(keep_place, log=self._name, place=self._place), on_disk=False, behind=True
                     )
@@ -410,9 +406,9 @@ class LogJournal:
             self._on_health(why)
 
     def _forget_old(self) -> None:
-        """Forget names that the database knows by now, and sums of days that have passed."""
-        while self._recent and time.monotonic() - self._recent[0][0] > _RECENT_S:
-            _, name, run_id = self._recent.popleft()
+        """Forget names that the database has known for a while."""
+        while self._recent and time.monotonic() - self._recent[0][0] > _RECENT_S and self._recent[0][1] <= self._place:
+            _, _, name, run_id = self._recent.popleft()
             if (named := self._named.get(name)) and named.run_id == run_id:
                 del self._named[name]
 

@@ -26,7 +26,7 @@ from zlib import crc32
 import msgspec
 import structlog
 
-from router.errors import BadConfig, StoreFailed
+from router.errors import StoreFailed, StoreInUse
 
 _log = structlog.get_logger("store")
 _HEADER = struct.Struct("<4sIIQI")
@@ -152,6 +152,9 @@ class RunLog:
         self._number = number_of(last[-1]) if last else 0
         self._file, self._path, self._offset, self._room = -1, folder, 0, 0
         self._salt, self._begun = b"", 0.0
+        self._buffer: list[bytes] = []
+        """Frames that wait to be written."""
+        self._flushing = False
         self._unsynced: list[int] = []
         """Descriptors of earlier segments that have not been synced to their ends."""
         self._new = True
@@ -162,7 +165,7 @@ class RunLog:
 
     @classmethod
     def open(cls, folder: Path) -> "RunLog":
-        """Take the folder. Raises `BadConfig`, which names the owner where it has another one, and `OSError`."""
+        """Take the folder. Raises `StoreInUse` where it has another owner, and `OSError`."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(folder / "owner", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -171,7 +174,7 @@ class RunLog:
             log.tell("")
         except BlockingIOError:
             os.close(lock)
-            raise InUse(folder, owner(folder) or Owner(0)) from None
+            raise _in_use(folder) from None
         except BaseException:
             os.close(lock)
             raise
@@ -185,11 +188,12 @@ class RunLog:
 
     @property
     def end(self) -> Position:
-        """The place at which the next record will begin."""
-        return Position(self._number, self._offset)
+        """The place behind the last record."""
+        return Position(self._number, self._offset + sum(map(len, self._buffer)))
 
     def start(self, *, after: int = 0) -> None:
-        """Begin a segment, with a number above `after`, too. Raises `OSError`."""
+        """Begin a segment, with a number above `after`, too. Raises `OSError` and `StoreFailed`."""
+        self._flush()
         number, salt = max(self._number, after) + 1, secrets.token_bytes(4)
         path = self.folder / f"{number:08}-{salt.hex()}.log"
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -204,14 +208,16 @@ class RunLog:
         self._number, self._salt, self._file, self._path, self._new = number, salt, file, path, True
         self._offset, self._room, self._begun = 0, _STEP, time.monotonic()
 
-    def admit(self, running: int) -> None:
-        """See to it that there is room for another run beside so many; between runs, the next segment may begin.
-        Raises `StoreFailed`.
-        """
-        self._see_open()
+    def rotate(self) -> None:
+        """Begin the next segment where this one is large or old enough."""
         if self._offset >= SEGMENT_BYTES or (self._offset and time.monotonic() - self._begun >= SEGMENT_S):
-            with suppress(OSError):  # then this one goes on
+            with suppress(OSError, StoreFailed):  # then this one goes on
                 self.start()
+
+    def admit(self, running: int) -> None:
+        """See to it that there is room for another run beside so many. Raises `StoreFailed`."""
+        self._see_open()
+        self.rotate()
         wanted = self._offset + _KEPT + _KEPT_A_RUN * (running + 1)
         if wanted > self._room:
             try:
@@ -219,23 +225,45 @@ class RunLog:
             except OSError as error:
                 raise StoreFailed(_full(error, self.folder)) from error
 
-    def append(self, run: int, number: int, payload: bytes) -> Position:
-        """Write a record; the place behind it. Raises `StoreFailed`; then there is no such record."""
+    def append(self, run: int, number: int, payload: bytes, *, later: bool = False) -> None:
+        """Write a record. `later`: with the next one that is not for later, or at the end of the event loop's turn; one
+        that cannot be written then waits until it can. Raises `StoreFailed`; then there is no such record.
+        """
         self._see_open()
         length = len(payload)
         checksum = _checksum(self._salt, length, run, number, payload)
-        frame = _HEADER.pack(self._salt, length, checksum, run, number) + payload
-        end = self._offset + len(frame)
+        self._buffer.append(_HEADER.pack(self._salt, length, checksum, run, number) + payload)
+        if not later:
+            try:
+                self._flush()
+            except StoreFailed:
+                self._buffer.pop()
+                raise
+        elif not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush_soon)
+
+    def _flush_soon(self) -> None:
+        self._flushing = False
+        with suppress(StoreFailed):
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write all records that wait. Raises `StoreFailed`; then they go on waiting."""
+        if not self._buffer:
+            return
+        data = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
+        end = self._offset + len(data)
         try:
             if end > self._room:
                 self._extend(end)
-            written = os.pwrite(self._file, frame, self._offset)
+            written = os.pwrite(self._file, data, self._offset)
         except OSError as error:
             raise StoreFailed(_full(error, self.folder)) from error
-        if written != len(frame):
+        if written != len(data):
             self._cut_back()
         self._offset = end
-        return Position(self._number, end)
+        self._buffer.clear()
 
     def synced(self) -> "asyncio.Future[None]":
         """Done once all that is written by now is on disk; one sync serves all who wait. Fails with `StoreFailed`."""
@@ -285,6 +313,8 @@ class RunLog:
         if self._lock == -1:
             return
         self._thread.shutdown()
+        with suppress(StoreFailed):
+            self._flush()
         self.failed = self.failed or "The log is closed."
         for file in (*self._unsynced, self._file):
             if file != -1:
@@ -317,10 +347,12 @@ class RunLog:
         raise StoreFailed(self.failed or _full(OSError(errno.ENOSPC, "No space left on device"), self.folder))
 
     def _sync(self) -> None:
+        with suppress(StoreFailed):
+            self._flush()
         waiting, self._waiting = self._waiting, []
         earlier, self._unsynced = self._unsynced, []
         folder, self._new = self._new, False
-        end, self._syncing = self._offset, True
+        number, end, self._syncing = self._number, self._offset, True
         work = asyncio.get_running_loop().run_in_executor(self._thread, self._sync_files, earlier, self._file, folder)
 
         def done(work: "asyncio.Future[None]") -> None:
@@ -328,9 +360,9 @@ class RunLog:
             if error := work.exception():
                 self.failed = f"The log {self.folder} could not be put on disk ({error}); nothing is acknowledged."
                 _log.error("log.not_synced", error=str(error), advice="see to the disk, and restart the gateway")
-            elif not self.failed:
+            elif not self.failed and number == self._number:  # a later one says it of a segment that has ended
                 with suppress(StoreFailed):
-                    self.append(NOBODY, 0, _SYNCED.pack(end))
+                    self.append(NOBODY, 0, _SYNCED.pack(end), later=True)
             for future in (*waiting, *(self._waiting if self.failed else ())):
                 if not future.done():
                     future.set_exception(StoreFailed(self.failed)) if self.failed else future.set_result(None)
@@ -354,26 +386,13 @@ class RunLog:
         os.fdatasync(current)
 
 
-class InUse(BadConfig):
-    """Another process has the log."""
-
-    def __init__(self, folder: Path, owner: Owner) -> None:
+def _in_use(folder: Path) -> StoreInUse:
+    with suppress(OSError, msgspec.DecodeError):
+        owner = msgspec.json.decode((folder / "owner").read_bytes(), type=Owner)
         where = f"the gateway at {owner.address}" if owner.address else f"process {owner.pid}"
-        super().__init__(f"{folder} is in use by {where}; ask that one, or name another store.")
-        self.owner = owner
-
-
-def owner(folder: Path) -> Owner | None:
-    """The process that has the log in a folder; None where none has."""
-    try:
-        with (folder / "owner").open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return msgspec.json.decode(file.read() or b'{"pid":0}', type=Owner)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    return None
+        said = f"server.store: is in use by {where} ({folder}); ask that one, or name another store."
+        return StoreInUse(said, address=owner.address)
+    return StoreInUse(f"server.store: is in use by another process ({folder}); name another store.", address="")
 
 
 def _identity(file: int | Path) -> tuple[int, int] | None:

@@ -10,7 +10,19 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from msgspec.structs import asdict
-from sqlalchemy import Column, ColumnElement, Connection, Dialect, Table, bindparam, case, func, literal_column, null
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Dialect,
+    Table,
+    bindparam,
+    case,
+    func,
+    literal_column,
+    null,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from router.ledger import RunStart
@@ -36,10 +48,18 @@ class Change(NamedTuple):
     forgotten: bool = False
     position: Position = Position()
     """The place in the log behind its record."""
+    segment: int = 0
+    """The number of the segment in which the run began."""
 
 
 def project(connection: Connection, log: str, changes: Sequence[Change]) -> None:
-    """Write changes, in the transaction of `connection`, and that the log was read up to the last one's place."""
+    """Write changes, in the transaction of `connection`, and that the log was read up to the last one's place; none
+    that were written before.
+    """
+    place = place_of(connection, log)
+    changes = [change for change in changes if change.position > place]
+    if not changes:
+        return
     rows: dict[str, Row] = {}
     owners: dict[tuple[str, str], str] = {}
     runs: list[Run] = []
@@ -81,8 +101,15 @@ def project(connection: Connection, log: str, changes: Sequence[Change]) -> None
         ):
             if values:
                 cursor.executemany(_text(statement, dialect, tuple(values[0])), values)
-    if changes:
-        keep_place(connection, log, changes[-1].position)
+    keep_place(connection, log, changes[-1].position)
+
+
+def place_of(connection: Connection, log: str) -> Position:
+    """The place up to which a log was read."""
+    with closing(connection.connection.cursor()) as cursor:
+        cursor.execute(_text(_PLACE, connection.dialect, ()), {"_log": log})
+        row = cursor.fetchone()
+    return Position(*row) if row else Position()
 
 
 def keep_place(connection: Connection, log: str, place: Position) -> None:
@@ -125,6 +152,7 @@ def _spent_rows(spent: dict[Period, Tally]) -> list[Row]:
 _NAMED = (RUNS.c.tenant == bindparam("_tenant")) & (RUNS.c.request_id == bindparam("_request_id"))
 _RELEASE = RUNS.update().where(_NAMED, RUNS.c.run_id != bindparam("_run_id")).values(request_id=null())
 """A run that has a client's name for a request takes it from the one that had it before."""
+_PLACE = select(LOGS.c.segment, LOGS.c.bytes).where(LOGS.c.log == bindparam("_log"))
 _FORGET = RUNS.delete().where(RUNS.c.run_id == bindparam("_run_id"))
 
 

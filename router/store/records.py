@@ -9,6 +9,7 @@ from msgspec.structs import asdict, replace
 from router.amount import NOTHING, Amount
 from router.ledger import RunStart
 from router.models import Usage
+from router.store.log import Position
 from router.trace import Call, Run
 from router.trace.call import OpenedCall, Outcome
 from router.trace.turns import Decided, Searched, Turn, Turns
@@ -78,7 +79,9 @@ class RecordedRun:
         self.records = 1
         """The number of them so far."""
         self.gaps = 0
-        """Records that were lost."""
+        """Records that were lost, at least."""
+        self.end = Position()
+        """The place behind the last record that was read."""
         self.open: dict[int, OpenedCall] = {}
         """Calls that have not ended, by their numbers."""
         self.calls: list[Call] = []
@@ -113,7 +116,7 @@ class RecordedRun:
 
     def ended(self, run: Run) -> Run:
         """The whole run, from that of its last record."""
-        error = run.error or (f"damaged: {self.gaps} of its records are lost" if self.gaps else "")
+        error = run.error or (f"damaged: {self.gaps} or more of its records are lost" if self.gaps else "")
         return replace(self.turns.within(run), calls=(*self.calls, *self.cut()), error=error)
 
     def interrupted(self) -> Run:
@@ -125,7 +128,7 @@ class RecordedRun:
             kind=start.kind,
             request=start.request,
             status="interrupted",
-            error=f"damaged: {self.gaps} of its records are lost" if self.gaps else "",
+            error=f"damaged: {self.gaps} or more of its records are lost" if self.gaps else "",
             result=None,
             settings={},
             calls=calls,

@@ -7,17 +7,18 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import structlog
 from sqlalchemy import Connection, select
 
-from router.errors import BadConfig, StoreFailed
+from router.errors import BadConfig, StoreFailed, StoreInUse
 from router.ledger import RunStart
 from router.store.database import Database
-from router.store.log import Frame, InUse, Position, RunLog, read_all
-from router.store.projection import Change, project
+from router.store.log import Frame, Position, RunLog, Segment, read_all, segments
+from router.store.projection import Change, place_of, project
 from router.store.records import Begun, Ended, Forgotten, Opened, Record, RecordedRun, decode
 from router.store.rows import struct_of
-from router.store.schema import LOGS, RUNS
+from router.store.schema import RUNS
 
 _log = structlog.get_logger("store")
 _PIECE = 256
@@ -47,13 +48,22 @@ class Fold:
                 return None
         else:
             run.gaps += frame.number - run.records
-            run.records = frame.number
+            run.records, run.end = frame.number, frame.end
             run.apply(record)
         if not isinstance(record, Ended | Forgotten):
             return None
         self.running.pop(frame.run, None)
         ended = run.ended(record.run) if isinstance(record, Ended) else None
         return Change(run.start, run.redact, ended, ended is None, frame.end)
+
+    def damaged(self, segment: Segment) -> None:
+        """Note, behind its frames, that a part of a segment which was on disk cannot be read: whoever is running and
+        has no records behind that may have lost some.
+        """
+        for start, _ in segment.holes:
+            for run in self.running.values():
+                if start < segment.synced and run.end <= (segment.number, start):
+                    run.gaps = max(run.gaps, 1)
 
     def left(self) -> dict[int, RecordedRun]:
         """The runs that have not ended, those included whose beginning is lost, where it can be told whose they are."""
@@ -88,12 +98,13 @@ async def recover(database: Database, folder: Path, name: str) -> Fold:
 
     `name`: of the log, in the database. Raises `StoreFailed`, and `BadConfig` where the log cannot be read.
     """
-    place, fold = await database.read(partial(place_of, name=name)), Fold()
+    place, fold = await database.read(partial(place_of, log=name)), Fold()
     try:
         async for changes in _pieces(folder, fold, place):
             await database.write(partial(project, log=name, changes=changes), on_disk=False)
-    except OSError as error:
-        raise BadConfig(f"server.store: the log {folder} cannot be read: {error}") from error
+    except (OSError, msgspec.DecodeError) as error:
+        advice = "it may be another release's, which can finish it; or move it away, and its last runs are lost"
+        raise BadConfig(f"server.store: the log {folder} cannot be read ({error}); {advice}.") from error
     return fold
 
 
@@ -103,14 +114,15 @@ async def _pieces(folder: Path, fold: Fold, place: Position) -> AsyncIterator[li
         if segment.damaged:
             _log.error("log.damaged", file=str(segment.path), bytes=segment.damaged, holes=len(segment.holes))
         changes = [change for frame in segment.frames if (change := fold.apply(frame)) and change.position > place]
+        if segment.damaged:
+            fold.damaged(segment)
         for first in range(0, len(changes), _PIECE):
             yield changes[first : first + _PIECE]
 
 
-def place_of(connection: Connection, name: str) -> Position:
-    """The place up to which a log was read into the database."""
-    row = connection.execute(select(LOGS.c.segment, LOGS.c.bytes).where(LOGS.c.log == name)).one_or_none()
-    return Position(*row) if row else Position()
+def ended_among(connection: Connection, run_ids: list[str]) -> set[str]:
+    """The runs that have ended by the database, of some."""
+    return set(connection.scalars(select(RUNS.c.run_id).where(RUNS.c.run_id.in_(run_ids), RUNS.c.status != "running")))
 
 
 def left_over(connection: Connection, name: str) -> list[RecordedRun]:
@@ -127,27 +139,22 @@ SQLITE = "log"
 
 
 @asynccontextmanager
-async def up_to_date(database: Database) -> AsyncIterator[None]:
-    """See that all that a gateway of this SQLite database has acknowledged is in it, for a command that reads it.
-
-    Where no gateway lives, the log is read here; it stays taken while the context is open. Raises `StoreFailed` where
-    one lives that does not keep up.
+async def opened(url: str) -> AsyncIterator[Database]:
+    """A database for a command, with all that a gateway has acknowledged by now; where none lives, the log is read
+    here. Raises `BadConfig`, and `StoreFailed` where a gateway lives whose database does not keep up.
     """
-    folder = database.log_folder
-    if folder is None or not folder.is_dir():
-        yield
-        return
+    database = await Database.open(url)
     try:
-        log = RunLog.open(folder)
-    except InUse:
-        await _followed(database, folder)
-        yield
-        return
-    try:
-        await recover(database, folder, SQLITE)
-        yield
+        folder = database.log_folder
+        if folder is not None and segments(folder):
+            try:
+                with RunLog.open(folder):
+                    await recover(database, folder, SQLITE)
+            except StoreInUse:
+                await _followed(database, folder)
+        yield database
     finally:
-        log.close()
+        await database.close()
 
 
 async def _followed(database: Database, folder: Path) -> None:
@@ -160,7 +167,7 @@ async def _followed(database: Database, folder: Path) -> None:
     wanted = await asyncio.to_thread(ended)
     try:
         async with asyncio.timeout(_WAIT_S):
-            while await database.read(partial(place_of, name=SQLITE)) < wanted:  # noqa: ASYNC110 - it is elsewhere
+            while await database.read(partial(place_of, log=SQLITE)) < wanted:  # noqa: ASYNC110 - it is elsewhere
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
         raise StoreFailed("The gateway's database is behind its log; try again.") from None

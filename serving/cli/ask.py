@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager, suppress
 from threading import Thread
@@ -16,6 +17,7 @@ from rolegate.client.requests import RequestOptions, TopologyName
 from rolegate.v1.answer_service_pb2 import AnswerResponse
 
 from router.access import new_key
+from router.errors import StoreInUse
 from router.trace.identity import SCOPES
 from serving.cli.options import (
     add_certificates,
@@ -47,6 +49,9 @@ the chat. Ctrl-C cancels the running question; Ctrl-D or `exit` ends. Besides qu
 """
 
 
+_STARTING_S = 0.3
+
+
 def add_gateway(parser: argparse.ArgumentParser) -> None:
     """`--address HOST:PORT` with certificates, or the config of a gateway to be started; and `--timeout SECONDS`."""
     add_config(parser).add_argument(
@@ -59,8 +64,7 @@ def add_gateway(parser: argparse.ArgumentParser) -> None:
 @contextmanager
 def reached(given: argparse.Namespace, progress: Console) -> Iterator[Client]:
     """A client of the gateway that the options of `add_gateway` name; one that is started stops with the context.
-
-    Raises `BadConfig` or `BadIndex`.
+    Where another gateway has the config's store, that one is asked. Raises `BadConfig` or `BadIndex`.
     """
     if given.address is not None:
         with Client(connection(given)) as client:
@@ -78,9 +82,22 @@ def reached(given: argparse.Namespace, progress: Console) -> Iterator[Client]:
                 progress.print(text, style="dim", markup=False, highlight=False)
                 status.update(escape(text))
 
-            gateway = running_gateway(config, "127.0.0.1:0", log, key=key)
-            address = stack.enter_context(in_background(gateway))
-        yield stack.enter_context(Client(address, api_key=sent))
+            until = time.monotonic() + given.timeout
+            while True:
+                try:
+                    gateway = running_gateway(config, "127.0.0.1:0", log, key=key)
+                    address = stack.enter_context(in_background(gateway))
+                    break
+                except StoreInUse as error:
+                    given.address = error.address
+                    if not given.address and time.monotonic() > until:
+                        raise
+                if given.address:
+                    log(f"asking the gateway at {given.address}, which has this store")
+                    break
+                time.sleep(_STARTING_S)  # it has no address yet
+        client = Client(connection(given)) if given.address else Client(address, api_key=sent)
+        yield stack.enter_context(client)
 
 
 def ask(arguments: Sequence[str]) -> int:

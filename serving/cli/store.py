@@ -22,7 +22,7 @@ from sqlalchemy.exc import ArgumentError
 
 from router.errors import BadConfig, BadRequest
 from router.runs import RunFilter
-from router.store import Database, SQLArchive
+from router.store import Database, SQLArchive, opened
 from router.store.check import Checked, check
 from router.trace.export import ExportRow, export_row
 from router.trace.run import RunKind
@@ -43,11 +43,8 @@ async def opened_store(given: argparse.Namespace, *, make: bool = False) -> Asyn
         raise BadConfig(
             f"server.store: {file} is {'empty' if file.exists() else 'not there'}; `rolegate serve` makes it."
         )
-    database = await Database.open(url)
-    try:
+    async with opened(url) as database:
         yield database
-    finally:
-        await database.close()
 
 
 def _file(url: str) -> Path | None:
@@ -64,15 +61,25 @@ same as the calls that are booked, sums and reservations are those of the calls,
 that is gone. A gateway may go on writing meanwhile."""
 
 
+_BACKUP = """Copies a SQLite store, with everything that was acknowledged by now, into one file that opens by itself.
+A gateway may go on writing meanwhile. PostgreSQL has pg_dump."""
+
+
 def store(arguments: Sequence[str]) -> int:
-    """`rolegate store check`; 1 where something is wrong."""
+    """`rolegate store check` and `backup`; 1 where something is wrong."""
     parser = new_parser("store", "Sees whether the store is whole.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     checking = add_command(commands, "check", "verify integrity", _CHECK)
     add_config(checking)
     checking.add_argument("--json", action="store_true", help="print what was found as JSON")
+    backing = add_command(commands, "backup", "copy it into one file", _BACKUP)
+    backing.add_argument("file", type=Path, metavar="FILE", help="which is not there yet")
+    add_config(backing)
     given = parser.parse_args(arguments)
     errors_only()
+    if given.command == "backup":
+        asyncio.run(_back_up(given))
+        return 0
     checked = asyncio.run(_checked(given))
     if given.json:
         print(json_of(checked))
@@ -96,6 +103,17 @@ async def _checked(given: argparse.Namespace) -> Checked:
                 return await check(database, on_progress)
             finally:
                 stopped.set()
+
+
+async def _back_up(given: argparse.Namespace) -> None:
+    if given.file.exists():
+        raise BadConfig(f"{given.file}: is there already; name another file.")
+    async with opened_store(given) as database:
+        with replacing(given.file) as unfinished, progress_bar(SpinnerColumn(), TextColumn("copying")) as bar:
+            bar.add_task("", total=None)
+            unfinished.touch(0o600)
+            await database.copy(unfinished)
+    print(f"{given.file}: {given.file.stat().st_size:,} bytes")
 
 
 def _show_checked(checked: Checked, console: Console) -> None:

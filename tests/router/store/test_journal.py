@@ -95,9 +95,10 @@ async def test_requests_of_one_name_at_once(database: Database, journal: LogJour
     """One of them begins; the others wait for it, also where it is taken back."""
     starts = [start(f"run-{number}", request_id="mine") for number in range(20)]
     began = await asyncio.gather(*(journal.begin(each) for each in starts))
-    assert began == [Admitted(), *[EarlierRun("run-0", "running", True)] * 19]
+    first = f"run-{began.index(Admitted())}"
+    assert [one for one in began if one != Admitted()] == [EarlierRun(first, "running", True)] * 19
 
-    journal.forget("run-0")
+    journal.forget(first)
     assert await journal.begin(start("run-20", request_id="mine")) == Admitted()
     assert await rows(database, "SELECT run_id FROM runs") == [("run-20",)]
 
