@@ -36,11 +36,11 @@ async def refused(step: Awaitable[object]) -> QuotaExhausted:
     return caught.value
 
 
-async def left(journal: LogJournal, tokens: int, at: float = NOW + 1) -> None:
-    """See that exactly so many tokens are left for a run of `acme`."""
-    probe = ended("probe", 0, Amount(tokens), tenant="acme", started_at=at, usage=None, outcome="refused")
-    await journal.begin(start("probe", "acme", started_at=at))
-    await refused(journal.open(opened(ended("probe", 1, Amount(tokens + 1), tenant="acme", started_at=at))))
+async def left(journal: LogJournal, tokens: int, at: float = NOW + 1, tenant: str = "acme") -> None:
+    """See that exactly so many tokens are left for a run."""
+    probe = ended("probe", 0, Amount(tokens), tenant=tenant, started_at=at, usage=None, outcome="refused")
+    await journal.begin(start("probe", tenant, started_at=at))
+    await refused(journal.open(opened(ended("probe", 1, Amount(tokens + 1), tenant=tenant, started_at=at))))
     await journal.open(opened(probe))
     journal.settle(probe)
     journal.forget("probe")
