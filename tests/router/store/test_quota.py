@@ -145,7 +145,9 @@ async def test_a_day_that_begins(database: Database) -> None:
 async def test_a_limit_that_was_lowered_below_what_is_spent(
     database: Database, journal: LogJournal, limit: str
 ) -> None:
-    """Counts soon. Nothing is left of it, and not less; of a run that asks for nothing yet it is not said what it needs."""
+    """Counts soon. Nothing is left of it, and not less; of a run that asks for nothing yet it is not said what it
+    needs.
+    """
     call = ended("run-1", 0, Amount(50, 50), tenant="acme", usage=Usage(20, 30), nano_usd=50)
     await journal.begin(start("run-1", "acme"))
     await journal.open(opened(call))
