@@ -68,7 +68,7 @@ async def test_changes_that_are_written_one_by_one(counted: Counted) -> None:
     async with LogJournal.writing(counted) as journal:
         await change(counted, "ALTER TABLE calls RENAME TO elsewhere")
         for number in range(3):
-            await journal.begin(start(f"run-{number}", **({"key_id": None} if number == 1 else {})))
+            await journal.begin(start(f"run-{number}", key_id=None if number == 1 else "key"))
         await journal.open(opened(ended("run-2")))
         for number in range(3):
             await journal.finish(run(f"run-{number}", NOW))

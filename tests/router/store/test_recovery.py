@@ -333,7 +333,7 @@ async def test_every_bit_that_flips(small: Small) -> None:
     for bit in range(len(small.content) * 8):
         flipped = bytearray(small.content)
         flipped[bit // 8] ^= 1 << bit % 8
-        _, runs = small.read(flipped)
+        _, runs = small.read(bytes(flipped))
         hit = small.frame_at(bit // 8)
         names = {name for name in small.runs if hit and run_key(name) == hit.run}
         assert {name: made for name, made in runs.items() if name not in names} == {
