@@ -40,6 +40,7 @@ class Fold:
         record = decode(frame.payload)
         if isinstance(record, Begun):
             self.running[frame.run] = RecordedRun(record)
+            self.running[frame.run].end = frame.end
             return Change(record.start, record.redact, position=frame.end)
         run = self.running.get(frame.run)
         if run is None:
