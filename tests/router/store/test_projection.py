@@ -62,7 +62,6 @@ async def behind(database: Database, statement: str) -> None:
     await database.write(lambda connection: connection.exec_driver_sql(statement), behind=True)
 
 
-@pytest.mark.xfail(strict=True, reason="the place is put back behind what was written")
 async def test_changes_that_are_written_one_by_one(counted: Counted) -> None:
     """As one of them cannot be at all: the first ones count once, however often the last one fails."""
     async with LogJournal.writing(counted) as journal:
@@ -82,7 +81,6 @@ async def test_changes_that_are_written_one_by_one(counted: Counted) -> None:
         assert (await check(counted)).problems == []
 
 
-@pytest.mark.xfail(strict=True, reason="the place is put back behind what was written")
 async def test_the_place_up_to_which_the_log_was_read(counted: Counted) -> None:
     """Never goes back behind what was written, so that nothing counts twice where a gateway is killed."""
     may = threading.Event()

@@ -325,7 +325,6 @@ async def small(tmp_path: Path) -> Small:
     return small
 
 
-@pytest.mark.xfail(strict=True, reason="a run that has only begun, behind the damage, is told as damaged")
 async def test_every_bit_that_flips(small: Small) -> None:
     """Reading never fails. Other runs are as they were; the one that is hit is told as damaged, or, where it was not
     known to be on disk, as if it had not gone on.
