@@ -2,22 +2,25 @@
 
 import asyncio
 import random
+from collections import Counter
 from contextlib import suppress
 from typing import NamedTuple
 
-import msgspec
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from router.amount import Amount
 from router.errors import BudgetExhausted
 from router.models import Completion, Message, Usage
-from router.store import LogJournal
+from router.store import Database, LogJournal, SQLArchive
+from router.store.check import check
+from router.store.quotas import periods
 from router.trace import Call, Run
 from router.trace.call import Outcome
 from router.trace.run import RunStatus
 from router.trace.turns import Agent, Decided, Searched
 from router.trace.values import brief, whole
-from tests.router.store.entries import ended, opened, start
+from tests.router.store.entries import ended, opened, rows, spent, start
 from tests.router.store.stored import ANSWER, EXECUTIONS, events, run
 
 amounts = st.builds(Amount, st.integers(0, 30), st.integers(0, 30))
@@ -100,7 +103,7 @@ async def conduct(journal: LogJournal, plan: Plan, luck: random.Random, *, ends:
         journal.forget(plan.id)
         return None
     status: RunStatus = luck.choice(("finished", "failed", "cancelled"))
-    result = luck.choice((ANSWER, msgspec.structs.replace(ANSWER, executions=EXECUTIONS[:1]), None))
+    result = luck.choice((ANSWER, replace(ANSWER, executions=EXECUTIONS[:1]), None))
     of = {"tenant": plan.tenant, "request_id": request_id}
     happened = whole(brief(events(plan.id)), result)
     over = run(plan.id, plan.started_at, made, status=status, result=result, events=happened, **of)
@@ -121,3 +124,33 @@ async def _tell(journal: LogJournal, run_id: str, luck: random.Random) -> None:
             journal.turn(run_id, agent, (*said.messages, Message("user", "More?")), Completion("No.", "stop"))
         if luck.random() < 0.2:
             journal.note(run_id, Decided(luck.randrange(3)))
+
+
+async def stored_runs(database: Database, tenant: str) -> list[Run]:
+    """All runs of a tenant."""
+    found = await rows(database, "SELECT run_id FROM runs WHERE tenant = :tenant ORDER BY run_id", tenant=tenant)
+    return [await SQLArchive(database).load(run_id) for (run_id,) in found]
+
+
+async def agree(database: Database, tenant: str, runs: list[Run], told: list[Run]) -> None:
+    """See that what a tenant has spent is what its runs have, and that those that ended are as they were `told`; others
+    were interrupted.
+    """
+    sums: dict[str, Counter[str]] = {}
+    for each in runs:
+        for period in periods(each.started_at):
+            sums.setdefault(period, Counter())["requests"] += 1
+        for call in each.calls:
+            for period in periods(call.started_at):
+                counts = sums.setdefault(period, Counter())
+                counts.update(tokens=call.charged.tokens, nano_usd=call.charged.nano_usd or 0)
+    assert await spent(database, tenant) == {
+        period: tuple(counts[name] for name in ("requests", "tokens", "nano_usd")) for period, counts in sums.items()
+    }
+    assert (await check(database)).problems == []
+    found = {each.id: each for each in runs}
+    for over in told:
+        stored = found.pop(over.id)
+        assert {call.number: call for call in stored.calls} == {call.number: call for call in over.calls}
+        assert replace(stored, calls=()) == replace(over, calls=())
+    assert {each.status for each in found.values()} <= {"interrupted"}

@@ -4,44 +4,20 @@ import asyncio
 import random
 import secrets
 import time
-from collections import Counter
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from router.access import Tenant
-from router.store import Database, LogJournal, SQLArchive
-from router.store.check import check
+from router.store import Database, LogJournal
 from router.store.quotas import periods
 from router.trace import Run
-from tests.router.store.busy import conduct, plans
-from tests.router.store.entries import cut_short, rows, spent
+from tests.router.store.busy import agree, conduct, plans, stored_runs
+from tests.router.store.entries import cut_short, spent
 from tests.router.store.stored import put
 from tests.router.store.test_quota import left
 
 MIDNIGHT = (time.time() // 86400 + 1) * 86400
-
-
-async def _stored(database: Database, tenant: str) -> list[Run]:
-    found = await rows(database, "SELECT run_id FROM runs WHERE tenant = :tenant ORDER BY run_id", tenant=tenant)
-    return [await SQLArchive(database).load(run_id) for (run_id,) in found]
-
-
-async def _agree(database: Database, tenant: str, runs: list[Run]) -> None:
-    """See that what the tenant has spent is what its runs have."""
-    sums: dict[str, Counter[str]] = {}
-    for run in runs:
-        for period in periods(run.started_at):
-            sums.setdefault(period, Counter())["requests"] += 1
-        for call in run.calls:
-            for period in periods(call.started_at):
-                counts = sums.setdefault(period, Counter())
-                counts.update(tokens=call.charged.tokens, nano_usd=call.charged.nano_usd or 0)
-    assert await spent(database, tenant) == {
-        period: tuple(counts[name] for name in ("requests", "tokens", "nano_usd")) for period, counts in sums.items()
-    }
-    assert (await check(database)).problems == []
 
 
 def _overruns(runs: list[Run]) -> int:
@@ -60,13 +36,8 @@ async def test_the_books_agree(
     await put(database, tenants=[Tenant(tenant, tokens_per_day=limit)])
 
     async def see(journal: LogJournal, told: list[Run]) -> None:
-        runs = await _stored(database, tenant)
-        await _agree(database, tenant, runs)
-        found = {run.id: run for run in runs}
-        for run in told:
-            assert {call.number: call for call in found[run.id].calls} == {call.number: call for call in run.calls}
-            assert replace(found[run.id], calls=()) == replace(run, calls=())
-        assert all(run.status == "interrupted" for run in runs if run.id not in {each.id for each in told})
+        runs = await stored_runs(database, tenant)
+        await agree(database, tenant, runs, told)
         if limit is not None:
             tokens = (await spent(database, tenant)).get(periods(MIDNIGHT - 5)[0], (0, 0, 0))[1]
             assert tokens <= limit + _overruns(runs)

@@ -1,9 +1,12 @@
 """What a gateway has left is read by the next one, or by a command: all that was acknowledged, each of it once."""
 
 import asyncio
+import random
 import shutil
 import signal
 import sys
+import tempfile
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +14,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from router.access import Tenant
 from router.amount import Amount
@@ -19,10 +24,11 @@ from router.ledger.journal import Admitted, EarlierRun
 from router.store import Database, LogJournal, SQLArchive
 from router.store import opened as opened_for_command
 from router.store.check import check
-from router.store.log import Frame, Segment, read_all, segments
+from router.store.log import Frame, RunLog, Segment, read_all, segments
 from router.store.records import run_key
 from router.store.recovery import Fold
 from router.trace import Run
+from tests.router.store.busy import agree, conduct, plans, stored_runs
 from tests.router.store.disks import put as put_content
 from tests.router.store.entries import DAY, MONTH, NOW, cut_short, ended, opened, rows, spent, start
 from tests.router.store.stored import put, run
@@ -31,6 +37,7 @@ _DYING = """
 import asyncio, sys
 from router.amount import Amount
 from router.store import Database, LogJournal
+from tests.router.store.busy import agree, conduct, plans, stored_runs
 from tests.router.store.disks import put as put_content
 from tests.router.store.entries import NOW, ended, opened, start
 from tests.router.store.stored import run
@@ -257,6 +264,47 @@ async def test_a_command_sees_what_was_acknowledged(url_here: str, lives: bool) 
         assert segments(log_of(database)) == []
         async with opened_for_command(url_here) as beside:
             assert await SQLArchive(beside).load("run-1") == finished
+
+
+MIDNIGHT = (time.time() // 86400 + 1) * 86400
+
+
+@settings(max_examples=30)
+@given(data=st.data(), seed=st.integers())
+async def test_whatever_went_wrong_before_a_kill(data: st.DataObject, seed: int) -> None:
+    """Segments that end at any moment, and a database that works now and then: all that was acknowledged is there."""
+    luck, planned = random.Random(seed), data.draw(plans("acme", MIDNIGHT))
+    with tempfile.TemporaryDirectory() as folder:
+        async with at(f"sqlite:///{folder}/runs.db") as database:
+            log, names = RunLog.open(log_of(database)), ("spending", "elsewhere")
+
+            async def rename() -> None:
+                nonlocal names
+                statement, names = "ALTER TABLE {} RENAME TO {}".format(*names), names[::-1]
+                await database.write(lambda connection: connection.exec_driver_sql(statement), behind=True)
+
+            async def trouble() -> None:
+                for _ in range(luck.randrange(8)):
+                    match luck.randrange(3):
+                        case 0:
+                            log.start()
+                        case 1:
+                            await rename()
+                        case _ if names[0] == "spending":
+                            await database.read(lambda _connection: None)
+                    for _ in range(luck.randrange(5)):
+                        await asyncio.sleep(0)
+
+            async with cut_short(database, log) as journal:
+                told, _ = await asyncio.gather(
+                    asyncio.gather(*(conduct(journal, plan, luck, ends=False) for plan in planned)), trouble()
+                )
+            if names[0] != "spending":
+                await rename()
+            for _ in range(2):
+                async with LogJournal.writing(database):
+                    runs = await stored_runs(database, "acme")
+                    await agree(database, "acme", runs, [run for run in told if run])
 
 
 class Small:
