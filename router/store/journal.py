@@ -16,9 +16,9 @@ from sqlalchemy.exc import DataError, IntegrityError
 from router.access import Tenant
 from router.amount import NOTHING, Amount
 from router.background import background_tasks, errors_logged
-from router.errors import RolegateError, StoreFailed
+from router.errors import BadRequest, RolegateError, StoreFailed
 from router.ledger import RunStart
-from router.ledger.journal import Admitted, EarlierRun
+from router.ledger.journal import Admitted, EarlierRun, Resumed
 from router.models import Completion, Message
 from router.store.database import Database, storable
 from router.store.log import Position, RunLog, number_of, segments
@@ -60,6 +60,8 @@ _BACKLOG = 64 << 20
 """Bytes that wait for the database, beyond which no run may begin."""
 _WATCH_S, _DATABASE_TIMEOUT_S = 0.5, 5.0
 """How often settings and disks are looked at, and the longest that the database may take until it counts as down."""
+_RESUMABLE_S = 3600.0
+"""How long after its beginning an interrupted run can be gone on with."""
 _RETENTION_S = 600.0
 _PIECE = 100
 """Runs deleted at once, so that nobody who writes waits for long."""
@@ -82,7 +84,6 @@ class _Running(RecordedRun):
     """A run under way."""
 
     def __init__(self, begun: Begun, segment: int) -> None:
-        """`segment`: the number of that in which it begins."""
         super().__init__(begun)
         self.key, self.segment = run_key(begun.start.id), segment
 
@@ -97,6 +98,8 @@ class LogJournal:
         self._on_cancel, self._on_health = on_cancel, on_health
         self._quotas = Quotas()
         self._runs: dict[str, _Running] = {}
+        self._unfinished: dict[str, RecordedRun] = {}
+        """Interrupted runs that can be gone on with."""
         self._lost: list[tuple[_Running, Run]] = []
         """Runs whose end could not be written; they are to end as failed as soon as that is possible."""
         self._named: dict[tuple[str, str], _Named] = {}
@@ -139,7 +142,7 @@ class LogJournal:
                 yield journal
             with suppress(RolegateError):
                 await journal._project_rest()
-            whole = not journal._changes and not journal._runs
+            whole = not journal._changes and not journal._runs and not journal._unfinished
         finally:
             database.caught_up = None
             log.close(empty=whole)
@@ -154,6 +157,12 @@ class LogJournal:
             earlier = self._named.get(name) or stored
             if earlier and earlier.holds(start.started_at):
                 return EarlierRun(earlier.run_id, earlier.status, earlier.fingerprint == start.fingerprint)
+            if earlier and earlier.fingerprint == start.fingerprint:
+                start = self._resuming(start, earlier.run_id)
+        before = self._unfinished.get(start.resumes)
+        if start.resumes and (before is None or (why := _differs(before.start, start))):
+            why = why if before else "its log is not here, or it was gone on with already"
+            raise BadRequest(f"run_id {start.resumes!r}: cannot be gone on with: {why}; ask the question anew.")
         if self._refusal:
             raise StoreFailed(self._refusal)
         self._log.admit(len(self._runs))
@@ -170,7 +179,14 @@ class LogJournal:
         if start.request_id:
             self._named[name] = _Named(start.id, start.fingerprint, "running", start.started_at)
         self._change(Change(run.start, run.redact, position=self._log.end, segment=run.segment))
-        return Admitted(tenant.limited, tenant.redact, tenant.training)
+        self._unfinished.pop(start.resumes, None)
+        resumed = Resumed(before.start, before.turns, (*before.calls, *before.cut())) if before else None
+        return Admitted(tenant.limited, tenant.redact, tenant.training, resumed)
+
+    def unfinished(self, run_id: str) -> RunStart | None:
+        """The beginning of an interrupted run that can be gone on with; None where there is none."""
+        run = self._unfinished.get(run_id)
+        return run.start if run else None
 
     async def open(self, call: OpenedCall) -> None:
         """Put a call on record and reserve its worst case. Raises `BudgetExhausted` and `StoreFailed`."""
@@ -253,6 +269,15 @@ class LogJournal:
         except TimeoutError:
             raise StoreFailed("The database is behind the log; try again.") from None
 
+    def _resuming(self, start: RunStart, run_id: str) -> RunStart:
+        """The run as one that goes on with an interrupted one, where that is possible."""
+        if (before := self._unfinished.get(run_id)) is None:
+            return start
+        if why := _differs(before.start, start):
+            _log.warning("store.run_begun_anew", run_id=start.id, interrupted=run_id, why=why)
+            return start
+        return replace(start, resumes=run_id)
+
     def _running(self, run_id: str) -> _Running:
         if (run := self._runs.get(run_id)) is None:
             raise StoreFailed(f"Run {run_id} is not running any more.")
@@ -308,6 +333,9 @@ class LogJournal:
         for run_id in await self._database.read(partial(ended_among, run_ids=list(left))):
             del left[run_id]  # a record says so that cannot be read any more
         changes = []
+        known = [*fold.interrupted.values(), *left.values()]
+        soon = time.time() - _RESUMABLE_S
+        self._unfinished = {run.start.id: run for run in known if run.resumable and run.start.started_at > soon}
         for run in left.values():
             closed = run.interrupted()
             self._log.append(run_key(closed.id), run.records, encode(Ended(replace(closed, calls=()))))
@@ -366,7 +394,8 @@ class LogJournal:
 
     async def _delete_segments(self) -> None:
         """Delete the segments that nobody needs, once the database has them on disk."""
-        begun = [run.segment for run in self._runs.values()] + [change.segment for change in self._changes]
+        begun = [run.segment for run in (*self._runs.values(), *self._unfinished.values())]
+        begun += [change.segment for change in self._changes]
         needed = min([self._place.segment, *begun])
         oldest = next(iter(segments(self._log.folder)), None)
         if oldest is not None and number_of(oldest) < needed:
@@ -407,6 +436,8 @@ class LogJournal:
 
     def _forget_old(self) -> None:
         """Forget names that the database has known for a while."""
+        soon = time.time() - _RESUMABLE_S
+        self._unfinished = {name: run for name, run in self._unfinished.items() if run.start.started_at > soon}
         while self._recent and time.monotonic() - self._recent[0][0] > _RECENT_S and self._recent[0][1] <= self._place:
             _, _, name, run_id = self._recent.popleft()
             if (named := self._named.get(name)) and named.run_id == run_id:
@@ -417,6 +448,14 @@ class LogJournal:
             with errors_logged(_log, "store.nothing_deleted"):
                 await delete_old(self._database, keep_days)
             await asyncio.sleep(_RETENTION_S)
+
+
+def _differs(before: RunStart, now: RunStart) -> str:
+    """The reason why a run cannot go on with another; empty where it can."""
+    names = [name for name, value in before.conditions.items() if now.conditions.get(name) != value]
+    if before.tenant != now.tenant:
+        return "it is another tenant's"
+    return f"since it began, there is another {' and '.join(names)}" if names else ""
 
 
 def _stored(connection: Connection, name: tuple[str, str]) -> _Named | None:
