@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from router.models.model import Completion, Prompt, Usage, end_at_stop
+from router.models.model import Prompt, Usage
 
 _CUT = frozenset({"length", "max_tokens", "model_length", "insufficient_system_resource"})
 """Names for an output that was ended before its end: OpenAI's, and what others write."""
@@ -81,11 +81,6 @@ class Choice(msgspec.Struct, frozen=True):
         return self.message or self.delta or MessageReply()
 
     @property
-    def thought(self) -> str:
-        """The reasoning under either name."""
-        return self.said.reasoning or self.said.reasoning_content or ""
-
-    @property
     def ended(self) -> str | None:
         """The finish reason, in OpenAI's words where an output was cut."""
         return "length" if self.finish_reason in _CUT else self.finish_reason
@@ -121,18 +116,37 @@ class ChatReply(msgspec.Struct, frozen=True):
     @property
     def choice(self) -> Choice | None:
         """The first output; no more than one is ever asked for."""
-        return next((choice for choice in self.choices or () if choice.index == 0), None)
+        return next((choice for choice in self.choices if choice.index == 0), None) if self.choices else None
+
+    @property
+    def told(self) -> UsageReply | None:
+        """The usage, possible or not; None where there is none. What is no count at all is one that cannot be."""
+        if self.usage is None or isinstance(self.usage, UsageReply):
+            return self.usage
+        try:
+            return convert_usage(self.usage)
+        except msgspec.ValidationError:
+            return UsageReply(-1, -1)
 
     @property
     def counted(self) -> Usage | None:
-        """The usage, possible or not; None where it is not told. What is no count at all is one that cannot be."""
-        try:
-            return None if self.usage is None else convert_usage(self.usage).usage()
-        except msgspec.ValidationError:
-            return Usage(-1, -1)
+        """The same as our value."""
+        return self.told.usage() if self.told else None
 
 
-read_reply = msgspec.json.Decoder(ChatReply).decode
+class _UsualReply(ChatReply, frozen=True):
+    usage: UsageReply | None = None
+
+
+_read_usual, _read_any = msgspec.json.Decoder(_UsualReply).decode, msgspec.json.Decoder(ChatReply).decode
+
+
+def read_reply(body: bytes | bytearray) -> ChatReply:
+    """The reply in these bytes. Raises `JSON_ERRORS`, though not for its usage."""
+    try:
+        return _read_usual(body)
+    except msgspec.ValidationError:
+        return _read_any(body)
 
 
 def convert_reply(raw: object) -> ChatReply:
@@ -159,17 +173,6 @@ class FailureReply(msgspec.Struct, frozen=True):
         return error or self.message or self.detail or ""
 
 
-def completion(choice: Choice, counted: Usage | None, stop: tuple[str, ...], *, thinks: bool = True) -> Completion:
-    """The whole output, ended at `stop`. A whole reply that gives no finish reason counts as stopped.
-
-    `thinks`: False for a model whose thinking is switched off; what its engine took for reasoning is then the output.
-    """
-    thought = choice.thought
-    written = choice.said.content or ("" if thinks else thought)
-    text, finish_reason = end_at_stop(written, stop, choice.ended or "stop", choice.matched)
-    return Completion(text, finish_reason, thought, counted, overran=len(text) < len(written))
-
-
 REQUEST_ID = "X-Request-Id"
 """The header that names a call; vLLM then logs it as `chatcmpl-` and that name."""
 _OURS = frozenset({"model", "messages", "stream"})
@@ -190,9 +193,8 @@ def chat_body(
 
     `extra`: further fields. They win over those here, but for model, messages and stream; tables are merged.
     """
-    sampling = msgspec.to_builtins(prompt.sampling)
-    body: dict[str, Any] = {"model": model, "messages": msgspec.to_builtins(prompt.messages)}
-    body |= {name: value for name, value in sampling.items() if value is not None}
+    body: dict[str, Any] = {"model": model, "messages": prompt.messages}
+    body |= {name: value for name, value in msgspec.structs.asdict(prompt.sampling).items() if value is not None}
     if prompt.stop:
         body["stop"] = list(prompt.stop)
     if prompt.messages and prompt.messages[-1].role == "assistant":
@@ -232,7 +234,11 @@ class EventReader:
 
     def feed(self, received: bytes) -> list[bytes]:
         """The data of the events that `received` completes. Raises `EventTooLong`."""
-        events: list[bytes] = []
+        if received.startswith(b"data: ") and received.endswith(b"\n\n") and not (self._line or self._data):
+            events = received[6:-2].split(b"\n\ndata: ")
+            if received.count(b"\n") == 2 * len(events) and b"\r" not in received and b"" not in events:
+                return events  # whole events of one line each, as nearly always
+        events = []
         first, *others = received.split(b"\n")
         self._line += first
         for following in others:
