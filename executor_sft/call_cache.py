@@ -105,7 +105,7 @@ class CachedModel:
         key = hashlib.sha256(self._variant + b"\n" + request).hexdigest()
         return await self._cache.complete(self._model, self._role, prompt, key)
 
-    async def stream(self, prompt: Prompt, on_delta: OnDelta) -> Completion:
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
         """The whole completion in one piece."""
         whole = await self.complete(prompt)
         on_delta(Delta(whole.text, whole.reasoning, whole.usage))

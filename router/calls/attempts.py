@@ -152,7 +152,7 @@ class Attempts:
         try:
             async with asyncio.timeout_at(began + timeouts.silent_s) as timer:
                 if self.streams:
-                    completion = await model.stream(prompt, take)
+                    completion = await model.stream(prompt, take, live=bool(on_text or on_delta))
                 else:
                     completion = await model.complete(prompt)
                     attempt.take_whole(completion)

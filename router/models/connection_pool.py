@@ -23,6 +23,9 @@ _MOST_HEAD, _INFLATED = 64 << 10, 64 << 10
 """Bytes that may come without any of a body, and those of one that are inflated at a time."""
 _DEFLATED = 32 + zlib.MAX_WBITS
 """Either of zlib's formats."""
+_MOST_HELD, _END = 8, b"\r\n\r\n"
+_ENDS = _END, b"[DONE]\n\n\r\n"
+"""What the last piece of a body in chunks ends with, and the last event of one."""
 
 
 class TransportError(OSError):
@@ -39,6 +42,10 @@ class CertificateError(ConnectError):
 
 class Reader(Protocol):
     """Gets one reply as it arrives. What it raises ends the call, and closes the connection."""
+
+    @property
+    def patient(self) -> bool:
+        """Whether a few pieces may be held back, to come at once: a task that wakes costs more than what it reads."""
 
     def begun(self, status: int, headers: Mapping[str, str]) -> None:
         """Take the head; the headers' names are in lower case."""
@@ -162,8 +169,8 @@ async def _addresses(target: Target) -> Sequence[AddrInfoType]:
 class _Connection(asyncio.Protocol):
     """One call at a time."""
 
-    _reader: Reader
     _parser: httptools.HttpResponseParser
+    _ended: asyncio.Future[None]
 
     def __init__(self) -> None:
         self.open = self.free = True
@@ -172,7 +179,10 @@ class _Connection(asyncio.Protocol):
         """When the last call was over, in the event loop's time."""
         self.kept: dict[_Connection, None] = {}
         """Those among which it is kept."""
-        self._ended: asyncio.Future[None] | None = None
+        self._reader: Reader | None = None
+        """None where nobody wants what comes."""
+        self._patient = False
+        self._held: list[bytes] = []
         self._pieces: list[bytes] = []
         self.on_body = self._pieces.append
 
@@ -181,13 +191,16 @@ class _Connection(asyncio.Protocol):
         self._reader, self._run = reader, copy_context().run
         self._parser, self._headers = httptools.HttpResponseParser(self), dict[str, str]()
         self._status = self._bare = 0
-        self._begun = self._sized = self._complete = self.free = False
+        self._begun = self._chunked = self._complete = self.free = False
         self._ended = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         try:
             await self._ended
+        except asyncio.CancelledError:
+            self._parse()
+            raise
         finally:
-            del self._reader, self._run
+            self._reader, self._patient = None, False
 
     def close(self) -> None:
         """Leave at once, upon which the engine drops what it was asked."""
@@ -201,29 +214,40 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """The loop's word that it is gone, which is the end of a reply that does not tell its length."""
         self._closed()
-        if self._ended and self._status and not self._sized and error is None:
-            self._end()
-        else:
-            self._end(TransportError(f"the connection was closed before the end of the reply: {error or 'EOF'}"))
+        self._parse()
+        if self._reader:
+            open_end = self._status and not self._chunked and "content-length" not in self._headers
+            said = f"the connection was closed before the end of the reply: {error or 'EOF'}"
+            self._end(None if open_end and error is None else TransportError(said))
 
     def data_received(self, data: bytes) -> None:
-        """The loop's word of what has come."""
-        if self.free or self._ended is None:  # nobody has asked for anything
+        """The loop's word of what has come; a patient reader has to wait for more, unless it may be the end."""
+        if self.free:  # nobody has asked for anything
             self.close()
             return
-        broken: Exception | None = None
+        self._held.append(data)
+        if not self._patient or len(self._held) == _MOST_HELD or len(data) < len(_END) or data.endswith(_ENDS):
+            self._parse()
+
+    def _parse(self) -> None:
+        """Hand on what has come."""
+        if not self._held:
+            return
+        data, broken = b"".join(self._held), None
+        self._held.clear()
         self._bare += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             broken = httptools.HttpParserError(f"no HTTP reply: {error}")
-        if self._pieces or not self._begun:
+        if self._reader and (self._pieces or not self._begun):
             try:
-                if not self._ended.done() and self._run(self._pass_on):
-                    self._end()
+                self._run(self._pass_on, self._reader)
             except Exception as error:
-                broken, self._complete = error, False
-            self._pieces.clear()
+                self._end(error)
+                self.close()
+                return
+        self._pieces.clear()
         if self._complete:
             self._end()
             self.free = broken is None and self._keeps
@@ -233,21 +257,22 @@ class _Connection(asyncio.Protocol):
             self._end(broken)
             self.close()
 
-    def _pass_on(self) -> bool:
-        """Hand to the reader what was parsed; whether it wants no more."""
+    def _pass_on(self, reader: Reader) -> None:
         if self._status and not self._begun:
             self._begun = True
+            self._chunked = self._headers.get("transfer-encoding", "").lower().endswith("chunked")
             coding = self._headers.get("content-encoding", "identity")
             self._inflates = zlib.decompressobj(_DEFLATED) if coding in ("gzip", "x-gzip", "deflate") else None
             if self._inflates is None and coding != "identity":
                 raise httptools.HttpParserError(f"a body in the encoding {coding!r}")
-            self._reader.begun(self._status, self._headers)
-        if not self._pieces:
-            return False
-        self._bare, data = 0, b"".join(self._pieces)
-        if self._inflates is None:
-            return self._reader.received(data)
-        return any(map(self._reader.received, _inflated(self._inflates, data)))
+            reader.begun(self._status, self._headers)
+        if self._pieces:
+            self._bare, data = 0, b"".join(self._pieces)
+            for piece in _inflated(self._inflates, data) if self._inflates else (data,):
+                if reader.received(piece):
+                    self._end()
+                    return
+            self._patient = self._chunked and reader.patient
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """The parser's word of a header; those that follow a body are passed over."""
@@ -258,7 +283,7 @@ class _Connection(asyncio.Protocol):
         """The parser's word of the end of a head, perhaps of one that announces another one."""
         status = self._parser.get_status_code()
         if status >= 200:
-            self._status, self._sized = status, not {"content-length", "transfer-encoding"}.isdisjoint(self._headers)
+            self._status = status
         else:
             self._headers.clear()
 
@@ -276,11 +301,12 @@ class _Connection(asyncio.Protocol):
         self.kept.pop(self, None)
 
     def _end(self, error: Exception | None = None) -> None:
-        if self._ended and not self._ended.done():
+        if self._reader and not self._ended.done():
             if error:
                 self._ended.set_exception(error)
             else:
                 self._ended.set_result(None)
+        self._reader, self._patient = None, False
 
 
 def _inflated(inflates: "zlib._Decompress", data: bytes) -> Iterator[bytes]:

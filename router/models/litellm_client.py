@@ -61,8 +61,8 @@ class LiteLLMModel:
         counted = reply.counted
         return completion(reply.choice, counted if counted and counted.prompt_tokens else None, prompt)
 
-    async def stream(self, prompt: Prompt, on_delta: OnDelta) -> Completion:
-        """The same, passed on as it is written."""
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
+        """See `Model`."""
         chunks = await self._call(prompt, stream=True, options={"include_usage": True})
         try:
             with StreamedReply(prompt, on_delta) as reply:
@@ -72,6 +72,7 @@ class LiteLLMModel:
                     if raw is None or _is_made_up(chunks, chunk := self._read(raw)):
                         break
                     reply.take(msgspec.structs.replace(chunk, usage=_counted(chunks, chunk.usage)))
+                    reply.tell()
                 if not reply.whole:
                     raise self._upstream.unavailable("the stream was cut before its end")
                 return reply.end()

@@ -78,7 +78,7 @@ class Completion(msgspec.Struct, frozen=True):
     """True where the engine wrote on past a stop string and the text was cut here."""
 
 
-class Delta(msgspec.Struct, frozen=True):
+class Delta(msgspec.Struct, frozen=True, gc=False):
     """A piece of a streamed output. The last one has the usage, also where the stream is cut: what the engine counted
     by then.
     """
@@ -110,8 +110,10 @@ class Model(Protocol):
     async def complete(self, prompt: Prompt) -> Completion:
         """The whole output at once."""
 
-    async def stream(self, prompt: Prompt, on_delta: OnDelta) -> Completion:
-        """The same, passed on as it is written."""
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
+        """The same, passed on as it is written. `live`: whether each piece is wanted at once; otherwise those after the
+        first one may come a few at a time.
+        """
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
         """The tokens of `prompt`, template included, and of `text` as its output, by the model's own tokenizer; None
@@ -174,7 +176,7 @@ class ScriptedModel:
         """Its tokens are words."""
         return Usage(sum(len(message.content.split()) for message in prompt.messages), len(text.split()))
 
-    async def stream(self, prompt: Prompt, on_delta: OnDelta) -> Completion:
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
         """The next answer, word by word."""
         completion = await self.complete(prompt)
         if completion.reasoning:

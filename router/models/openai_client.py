@@ -83,9 +83,9 @@ class OpenAIHTTP:
         """The whole output at once."""
         return await self._ask(prompt, None)
 
-    async def stream(self, prompt: Prompt, on_delta: OnDelta) -> Completion:
-        """The same, passed on as it is written."""
-        return await self._ask(prompt, on_delta)
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
+        """See `Model`."""
+        return await self._ask(prompt, on_delta, live=live)
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
         """vLLM's count (`POST /tokenize`) of the prompt, its template included, and the text; None where there is none,
@@ -113,7 +113,7 @@ class OpenAIHTTP:
             return msgspec.json.decode(reply.body, type=_Tokens).count if reply.status == 200 else None
         return None
 
-    async def _ask(self, prompt: Prompt, on_delta: OnDelta | None) -> Completion:
+    async def _ask(self, prompt: Prompt, on_delta: OnDelta | None, *, live: bool = True) -> Completion:
         """The output, streamed where `on_delta` is given.
 
         A stream is asked for its usage, and for the count so far with every chunk, which a stream that is left early
@@ -125,7 +125,7 @@ class OpenAIHTTP:
             if prompt.pattern is not None and not self._structures:
                 prompt = msgspec.structs.replace(prompt, pattern=None)
             streamed = StreamedReply(prompt, on_delta, thinks=self._thinking is not False) if on_delta else None
-            reply = _Reply(self._upstream, streamed, prompt.sampling.max_tokens)
+            reply = _Reply(self._upstream, streamed, prompt.sampling.max_tokens, live=live)
             try:
                 with streamed or nullcontext():
                     await self._post(prompt, self._body(prompt, stream=on_delta is not None, options=options), reply)
@@ -184,13 +184,20 @@ class _Left(Exception):
 class _Reply:
     """One reply as it arrives: a stream's events are taken one by one, anything else is kept as a whole."""
 
-    def __init__(self, upstream: Upstream, streamed: StreamedReply | None = None, max_tokens: int = 0) -> None:
-        self._upstream, self.streamed, self._max_tokens = upstream, streamed, max_tokens
+    def __init__(
+        self, upstream: Upstream, streamed: StreamedReply | None = None, max_tokens: int = 0, *, live: bool = True
+    ) -> None:
+        self._upstream, self.streamed, self._max_tokens, self._live = upstream, streamed, max_tokens, live
         self.status = 0
         self.headers: Mapping[str, str] = {}
         self.body, self._size, self._most = bytearray(), 0, 0
         self.events: EventReader | None = None
         """Of a stream, once it has begun."""
+
+    @property
+    def patient(self) -> bool:
+        """See `Reader`. The first token is wanted at once."""
+        return not self._live and self.streamed is not None and self.streamed.begun
 
     def begun(self, status: int, headers: Mapping[str, str]) -> None:
         """See `Reader`."""
@@ -223,6 +230,7 @@ class _Reply:
             self.streamed.take(self.decoded(event))
             if self.streamed.abandoned:
                 raise _Left
+        self.streamed.tell()
         return False
 
     def decoded(self, body: bytes | bytearray) -> ChatReply:

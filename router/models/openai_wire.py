@@ -11,19 +11,19 @@ _CUT = frozenset({"length", "max_tokens", "model_length", "insufficient_system_r
 """Names for an output that was ended before its end: OpenAI's, and what others write."""
 
 
-class PromptDetails(msgspec.Struct, frozen=True):
+class PromptDetails(msgspec.Struct, frozen=True, gc=False):
     """A part of the prompt tokens."""
 
     cached_tokens: int | None = None
 
 
-class CompletionDetails(msgspec.Struct, frozen=True):
+class CompletionDetails(msgspec.Struct, frozen=True, gc=False):
     """A part of the completion tokens."""
 
     reasoning_tokens: int | None = None
 
 
-class UsageReply(msgspec.Struct, frozen=True):
+class UsageReply(msgspec.Struct, frozen=True, gc=False):
     """Usage as the engine counted it."""
 
     prompt_tokens: int | None = None
@@ -48,7 +48,7 @@ class UsageReply(msgspec.Struct, frozen=True):
         return Usage(self.prompt_tokens, written, cached, reasoning)
 
 
-class MessageReply(msgspec.Struct, frozen=True):
+class MessageReply(msgspec.Struct, frozen=True, gc=False):
     """A message, or a chunk's piece of one."""
 
     content: str | None = None
@@ -58,13 +58,13 @@ class MessageReply(msgspec.Struct, frozen=True):
     """The name of DeepSeek's API and of LiteLLM."""
 
 
-class ProviderFields(msgspec.Struct, frozen=True):
+class ProviderFields(msgspec.Struct, frozen=True, gc=False):
     """The place where LiteLLM keeps a choice's fields that it has no name for."""
 
     stop_reason: str | int | None = None
 
 
-class Choice(msgspec.Struct, frozen=True):
+class Choice(msgspec.Struct, frozen=True, gc=False):
     """One output, or a chunk's piece of it."""
 
     index: int = 0
@@ -92,7 +92,7 @@ class Choice(msgspec.Struct, frozen=True):
         return reason if isinstance(reason, str) else None
 
 
-class ErrorReply(msgspec.Struct, frozen=True):
+class ErrorReply(msgspec.Struct, frozen=True, gc=False):
     """An engine's words about its failure."""
 
     message: str = ""
@@ -106,7 +106,7 @@ class ErrorReply(msgspec.Struct, frozen=True):
         return f"{self.message} ({name})".lstrip() if name else self.message
 
 
-class ChatReply(msgspec.Struct, frozen=True):
+class ChatReply(msgspec.Struct, frozen=True, gc=False):
     """A whole reply or one chunk of a stream; or an error, which some servers send with status 200."""
 
     choices: tuple[Choice, ...] | None = None
@@ -116,7 +116,10 @@ class ChatReply(msgspec.Struct, frozen=True):
     @property
     def choice(self) -> Choice | None:
         """The first output; no more than one is ever asked for."""
-        return next((choice for choice in self.choices if choice.index == 0), None) if self.choices else None
+        for choice in self.choices or ():
+            if choice.index == 0:
+                return choice
+        return None
 
     @property
     def told(self) -> UsageReply | None:
@@ -134,7 +137,7 @@ class ChatReply(msgspec.Struct, frozen=True):
         return self.told.usage() if self.told else None
 
 
-class _UsualReply(ChatReply, frozen=True):
+class _UsualReply(ChatReply, frozen=True, gc=False):
     usage: UsageReply | None = None
 
 

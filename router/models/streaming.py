@@ -26,11 +26,12 @@ class StopCut:
         if self.met or not piece:
             return ""
         window = self._tail + piece
-        kept, reason = end_at_stop(window, self._stop, "", None)
-        self.met = reason == "stop"
-        text = kept[len(self._tail) :]
+        for string in self._stop:
+            if string in window:
+                self.met = True
+                return end_at_stop(window, self._stop, "", None)[0][len(self._tail) :]
         self._tail = window[-self._overlap :] if self._overlap else ""
-        return text
+        return piece
 
     def end(self, finish_reason: str, matched: str | None) -> tuple[str, str]:
         """The rest of the text at its end, and its finish reason. `matched`: as for `end_at_stop`."""
@@ -58,6 +59,8 @@ class StreamedReply:
         self._finish_reason: str | None = None
         self._matched: str | None = None
         self._usage: UsageReply | None = None
+        self._most_counted = -1
+        self._told = 0
         self._writes_on = self._over = self._exceeded = self._ended = False
         self._chars, self._room, self._check_at = 0, _room(self._max_tokens), self._max_tokens // _BYTES_A_CHARACTER
 
@@ -65,8 +68,8 @@ class StreamedReply:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        if not self._ended and (usage := self._counted):
-            self._on_delta(Delta(usage=usage))
+        if not self._ended:
+            self.tell(self._counted)
 
     @property
     def begun(self) -> bool:
@@ -84,25 +87,34 @@ class StreamedReply:
         return self._exceeded or (self._writes_on and self._finish_reason is None)
 
     def take(self, chunk: ChatReply) -> None:
-        """Pass on what `chunk` adds to the output. The finish reason waits for `end`."""
+        """Note what `chunk` adds to the output."""
         told = chunk.told
-        if told is not None and (self._usage is None or _written(told) >= _written(self._usage)):
-            self._usage = told
+        if told is not None and (counted := told.completion_tokens or 0) >= self._most_counted:  # it only grows
+            self._usage, self._most_counted = told, counted
         choice = chunk.choice
         if choice is None or self._finish_reason is not None:
             return
         if choice.finish_reason:
             self._finish_reason, self._matched = choice.ended, choice.matched
-        said = choice.said
+        said, cut = choice.said, self._cut
         written, thought = said.content or "", said.reasoning or said.reasoning_content or ""
-        reasoning = "" if self._cut.met else thought
-        text = self._cut.feed(written)
-        self._writes_on |= self._cut.met and (text != written or thought != reasoning)
+        reasoning = "" if cut.met else thought
+        text = cut.feed(written)
+        if cut.met:
+            self._writes_on |= text != written or thought != reasoning
         if text or reasoning:
-            self._pass_on(text, reasoning)
+            self._add(text, reasoning)
+
+    def tell(self, usage: Usage | None = None) -> None:
+        """Pass on what was noted since the last time."""
+        new = slice(self._told, None)
+        text, reasoning = "".join(self._texts[new]), "".join(self._reasoning[new])
+        self._told = len(self._texts)
+        if text or reasoning or usage:
+            self._on_delta(Delta(text, reasoning, usage))
 
     def end(self) -> Completion:
-        """The whole output, once the stream has ended or is abandoned; its rest is passed on."""
+        """The whole output, once the stream has ended or is abandoned; its rest is passed on with the usage."""
         text, finish_reason = self._cut.end(self._finish_reason or "", self._matched)
         overran = self._writes_on
         if self._exceeded:
@@ -115,15 +127,16 @@ class StreamedReply:
         if usage is not None and (self._exceeded or self._finish_reason is None):
             usage = replace(usage, lower_bound=True)
         self._ended = True
-        self._on_delta(Delta(text, usage=usage))
-        return Completion("".join((*self._texts, text)), finish_reason, "".join(self._reasoning), usage, overran)
+        self._texts.append(text)
+        self.tell(usage)
+        return Completion("".join(self._texts), finish_reason, "".join(self._reasoning), usage, overran)
 
     @property
     def _counted(self) -> Usage | None:
         """The usage so far."""
         return _held(self._usage.usage() if self._usage else None, self._chars, self._max_tokens)
 
-    def _pass_on(self, text: str, reasoning: str) -> None:
+    def _add(self, text: str, reasoning: str) -> None:
         more = len(text) + len(reasoning)
         self._chars += more
         if self._over or self._chars > self._room:
@@ -131,17 +144,10 @@ class StreamedReply:
             text, reasoning = text[: max(0, left - len(reasoning))], reasoning[:left]
             self._finish_reason, self._exceeded = "length", True
         elif self._chars >= self._check_at:  # no earlier can more have been counted
-            counted = _written(self._usage) if self._usage else 0
-            self._over = self._max_tokens < counted <= self._chars * _BYTES_A_CHARACTER
-            self._check_at = self._chars + (self._max_tokens - counted) // _BYTES_A_CHARACTER
+            self._over = self._max_tokens < self._most_counted <= self._chars * _BYTES_A_CHARACTER
+            self._check_at = self._chars + (self._max_tokens - self._most_counted) // _BYTES_A_CHARACTER
         self._texts.append(text)
         self._reasoning.append(reasoning)
-        self._on_delta(Delta(text, reasoning))
-
-
-def _written(told: UsageReply) -> int:
-    """The tokens that are counted as written; those that are not told are none yet."""
-    return told.completion_tokens or 0
 
 
 def completion(choice: Choice, counted: Usage | None, prompt: Prompt, *, thinks: bool = True) -> Completion:

@@ -235,7 +235,7 @@ class HeldModel:
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
         return await self._model.count(prompt, text)
 
-    async def stream(self, prompt: Prompt, on_delta: OnDelta) -> Completion:
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
         """The first delta at once, if there is one, the others held back."""
         try:
             said = await self._model.complete(prompt)

@@ -27,7 +27,7 @@ class PacedModel:
         """Its tokens are words."""
         return Usage(sum(len(message.content.split()) for message in prompt.messages), len(text.split()))
 
-    async def stream(self, prompt: Prompt, on_delta: OnDelta) -> Completion:
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
         """The next output, up to where a stop string ends it."""
         self.prompts.append(prompt)
         cut, written = StopCut(prompt.stop), ""

@@ -145,7 +145,7 @@ class Flood:
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
         return None
 
-    async def stream(self, prompt: Prompt, on_delta: OnDelta) -> Completion:
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
         try:
             while True:
                 self.written += 1

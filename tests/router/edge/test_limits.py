@@ -109,7 +109,7 @@ class Pouring:
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
         return None
 
-    async def stream(self, prompt: Prompt, on_delta: OnDelta) -> Completion:
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
         while True:
             await asyncio.sleep(0.001)
             on_delta(Delta("x" * 100_000))

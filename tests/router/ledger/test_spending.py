@@ -41,7 +41,7 @@ class Spender:
     async def complete(self, prompt: Prompt) -> Completion:
         raise AssertionError("its calls are streamed")
 
-    async def stream(self, prompt: Prompt, on_delta: OnDelta) -> Completion:
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
         chance, counted = self._chance, await self.count(prompt, "")
         most = counted.prompt_tokens if counted else prompt_bound(prompt.messages)
         read = chance.choice([0, most, chance.randint(0, most)])
