@@ -23,7 +23,7 @@ _MOST_HEAD, _INFLATED = 64 << 10, 64 << 10
 """Bytes that may come without any of a body, and those of one that are inflated at a time."""
 _DEFLATED = 32 + zlib.MAX_WBITS
 """Either of zlib's formats."""
-_MOST_HELD, _END = 8, b"\r\n\r\n"
+_MOST_HELD, _END = 16, b"\r\n\r\n"
 _ENDS = _END, b"[DONE]\n\n\r\n"
 """What the last piece of a body in chunks ends with, and the last event of one."""
 
