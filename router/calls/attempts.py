@@ -163,6 +163,8 @@ class Attempts:
         return msgspec.structs.replace(completion, usage=usage)
 
     async def _chosen(self) -> Replica:
+        if len(self.replicas) == 1 and self.replicas[0].endpoint.breaker.state == "closed":
+            return self.replicas[0]
         # All executors of a run share a replica's cache; other conversations are told apart by how they begin.
         stay = self.caller.role == "execution"
         key = self.ledger.run_id if stay else "\0".join(message.content for message in self.prompt.messages[:2])
