@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from serving.config.config import Config, RoleConfig
 from serving.config.prices import prices_of
 from serving.config.secrets import api_key
 from serving.topologies import ROLE_OF, role_configs
+
+_INTERVAL = 8
+"""Tokens that our own engines send at a time where nobody follows a stream live."""
 
 
 async def all_roles(config: Config, new: Callable[..., Role]) -> tuple[dict[RoleName, Role], dict[TopologyName, Role]]:
@@ -90,10 +94,9 @@ def _models(config: RoleConfig, pool: ConnectionPool, base_urls: Sequence[str]) 
     key = api_key(config.api_key_env)
     if not base_urls:
         return [LiteLLMModel(config.model, api_key=key, extra_body=config.extra_body)]
-    return [
-        OpenAIHTTP(pool, base_url, config.model, api_key=key, thinking=config.thinking, extra_body=config.extra_body)
-        for base_url in base_urls
-    ]
+    new = partial(OpenAIHTTP, pool, model=config.model, api_key=key, thinking=config.thinking)
+    interval = _INTERVAL if config.engine else None
+    return [new(url, extra_body=config.extra_body, interval=interval) for url in base_urls]
 
 
 def _with_fallbacks(config: Config, roles: Mapping[RoleName, Role]) -> dict[RoleName, Role]:

@@ -65,13 +65,15 @@ class OpenAIHTTP:
         api_key: str | None = None,
         thinking: bool | None = None,
         extra_body: Mapping[str, Any] | None = None,
+        interval: int | None = None,
     ) -> None:
         """`base_url`: such as `http://127.0.0.1:8000/v1`. `thinking`: for chat templates that know `enable_thinking`; a
         model that thinks is not held to patterns, which would be in its way. `extra_body`: further fields of every
-        request, which win over those that are set here, but for model, messages and stream.
+        request, which win over those that are set here, but for model, messages and stream. `interval`: how many tokens
+        at a time vLLM sends of a stream that nobody follows live; None where the endpoint need not know the option.
         """
         base_url, api_key = base_url.rstrip("/"), api_key and api_key.strip()
-        self._pool, self._thinking, self._extra = pool, thinking, extra_body
+        self._pool, self._thinking, self._extra, self._interval = pool, thinking, extra_body, interval
         self._structures, self._tokenizes, self._options = not thinking, True, 0
         self.name, self.endpoint = model, without_userinfo(base_url)
         self._upstream = Upstream(model, base_url, api_key, extra_body)
@@ -128,7 +130,9 @@ class OpenAIHTTP:
             reply = _Reply(self._upstream, streamed, prompt.sampling.max_tokens, live=live)
             try:
                 with streamed or nullcontext():
-                    await self._post(prompt, self._body(prompt, stream=on_delta is not None, options=options), reply)
+                    interval = None if live else self._interval
+                    body = self._body(prompt, stream=on_delta is not None, options=options, interval=interval)
+                    await self._post(prompt, body, reply)
                     if streamed and reply.events:
                         return streamed.end()
                     whole = self._whole(reply, prompt)

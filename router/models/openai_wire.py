@@ -187,12 +187,13 @@ def chat_body(
     *,
     stream: bool = False,
     options: Mapping[str, bool] | None = None,
+    interval: int | None = None,
     thinking: bool | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The request for `prompt`, ready for JSON; what is not set is not sent. `options`: what a stream tells beside its
-    text. `thinking`: vLLM's `enable_thinking` of the chat template; None leaves it alone. A last message of the
-    assistant's is continued.
+    text. `interval`: tokens that vLLM sends at a time. `thinking`: vLLM's `enable_thinking` of the chat template; None
+    leaves it alone. A last message of the assistant's is continued.
 
     `extra`: further fields. They win over those here, but for model, messages and stream; tables are merged.
     """
@@ -206,6 +207,8 @@ def chat_body(
         body["stream"] = True
     if options:
         body["stream_options"] = dict(options)
+    if interval is not None:
+        body["stream_interval"] = interval
     if thinking is not None:
         body["chat_template_kwargs"] = {"enable_thinking": thinking}
     if prompt.pattern is not None:
