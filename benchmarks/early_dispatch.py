@@ -51,6 +51,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     blocks: Annotated[tuple[int, ...], Meta(description="sub-queries")] = (1, 2, 4, 8)
     speeds: Annotated[tuple[float, ...], Meta(description="the delegator's tokens a second")] = (25.0, 50.0, 100.0)
     at_once: Annotated[int, Meta(ge=1, description="pairs of questions")] = 2
+    tokens_per_event: Annotated[tuple[int, ...], Meta(description="of all models' streams")] = (1,)
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -63,6 +64,7 @@ class Setting(msgspec.Struct, frozen=True):
     thinks_s: float = 0.0
     executors: str = "usual"
     engine: Literal["shared", "alone"] = "shared"
+    tokens_per_event: int = 1
 
     def question(self, number: int) -> str:
         """A question that is worked on so; no two numbers share a sub-query."""
@@ -91,7 +93,9 @@ async def measure(options: Options) -> Figures:
     settings = [Setting(block, speed) for block, speed in product(options.blocks, options.speeds)]
     settings += [Setting(4, 50.0, 0.0, executors, engine) for engine in _ENGINES for executors in _EXECUTORS]
     settings += [Setting(4, 50.0, _THINKS_S, executors) for executors in _EXECUTORS]
-    asked = [setting for setting in dict.fromkeys(settings) for _ in range(options.questions)]
+    replaced, each = msgspec.structs.replace, product(dict.fromkeys(settings), options.tokens_per_event)
+    settings = [replaced(setting, tokens_per_event=tokens) for setting, tokens in each]
+    asked = [setting for setting in settings for _ in range(options.questions)]
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(work_folder(None))
         models, retrieval = await stack.enter_async_context(played(_Paced()))
@@ -134,30 +138,35 @@ class _Paced:
 
     def _reply(self, asked: ChatRequest, runs: list[str]) -> Reply:
         told, turns = dict(_TOLD.findall(asked.texts[1])), len(asked.texts)
+        per_event = int(told["tokens_per_event"])
         if asked.model == "answerer":
-            return _written("<answer>in 1943</answer>", _ANSWERS_PER_S)
+            return _written("<answer>in 1943</answer>", _ANSWERS_PER_S, per_event)
         if asked.model == "delegator":
             speed = float(told["delegator"])
             if turns > 2:
-                return _written("<stop/>Enough evidence<stop>", speed)
-            return _written(_block(told), speed, thinks=int(float(told["thinks_s"]) * speed))
+                return _written("<stop/>Enough evidence<stop>", speed, per_event)
+            return _written(_block(told), speed, per_event, thinks=int(float(told["thinks_s"]) * speed))
         runs.append(asked.run_id)
         self._under_way[asked.run_id] += 1
         twice = random.Random(f"{told['number']}-{told['item']}").random() < _SEARCHES_TWICE
         text = _QUERY if turns <= (4 if twice else 2) else _REPORT
         engine, speed = _ENGINES["alone" if told["engine"] == "alone" else "shared"], _EXECUTORS[told["executors"]]
         return Reply(
-            _tokens(text), (), _FIRST_TOKEN_S, lambda: max(1.0, self._under_way[asked.run_id] / engine) / speed
+            _tokens(text),
+            (),
+            _FIRST_TOKEN_S,
+            lambda: max(1.0, self._under_way[asked.run_id] / engine) / speed,
+            per_event,
         )
 
 
-def _written(text: str, per_s: float, thinks: int = 0) -> Reply:
-    return Reply(_tokens(text), ["hm "] * thinks, _FIRST_TOKEN_S, lambda: 1 / per_s)
+def _written(text: str, per_s: float, per_event: int, thinks: int = 0) -> Reply:
+    return Reply(_tokens(text), ["hm "] * thinks, _FIRST_TOKEN_S, lambda: 1 / per_s, per_event)
 
 
 def _block(told: dict[str, str]) -> str:
     """Sub-queries of some 25 tokens each, which carry on what their executors need to know."""
-    carried = " ".join(f"{name}={told[name]}" for name in ("number", "executors", "engine"))
+    carried = " ".join(f"{name}={told[name]}" for name in ("number", "executors", "engine", "tokens_per_event"))
     asked = [f"Of item={item} {carried}: what is said, and when did it begin?" for item in range(int(told["block"]))]
     return f"<search>{json.dumps(asked)}</search>"
 

@@ -29,7 +29,7 @@ from benchmarks.mini_deployment import MiniDeployment, mini_deployment
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
 from router.models import Prompt, Sampling
-from router.models.model import gather
+from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
 from router.protocol.turns import turn_pattern
 from router.runs import RunFilter
@@ -92,8 +92,7 @@ async def measure(options: Options) -> Figures:
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(work_folder(None))
         mini = await stack.enter_async_context(mini_deployment(config))
-        session = await stack.enter_async_context(aiohttp.ClientSession())
-        sides = [await _side(stack, session, structured, mini, folder) for structured in (False, True)]
+        sides = [await _side(stack, structured, mini, folder) for structured in (False, True)]
         asked = export(World(7, "test"), folder / "world", 2 * options.sub_queries * (options.rounds + 1))
         fresh = iter(dict.fromkeys(one.text for question in asked for one in question.sub_queries))
         for number in range(options.rounds + 1):
@@ -123,9 +122,7 @@ def _summary(rounds: Sequence[Round], structured: bool, sub_queries: int) -> Sum
     return Summary(structured, ratio, statistics.median(sub_queries / one.gateway_s for one in some))
 
 
-async def _side(
-    stack: AsyncExitStack, session: aiohttp.ClientSession, structured: bool, mini: MiniDeployment, folder: Path
-) -> "_Side":
+async def _side(stack: AsyncExitStack, structured: bool, mini: MiniDeployment, folder: Path) -> "_Side":
     """A gateway with a store of its own."""
     (url,), replace = mini.engines.values(), msgspec.structs.replace
     role = replace(mini.of.roles.execution, structured=structured)
@@ -134,7 +131,9 @@ async def _side(
     config = replace(mini, of=of).config(file := own / "rolegate.toml")
     process = await stack.enter_async_context(gateway(file))
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(process.words[0]))
-    straight = OpenAIHTTP(session, url, role.model, thinking=False)
+    session = await stack.enter_async_context(aiohttp.ClientSession())
+    pool = await stack.enter_async_context(ConnectionPool())
+    straight = OpenAIHTTP(pool, url, role.model, thinking=False)
     return _Side(config, ExecutionServiceStub(channel).Execute, session, straight)
 
 
@@ -206,6 +205,6 @@ class _Side:
         for turn, at in enumerate(own, 1):
             may_search = searches < search.max_searches and turn < search.max_turns
             pattern = turn_pattern(searched=searches > 0, may_search=may_search) if role.structured else None
-            async with self.straight.stream(Prompt(messages[:at], sampling, STOP, pattern=pattern)) as deltas:
-                await gather(deltas, lambda _delta: None)
+            prompt = Prompt(messages[:at], sampling, STOP, pattern=pattern)
+            await self.straight.stream(prompt, lambda _delta: None)
             searches += messages[at].content.startswith("<search>")

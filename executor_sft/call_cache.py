@@ -2,15 +2,15 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 import msgspec
 
 from executor_sft.jsonl import JsonlFile
-from router.models import Completion, Delta, Model, Prompt, Usage
+from router.models import Completion, Delta, Model, OnDelta, Prompt, Usage
 from router.trace import Call, RoleName
 
 
@@ -105,15 +105,11 @@ class CachedModel:
         key = hashlib.sha256(self._variant + b"\n" + request).hexdigest()
         return await self._cache.complete(self._model, self._role, prompt, key)
 
-    @asynccontextmanager
-    async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
         """The whole completion in one piece."""
         whole = await self.complete(prompt)
-
-        async def pieces() -> AsyncIterator[Delta]:
-            yield Delta(whole.text, whole.reasoning, whole.finish_reason, whole.usage, whole.overran)
-
-        yield pieces()
+        on_delta(Delta(whole.text, whole.reasoning, whole.usage))
+        return whole
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
         """The model's own count."""

@@ -15,6 +15,7 @@ from router.calls import Role, Timeouts, Upstreams
 from router.errors import BadConfig
 from router.ledger import Ledger
 from router.models.adapters import Adapters
+from router.models.connection_pool import ConnectionPool
 from router.models.litellm_client import close_clients
 from router.models.session import upstream_session
 from router.search import Executor, FactorizedSearch, RunContext, Topology
@@ -40,6 +41,7 @@ class Runtime:
     config: Config
     retriever: IndexRetriever
     session: aiohttp.ClientSession
+    pool: ConnectionPool
     engines: Mapping[str, str]
     """Base URLs by the engine's name."""
     cache: CallCache | None = None
@@ -68,7 +70,7 @@ class Runtime:
         if name != "judge" and self.seed is not None:
             temperature = config.temperature if self.temperature is None else self.temperature
             config = msgspec.structs.replace(config, seed=self.seed, temperature=temperature)
-        role = new_role(name, config, self.session, self.engines, upstreams=self.upstreams)
+        role = new_role(name, config, self.pool, self.engines, upstreams=self.upstreams)
         # What a model writes is learnt from, so it is not held to patterns. Its replies come whole, at the end.
         timeouts = Timeouts(config.call_timeout_s, config.call_timeout_s)
         role = replace(role, streams=False, structured=False, timeouts=timeouts)
@@ -142,6 +144,7 @@ async def open_runtime(
         opened_cache = stack.enter_context(CallCache.open(cache)) if cache else None
         opened = partial(open_retriever, config.retrieval, log, config.engines)
         engines, retriever = await start_engines(config, stack, log, opened, list(also.values()))
+        pool = await stack.enter_async_context(ConnectionPool())
         session = await stack.enter_async_context(upstream_session())
         stack.push_async_callback(close_clients)
         if adapters:
@@ -153,4 +156,4 @@ async def open_runtime(
             for name, folder in adapters.items():
                 if await loading.load(name, folder.resolve()):
                     stack.push_async_callback(loading.unload, name)
-        yield Runtime(config, retriever, session, engines, opened_cache)
+        yield Runtime(config, retriever, session, pool, engines, opened_cache)

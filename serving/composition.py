@@ -24,6 +24,7 @@ from router.edge.listening import check_listening
 from router.errors import BadConfig, UpstreamError
 from router.ledger import Reconciler
 from router.ledger.reconciliation import VLLMCounts
+from router.models.connection_pool import ConnectionPool
 from router.models.litellm_client import close_clients
 from router.models.session import upstream_session
 from router.protocol import Vocabulary
@@ -149,10 +150,11 @@ async def _open_upstream(config: Config, log: Log) -> AsyncIterator[_Upstream]:
     opened = partial(open_retriever, config.retrieval, log, config.engines, on_change=say)
     async with AsyncExitStack() as stack:
         engines, retriever = await start_engines(config, stack, log, opened, readiness=readiness)
-        session = await stack.enter_async_context(upstream_session(_UPSTREAM_CONNECTIONS))
+        pool = await stack.enter_async_context(ConnectionPool(_UPSTREAM_CONNECTIONS))
+        session = await stack.enter_async_context(upstream_session())
         stack.push_async_callback(close_clients)
         endpoints = Upstreams()
-        new = partial(new_role, session=session, engines=engines, upstreams=endpoints)
+        new = partial(new_role, pool=pool, engines=engines, upstreams=endpoints)
         roles, baselines = await all_roles(config, new)
         watched = WatchedRetriever(retriever, readiness)
         yield _Upstream(readiness, watched, session, engines, endpoints, new, roles, baselines)

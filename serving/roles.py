@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from router.calls import Replica, Role, Timeouts, Upstreams
 from router.calls.limits import RoleHealth
 from router.models import Model, Sampling
+from router.models.connection_pool import ConnectionPool
 from router.models.litellm_client import LiteLLMModel
 from router.models.openai_client import OpenAIHTTP
 from router.trace import Price, RoleName
@@ -19,6 +20,9 @@ from serving.config.config import Config, RoleConfig
 from serving.config.prices import prices_of
 from serving.config.secrets import api_key
 from serving.topologies import ROLE_OF, role_configs
+
+_INTERVAL = 8
+"""Tokens that our own engines send at a time where nobody follows a stream live."""
 
 
 async def all_roles(config: Config, new: Callable[..., Role]) -> tuple[dict[RoleName, Role], dict[TopologyName, Role]]:
@@ -40,7 +44,7 @@ async def all_roles(config: Config, new: Callable[..., Role]) -> tuple[dict[Role
 def new_role(
     name: RoleName,
     config: RoleConfig,
-    session: aiohttp.ClientSession,
+    pool: ConnectionPool,
     engines: Mapping[str, str],
     *,
     price: Price | None = None,
@@ -51,7 +55,7 @@ def new_role(
     """
     upstreams = upstreams or Upstreams()
     base_url = engines[config.engine] if config.engine else config.base_url
-    models = _models(config, session, [base_url, *config.replicas] if base_url else [])
+    models = _models(config, pool, [base_url, *config.replicas] if base_url else [])
     places = [f"engines.{config.engine}" if config.engine else models[0].endpoint]
     places += [model.endpoint for model in models[1:]]
     first, *others = [Replica(*each, upstreams.endpoint(each[1])) for each in zip(models, places, strict=True)]
@@ -85,15 +89,14 @@ def deployments(*roles: Mapping[Any, Role]) -> dict[str, str | None]:
     }
 
 
-def _models(config: RoleConfig, session: aiohttp.ClientSession, base_urls: Sequence[str]) -> list[Model]:
+def _models(config: RoleConfig, pool: ConnectionPool, base_urls: Sequence[str]) -> list[Model]:
     """The role's model at each of these, or a provider's where there are none."""
     key = api_key(config.api_key_env)
     if not base_urls:
         return [LiteLLMModel(config.model, api_key=key, extra_body=config.extra_body)]
-    return [
-        OpenAIHTTP(session, base_url, config.model, api_key=key, thinking=config.thinking, extra_body=config.extra_body)
-        for base_url in base_urls
-    ]
+    new = partial(OpenAIHTTP, pool, model=config.model, api_key=key, thinking=config.thinking)
+    interval = _INTERVAL if config.engine else None
+    return [new(url, extra_body=config.extra_body, interval=interval) for url in base_urls]
 
 
 def _with_fallbacks(config: Config, roles: Mapping[RoleName, Role]) -> dict[RoleName, Role]:

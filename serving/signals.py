@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import signal
+import sys
 from contextlib import AbstractAsyncContextManager, suppress
 
 import structlog
@@ -21,6 +22,16 @@ def collect_seldom() -> None:
 
 
 _log = structlog.get_logger("serve")
+
+
+def run_until_stopped(service: AbstractAsyncContextManager[str]) -> None:
+    """`until_stopped`, on uvloop, which Windows does not have."""
+    if sys.platform == "win32":
+        asyncio.run(until_stopped(service))
+    else:
+        import uvloop
+
+        uvloop.run(until_stopped(service))
 
 
 async def until_stopped(service: AbstractAsyncContextManager[str]) -> None:

@@ -4,8 +4,7 @@ import asyncio
 import math
 import random
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -21,8 +20,6 @@ from router.errors import BudgetExhausted, UpstreamError, UpstreamProtocolError,
 from router.ledger import Ledger
 from router.ledger.ledger import Attempt, Caller
 from router.models import Completion, Delta, Model, Prompt
-from router.models.model import gather
-from router.models.streaming import whole_within, within
 from router.trace.call import Purpose
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
@@ -93,80 +90,81 @@ class Attempts:
         return any(not replica.endpoint.breaker.wait_s for replica in there)
 
     async def _once(self) -> Completion:
-        async with self._attempt() as (attempt, model, prompt, timeouts), timeouts.of(model) as heard:
-            max_tokens = prompt.sampling.max_tokens
-            on_text = self.on_text() if self.on_text and self.streams else None
-
-            def take(delta: Delta) -> None:
-                heard(delta)
-                attempt.take(delta)
-                if on_text:
-                    on_text(delta.text)
-                if self.on_delta and (delta.text or delta.reasoning):
-                    self.on_delta(delta)
-
-            if not self.streams:
-                completion = whole_within(await model.complete(prompt), max_tokens)
-                attempt.take_whole(completion)
-            else:
-                async with model.stream(prompt) as deltas:
-                    completion = await gather(within(deltas, max_tokens), take)
-            if usage := attempt.believed:
-                self.health.counts.learn(prompt.messages, usage.prompt_tokens)
-            return msgspec.structs.replace(completion, usage=usage)
-
-    @asynccontextmanager
-    async def _attempt(self) -> AsyncIterator[tuple[Attempt, Model, Prompt, Timeouts]]:
-        """Book an attempt; yield it with the model that it asks, the prompt under its name, and its timeouts."""
+        """The output of one attempt. Its worst case is that of the prompt's bytes or, where that is too much, of its
+        tokens, or of fewer tokens to write.
+        """
         async with self.health.place():
-            replica = await self._chosen()
-            timeouts = self.timeouts
-            if len(self.replicas) > 1 and replica.endpoint.breaker.state != "closed":
-                timeouts = replace(timeouts, first_token_s=min(timeouts.first_token_s, _PROBE_S))
-            attempt: Attempt | None = None
-            tokens = self.caller.prompt_bound // _BYTES_PER_TOKEN + self.prompt.sampling.max_tokens
+            replica, bound, most = await self._chosen(), self.caller.prompt_bound, self.caller.max_tokens
+            self._made += 1
             try:
-                with replica.endpoint.calling(tokens, lambda: _silent(attempt, timeouts)) as spoke:
-                    async with AsyncExitStack() as stack:
-                        attempt = await self._booked(replica, stack)
-                        attempt.spoke = spoke
-                        sampling = msgspec.structs.replace(self.prompt.sampling, max_tokens=attempt.opened.max_tokens)
-                        prompt = msgspec.structs.replace(self.prompt, sampling=sampling, request_id=attempt.request_id)
-                        yield attempt, replica.model, prompt, timeouts
-                        self.health.succeeded()
+                try:
+                    worst = self.worst(bound, most) if self.ledger.limited else NOTHING
+                    completion = await self._booked(replica, bound, most, worst, waits=False)
+                except BudgetExhausted:
+                    tokens = await prompt_tokens(replica.model, self.prompt, self.health.counts)
+                    call, worst_of = partial(self._booked, replica, tokens), partial(self.worst, tokens)
+                    completion = await affordable(call, worst_of, most)
             except UpstreamError as error:
                 works = isinstance(error, UpstreamRefused) and not error.lasting  # but not with this prompt
                 (self.health.succeeded if works else self.health.failed)()
                 self._failed.add(replica.deployment)
-                error.passed_on = bool(self.on_delta and attempt and attempt.first_token_s is not None)
                 raise
+            self.health.succeeded()
+            return completion
 
-    async def _booked(self, replica: Replica, stack: AsyncExitStack) -> Attempt:
-        """Enter the attempt's row. Its worst case is that of the prompt's bytes or, where that is too much, of its
-        tokens, or of fewer tokens to write.
-        """
-        purpose = "retry" if self._made else self.purpose
-        self._made += 1
-        number = self._made
+    async def _booked(
+        self, replica: Replica, prompt_tokens: int, max_tokens: int, worst: Amount, *, waits: bool
+    ) -> Completion:
+        """Make a call that has its row in the ledger."""
+        timeouts = self.timeouts
+        attempt: Attempt | None = None
+        if len(self.replicas) > 1 and replica.endpoint.breaker.state != "closed":
+            timeouts = replace(timeouts, first_token_s=min(timeouts.first_token_s, _PROBE_S))
+        caller = replace(self.caller, deployment=replica.deployment, prompt_bound=prompt_tokens, max_tokens=max_tokens)
+        purpose: Purpose = "retry" if self._made > 1 else self.purpose
+        outstanding = self.caller.prompt_bound // _BYTES_PER_TOKEN + self.prompt.sampling.max_tokens
+        with replica.endpoint.calling(outstanding, lambda: _silent(attempt, timeouts)) as spoke:
+            async with self.ledger.attempt(caller, purpose, self._made, worst, waits=waits) as attempt:
+                attempt.spoke, attempt.count = spoke, partial(replica.model.count, self.prompt)
+                try:
+                    return await self._call(replica.model, attempt, timeouts)
+                except UpstreamError as error:
+                    error.passed_on = self.on_delta is not None and attempt.first_token_s is not None
+                    raise
 
-        async def enter(prompt_tokens: int, max_tokens: int, worst: Amount, *, waits: bool) -> Attempt:
-            caller = replace(
-                self.caller, deployment=replica.deployment, prompt_bound=prompt_tokens, max_tokens=max_tokens
-            )
-            booked = self.ledger.attempt(caller, purpose, number, worst, waits=waits)
-            return await stack.enter_async_context(booked)
+    async def _call(self, model: Model, attempt: Attempt, timeouts: Timeouts) -> Completion:
+        """Ask the model. One timer is set: for the first token, and from then on for the end."""
+        sampling = msgspec.structs.replace(self.prompt.sampling, max_tokens=attempt.opened.max_tokens)
+        prompt = msgspec.structs.replace(self.prompt, sampling=sampling, request_id=attempt.request_id)
+        on_text, on_delta = self.on_text() if self.on_text and self.streams else None, self.on_delta
+        began = asyncio.get_running_loop().time()
 
-        bound, most = self.caller.prompt_bound, self.caller.max_tokens
+        def take(delta: Delta) -> None:
+            wrote = bool(delta.text or delta.reasoning)
+            if wrote and attempt.first_token_s is None:
+                timer.reschedule(began + timeouts.call_s)
+            attempt.take(delta)
+            if on_text:
+                on_text(delta.text)
+            if on_delta and wrote:
+                on_delta(delta)
+
         try:
-            worst = self.worst(bound, most) if self.ledger.limited else NOTHING
-            attempt = await enter(bound, most, worst, waits=False)
-        except BudgetExhausted:
-            tokens = await prompt_tokens(replica.model, self.prompt, self.health.counts)
-            attempt = await affordable(partial(enter, tokens), partial(self.worst, tokens), most)
-        attempt.count = partial(replica.model.count, self.prompt)
-        return attempt
+            async with asyncio.timeout_at(began + timeouts.silent_s) as timer:
+                if self.streams:
+                    completion = await model.stream(prompt, take, live=bool(on_text or on_delta))
+                else:
+                    completion = await model.complete(prompt)
+                    attempt.take_whole(completion)
+        except TimeoutError as error:
+            raise timeouts.passed(model, wrote=attempt.first_token_s is not None) from error
+        if usage := attempt.believed:
+            self.health.counts.learn(prompt.messages, usage.prompt_tokens)
+        return msgspec.structs.replace(completion, usage=usage)
 
     async def _chosen(self) -> Replica:
+        if len(self.replicas) == 1 and self.replicas[0].endpoint.breaker.state == "closed":
+            return self.replicas[0]
         # All executors of a run share a replica's cache; other conversations are told apart by how they begin.
         stay = self.caller.role == "execution"
         key = self.ledger.run_id if stay else "\0".join(message.content for message in self.prompt.messages[:2])

@@ -1,4 +1,4 @@
-"""Failures of upstreams as our errors: HTTP statuses and aiohttp's exceptions, mapped here and nowhere else."""
+"""Failures of upstreams as our errors: HTTP statuses and exceptions of the connection, mapped here and nowhere else."""
 
 import math
 import re
@@ -8,9 +8,11 @@ from contextlib import suppress
 from urllib.parse import unquote
 
 import aiohttp
+import httptools
 from aiohttp.http import HttpProcessingError
 
 from router.errors import ContextTooLong, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
+from router.models.connection_pool import CertificateError, ConnectError
 from router.models.session import BodyTooLong
 
 _USERINFO = re.compile(r"(?<=://)[^/\s]*@")
@@ -89,16 +91,16 @@ _TOO_LONG = re.compile(
 its own, and of nothing else. The tests have their words.
 """
 
-ForeignError = aiohttp.ClientError | HttpProcessingError | OSError
-"""All that aiohttp raises for the outside world's sake; its timeouts are `OSError`s."""
+ForeignError = aiohttp.ClientError | HttpProcessingError | httptools.HttpParserError | OSError
+"""All that aiohttp and our connections raise for the outside world's sake; timeouts are `OSError`s."""
 
 _TURNED_AWAY = frozenset({_THROTTLED, 503})
 """Statuses of a server that did not begin."""
 _WRONG_ADDRESS = (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, aiohttp.RedirectClientError)
-_WRONG_CERTIFICATE = (aiohttp.ClientConnectorCertificateError, aiohttp.ServerFingerprintMismatch)
+_WRONG_CERTIFICATE = (aiohttp.ClientConnectorCertificateError, aiohttp.ServerFingerprintMismatch, CertificateError)
 _SSL = re.compile(r" ssl:(<[^>]*>|\w+)")
 """The note that aiohttp puts behind a host: how its certificate is checked, by name or as an object."""
-_BROKEN_PROTOCOL = (aiohttp.ClientResponseError, HttpProcessingError, BodyTooLong)
+_BROKEN_PROTOCOL = (aiohttp.ClientResponseError, HttpProcessingError, httptools.HttpParserError, BodyTooLong)
 
 
 class Upstream:
@@ -147,7 +149,7 @@ class Upstream:
             return self._refused(f"{said}; check its certificate")
         if isinstance(error, _BROKEN_PROTOCOL) and not isinstance(error, aiohttp.ClientHttpProxyError):
             return self.protocol_error(said)
-        return self.unavailable(said, unspent=isinstance(error, aiohttp.ClientConnectorError))
+        return self.unavailable(said, unspent=isinstance(error, aiohttp.ClientConnectorError | ConnectError))
 
     def unavailable(self, said: str, *, unspent: bool = False) -> UpstreamUnavailable:
         """Not reachable, or broken for now."""

@@ -4,8 +4,8 @@ import asyncio
 import importlib
 import os
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
@@ -13,9 +13,9 @@ import msgspec
 
 from router.errors import BadConfig
 from router.models.failures import Upstream, without_userinfo
-from router.models.model import Completion, Delta, Prompt, Usage
-from router.models.openai_wire import REQUEST_ID, ChatReply, chat_body, completion, convert_reply, convert_usage
-from router.models.streaming import StreamedReply
+from router.models.model import Completion, OnDelta, Prompt, Usage
+from router.models.openai_wire import REQUEST_ID, ChatReply, chat_body, convert_reply, convert_usage
+from router.models.streaming import StreamedReply, completion
 
 
 class LiteLLMModel:
@@ -59,15 +59,23 @@ class LiteLLMModel:
             raise self._upstream.protocol_error("a reply without choices")
         # LiteLLM fills in zeros where the provider does not count; a real prompt has at least one token.
         counted = reply.counted
-        return completion(reply.choice, counted if counted and counted.prompt_tokens else None, prompt.stop)
+        return completion(reply.choice, counted if counted and counted.prompt_tokens else None, prompt)
 
-    @asynccontextmanager
-    async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
-        """The output as it is written; the last delta has the finish reason and the usage."""
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
+        """See `Model`."""
         chunks = await self._call(prompt, stream=True, options={"include_usage": True})
         try:
-            async with aclosing(self._deltas(chunks, prompt.stop)) as deltas:
-                yield deltas
+            with StreamedReply(prompt, on_delta) as reply:
+                while not reply.abandoned:
+                    with self._translated():
+                        raw = await anext(chunks, None)
+                    if raw is None or _is_made_up(chunks, chunk := self._read(raw)):
+                        break
+                    reply.take(msgspec.structs.replace(chunk, usage=_counted(chunks, chunk.usage)))
+                    reply.tell()
+                if not reply.whole:
+                    raise self._upstream.unavailable("the stream was cut before its end")
+                return reply.end()
         finally:
             await chunks.aclose()
 
@@ -81,24 +89,11 @@ class LiteLLMModel:
         if self._litellm is None:
             self._litellm = await asyncio.to_thread(load_litellm)
         body = chat_body(self.name, prompt, stream=stream, options=options, extra=self._settings)
+        body["messages"] = msgspec.to_builtins(prompt.messages)
         if prompt.request_id:
             body["extra_headers"] = {REQUEST_ID: prompt.request_id, **body.get("extra_headers", {})}
         with self._translated():
             return await self._litellm.acompletion(**body)
-
-    async def _deltas(self, chunks: Any, stop: tuple[str, ...]) -> AsyncGenerator[Delta, None]:
-        reply = StreamedReply(stop)
-        while not reply.abandoned:
-            with self._translated():
-                raw = await anext(chunks, None)
-            if raw is None or _is_made_up(chunks, chunk := self._read(raw)):
-                break
-            chunk = msgspec.structs.replace(chunk, usage=_counted(chunks, chunk.usage))
-            if (delta := reply.take(chunk)) != Delta():
-                yield delta
-        if not reply.whole:
-            raise self._upstream.unavailable("the stream was cut before its end")
-        yield reply.end()
 
     def _read(self, raw: Any) -> ChatReply:
         try:

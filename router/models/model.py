@@ -2,9 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import reduce
+from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
 
 import msgspec
@@ -80,15 +78,18 @@ class Completion(msgspec.Struct, frozen=True):
     """True where the engine wrote on past a stop string and the text was cut here."""
 
 
-class Delta(msgspec.Struct, frozen=True):
-    """A piece of a streamed output. `usage` is what the engine counted so far; the last one is final."""
+class Delta(msgspec.Struct, frozen=True, gc=False):
+    """A piece of a streamed output. The last one has the usage, also where the stream is cut: what the engine counted
+    by then.
+    """
 
     text: str = ""
     reasoning: str = ""
-    finish_reason: str | None = None
     usage: Usage | None = None
-    overran: bool = False
-    """As for `Completion`; known at the end."""
+
+
+OnDelta = Callable[[Delta], None]
+"""Gets each piece as it arrives, in the context of the call but in no task; what it raises ends the call."""
 
 
 class Model(Protocol):
@@ -109,22 +110,15 @@ class Model(Protocol):
     async def complete(self, prompt: Prompt) -> Completion:
         """The whole output at once."""
 
-    def stream(self, prompt: Prompt) -> AbstractAsyncContextManager[AsyncIterator[Delta]]:
-        """The output as it is written; leaving the context stops the work upstream."""
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
+        """The same, passed on as it is written. `live`: whether each piece is wanted at once; otherwise those after the
+        first one may come a few at a time.
+        """
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
         """The tokens of `prompt`, template included, and of `text` as its output, by the model's own tokenizer; None
         where that is not to be had. Raises nothing.
         """
-
-
-def joined(deltas: Sequence[Delta]) -> Delta:
-    """Pieces that came together as one; none of them is the last one of its output."""
-    if len(deltas) == 1:
-        return deltas[0]
-    usage = reduce(largest, [delta.usage for delta in deltas], None)
-    text, reasoning = "".join([delta.text for delta in deltas]), "".join([delta.reasoning for delta in deltas])
-    return Delta(text, reasoning, usage=usage)
 
 
 def largest(earlier: Usage | None, later: Usage | None) -> Usage | None:
@@ -137,19 +131,6 @@ def largest(earlier: Usage | None, later: Usage | None) -> Usage | None:
 
 def _larger(one: int | None, other: int | None) -> int | None:
     return max((count for count in (one, other) if count is not None), default=None)
-
-
-async def gather(deltas: AsyncIterator[Delta], take: Callable[[Delta], None]) -> Completion:
-    """The whole output of a stream; `take` hears of every piece."""
-    texts: list[str] = []
-    reasoning: list[str] = []
-    last, usage = Delta(), None
-    async for last in deltas:
-        texts.append(last.text)
-        reasoning.append(last.reasoning)
-        usage = last.usage or usage
-        take(last)
-    return Completion("".join(texts), last.finish_reason or "", "".join(reasoning), usage, last.overran)
 
 
 def end_at_stop(text: str, stop: tuple[str, ...], finish_reason: str, matched: str | None) -> tuple[str, str]:
@@ -195,16 +176,12 @@ class ScriptedModel:
         """Its tokens are words."""
         return Usage(sum(len(message.content.split()) for message in prompt.messages), len(text.split()))
 
-    @asynccontextmanager
-    async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
         """The next answer, word by word."""
         completion = await self.complete(prompt)
-
-        async def pieces() -> AsyncIterator[Delta]:
-            if completion.reasoning:
-                yield Delta(reasoning=completion.reasoning)
-            for word in re.findall(r"\s*\S+|\s+", completion.text):
-                yield Delta(text=word)
-            yield Delta(finish_reason=completion.finish_reason, usage=completion.usage, overran=completion.overran)
-
-        yield pieces()
+        if completion.reasoning:
+            on_delta(Delta(reasoning=completion.reasoning))
+        for word in re.findall(r"\s*\S+|\s+", completion.text):
+            on_delta(Delta(word))
+        on_delta(Delta(usage=completion.usage))
+        return completion

@@ -5,25 +5,25 @@ from typing import Any
 
 import msgspec
 
-from router.models.model import Completion, Prompt, Usage, end_at_stop
+from router.models.model import Prompt, Usage
 
 _CUT = frozenset({"length", "max_tokens", "model_length", "insufficient_system_resource"})
 """Names for an output that was ended before its end: OpenAI's, and what others write."""
 
 
-class PromptDetails(msgspec.Struct, frozen=True):
+class PromptDetails(msgspec.Struct, frozen=True, gc=False):
     """A part of the prompt tokens."""
 
     cached_tokens: int | None = None
 
 
-class CompletionDetails(msgspec.Struct, frozen=True):
+class CompletionDetails(msgspec.Struct, frozen=True, gc=False):
     """A part of the completion tokens."""
 
     reasoning_tokens: int | None = None
 
 
-class UsageReply(msgspec.Struct, frozen=True):
+class UsageReply(msgspec.Struct, frozen=True, gc=False):
     """Usage as the engine counted it."""
 
     prompt_tokens: int | None = None
@@ -48,7 +48,7 @@ class UsageReply(msgspec.Struct, frozen=True):
         return Usage(self.prompt_tokens, written, cached, reasoning)
 
 
-class MessageReply(msgspec.Struct, frozen=True):
+class MessageReply(msgspec.Struct, frozen=True, gc=False):
     """A message, or a chunk's piece of one."""
 
     content: str | None = None
@@ -58,13 +58,13 @@ class MessageReply(msgspec.Struct, frozen=True):
     """The name of DeepSeek's API and of LiteLLM."""
 
 
-class ProviderFields(msgspec.Struct, frozen=True):
+class ProviderFields(msgspec.Struct, frozen=True, gc=False):
     """The place where LiteLLM keeps a choice's fields that it has no name for."""
 
     stop_reason: str | int | None = None
 
 
-class Choice(msgspec.Struct, frozen=True):
+class Choice(msgspec.Struct, frozen=True, gc=False):
     """One output, or a chunk's piece of it."""
 
     index: int = 0
@@ -81,11 +81,6 @@ class Choice(msgspec.Struct, frozen=True):
         return self.message or self.delta or MessageReply()
 
     @property
-    def thought(self) -> str:
-        """The reasoning under either name."""
-        return self.said.reasoning or self.said.reasoning_content or ""
-
-    @property
     def ended(self) -> str | None:
         """The finish reason, in OpenAI's words where an output was cut."""
         return "length" if self.finish_reason in _CUT else self.finish_reason
@@ -97,7 +92,7 @@ class Choice(msgspec.Struct, frozen=True):
         return reason if isinstance(reason, str) else None
 
 
-class ErrorReply(msgspec.Struct, frozen=True):
+class ErrorReply(msgspec.Struct, frozen=True, gc=False):
     """An engine's words about its failure."""
 
     message: str = ""
@@ -111,7 +106,7 @@ class ErrorReply(msgspec.Struct, frozen=True):
         return f"{self.message} ({name})".lstrip() if name else self.message
 
 
-class ChatReply(msgspec.Struct, frozen=True):
+class ChatReply(msgspec.Struct, frozen=True, gc=False):
     """A whole reply or one chunk of a stream; or an error, which some servers send with status 200."""
 
     choices: tuple[Choice, ...] | None = None
@@ -121,18 +116,40 @@ class ChatReply(msgspec.Struct, frozen=True):
     @property
     def choice(self) -> Choice | None:
         """The first output; no more than one is ever asked for."""
-        return next((choice for choice in self.choices or () if choice.index == 0), None)
+        for choice in self.choices or ():
+            if choice.index == 0:
+                return choice
+        return None
+
+    @property
+    def told(self) -> UsageReply | None:
+        """The usage, possible or not; None where there is none. What is no count at all is one that cannot be."""
+        if self.usage is None or isinstance(self.usage, UsageReply):
+            return self.usage
+        try:
+            return convert_usage(self.usage)
+        except msgspec.ValidationError:
+            return UsageReply(-1, -1)
 
     @property
     def counted(self) -> Usage | None:
-        """The usage, possible or not; None where it is not told. What is no count at all is one that cannot be."""
-        try:
-            return None if self.usage is None else convert_usage(self.usage).usage()
-        except msgspec.ValidationError:
-            return Usage(-1, -1)
+        """The same as our value."""
+        return self.told.usage() if self.told else None
 
 
-read_reply = msgspec.json.Decoder(ChatReply).decode
+class _UsualReply(ChatReply, frozen=True, gc=False):
+    usage: UsageReply | None = None
+
+
+_read_usual, _read_any = msgspec.json.Decoder(_UsualReply).decode, msgspec.json.Decoder(ChatReply).decode
+
+
+def read_reply(body: bytes | bytearray) -> ChatReply:
+    """The reply in these bytes. Raises `JSON_ERRORS`, though not for its usage."""
+    try:
+        return _read_usual(body)
+    except msgspec.ValidationError:
+        return _read_any(body)
 
 
 def convert_reply(raw: object) -> ChatReply:
@@ -159,17 +176,6 @@ class FailureReply(msgspec.Struct, frozen=True):
         return error or self.message or self.detail or ""
 
 
-def completion(choice: Choice, counted: Usage | None, stop: tuple[str, ...], *, thinks: bool = True) -> Completion:
-    """The whole output, ended at `stop`. A whole reply that gives no finish reason counts as stopped.
-
-    `thinks`: False for a model whose thinking is switched off; what its engine took for reasoning is then the output.
-    """
-    thought = choice.thought
-    written = choice.said.content or ("" if thinks else thought)
-    text, finish_reason = end_at_stop(written, stop, choice.ended or "stop", choice.matched)
-    return Completion(text, finish_reason, thought, counted, overran=len(text) < len(written))
-
-
 REQUEST_ID = "X-Request-Id"
 """The header that names a call; vLLM then logs it as `chatcmpl-` and that name."""
 _OURS = frozenset({"model", "messages", "stream"})
@@ -181,18 +187,18 @@ def chat_body(
     *,
     stream: bool = False,
     options: Mapping[str, bool] | None = None,
+    interval: int | None = None,
     thinking: bool | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The request for `prompt`, ready for JSON; what is not set is not sent. `options`: what a stream tells beside its
-    text. `thinking`: vLLM's `enable_thinking` of the chat template; None leaves it alone. A last message of the
-    assistant's is continued.
+    text. `interval`: tokens that vLLM sends at a time. `thinking`: vLLM's `enable_thinking` of the chat template; None
+    leaves it alone. A last message of the assistant's is continued.
 
     `extra`: further fields. They win over those here, but for model, messages and stream; tables are merged.
     """
-    sampling = msgspec.to_builtins(prompt.sampling)
-    body: dict[str, Any] = {"model": model, "messages": msgspec.to_builtins(prompt.messages)}
-    body |= {name: value for name, value in sampling.items() if value is not None}
+    body: dict[str, Any] = {"model": model, "messages": prompt.messages}
+    body |= {name: value for name, value in msgspec.structs.asdict(prompt.sampling).items() if value is not None}
     if prompt.stop:
         body["stop"] = list(prompt.stop)
     if prompt.messages and prompt.messages[-1].role == "assistant":
@@ -201,6 +207,8 @@ def chat_body(
         body["stream"] = True
     if options:
         body["stream_options"] = dict(options)
+    if interval is not None:
+        body["stream_interval"] = interval
     if thinking is not None:
         body["chat_template_kwargs"] = {"enable_thinking": thinking}
     if prompt.pattern is not None:
@@ -232,7 +240,11 @@ class EventReader:
 
     def feed(self, received: bytes) -> list[bytes]:
         """The data of the events that `received` completes. Raises `EventTooLong`."""
-        events: list[bytes] = []
+        if received.startswith(b"data: ") and received.endswith(b"\n\n") and not (self._line or self._data):
+            events = received[6:-2].split(b"\n\ndata: ")
+            if received.count(b"\n") == 2 * len(events) and b"\r" not in received and b"" not in events:
+                return events  # whole events of one line each, as nearly always
+        events = []
         first, *others = received.split(b"\n")
         self._line += first
         for following in others:

@@ -1,14 +1,13 @@
-"""Connections to models' endpoints, and bounds for what comes over them."""
+"""A session for all that is asked of endpoints beside their models' calls, and bounds for what comes."""
 
 import aiohttp
 
-_IDLE_S = 4.0
-"""vLLM's server closes connections after 5 idle seconds; a call that is sent at that moment is lost."""
+from router.models.connection_pool import IDLE_S
 
 
-def upstream_session(most: int = 0) -> aiohttp.ClientSession:
-    """Pools them, `most` at a time, 0 for any number, and leaves idle ones before the other side does."""
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=most, keepalive_timeout=_IDLE_S))
+def upstream_session() -> aiohttp.ClientSession:
+    """Pools any number of them, and leaves idle ones before the other side does."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S))
 
 
 class BodyTooLong(aiohttp.ClientError):

@@ -1,12 +1,11 @@
-"""The chunks of one streamed reply, turned into deltas."""
+"""What a reply amounts to: a whole one, or the chunks of a stream one after the other."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Self
 
-import msgspec
 from msgspec.structs import replace
 
-from router.models.model import Completion, Delta, Usage, end_at_stop, largest
-from router.models.openai_wire import ChatReply
+from router.models.model import Completion, Delta, OnDelta, Prompt, Usage, end_at_stop
+from router.models.openai_wire import ChatReply, Choice, UsageReply
 
 
 class StopCut:
@@ -27,11 +26,12 @@ class StopCut:
         if self.met or not piece:
             return ""
         window = self._tail + piece
-        kept, reason = end_at_stop(window, self._stop, "", None)
-        self.met = reason == "stop"
-        text = kept[len(self._tail) :]
+        for string in self._stop:
+            if string in window:
+                self.met = True
+                return end_at_stop(window, self._stop, "", None)[0][len(self._tail) :]
         self._tail = window[-self._overlap :] if self._overlap else ""
-        return text
+        return piece
 
     def end(self, finish_reason: str, matched: str | None) -> tuple[str, str]:
         """The rest of the text at its end, and its finish reason. `matched`: as for `end_at_stop`."""
@@ -43,19 +43,38 @@ class StreamedReply:
 
     After a stop string the engine gets one chunk to show whether it stopped by itself. If so, its final usage is still
     on its way and worth the wait. If it writes on, it ignores stop strings: the stream is `abandoned`, which saves the
-    tokens but forgoes the final usage, so that the last one that was reported is marked as a lower bound.
+    tokens but forgoes the final usage, so that the last one that was reported is marked as a lower bound. So it is
+    where the engine writes on after it has counted more tokens than it was to write, or more than they can hold.
+
+    Leaving it as a context tells the usage so far where the stream was cut.
     """
 
-    def __init__(self, stop: tuple[str, ...], *, thinks: bool = True) -> None:
+    def __init__(self, prompt: Prompt, on_delta: OnDelta, *, thinks: bool = True) -> None:
         """`thinks`: as for `completion`; an output that was taken for reasoning comes with the last delta."""
-        self._stop, self._thinks = stop, thinks
-        self._cut = StopCut(stop)
-        self._silent = True
-        self._thoughts: list[str] = []
+        self._stop, self._max_tokens = prompt.stop, prompt.sampling.max_tokens
+        self._on_delta, self._thinks = on_delta, thinks
+        self._cut = StopCut(prompt.stop)
+        self._texts: list[str] = []
+        self._reasoning: list[str] = []
         self._finish_reason: str | None = None
         self._matched: str | None = None
-        self._usage: Usage | None = None
-        self._writes_on = False
+        self._usage: UsageReply | None = None
+        self._most_counted = -1
+        self._told = 0
+        self._writes_on = self._over = self._exceeded = self._ended = False
+        self._chars, self._room, self._check_at = 0, _room(self._max_tokens), self._max_tokens // _BYTES_A_CHARACTER
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if not self._ended:
+            self.tell(self._counted)
+
+    @property
+    def begun(self) -> bool:
+        """True where some of the output has come."""
+        return self._chars > 0
 
     @property
     def whole(self) -> bool:
@@ -64,77 +83,94 @@ class StreamedReply:
 
     @property
     def abandoned(self) -> bool:
-        """True where nothing that still comes is wanted, because the engine writes on past a stop string."""
-        return self._writes_on and self._finish_reason is None
+        """True where nothing that still comes is wanted, because the engine writes on past its end."""
+        return self._exceeded or (self._writes_on and self._finish_reason is None)
 
-    def take(self, chunk: ChatReply) -> Delta:
-        """The delta that `chunk` adds to the output, empty where it adds nothing. The finish reason waits for `end`."""
-        usage = chunk.counted
-        self._usage = largest(self._usage, usage)
+    def take(self, chunk: ChatReply) -> None:
+        """Note what `chunk` adds to the output."""
+        told = chunk.told
+        if told is not None and (counted := told.completion_tokens or 0) >= self._most_counted:  # it only grows
+            self._usage, self._most_counted = told, counted
         choice = chunk.choice
-        if choice is None:
-            return Delta(usage=usage)
-        if self._finish_reason is not None:  # it ended before
-            return Delta(usage=usage)
+        if choice is None or self._finish_reason is not None:
+            return
         if choice.finish_reason:
             self._finish_reason, self._matched = choice.ended, choice.matched
-        written, thought = choice.said.content or "", choice.thought
-        reasoning = "" if self._cut.met else thought
-        self._silent &= not written
-        if not self._thinks:
-            self._thoughts.append(reasoning)
-        text = self._cut.feed(written)
-        self._writes_on |= self._cut.met and (text != written or thought != reasoning)
-        return Delta(text, reasoning, usage=usage)
+        said, cut = choice.said, self._cut
+        written, thought = said.content or "", said.reasoning or said.reasoning_content or ""
+        reasoning = "" if cut.met else thought
+        text = cut.feed(written)
+        if cut.met:
+            self._writes_on |= text != written or thought != reasoning
+        if text or reasoning:
+            self._add(text, reasoning)
 
-    def end(self) -> Delta:
-        """The last delta, once the stream has ended or is abandoned."""
+    def tell(self, usage: Usage | None = None) -> None:
+        """Pass on what was noted since the last time."""
+        new = slice(self._told, None)
+        text, reasoning = "".join(self._texts[new]), "".join(self._reasoning[new])
+        self._told = len(self._texts)
+        if text or reasoning or usage:
+            self._on_delta(Delta(text, reasoning, usage))
+
+    def end(self) -> Completion:
+        """The whole output, once the stream has ended or is abandoned; its rest is passed on with the usage."""
         text, finish_reason = self._cut.end(self._finish_reason or "", self._matched)
         overran = self._writes_on
-        if self._silent and self._thoughts:
-            written = "".join(self._thoughts)
+        if self._exceeded:
+            text, finish_reason = "", "length"
+        elif not self._thinks and not any(self._texts):
+            written = "".join(self._reasoning)
             text, finish_reason = end_at_stop(written, self._stop, finish_reason, self._matched)
             overran = len(text) < len(written)
-        usage = self._usage
-        if usage is not None and self._finish_reason is None:
-            usage = msgspec.structs.replace(usage, lower_bound=True)
-        return Delta(text, finish_reason=finish_reason, usage=usage, overran=overran)
+        usage = self._counted
+        if usage is not None and (self._exceeded or self._finish_reason is None):
+            usage = replace(usage, lower_bound=True)
+        self._ended = True
+        self._texts.append(text)
+        self.tell(usage)
+        return Completion("".join(self._texts), finish_reason, "".join(self._reasoning), usage, overran)
+
+    @property
+    def _counted(self) -> Usage | None:
+        """The usage so far."""
+        return _held(self._usage.usage() if self._usage else None, self._chars, self._max_tokens)
+
+    def _add(self, text: str, reasoning: str) -> None:
+        more = len(text) + len(reasoning)
+        self._chars += more
+        if self._over or self._chars > self._room:
+            left = 0 if self._over else self._room - self._chars + more
+            text, reasoning = text[: max(0, left - len(reasoning))], reasoning[:left]
+            self._finish_reason, self._exceeded = "length", True
+        elif self._chars >= self._check_at:  # no earlier can more have been counted
+            self._over = self._max_tokens < self._most_counted <= self._chars * _BYTES_A_CHARACTER
+            self._check_at = self._chars + (self._max_tokens - self._most_counted) // _BYTES_A_CHARACTER
+        self._texts.append(text)
+        self._reasoning.append(reasoning)
+
+
+def completion(choice: Choice, counted: Usage | None, prompt: Prompt, *, thinks: bool = True) -> Completion:
+    """The whole output, ended at a stop string, or where the prompt's limit of tokens can hold no more. A whole reply
+    that gives no finish reason counts as stopped.
+
+    `thinks`: False for a model whose thinking is switched off; what its engine took for reasoning is then the output.
+    """
+    said = choice.said
+    reasoning = said.reasoning or said.reasoning_content or ""
+    written = said.content or ("" if thinks else reasoning)
+    text, finish_reason = end_at_stop(written, prompt.stop, choice.ended or "stop", choice.matched)
+    overran, most = len(text) < len(written), _room(prompt.sampling.max_tokens)
+    usage = _held(counted, len(text) + len(reasoning), prompt.sampling.max_tokens)
+    if len(text) + len(reasoning) > most:
+        text, reasoning, finish_reason = text[: max(0, most - len(reasoning))], reasoning[:most], "length"
+    return Completion(text, finish_reason, reasoning, usage, overran)
 
 
 _CHARACTERS_A_TOKEN, _CHARACTERS_MORE = 32, 256
 """No output has as many: words have six, and long tokens, of spaces or dashes, are evened out by others."""
 _BYTES_A_CHARACTER = 4
 """At most; a token has at least one byte."""
-
-
-async def within(deltas: AsyncIterator[Delta], max_tokens: int) -> AsyncGenerator[Delta, None]:
-    """`deltas` up to where `max_tokens` tokens can hold no more, or where the engine writes on after it has counted
-    more; there the output ends as `length`. Whoever leaves the stream then has the engine stop.
-    """
-    room, written, over, usage = _room(max_tokens), 0, False, None
-    async for delta in deltas:
-        more = len(delta.text) + len(delta.reasoning)
-        written += more
-        told = _held(delta.usage, written, max_tokens)
-        if more and (over or written > room):
-            left = 0 if over else room - written + more
-            usage = largest(usage, told)
-            text, reasoning = delta.text[: max(0, left - len(delta.reasoning))], delta.reasoning[:left]
-            yield Delta(text, reasoning, "length", usage and replace(usage, lower_bound=True))
-            return
-        over, usage = over or told is not delta.usage, largest(usage, told)
-        yield replace(delta, usage=told)
-
-
-def whole_within(completion: Completion, max_tokens: int) -> Completion:
-    """The same of an output that came at once."""
-    text, reasoning, room = completion.text, completion.reasoning, _room(max_tokens)
-    written = len(text) + len(reasoning)
-    completion = replace(completion, usage=_held(completion.usage, written, max_tokens))
-    if written <= room:
-        return completion
-    text, reasoning = text[: max(0, room - len(reasoning))], reasoning[:room]
-    return replace(completion, text=text, reasoning=reasoning, finish_reason="length")
 
 
 def _room(max_tokens: int) -> int:

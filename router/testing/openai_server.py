@@ -198,6 +198,8 @@ class Reply:
     first_token_s: float = 0.0
     token_s: Callable[[], float] | None = None
     """Seconds from one token to the next, asked for at each; None writes all at once."""
+    per_event: int = 1
+    """Tokens that are sent together, but for the first one, as with vLLM's `stream_interval`."""
 
     @classmethod
     def of(cls, text: str) -> "Reply":
@@ -217,31 +219,37 @@ def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
             choice = {"message": {"role": "assistant", "content": "".join(reply.tokens)}, "finish_reason": "stop"}
             body = msgspec.json.encode({"choices": [choice], "usage": _usage(read, wrote)})
             return web.Response(body=body, content_type="application/json")
-        *deltas, end = _events(reply, read)
+        *deltas, (_, end) = _events(reply, read)
         if reply.token_s is None:
-            return web.Response(body=b"".join((*deltas, end)), content_type="text/event-stream")
+            return web.Response(body=b"".join(delta for _, delta in deltas) + end, content_type="text/event-stream")
         response, clock = web.StreamResponse(headers=_SSE), asyncio.get_running_loop().time
         with suppress(ConnectionResetError):  # who asked has left
             await response.prepare(request)
             due = clock() + reply.first_token_s
-            for delta in deltas:
+            for more, delta in deltas:
+                due += sum(reply.token_s() for _ in range(more))
                 await asyncio.sleep(due - clock())
                 await response.write(delta)
-                due += reply.token_s()
             await response.write(end)
         return response
 
     return play
 
 
-def _events(reply: Reply, read: int) -> Iterator[bytes]:
-    """A token each, and then the end in one."""
-    tokens = [("reasoning", token) for token in reply.reasoning] + [("content", token) for token in reply.tokens]
-    for wrote, (name, token) in enumerate(tokens, 1):
-        yield event({"choices": [{"index": 0, "delta": {name: token}}], "usage": _usage(read, wrote)})
-    usage = _usage(read, len(tokens))
+def _events(reply: Reply, read: int) -> Iterator[tuple[int, bytes]]:
+    """The first token, the others a few at a time, and then the end in one; each with the tokens to wait for."""
+    wrote = 0
+    for name, tokens in (("reasoning", reply.reasoning), ("content", reply.tokens)):
+        at = 0
+        while at < len(tokens):
+            some = tokens[at : at + (reply.per_event if wrote else 1)]
+            waits, at = len(some) if wrote else 0, at + len(some)
+            wrote += len(some)
+            delta = {name: "".join(some)}
+            yield waits, event({"choices": [{"index": 0, "delta": delta}], "usage": _usage(read, wrote)})
+    usage = _usage(read, wrote)
     end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": usage}
-    yield event(end) + event({"choices": [], "usage": usage}) + DONE
+    yield 0, event(end) + event({"choices": [], "usage": usage}) + DONE
 
 
 def _usage(read: int, wrote: int) -> dict[str, int]:

@@ -28,7 +28,7 @@ from serving.retrieval.embedder import Embedder
 from serving.retrieval.manifest import read_manifest
 from serving.retrieval.opening import Check, open_embedder, open_retriever, stoppable
 from serving.retrieval.services import RetrievalServicer, retrieval_app
-from serving.signals import log_step, until_stopped
+from serving.signals import log_step, run_until_stopped
 from serving.terminal import progress_bar
 
 _BUILD = """Reads files and folders (text, Markdown, HTML, PDF, DOCX, JSON lines, Parquet), cuts them into passages at
@@ -218,7 +218,7 @@ def retrieve(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     lexical = read_manifest(given.index).lexical
     config = RetrievalConfig(index=str(given.index), lexical=lexical, embedder=embedder_config(given))
-    asyncio.run(until_stopped(_serving_index(config, given)))
+    run_until_stopped(_serving_index(config, given))
     return 0
 
 

@@ -1,12 +1,11 @@
 """`rolegate serve`: run the gateway until it is stopped; SIGTERM and SIGINT drain it."""
 
-import asyncio
 from collections.abc import Sequence
 
 from serving.cli.options import add_config, chosen_config, host_port, new_parser
 from serving.composition import running_gateway
 from serving.logs import json_lines
-from serving.signals import log_step, until_stopped
+from serving.signals import log_step, run_until_stopped
 
 
 def serve(arguments: Sequence[str]) -> int:
@@ -25,5 +24,5 @@ def serve(arguments: Sequence[str]) -> int:
     if (given.log_format or config.telemetry.log_format) == "json":
         json_lines()
     address, http = given.address or config.server.address, given.http or config.server.http
-    asyncio.run(until_stopped(running_gateway(config, address, log_step, http)))
+    run_until_stopped(running_gateway(config, address, log_step, http))
     return 0

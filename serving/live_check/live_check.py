@@ -15,6 +15,7 @@ from router.errors import JSON_ERRORS, BadConfig, BadIndex, UpstreamError, Upstr
 from router.ledger import Ledger
 from router.models import Completion
 from router.models.adapters import Adapters
+from router.models.connection_pool import ConnectionPool
 from router.models.litellm_client import close_clients
 from router.protocol.tags import without_thinking
 from router.trace import Price, RoleName
@@ -87,10 +88,11 @@ async def live_check(config: Config, log: Log, limit_s: float) -> Found:
     """Probe what `config` names; one question to a model may take `limit_s` seconds. Raises `BadConfig`."""
     async with AsyncExitStack() as stack:
         engines, probe_retrieval = await start_engines(config, stack, log, partial(_retrieval_probe, config, log))
+        pool = await stack.enter_async_context(ConnectionPool())
         session = await stack.enter_async_context(aiohttp.ClientSession())
         stack.push_async_callback(close_clients)
         probes = {
-            name: _RoleProbe(name, role, partial(new_role, name, session=session, engines=engines), limit_s)
+            name: _RoleProbe(name, role, partial(new_role, name, pool=pool, engines=engines), limit_s)
             for name, role in config.roles.by_name.items()
         }
         running = asyncio.gather(*(probe.run(session, log) for probe in probes.values()))

@@ -19,6 +19,7 @@ from router.calls.limits import prompt_bound
 from router.ledger import Ledger, Reconciler, RunStart
 from router.ledger.reconciliation import EngineCount, Reconciliation, Tokens, VLLMCounts
 from router.models import Delta, Message, Prompt, Sampling
+from router.models.connection_pool import ConnectionPool, Reader, Target
 from router.models.openai_client import OpenAIHTTP
 from router.store import Database, LogJournal
 from router.store.reconciliation import SQLLedgerSums
@@ -37,11 +38,12 @@ class Served:
 
     engine: Engine
     session: aiohttp.ClientSession
+    pool: ConnectionPool
     before: Tokens
 
     def role(self, max_tokens: int, **extra: object) -> Role:
         """A role on it."""
-        model = OpenAIHTTP(self.session, self.engine.url, MODEL, extra_body=extra)
+        model = OpenAIHTTP(self.pool, self.engine.url, MODEL, extra_body=extra)
         return Role("execution", model, "You search.", Sampling(max_tokens), deployment="engine", context_tokens=2048)
 
     async def read(self, base_url: str) -> EngineCount:
@@ -56,9 +58,9 @@ def minus(tokens: Tokens, before: Tokens) -> Tokens:
 
 @pytest_asyncio.fixture(loop_scope="package")
 async def served(executor_engine: Engine) -> AsyncIterator[Served]:
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession() as session, ConnectionPool() as pool:
         before = (await VLLMCounts(session).read(executor_engine.url)).tokens
-        yield Served(executor_engine, session, before)
+        yield Served(executor_engine, session, pool, before)
 
 
 @pytest_asyncio.fixture(loop_scope="package")
@@ -147,14 +149,15 @@ async def leaves_after(pieces: int, role: Role, ledger: Ledger) -> None:
 
 async def cancelled_once_sent(served: Served, ledger: Ledger) -> None:
     """Ask, and cancel as soon as the question is on its way."""
-    sent, trace = asyncio.Event(), aiohttp.TraceConfig()
+    sent = asyncio.Event()
 
-    async def notice(*_: object) -> None:
-        sent.set()
+    class Noticed(ConnectionPool):
+        async def post(self, target: Target, request: bytes, reader: Reader) -> None:
+            asyncio.get_running_loop().call_later(0.01, sent.set)
+            await super().post(target, request, reader)
 
-    trace.on_request_chunk_sent.append(notice)
-    async with aiohttp.ClientSession(trace_configs=[trace]) as session:
-        asking = asyncio.create_task(replace(served, session=session).role(LONG).ask(ASKED, (), ledger))
+    async with Noticed() as pool:
+        asking = asyncio.create_task(replace(served, pool=pool).role(LONG).ask(ASKED, (), ledger))
         await sent.wait()
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
@@ -162,7 +165,7 @@ async def cancelled_once_sent(served: Served, ledger: Ledger) -> None:
 
 async def test_its_tokenizer_counts_what_it_counts(served: Served) -> None:
     """A prompt has, template included, the very tokens that the engine books; and no more than its bytes tell."""
-    model = OpenAIHTTP(served.session, served.engine.url, MODEL)
+    model = OpenAIHTTP(served.pool, served.engine.url, MODEL)
     prompt = Prompt(ASKED, Sampling(16), request_id="counted")
     said, counted = await model.complete(prompt), await model.count(prompt, "two words")
     assert said.usage is not None

@@ -3,11 +3,10 @@
 import asyncio
 import re
 
-import aiohttp
 import pytest
 
 from router.models import Completion, Message, Prompt, Sampling
-from router.models.model import gather
+from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import parse_turn
 from router.protocol.tags import Malformed
@@ -20,15 +19,14 @@ ASKED = (Message("system", "You search."), Message("user", "Say hello."))
 
 async def written(engine_url: str, pattern: str | None) -> list[Completion]:
     """Twelve turns that the executor's model writes almost at random, every other one streamed."""
-    async with aiohttp.ClientSession() as session:
-        model = OpenAIHTTP(session, engine_url, "mini-executor", thinking=False)
+    async with ConnectionPool() as pool:
+        model = OpenAIHTTP(pool, engine_url, "mini-executor", thinking=False)
 
         async def turn(seed: int) -> Completion:
             prompt = Prompt(ASKED, Sampling(60, temperature=1.8, seed=seed), STOP, pattern=pattern)
             if seed % 2 == 0:
                 return await model.complete(prompt)
-            async with model.stream(prompt) as deltas:
-                return await gather(deltas, lambda _delta: None)
+            return await model.stream(prompt, lambda _delta: None)
 
         return await asyncio.gather(*map(turn, range(12)))
 

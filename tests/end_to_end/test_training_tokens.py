@@ -18,6 +18,7 @@ from executor_sft.miniworld.questions import Examiner, SubQuery
 from executor_sft.miniworld.world import World
 from router.calls import Role
 from router.models import Model, Sampling, ScriptedModel
+from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import Passage
 from router.search import Executor
@@ -111,15 +112,16 @@ def rows(execution: Execution) -> list[TrainingRow]:
 
 
 async def test_rows_are_what_the_engine_read_and_wrote(
-    library: Library, sub_queries: list[SubQuery], session: aiohttp.ClientSession, heard: tuple[str, list[Reply]]
+    library: Library, sub_queries: list[SubQuery], heard: tuple[str, list[Reply]]
 ) -> None:
     """Of real runs: every prompt, and every turn but for its end where a stop string came before it."""
     url, replies = heard
-    model = OpenAIHTTP(session, url, MODEL, extra_body={"return_token_ids": True})
     compared = 0
     for sub_query in sub_queries:
         replies.clear()
-        execution = await executed(model, library, sub_query.text)
+        async with ConnectionPool() as pool:
+            model = OpenAIHTTP(pool, url, MODEL, extra_body={"return_token_ids": True})
+            execution = await executed(model, library, sub_query.text)
         assert len(replies) == len(execution.conversation.outputs)
         for row in rows(execution):
             reply = replies[row.turn]

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
+from router.models.connection_pool import ConnectionPool
 from router.testing.openai_server import OpenAIServer, serving
 
 
@@ -13,6 +14,13 @@ async def openai_server() -> AsyncIterator[OpenAIServer]:
     """An OpenAI-compatible server that plays what the test scripts."""
     async with serving() as server:
         yield server
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[ConnectionPool]:
+    """Connections to models, as the composition root owns them."""
+    async with ConnectionPool() as pool:
+        yield pool
 
 
 @pytest.fixture

@@ -3,14 +3,13 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from router.calls import Role
 from router.errors import BadRequest, NotFound, StoreFailed
 from router.ledger import Ledger, RunStart
 from router.ledger.journal import Admitted, EarlierRun, NoJournal
-from router.models import Completion, Delta, Model, Prompt, Sampling, ScriptedModel, Usage
+from router.models import Completion, Delta, Model, OnDelta, Prompt, Sampling, ScriptedModel, Usage
 from router.protocol import Passage, Vocabulary
 from router.runs import Admission, Gateway, RunFilter, RunLifecycle
 from router.runs.archive import ExportedRun, RunPage, RunSummary
@@ -236,22 +235,20 @@ class HeldModel:
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
         return await self._model.count(prompt, text)
 
-    @asynccontextmanager
-    async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
-        yield self._held_back(prompt)
-
-    async def _held_back(self, prompt: Prompt) -> AsyncIterator[Delta]:
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
         """The first delta at once, if there is one, the others held back."""
         try:
             said = await self._model.complete(prompt)
         except RuntimeError:  # nothing is left to say
             await self._held()
             raise
-        async with ScriptedModel([said]).stream(prompt) as deltas:
-            yield await anext(deltas)
-            await self._held()
-            async for delta in deltas:
-                yield delta
+        deltas = list[Delta]()
+        completion = await ScriptedModel([said]).stream(prompt, deltas.append)
+        on_delta(deltas[0])
+        await self._held()
+        for delta in deltas[1:]:
+            on_delta(delta)
+        return completion
 
 
 class Meeting:

@@ -1,11 +1,10 @@
 """A model whose stream comes piece by piece, as a test lets it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 
 from router.errors import UpstreamError
-from router.models import Completion, Delta, Prompt, Usage
+from router.models import Completion, Delta, OnDelta, Prompt, Usage
 from router.models.streaming import StopCut
 
 Piece = str | UpstreamError | Callable[[], Awaitable[object]]
@@ -28,15 +27,11 @@ class PacedModel:
         """Its tokens are words."""
         return Usage(sum(len(message.content.split()) for message in prompt.messages), len(text.split()))
 
-    @asynccontextmanager
-    async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
         """The next output, up to where a stop string ends it."""
         self.prompts.append(prompt)
-        yield self._deltas(next(self._outputs), prompt)
-
-    async def _deltas(self, pieces: Sequence[Piece], prompt: Prompt) -> AsyncIterator[Delta]:
         cut, written = StopCut(prompt.stop), ""
-        for piece in pieces:
+        for piece in next(self._outputs):
             if isinstance(piece, UpstreamError):
                 raise piece
             if callable(piece):
@@ -45,8 +40,10 @@ class PacedModel:
             await asyncio.sleep(0)
             text = cut.feed(piece)
             written += text
-            yield Delta(text)
+            on_delta(Delta(text))
             if cut.met:
                 break
         text, reason = cut.end("stop", None)
-        yield Delta(text, finish_reason=reason, usage=await self.count(prompt, written))
+        usage = await self.count(prompt, written)
+        on_delta(Delta(text, usage=usage))
+        return Completion(written + text, reason, usage=usage)

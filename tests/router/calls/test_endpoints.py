@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-import aiohttp
 import pytest
 
 from router.calls import Replica, Role, Timeouts
@@ -13,6 +12,7 @@ from router.calls.replicas import Endpoint, choose
 from router.errors import UpstreamUnavailable
 from router.ledger import Ledger
 from router.models import Message, Sampling
+from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
 from router.testing.openai_server import (
     MODEL,
@@ -39,9 +39,9 @@ async def other_server() -> AsyncIterator[OpenAIServer]:
         yield server
 
 
-def replica(session: aiohttp.ClientSession, server: OpenAIServer) -> Replica:
+def replica(pool: ConnectionPool, server: OpenAIServer) -> Replica:
     """The model at a server."""
-    return Replica(OpenAIHTTP(session, server.base_url, MODEL), server.base_url, Endpoint())
+    return Replica(OpenAIHTTP(pool, server.base_url, MODEL), server.base_url, Endpoint())
 
 
 def role(*replicas: Replica, **settings: object) -> Role:
@@ -71,14 +71,14 @@ def rows(ledger: Ledger) -> list[tuple[str, str, str]]:
     ],
 )
 async def test_another_replica_at_once(
-    session: aiohttp.ClientSession,
+    pool: ConnectionPool,
     openai_server: OpenAIServer,
     other_server: OpenAIServer,
     bad: Behaviour,
     outcome: str,
 ) -> None:
     """Whatever is wrong with one; the ledger's rows name the replicas."""
-    there = (replica(session, openai_server), replica(session, other_server))
+    there = (replica(pool, openai_server), replica(pool, other_server))
     asked, ledger = role(*there, timeouts=SOON), Ledger()
     goes_first = choose(there, "answer\0hi", 0, stay=False).deployment
     home, away = sorted((openai_server, other_server), key=lambda server: server.base_url != goes_first)
@@ -90,10 +90,10 @@ async def test_another_replica_at_once(
 
 
 async def test_a_dead_replica_costs_a_few_calls(
-    session: aiohttp.ClientSession, openai_server: OpenAIServer, other_server: OpenAIServer
+    pool: ConnectionPool, openai_server: OpenAIServer, other_server: OpenAIServer
 ) -> None:
     """Then its breaker keeps the others away from it, and a probe finds out that it is back."""
-    dead, alive = replica(session, openai_server), replica(session, other_server)
+    dead, alive = replica(pool, openai_server), replica(pool, other_server)
     asked, ledger = role(dead, alive, name="execution"), Ledger()
     openai_server.plays(*[reset] * 5, says("back"))
     for number in range(40):
@@ -107,10 +107,10 @@ async def test_a_dead_replica_costs_a_few_calls(
 
 
 async def test_executors_of_a_run_share_a_replica(
-    session: aiohttp.ClientSession, openai_server: OpenAIServer, other_server: OpenAIServer
+    pool: ConnectionPool, openai_server: OpenAIServer, other_server: OpenAIServer
 ) -> None:
     """Whatever they are asked; other runs go elsewhere."""
-    asked = role(replica(session, openai_server), replica(session, other_server), name="execution")
+    asked = role(replica(pool, openai_server), replica(pool, other_server), name="execution")
     used: list[set[str]] = []
     for number in range(12):
         ledger = Ledger(f"run-{number}")
@@ -131,24 +131,22 @@ async def test_executors_of_a_run_share_a_replica(
     ],
 )
 async def test_patience_ends(
-    session: aiohttp.ClientSession, openai_server: OpenAIServer, slow: Behaviour, streamed: bool, said: str
+    pool: ConnectionPool, openai_server: OpenAIServer, slow: Behaviour, streamed: bool, said: str
 ) -> None:
     """For the first token, the whole call, and a reply that is not streamed; the engine is told to stop, and the same
     endpoint is not asked again."""
     openai_server.plays(slow)
-    asked = role(replica(session, openai_server), timeouts=SOON, streams=streamed)
+    asked = role(replica(pool, openai_server), timeouts=SOON, streams=streamed)
     with pytest.raises(UpstreamUnavailable, match=said):
         await asked.ask(ASKED, (), Ledger())
     await openai_server.sees_disconnect()
     assert len(openai_server.bodies) == 1
 
 
-async def test_a_silent_endpoint_that_nobody_waits_for(
-    session: aiohttp.ClientSession, openai_server: OpenAIServer
-) -> None:
+async def test_a_silent_endpoint_that_nobody_waits_for(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
     """Callers whose time is up before its patience is count against it, once they have waited for half of that."""
     openai_server.plays(hang)
-    asked = role(replica(session, openai_server), timeouts=Timeouts(first_token_s=0.2))
+    asked = role(replica(pool, openai_server), timeouts=Timeouts(first_token_s=0.2))
     for waits_s, state in ((0.02, "closed"), (0.15, "open")):
         for _ in range(5):
             with pytest.raises(TimeoutError):
@@ -157,10 +155,10 @@ async def test_a_silent_endpoint_that_nobody_waits_for(
         assert asked.endpoint.breaker.state == state
 
 
-async def test_retries_are_a_share_of_the_calls(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+async def test_retries_are_a_share_of_the_calls(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
     """However much fails. Being asked too often is no fault, so that no breaker opens here."""
     openai_server.plays(fails(429, "slow down", "0"))
-    asked = role(replica(session, openai_server), health=RoleHealth())
+    asked = role(replica(pool, openai_server), health=RoleHealth())
     for _ in range(100):
         with pytest.raises(UpstreamUnavailable):
             await asked.ask(ASKED, (), Ledger())
@@ -168,20 +166,20 @@ async def test_retries_are_a_share_of_the_calls(session: aiohttp.ClientSession, 
     assert asked.endpoint.breaker.openings == 0
 
 
-async def test_no_pause_beyond_the_deadline(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+async def test_no_pause_beyond_the_deadline(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
     """A call that is due before the endpoint wants to be asked again ends at once."""
     openai_server.plays(fails(503, "loading", "20"))
-    asked = role(replica(session, openai_server))
+    asked = role(replica(pool, openai_server))
     async with asyncio.timeout(10):
         with pytest.raises(UpstreamUnavailable) as failed:
             await asked.ask(ASKED, (), Ledger(), until=asyncio.get_running_loop().time() + 15)
     assert (failed.value.retry_after_s, len(openai_server.bodies)) == (20.0, 1)
 
 
-async def test_places(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+async def test_places(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
     """No more calls than allowed are under way; the others wait for their turn, as long as they have time."""
     openai_server.plays(hang)
-    asked = role(replica(session, openai_server), health=RoleHealth(2))
+    asked = role(replica(pool, openai_server), health=RoleHealth(2))
     ledgers = [Ledger() for _ in range(5)]
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
@@ -193,13 +191,11 @@ async def test_places(session: aiohttp.ClientSession, openai_server: OpenAIServe
     await asyncio.gather(*(asked.ask(ASKED, (), Ledger()) for _ in range(5)))
 
 
-async def test_a_fallback(
-    session: aiohttp.ClientSession, openai_server: OpenAIServer, other_server: OpenAIServer
-) -> None:
+async def test_a_fallback(pool: ConnectionPool, openai_server: OpenAIServer, other_server: OpenAIServer) -> None:
     """Another role's model steps in, and the ledger says so; where it fails too, the first error
     tells why."""
-    other = role(replica(session, other_server))
-    asked = role(replica(session, openai_server), fallbacks=(other,), attempts=1, executor_version="executor-1")
+    other = role(replica(pool, other_server))
+    asked = role(replica(pool, openai_server), fallbacks=(other,), attempts=1, executor_version="executor-1")
     openai_server.plays(fails(503, "loading", "60"))
     other_server.plays(says("yes"))
     ledger = Ledger()
@@ -215,10 +211,10 @@ async def test_a_fallback(
 
 
 async def test_what_is_refused_has_no_fallback(
-    session: aiohttp.ClientSession, openai_server: OpenAIServer, other_server: OpenAIServer
+    pool: ConnectionPool, openai_server: OpenAIServer, other_server: OpenAIServer
 ) -> None:
     """A wrong key would be hidden for ever."""
-    asked = role(replica(session, openai_server), fallbacks=(role(replica(session, other_server)),))
+    asked = role(replica(pool, openai_server), fallbacks=(role(replica(pool, other_server)),))
     openai_server.plays(fails(401, "wrong key"))
     with pytest.raises(Exception, match="wrong key"):
         await asked.ask(ASKED, (), Ledger())

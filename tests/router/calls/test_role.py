@@ -3,7 +3,6 @@
 import asyncio
 from dataclasses import replace
 
-import aiohttp
 import pytest
 
 from router.amount import NOTHING, Amount
@@ -20,6 +19,7 @@ from router.ledger import Budget, Ledger
 from router.ledger.budget import Allowance
 from router.ledger.journal import NoJournal
 from router.models import Completion, Delta, Message, ScriptedModel, Usage
+from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
 from router.testing.openai_server import MODEL, Behaviour, OpenAIServer, fails, hang, hang_on, says, streams, text_event
 from router.trace import Price
@@ -162,10 +162,10 @@ async def test_what_is_passed_on() -> None:
     assert [(call.outcome, call.usage) for call in ledger.calls] == [("unavailable", None), ("completed", Usage(3, 2))]
 
 
-async def test_what_is_cut_once_it_is_passed_on(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+async def test_what_is_cut_once_it_is_passed_on(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
     """Neither the model nor a fallback is asked again, be it the model or a fallback that is cut."""
     heard = list[Delta]()
-    asked = role("answer", OpenAIHTTP(session, openai_server.base_url, MODEL), 3)
+    asked = role("answer", OpenAIHTTP(pool, openai_server.base_url, MODEL), 3)
     spare = replace(role("answer", ScriptedModel([])), fallbacks=(asked, role("answer", ScriptedModel(["never"]))))
     for first in (replace(asked, fallbacks=(role("answer", ScriptedModel(["never"])),)), spare):
         openai_server.plays(streams(text_event("a")), says("a b"))
@@ -178,11 +178,11 @@ async def test_what_is_cut_once_it_is_passed_on(session: aiohttp.ClientSession, 
     assert [delta.text for delta in heard] == ["a", "a"]
 
 
-async def test_a_reader_who_leaves(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+async def test_a_reader_who_leaves(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
     """Leaving early stops the engine; what it had counted by then is booked as a lower bound."""
     openai_server.plays(streams(text_event("a", {"prompt_tokens": 11, "completion_tokens": 2}), then=hang_on))
     ledger, heard = Ledger(), asyncio.Event()
-    asked = role("answer", OpenAIHTTP(session, openai_server.base_url, MODEL))
+    asked = role("answer", OpenAIHTTP(pool, openai_server.base_url, MODEL))
     asking = asyncio.create_task(asked.ask(ASKED, (), ledger, on_delta=lambda _delta: heard.set()))
     await heard.wait()
     asking.cancel()
@@ -204,11 +204,11 @@ ANSWERS: list[Behaviour] = [
 
 @pytest.mark.parametrize("behaviour", ANSWERS)
 async def test_streaming_changes_nothing(
-    session: aiohttp.ClientSession, openai_server: OpenAIServer, behaviour: Behaviour
+    pool: ConnectionPool, openai_server: OpenAIServer, behaviour: Behaviour
 ) -> None:
     """What a role says is the same whether its calls are streamed or not."""
     openai_server.plays(behaviour)
-    streamed = role("answer", OpenAIHTTP(session, openai_server.base_url, MODEL))
+    streamed = role("answer", OpenAIHTTP(pool, openai_server.base_url, MODEL))
     said = [await one.ask(ASKED, ("</y>",), Ledger()) for one in (streamed, replace(streamed, streams=False))]
     assert said[0] == said[1]
     assert [body.get("stream", False) for body in openai_server.bodies] == [True, False]
@@ -222,11 +222,11 @@ async def test_streaming_a_scripted_model_changes_nothing() -> None:
         assert await one.ask(ASKED, (), Ledger()) == whole
 
 
-async def test_a_call_that_is_cut(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+async def test_a_call_that_is_cut(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
     """A call that breaks off has the last usage that was reported, and a time to its first token."""
     openai_server.plays(streams(text_event("a", {"prompt_tokens": 11, "completion_tokens": 2})), says("a"))
     ledger = Ledger()
-    await role("answer", OpenAIHTTP(session, openai_server.base_url, MODEL), 2).ask(ASKED, (), ledger)
+    await role("answer", OpenAIHTTP(pool, openai_server.base_url, MODEL), 2).ask(ASKED, (), ledger)
     cut, whole = ledger.calls
     assert (cut.outcome, cut.usage, cut.wasted_tokens) == ("unavailable", Usage(11, 2, lower_bound=True), 13)
     assert (whole.outcome, whole.usage) == ("completed", Usage(11, 7, 4, 3))
@@ -235,14 +235,12 @@ async def test_a_call_that_is_cut(session: aiohttp.ClientSession, openai_server:
         assert 0 <= call.first_token_s <= call.duration_s
 
 
-async def test_a_cut_call_without_a_count_is_estimated(
-    session: aiohttp.ClientSession, openai_server: OpenAIServer
-) -> None:
+async def test_a_cut_call_without_a_count_is_estimated(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
     """Where nothing was reported but text had come, the model's tokenizer counts; where it has none, nobody knows."""
     openai_server.plays(streams(text_event("two words")), fails(400, "no"))
     openai_server.tokenizes = True
     ledger = Ledger()
-    asked = role("answer", OpenAIHTTP(session, openai_server.base_url, MODEL), 2)
+    asked = role("answer", OpenAIHTTP(pool, openai_server.base_url, MODEL), 2)
     with pytest.raises(UpstreamRefused):
         await asked.ask(ASKED, (), ledger)
     await ledger.close(10)
@@ -311,9 +309,9 @@ async def test_what_is_refused_by_bytes_is_counted() -> None:
     assert (ledger.calls, ledger.refusal) == ((), refused.value)
 
 
-async def test_a_tokenizer_that_nobody_has(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+async def test_a_tokenizer_that_nobody_has(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
     """Where nothing but bytes can be counted, the bound by bytes decides, and nothing is sent."""
-    asked = role("answer", OpenAIHTTP(session, openai_server.base_url, MODEL))
+    asked = role("answer", OpenAIHTTP(pool, openai_server.base_url, MODEL))
     with pytest.raises(QuotaExhausted):
         await asked.ask(ASKED, (), Ledger(journal=Thrifty(65), limited=True))
     assert openai_server.bodies == []
@@ -328,11 +326,11 @@ async def test_retries_reserve_again() -> None:
     assert [call.outcome for call in ledger.calls] == ["unavailable"]
 
 
-async def test_rows_equal_requests(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+async def test_rows_equal_requests(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
     """There are as many rows as requests reached the engine, whatever became of them."""
     openai_server.plays(fails(503, "loading", "0"), fails(429, "slow down", "0"), says("yes"), fails(400, "no"), hang)
     ledger = Ledger()
-    asked = role("answer", OpenAIHTTP(session, openai_server.base_url, MODEL), 3)
+    asked = role("answer", OpenAIHTTP(pool, openai_server.base_url, MODEL), 3)
     await asked.ask(ASKED, (), ledger)
     with pytest.raises(UpstreamRefused):
         await asked.ask(ASKED, (), ledger)

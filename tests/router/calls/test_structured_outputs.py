@@ -4,13 +4,12 @@ import asyncio
 import json
 import re
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 from router.errors import UpstreamRefused
 from router.models import Message, Prompt, Sampling
-from router.models.model import gather
+from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import parse_turn
 from router.protocol.tags import Malformed
@@ -27,8 +26,7 @@ async def asked(model: OpenAIHTTP, *, streamed: bool, prompt: Prompt = PROMPT) -
     """What the model says."""
     if not streamed:
         return (await model.complete(prompt)).text
-    async with model.stream(prompt) as deltas:
-        return (await gather(deltas, lambda _delta: None)).text
+    return (await model.stream(prompt, lambda _delta: None)).text
 
 
 def held(server: OpenAIServer) -> list[bool]:
@@ -41,10 +39,10 @@ def held(server: OpenAIServer) -> list[bool]:
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("thinking", [None, False, True])
 async def test_a_pattern(
-    session: aiohttp.ClientSession, openai_server: OpenAIServer, *, streamed: bool, thinking: bool | None
+    pool: ConnectionPool, openai_server: OpenAIServer, *, streamed: bool, thinking: bool | None
 ) -> None:
     """It is sent to a model that is not said to think; a prompt without one is sent without one."""
-    model = OpenAIHTTP(session, openai_server.base_url, MODEL, thinking=thinking)
+    model = OpenAIHTTP(pool, openai_server.base_url, MODEL, thinking=thinking)
     openai_server.plays(says(SEARCH))
     await asked(model, streamed=streamed)
     await asked(model, streamed=streamed, prompt=Prompt((Message("user", "hi"),), Sampling()))
@@ -61,21 +59,19 @@ async def test_a_pattern(
     ],
 )
 async def test_an_endpoint_that_has_no_patterns(
-    session: aiohttp.ClientSession, openai_server: OpenAIServer, status: int, said: str, *, streamed: bool
+    pool: ConnectionPool, openai_server: OpenAIServer, status: int, said: str, *, streamed: bool
 ) -> None:
     """It is asked without them, now and later."""
-    model = OpenAIHTTP(session, openai_server.base_url, MODEL, thinking=False)
+    model = OpenAIHTTP(pool, openai_server.base_url, MODEL, thinking=False)
     openai_server.plays(fails(status, said), says(SEARCH))
     for _ in range(2):
         assert await asked(model, streamed=streamed) == SEARCH
     assert held(openai_server) == [True, False, False]
 
 
-async def test_streams_that_are_refused_once_they_are_open(
-    session: aiohttp.ClientSession, openai_server: OpenAIServer
-) -> None:
+async def test_streams_that_are_refused_once_they_are_open(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
     """As vLLM refuses a pattern that it cannot follow; also where several were under way."""
-    model = OpenAIHTTP(session, openai_server.base_url, MODEL, thinking=False)
+    model = OpenAIHTTP(pool, openai_server.base_url, MODEL, thinking=False)
     refused = event({"error": {"message": "Grammar error: invalid regex", "type": "BadRequestError", "code": 400}})
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -88,9 +84,9 @@ async def test_streams_that_are_refused_once_they_are_open(
     assert sorted(held(openai_server)) == [False] * 4 + [True] * 3
 
 
-async def test_what_is_refused_for_another_reason(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+async def test_what_is_refused_for_another_reason(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
     """It is raised, and asked for once."""
-    model = OpenAIHTTP(session, openai_server.base_url, MODEL, thinking=False)
+    model = OpenAIHTTP(pool, openai_server.base_url, MODEL, thinking=False)
     openai_server.plays(streams(event({"error": {"message": "no", "code": 400}}), DONE))
     with pytest.raises(UpstreamRefused):
         await asked(model, streamed=True)

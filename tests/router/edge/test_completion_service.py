@@ -1,8 +1,6 @@
 """Single model calls over a real channel."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import grpc
@@ -12,7 +10,7 @@ from rolegate.v1 import usage_pb2
 from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 
 from router.errors import UpstreamError, UpstreamRefused
-from router.models import Completion, Delta, Message, Prompt, ScriptedModel, Usage
+from router.models import Completion, Delta, Message, OnDelta, Prompt, ScriptedModel, Usage
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, Kept
 from tests.router.edge.wire import info_of, next_of, served
@@ -147,9 +145,8 @@ class Flood:
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
         return None
 
-    @asynccontextmanager
-    async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
-        async def pieces() -> AsyncIterator[Delta]:
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
+        try:
             while True:
                 self.written += 1
                 if self.written == 500:  # far more than any window holds
@@ -157,10 +154,7 @@ class Flood:
                     if self._failure:
                         raise self._failure
                 await asyncio.sleep(0)
-                yield Delta("x" * 100_000, usage=Usage(1, self.written))
-
-        try:
-            yield pieces()
+                on_delta(Delta("x" * 100_000, usage=Usage(1, self.written)))
         finally:
             self.left.set()
 

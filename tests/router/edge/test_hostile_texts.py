@@ -27,6 +27,7 @@ from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.models import Prompt, ScriptedModel
+from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import Passage
 from router.testing.openai_server import MODEL, OpenAIServer, replies, serving
@@ -169,9 +170,9 @@ async def test_twice_the_text_takes_twice_the_time(name: str) -> None:
 
 
 @asynccontextmanager
-async def asking(server: OpenAIServer, session: aiohttp.ClientSession) -> AsyncIterator[grpc.aio.Channel]:
+async def asking(server: OpenAIServer, pool: ConnectionPool) -> AsyncIterator[grpc.aio.Channel]:
     """A gateway whose answerer is at `server`."""
-    model = OpenAIHTTP(session, server.base_url, MODEL)
+    model = OpenAIHTTP(pool, server.base_url, MODEL)
     async with served(Deployment(answerer=model).gateway(timeout_s=20)) as channel:
         yield channel
 
@@ -245,18 +246,18 @@ DEEP = b"[" * 100_000
         event_stream(b'data: {"usage":' + DEEP + b"]" * len(DEEP) + b"}\n\n"),
     ],
 )
-async def test_a_reply_that_is_nested_too_deeply(behaviour: object, session: aiohttp.ClientSession) -> None:
+async def test_a_reply_that_is_nested_too_deeply(behaviour: object, pool: ConnectionPool) -> None:
     """It is a garbled reply like any other."""
-    async with serving() as server, asking(server, session) as channel:
+    async with serving() as server, asking(server, pool) as channel:
         server.plays(behaviour)  # type: ignore[arg-type]
         assert await reason(channel) == "UPSTREAM_PROTOCOL_ERROR"
 
 
 @pytest.mark.parametrize(("status", "expected", "most_mb"), [(500, "UNAVAILABLE", 2), (200, "PROTOCOL_ERROR", 20)])
-async def test_bodies_that_inflate(status: int, expected: str, most_mb: int, session: aiohttp.ClientSession) -> None:
+async def test_bodies_that_inflate(status: int, expected: str, most_mb: int, pool: ConnectionPool) -> None:
     """A little is read of what a server says of its failure, and not more of a reply than any model writes."""
     bomb = gzip.compress(b"x" * (32 << 20))
-    async with serving() as server, asking(server, session) as channel:
+    async with serving() as server, asking(server, pool) as channel:
         server.plays(replies(bomb, status=status, headers={"Content-Encoding": "gzip"}))
         tracemalloc.start()
         reasons = await asyncio.gather(*(reason(channel) for _ in range(4)))

@@ -24,7 +24,7 @@ from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.limits import Limits
 from router.edge.running import Running
-from router.models import Completion, Delta, Prompt, ScriptedModel, Usage
+from router.models import Completion, Delta, OnDelta, Prompt, ScriptedModel, Usage
 from router.runs import Admission, Gateway, Runs
 from router.runs.admission import AdmissionLimits
 from router.runs.live import LiveRuns
@@ -109,14 +109,10 @@ class Pouring:
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
         return None
 
-    @asynccontextmanager
-    async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
-        async def pieces() -> AsyncIterator[Delta]:
-            while True:
-                await asyncio.sleep(0.001)
-                yield Delta("x" * 100_000)
-
-        yield pieces()
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
+        while True:
+            await asyncio.sleep(0.001)
+            on_delta(Delta("x" * 100_000))
 
 
 async def test_a_reader_of_grpc_that_takes_nothing() -> None:

@@ -20,6 +20,7 @@ from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.errors import MalformedOutput, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.models import Prompt, ScriptedModel
+from router.models.connection_pool import ConnectionPool
 from router.models.model import Answer
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import Passage
@@ -59,9 +60,9 @@ def retry_s(error: grpc.aio.AioRpcError) -> float | None:
 @asynccontextmanager
 async def executors_at(behaviour: Behaviour) -> AsyncIterator[tuple[Deployment, openai_server.OpenAIServer]]:
     """A deployment whose executor is at a real endpoint."""
-    async with openai_server.serving() as endpoint, aiohttp.ClientSession() as session:
+    async with openai_server.serving() as endpoint, ConnectionPool() as pool:
         endpoint.plays(behaviour)
-        yield Deployment(ScriptedModel(delegates), OpenAIHTTP(session, endpoint.base_url, MODEL)), endpoint
+        yield Deployment(ScriptedModel(delegates), OpenAIHTTP(pool, endpoint.base_url, MODEL)), endpoint
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -16,7 +15,7 @@ from router.errors import BudgetExhausted, QuotaExhausted, UpstreamUnavailable
 from router.ledger import Budget, Ledger
 from router.ledger.budget import Allowance
 from router.ledger.journal import NoJournal
-from router.models import Completion, Delta, Model, Prompt, ScriptedModel, Usage
+from router.models import Completion, Delta, Model, OnDelta, Prompt, ScriptedModel, Usage
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, RunContext
 from router.search.agent import ExecutorLimits
 from router.testing.retriever import FixedRetriever
@@ -42,21 +41,20 @@ class Spender:
     async def complete(self, prompt: Prompt) -> Completion:
         raise AssertionError("its calls are streamed")
 
-    @asynccontextmanager
-    async def stream(self, prompt: Prompt) -> AsyncIterator[AsyncIterator[Delta]]:
-        yield self._deltas(prompt)
-
-    async def _deltas(self, prompt: Prompt) -> AsyncIterator[Delta]:
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
         chance, counted = self._chance, await self.count(prompt, "")
         most = counted.prompt_tokens if counted else prompt_bound(prompt.messages)
         read = chance.choice([0, most, chance.randint(0, most)])
         written = chance.choice([0, prompt.sampling.max_tokens, chance.randint(0, prompt.sampling.max_tokens)])
         fate = chance.random() if self._flaky else 1.0
-        if fate > 0.1:
-            yield Delta(chance.choice(self._texts), usage=chance.choice([None, Usage(read, written // 2)]))
+        text = chance.choice(self._texts) if fate > 0.1 else ""
+        if text:
+            on_delta(Delta(text, usage=chance.choice([None, Usage(read, written // 2)])))
         if fate < 0.3:
             raise UpstreamUnavailable("cut", endpoint=self.endpoint, retry_after_s=0.0)
-        yield Delta(finish_reason="stop", usage=Usage(read, written, cached_tokens=chance.randint(0, read)))
+        usage = Usage(read, written, cached_tokens=chance.randint(0, read))
+        on_delta(Delta(usage=usage))
+        return Completion(text, "stop", usage=usage)
 
 
 class Auditor(NoJournal):

@@ -1,19 +1,32 @@
-"""Streams of models, read to their end."""
+"""Streams of models, read to their end or left early."""
 
 import asyncio
-from collections.abc import Sequence
 
 from router.models import Completion, Delta, Model, Prompt
 
 
-async def streamed(model: Model, prompt: Prompt) -> list[Delta]:
-    """Every piece, within ten seconds."""
-    async with asyncio.timeout(10), model.stream(prompt) as deltas:
-        return [delta async for delta in deltas]
+async def streamed(model: Model, prompt: Prompt) -> Completion:
+    """The whole output, within ten seconds; its pieces amount to it."""
+    deltas = list[Delta]()
+    async with asyncio.timeout(10):
+        completion = await model.stream(prompt, deltas.append)
+    assert completion.text == "".join(delta.text for delta in deltas)
+    assert completion.reasoning == "".join(delta.reasoning for delta in deltas)
+    assert [delta.usage for delta in deltas if delta.usage] == ([completion.usage] if completion.usage else [])
+    return completion
 
 
-def joined(deltas: Sequence[Delta]) -> Completion:
-    """The output that pieces amount to."""
-    last = deltas[-1]
-    text, reasoning = ("".join(texts) for texts in zip(*((d.text, d.reasoning) for d in deltas), strict=True))
-    return Completion(text, last.finish_reason or "", reasoning, last.usage, last.overran)
+async def left(model: Model, prompt: Prompt) -> list[Delta]:
+    """The pieces of a stream that is left as soon as there is one."""
+    deltas, begun = list[Delta](), asyncio.Event()
+
+    def on_delta(delta: Delta) -> None:
+        deltas.append(delta)
+        begun.set()
+
+    async with asyncio.timeout(10):
+        reading = asyncio.create_task(model.stream(prompt, on_delta))
+        await begun.wait()
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+    return deltas

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from router.models import Delta, Prompt, Sampling
 from router.models.model import end_at_stop
 from router.models.openai_wire import ChatReply, Choice, MessageReply, UsageReply
 from router.models.streaming import StopCut, StreamedReply
@@ -29,17 +30,20 @@ def test_cut(pieces: list[str], stop: tuple[str, ...], reason: str, matched: str
 @given(TEXTS, STOPS, REASONS)
 def test_reply(pieces: list[str], stop: tuple[str, ...], reason: str) -> None:
     """So does a whole reply of chunks, whether or not the engine stops by itself; where it does not, that is said."""
-    reply, texts = StreamedReply(stop), []
+    deltas = list[Delta]()
+    reply = StreamedReply(Prompt((), Sampling(), stop), deltas.append)
     for piece in pieces:
         if reply.abandoned:
             break
-        texts.append(reply.take(ChatReply((Choice(delta=MessageReply(piece)),))).text)
+        reply.take(ChatReply((Choice(delta=MessageReply(piece)),)))
+        reply.tell()
+    told = "".join(delta.text for delta in deltas)
     if not reply.abandoned:
         reply.take(ChatReply((Choice(finish_reason=reason),)))
-    last = reply.end()
-    whole = "".join(pieces)
-    assert ("".join(texts) + last.text, last.finish_reason) == end_at_stop(whole, stop, reason, None)
-    assert last.overran == (len("".join(texts)) < len(whole))
+    output, whole = reply.end(), "".join(pieces)
+    assert (output.text, output.finish_reason) == end_at_stop(whole, stop, reason, None)
+    assert output.text == "".join(delta.text for delta in deltas)
+    assert output.overran == (len(told) < len(whole))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +64,7 @@ def test_whole(text: str, finish_reason: str, matched: str | None, expected: tup
 
 def test_one_chunk_of_grace() -> None:
     """An engine that stops by itself after the stop string is heard out, for the sake of its final usage."""
-    reply = StreamedReply(("</x>",))
+    reply = StreamedReply(Prompt((), Sampling(), ("</x>",)), lambda _delta: None)
     reply.take(ChatReply((Choice(delta=MessageReply("a</x>")),)))
     assert not reply.abandoned
     reply.take(ChatReply((Choice(finish_reason="stop"),), UsageReply(3, 2)))
@@ -72,7 +76,7 @@ def test_one_chunk_of_grace() -> None:
 
 def test_writes_on() -> None:
     """An engine that writes on is left, and the usage it had reported is a lower bound."""
-    reply = StreamedReply(("</x>",))
+    reply = StreamedReply(Prompt((), Sampling(), ("</x>",)), lambda _delta: None)
     reply.take(ChatReply((Choice(delta=MessageReply("a</x>")),), UsageReply(3, 2)))
     reply.take(ChatReply((Choice(delta=MessageReply("b")),)))
     last = reply.end()

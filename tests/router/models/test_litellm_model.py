@@ -29,7 +29,7 @@ from router.testing.openai_server import (
     streams,
     text_event,
 )
-from tests.router.models.reading import joined, streamed
+from tests.router.models.reading import left, streamed
 
 PROMPT = Prompt((Message("user", "hi"),), Sampling(), stop=("</x>",))
 COUNTED = Usage(11, 7, cached_tokens=4, reasoning_tokens=3)
@@ -60,13 +60,13 @@ async def test_both_ways(
     """A stream amounts to what the whole reply would be, usage included."""
     openai_server.plays(behaviour)
     assert await model.complete(PROMPT) == expected
-    assert joined(await streamed(model, PROMPT)) == expected
+    assert await streamed(model, PROMPT) == expected
 
 
 async def test_ignored_stop(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
     """A provider that writes on past a stop string is left at once."""
     openai_server.plays(streams(text_event("a</"), text_event("x>b"), then=hang_on))
-    assert joined(await streamed(model, PROMPT)) == Completion("a</x>", "stop", overran=True)
+    assert await streamed(model, PROMPT) == Completion("a</x>", "stop", overran=True)
     await openai_server.sees_disconnect()
     openai_server.plays(says("a</x>b"))
     assert (await model.complete(PROMPT)).text == "a</x>"
@@ -76,7 +76,7 @@ async def test_unknown_usage(model: LiteLLMModel, openai_server: OpenAIServer) -
     """What the provider does not count is unknown: neither zero nor LiteLLM's own estimate."""
     openai_server.plays(says("a", usage=None, reasoning={"reasoning_content": "hm"}))
     assert (await model.complete(PROMPT)).usage is None
-    assert joined(await streamed(model, PROMPT)).usage is None
+    assert (await streamed(model, PROMPT)).usage is None
 
 
 async def test_unknown_reasoning(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
@@ -84,7 +84,7 @@ async def test_unknown_reasoning(model: LiteLLMModel, openai_server: OpenAIServe
     usage = {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14}
     openai_server.plays(says("a", usage=usage, reasoning={"reasoning_content": "hm"}))
     assert (await model.complete(PROMPT)).usage == Usage(5, 9)
-    assert joined(await streamed(model, PROMPT)).usage == Usage(5, 9)
+    assert (await streamed(model, PROMPT)).usage == Usage(5, 9)
 
 
 async def test_request(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
@@ -235,14 +235,13 @@ async def test_finish_in_the_last_text(model: LiteLLMModel, openai_server: OpenA
     """A finish reason that comes with the last piece of text is the provider's own."""
     last = {"choices": [{"index": 0, "delta": {"content": "b"}, "finish_reason": "length"}]}
     openai_server.plays(streams(text_event("a"), event(last), event({"choices": [], "usage": USAGE}), DONE))
-    assert joined(await streamed(model, PROMPT)) == Completion("ab", "length", usage=COUNTED)
+    assert await streamed(model, PROMPT) == Completion("ab", "length", usage=COUNTED)
 
 
 async def test_leaving(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
-    """Leaving a stream's context stops the work upstream."""
+    """Leaving a stream stops the work upstream."""
     openai_server.plays(streams(text_event("a"), then=hang_on))
-    async with model.stream(PROMPT) as deltas:
-        assert (await anext(deltas)).text == "a"
+    assert [delta.text for delta in await left(model, PROMPT)] == ["a"]
     await openai_server.sees_disconnect()
 
 

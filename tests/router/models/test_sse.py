@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.models import Prompt, Sampling
 from router.models.openai_wire import MAX_EVENT_BYTES, EventReader, EventTooLong, read_reply
 from router.models.streaming import StreamedReply
 
@@ -48,7 +49,7 @@ def test_line_ends(tokens: list[bytes], cuts: list[int]) -> None:
 @given(st.lists(CHUNKS, max_size=4))
 def test_any_chunk(chunks: list[object]) -> None:
     """Whatever is in a chunk, it is read or refused as no chunk."""
-    reply = StreamedReply(("</search>",))
+    reply = StreamedReply(Prompt((), Sampling(), ("</search>",)), lambda _delta: None)
     for chunk in chunks:
         with suppress(msgspec.DecodeError):
             reply.take(read_reply(json.dumps(chunk).encode()))

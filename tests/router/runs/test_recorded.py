@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 from router.calls import Role
 from router.errors import UpstreamRefused
 from router.models import Completion, Message, Sampling
+from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import Passage, Report, prompts
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, RunContext
@@ -100,47 +100,47 @@ THINKING = ["deepseek_reasoner", "qwen3_vllm_reasoning_parser", "qwen3_vllm_no_p
 
 
 @pytest.mark.parametrize("name", THINKING)
-async def test_thinking(session: aiohttp.ClientSession, openai_server: OpenAIServer, name: str) -> None:
+async def test_thinking(pool: ConnectionPool, openai_server: OpenAIServer, name: str) -> None:
     """Wherever an engine puts the thinking, and whatever tags are in it, it is kept and never read."""
     openai_server.plays(recording := Recording(name))
-    trajectory = await searched(OpenAIHTTP(session, openai_server.base_url, MODEL), lasting())
+    trajectory = await searched(OpenAIHTTP(pool, openai_server.base_url, MODEL), lasting())
     assert is_whole(trajectory)
     assert recording.left == 0
     assert all(output.reasoning or "<think>" in output.text for output in outputs(trajectory))
     assert "report names him" not in repr(openai_server.bodies)
 
 
-async def test_usage(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+async def test_usage(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
     """Tokens from DeepSeek's cache, and those of its reasoning, are booked as such."""
     openai_server.plays(Recording("deepseek_reasoner"))
     context = lasting()
-    await searched(OpenAIHTTP(session, openai_server.base_url, MODEL), context)
+    await searched(OpenAIHTTP(pool, openai_server.base_url, MODEL), context)
     usages = [call.usage for call in context.ledger.calls]
     assert [usage and usage.cached_tokens for usage in usages] == [0, 0, 448, 896, 0]
     assert [usage and usage.reasoning_tokens for usage in usages] == [41, 43, 44, 42, 45]
 
 
-async def test_thinking_off(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+async def test_thinking_off(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
     """Of a model that was told not to think, what a parser took for reasoning is the output."""
     openai_server.plays(Recording("qwen3_vllm_thinking_off"))
-    model = OpenAIHTTP(session, openai_server.base_url, MODEL, thinking=False)
+    model = OpenAIHTTP(pool, openai_server.base_url, MODEL, thinking=False)
     assert is_whole(await searched(model, lasting()))
     assert {body["chat_template_kwargs"]["enable_thinking"] for body in openai_server.bodies} == {False}
 
 
-async def test_stop_strings_are_ignored(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+async def test_stop_strings_are_ignored(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
     """What a model makes up after its turn is cut, counts for nothing, and the trace says so."""
     openai_server.plays(Recording("ollama_ignores_stop"))
-    trajectory = await searched(OpenAIHTTP(session, openai_server.base_url, MODEL), lasting())
+    trajectory = await searched(OpenAIHTTP(pool, openai_server.base_url, MODEL), lasting())
     assert is_whole(trajectory)
     assert [output.overran for output in outputs(trajectory)] == [True, False, True, True, True]
     assert "Spielberg" not in repr(trajectory)
 
 
-async def test_no_system_role(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+async def test_no_system_role(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
     """A template that refuses a system message is refused with the key to set; with it, only turns are sent."""
     openai_server.plays(Recording("gemma_vllm_no_system_role"))
-    model = OpenAIHTTP(session, openai_server.base_url, MODEL)
+    model = OpenAIHTTP(pool, openai_server.base_url, MODEL)
     with pytest.raises(UpstreamRefused, match=r"System role not supported.*system_role = false"):
         await searched(model, lasting())
     trajectory = await searched(model, lasting(), system_role=False)
@@ -152,22 +152,22 @@ async def test_no_system_role(session: aiohttp.ClientSession, openai_server: Ope
     assert trajectory.delegation.messages[:2] == (Message("system", PROMPTS["delegation"]), Message("user", QUESTION))
 
 
-async def test_rate_limit(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+async def test_rate_limit(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
     """A limit that names its time is waited for; every attempt has its row."""
     openai_server.plays(Recording("openai_rate_limit"))
     context = lasting()
-    assert is_whole(await searched(OpenAIHTTP(session, openai_server.base_url, MODEL), context))
+    assert is_whole(await searched(OpenAIHTTP(pool, openai_server.base_url, MODEL), context))
     outcomes = [(call.role, call.outcome) for call in context.ledger.calls]
     assert outcomes.count(("delegation", "connect_error")) == 1
     assert outcomes.count(("execution", "connect_error")) == 2
     assert len(outcomes) == len(openai_server.bodies) == 8
 
 
-async def test_context_too_long(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+async def test_context_too_long(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
     """Passages are dropped until the context holds the rest; the trace has what the model was shown at last."""
     openai_server.plays(Recording("llama_cpp_context"))
     context = lasting()
-    trajectory = await searched(OpenAIHTTP(session, openai_server.base_url, MODEL), context)
+    trajectory = await searched(OpenAIHTTP(pool, openai_server.base_url, MODEL), context)
     assert is_whole(trajectory)
     (execution,) = trajectory.executions
     assert execution.searches[0].dropped_passages == 2

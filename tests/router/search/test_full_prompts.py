@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 from router.calls import Role
 from router.models import Sampling
+from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import Passage, parse_decision, parse_turn
 from router.protocol.decision import Dispatch, Stop
@@ -121,11 +121,11 @@ class Manner:
     answer: Behaviour = ANSWERS["plain"]
 
 
-async def searched(session: aiohttp.ClientSession, server: OpenAIServer, manner: Manner) -> Trajectory:
+async def searched(pool: ConnectionPool, server: OpenAIServer, manner: Manner) -> Trajectory:
     """A whole search of two sub-queries."""
     execution = {asked: [of_content(turn.format(asked)) for turn in manner.execution] for asked in (FIRST, SECOND)}
     server.plays(Script(list(manner.delegation), execution, manner.answer))
-    model = OpenAIHTTP(session, server.base_url, MODEL)
+    model = OpenAIHTTP(pool, server.base_url, MODEL)
 
     def role(name: RoleName) -> Role:
         return Role(name, model, PROMPTS[name], Sampling())
@@ -149,33 +149,31 @@ def is_whole(trajectory: Trajectory) -> bool:
 
 
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
-async def test_dispatches(session: aiohttp.ClientSession, openai_server: OpenAIServer, search: Behaviour) -> None:
+async def test_dispatches(pool: ConnectionPool, openai_server: OpenAIServer, search: Behaviour) -> None:
     """Both sub-queries are dispatched at the first try, in whichever of these ways they were written."""
-    assert is_whole(await searched(session, openai_server, Manner(delegation=(search, STOPS["as printed"]))))
+    assert is_whole(await searched(pool, openai_server, Manner(delegation=(search, STOPS["as printed"]))))
     assert len(openai_server.bodies) == 2 + 4 + 1
 
 
 @pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS.keys())
-async def test_stops(session: aiohttp.ClientSession, openai_server: OpenAIServer, stop: Behaviour) -> None:
+async def test_stops(pool: ConnectionPool, openai_server: OpenAIServer, stop: Behaviour) -> None:
     """A stop ends the delegation, and a tag in a thought does not."""
-    assert is_whole(await searched(session, openai_server, Manner(delegation=(SEARCHES["plain"], stop))))
+    assert is_whole(await searched(pool, openai_server, Manner(delegation=(SEARCHES["plain"], stop))))
     assert len(openai_server.bodies) == 2 + 4 + 1
 
 
 @pytest.mark.parametrize("looks_up", LOOKS_UP.values(), ids=LOOKS_UP.keys())
 @pytest.mark.parametrize("reported", REPORTS.values(), ids=REPORTS.keys())
-async def test_executions(
-    session: aiohttp.ClientSession, openai_server: OpenAIServer, looks_up: str, reported: str
-) -> None:
+async def test_executions(pool: ConnectionPool, openai_server: OpenAIServer, looks_up: str, reported: str) -> None:
     """Every manner of searching goes with every manner of reporting, without a correction."""
-    assert is_whole(await searched(session, openai_server, Manner(execution=(looks_up, reported))))
+    assert is_whole(await searched(pool, openai_server, Manner(execution=(looks_up, reported))))
     assert len(openai_server.bodies) == 2 + 4 + 1
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
-async def test_answers(session: aiohttp.ClientSession, openai_server: OpenAIServer, answer: Behaviour) -> None:
+async def test_answers(pool: ConnectionPool, openai_server: OpenAIServer, answer: Behaviour) -> None:
     """The answer is what was asked for, and nothing around it."""
-    assert is_whole(await searched(session, openai_server, Manner(answer=answer)))
+    assert is_whole(await searched(pool, openai_server, Manner(answer=answer)))
 
 
 STUMBLES: dict[str, Behaviour] = {
@@ -187,13 +185,11 @@ STUMBLES: dict[str, Behaviour] = {
 
 
 @pytest.mark.parametrize("stumble", STUMBLES.values(), ids=STUMBLES.keys())
-async def test_a_delegator_that_stumbles(
-    session: aiohttp.ClientSession, openai_server: OpenAIServer, stumble: Behaviour
-) -> None:
+async def test_a_delegator_that_stumbles(pool: ConnectionPool, openai_server: OpenAIServer, stumble: Behaviour) -> None:
     """One correction brings it back, though its next thought mentions the tags again."""
     wordy = of_content(f"<think>So <search>{LIST}</search> it is.</think><search>{LIST}</search>")
     manner = Manner(delegation=(stumble, wordy, STOPS["as printed"]))
-    assert is_whole(await searched(session, openai_server, manner))
+    assert is_whole(await searched(pool, openai_server, manner))
     assert len(openai_server.bodies) == 3 + 4 + 1
 
 
@@ -206,18 +202,16 @@ async def test_a_delegator_that_stumbles(
         "<think>I could <search>x</search> first.</think>",
     ],
 )
-async def test_an_executor_that_stumbles(
-    session: aiohttp.ClientSession, openai_server: OpenAIServer, stumble: str
-) -> None:
+async def test_an_executor_that_stumbles(pool: ConnectionPool, openai_server: OpenAIServer, stumble: str) -> None:
     """An executor that answers from memory, or not at all, is sent to search."""
     manner = Manner(execution=(stumble, LOOKS_UP["thinking"], REPORTS["thinking"]))
-    assert is_whole(await searched(session, openai_server, manner))
+    assert is_whole(await searched(pool, openai_server, manner))
     assert len(openai_server.bodies) == 2 + 6 + 1
 
 
-async def test_what_each_role_is_sent(session: aiohttp.ClientSession, openai_server: OpenAIServer) -> None:
+async def test_what_each_role_is_sent(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
     """Each conversation opens with its role's prompt; what is constant stands first, for the engine's prefix cache."""
-    await searched(session, openai_server, Manner())
+    await searched(pool, openai_server, Manner())
     for body in openai_server.bodies:
         first, second, *_ = body["messages"]
         assert (first["role"], second["role"]) == ("system", "user")

@@ -1,11 +1,11 @@
 """A searcher in the executor's place, in its own protocol."""
 
-import aiohttp
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.calls import Role
 from router.models import Message, ScriptedModel
+from router.models.connection_pool import ConnectionPool
 from router.models.model import Answer
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import NO_EVIDENCE, Passage, Report, prompts
@@ -104,10 +104,10 @@ async def test_in_a_search() -> None:
     assert (found.topology, found.answer, found.executions[0].report.answer) == ("searcher", "Michael Mann", "Mann")
 
 
-async def test_on_the_wire(openai_server: OpenAIServer, session: aiohttp.ClientSession) -> None:
+async def test_on_the_wire(openai_server: OpenAIServer, pool: ConnectionPool) -> None:
     """vLLM is told to go on with the last message, and no new turn is opened."""
     openai_server.plays(says(SEARCH), says(ANSWER))
-    model = OpenAIHTTP(session, openai_server.base_url, MODEL)
+    model = OpenAIHTTP(pool, openai_server.base_url, MODEL)
     await searcher(role("execution", model), RETRIEVER, ExecutorLimits()).run(SUB_QUERY, 0, lasting())
     first, second = openai_server.bodies
     assert not {"continue_final_message", "add_generation_prompt"} & first.keys()

@@ -4,12 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import aiohttp
 import pytest
 
 from router.errors import UpstreamError, UpstreamProtocolError, UpstreamUnavailable
 from router.models import Completion, Message, Prompt, Sampling
-from router.models.model import gather
+from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import Passage
 from router.testing.fault_proxy import (
@@ -39,13 +38,13 @@ async def proxy() -> AsyncIterator[FaultProxy]:
 @pytest.fixture
 async def model(proxy: FaultProxy) -> AsyncIterator[OpenAIHTTP]:
     """A model, through it."""
-    async with aiohttp.ClientSession() as session:
-        yield OpenAIHTTP(session, proxy.base_url, "answerer")
+    async with ConnectionPool() as pool:
+        yield OpenAIHTTP(pool, proxy.base_url, "answerer")
 
 
 async def asked(model: OpenAIHTTP, timeout_s: float = 5.0) -> Completion:
-    async with asyncio.timeout(timeout_s), model.stream(PROMPT) as deltas:
-        return await gather(deltas, lambda _delta: None)
+    async with asyncio.timeout(timeout_s):
+        return await model.stream(PROMPT, lambda _delta: None)
 
 
 async def ends(proxy: FaultProxy, model: OpenAIHTTP, fault: Fault) -> set[str]:

@@ -5,7 +5,7 @@ import time
 import aiohttp
 
 from router.models import Message, Prompt, Sampling, Usage
-from router.models.model import gather
+from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
 from router.testing.openai_server import ChatRequest, Reply, serving, writes
 
@@ -20,12 +20,11 @@ async def test_replies_of_a_function() -> None:
         seen.append(asked)
         return Reply.of(f"as {asked.model} said")
 
-    async with serving(recording=False) as server, aiohttp.ClientSession() as session:
+    async with serving(recording=False) as server, ConnectionPool() as pool, aiohttp.ClientSession() as session:
         server.plays(writes(script))
-        model = OpenAIHTTP(session, server.base_url, "any")
+        model = OpenAIHTTP(pool, server.base_url, "any")
         whole = await model.complete(PROMPT)
-        async with model.stream(PROMPT) as deltas:
-            streamed = await gather(deltas, lambda _delta: None)
+        streamed = await model.stream(PROMPT, lambda _delta: None)
         metrics = await (await session.get(f"{server.base_url.removesuffix('/v1')}/metrics")).text()
     assert whole.text == streamed.text == "as any said"
     assert whole.usage == streamed.usage == Usage(5, 3)
@@ -40,12 +39,11 @@ async def test_replies_of_a_function() -> None:
 async def test_a_pace() -> None:
     """Tokens of reasoning and of text come one by one, after the first has been waited for."""
     times: list[float] = []
-    async with serving(recording=False) as server, aiohttp.ClientSession() as session:
+    async with serving(recording=False) as server, ConnectionPool() as pool:
         server.plays(writes(lambda _asked: Reply(["a", "b", "c"], ["hm"], 0.1, lambda: 0.05)))
         begun = time.perf_counter()
-        async with OpenAIHTTP(session, server.base_url, "any").stream(PROMPT) as deltas:
-            reply = await gather(
-                deltas, lambda delta: times.append(time.perf_counter() - begun) if delta.text else None
-            )
+        reply = await OpenAIHTTP(pool, server.base_url, "any").stream(
+            PROMPT, lambda delta: times.append(time.perf_counter() - begun) if delta.text else None
+        )
     assert reply.text == "abc"
     assert times[0] >= 0.15 and times[2] - times[0] >= 0.08

@@ -1,0 +1,318 @@
+"""HTTP/1.1 to models' endpoints: what arrives is pushed to a reader at once, and the caller wakes at the end."""
+
+import asyncio
+import socket
+import ssl
+import zlib
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from contextvars import copy_context
+from functools import cached_property
+from typing import Protocol, Self, cast
+
+import aiohttp
+import httptools
+from aiohappyeyeballs import AddrInfoType, start_connection
+from yarl import URL
+
+IDLE_S = 4.0
+"""vLLM's server closes connections after 5 idle seconds; a call that is sent at that moment is lost."""
+_CONNECT_S, _NEXT_ADDRESS_S = 5.0, 0.25
+_MOST_HEAD, _INFLATED = 64 << 10, 64 << 10
+"""Bytes that may come without any of a body, and those of one that are inflated at a time."""
+_DEFLATED = 32 + zlib.MAX_WBITS
+"""Either of zlib's formats."""
+_MOST_HELD, _END = 16, b"\r\n\r\n"
+_ENDS = _END, b"[DONE]\n\n\r\n"
+"""What the last piece of a body in chunks ends with, and the last event of one."""
+
+
+class TransportError(OSError):
+    """There is no connection, or it broke."""
+
+
+class ConnectError(TransportError):
+    """The endpoint was not reached, so that nothing was sent."""
+
+
+class CertificateError(ConnectError):
+    """Its certificate is not to be trusted."""
+
+
+class Reader(Protocol):
+    """Gets one reply as it arrives. What it raises ends the call, and closes the connection."""
+
+    @property
+    def patient(self) -> bool:
+        """Whether a few pieces may be held back, to come at once: a task that wakes costs more than what it reads."""
+
+    def begun(self, status: int, headers: Mapping[str, str]) -> None:
+        """Take the head; the headers' names are in lower case."""
+
+    def received(self, data: bytes) -> bool:
+        """Take a piece of the body, inflated; True where nothing that follows is wanted."""
+
+
+class Target:
+    """A URL that is posted to, with headers that are the same for every call."""
+
+    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+        """Raises `aiohttp.InvalidURL`. A user and a password in it are sent."""
+        try:
+            parsed = URL(url)
+        except ValueError as error:
+            raise aiohttp.InvalidURL(url, str(error)) from error
+        if parsed.scheme not in ("http", "https") or not parsed.raw_host or not parsed.port:
+            raise aiohttp.InvalidURL(url)
+        self.host, self.port, self.secure = parsed.raw_host, parsed.port, parsed.scheme == "https"
+        if parsed.user is not None:
+            pair = f"{parsed.user}:{parsed.password or ''}"
+            headers = {"Authorization": f"Basic {b64encode(pair.encode()).decode()}", **headers}
+        lines = [f"POST {parsed.raw_path_qs} HTTP/1.1", f"Host: {parsed.host_port_subcomponent}"]
+        lines += [f"{name}: {' '.join(value.split())}" for name, value in headers.items()]
+        self._head = "\r\n".join((*lines, "Content-Length: ")).encode()
+
+    def request(self, body: bytes, more: str = "") -> bytes:
+        """The whole request. `more`: further lines of its head, each with its end."""
+        return b"%b%d\r\n%b\r\n%b" % (self._head, len(body), more.encode(), body)
+
+
+class ConnectionPool:
+    """Connections to any number of endpoints, kept for further calls, but not for longer than the other side does."""
+
+    def __init__(self, most: int = 0) -> None:
+        """`most`: calls that are under way at a time; 0 for any number."""
+        self._places = asyncio.Semaphore(most) if most else nullcontext()
+        self._idle: dict[tuple[str, int, bool], dict[_Connection, None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        if self._timer:
+            self._timer.cancel()
+        for connections in self._idle.values():
+            for connection in [*connections]:
+                connection.close()
+        await asyncio.sleep(0)  # which closes their sockets
+
+    async def post(self, target: Target, request: bytes, reader: Reader) -> None:
+        """Send one request, and return once its reply has ended, or once its reader wants no more of it.
+
+        Raises `TransportError`, `httptools.HttpParserError`, and whatever `reader` raises.
+        """
+        async with self._places:
+            connection = self._kept(target) or await self._connected(target)
+            try:
+                await connection.exchange(request, reader)
+            except BaseException:
+                connection.close()
+                raise
+            self._keep(connection, target)
+
+    def _kept(self, target: Target) -> "_Connection | None":
+        kept = self._idle.get((target.host, target.port, target.secure), {})
+        oldest = asyncio.get_running_loop().time() - IDLE_S
+        for connection in reversed(kept):
+            if connection.free and connection.since > oldest:
+                del kept[connection]
+                return connection
+        return None
+
+    def _keep(self, connection: "_Connection", target: Target) -> None:
+        if connection.open:
+            loop = asyncio.get_running_loop()
+            connection.since = loop.time()
+            connection.kept = self._idle.setdefault((target.host, target.port, target.secure), {})
+            connection.kept[connection] = None
+            self._timer = self._timer or loop.call_later(IDLE_S, self._sweep)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        oldest = loop.time() - IDLE_S
+        for connections in self._idle.values():
+            for connection in [one for one in connections if one.since <= oldest]:
+                connection.close()
+        self._timer = loop.call_later(IDLE_S / 4, self._sweep) if any(self._idle.values()) else None
+
+    async def _connected(self, target: Target) -> "_Connection":
+        loop, where = asyncio.get_running_loop(), f"cannot connect to {target.host}:{target.port}"
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                sock = await start_connection(await _addresses(target), happy_eyeballs_delay=_NEXT_ADDRESS_S)
+                tls, name = (self._tls, target.host) if target.secure else (None, None)
+                _, connection = await loop.create_connection(_Connection, sock=sock, ssl=tls, server_hostname=name)
+        except TimeoutError as error:
+            raise ConnectError(f"{where} within {_CONNECT_S:g} s") from error
+        except ssl.SSLCertVerificationError as error:
+            raise CertificateError(f"{where}: {error}") from error
+        except OSError as error:
+            raise ConnectError(f"{where}: {error}") from error
+        return connection
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        context.set_alpn_protocols(["http/1.1"])
+        return context
+
+
+async def _addresses(target: Target) -> Sequence[AddrInfoType]:
+    """What the host's name stands for; an address is looked up nowhere."""
+    with suppress(socket.gaierror):
+        return socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    return await asyncio.get_running_loop().getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+
+
+class _Connection(asyncio.Protocol):
+    """One call at a time."""
+
+    _parser: httptools.HttpResponseParser
+    _ended: asyncio.Future[None]
+
+    def __init__(self) -> None:
+        self.open = self.free = True
+        """Free where the reply of the last call has come to its end."""
+        self.since = 0.0
+        """When the last call was over, in the event loop's time."""
+        self.kept: dict[_Connection, None] = {}
+        """Those among which it is kept."""
+        self._reader: Reader | None = None
+        """None where nobody wants what comes."""
+        self._patient = False
+        self._held: list[bytes] = []
+        self._pieces: list[bytes] = []
+        self.on_body = self._pieces.append
+
+    async def exchange(self, request: bytes, reader: Reader) -> None:
+        """See `ConnectionPool.post`."""
+        self._reader, self._run = reader, copy_context().run
+        self._parser, self._headers = httptools.HttpResponseParser(self), dict[str, str]()
+        self._status = self._bare = 0
+        self._begun = self._chunked = self._complete = self.free = False
+        self._ended = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        try:
+            await self._ended
+        except asyncio.CancelledError:
+            self._parse()
+            raise
+        finally:
+            self._reader, self._patient = None, False
+
+    def close(self) -> None:
+        """Leave at once, upon which the engine drops what it was asked."""
+        self._closed()
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The loop's word that it is there."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The loop's word that it is gone, which is the end of a reply that does not tell its length."""
+        self._closed()
+        self._parse()
+        if self._reader:
+            open_end = self._status and not self._chunked and "content-length" not in self._headers
+            said = f"the connection was closed before the end of the reply: {error or 'EOF'}"
+            self._end(None if open_end and error is None else TransportError(said))
+
+    def data_received(self, data: bytes) -> None:
+        """The loop's word of what has come; a patient reader has to wait for more, unless it may be the end."""
+        if self.free:  # nobody has asked for anything
+            self.close()
+            return
+        self._held.append(data)
+        if not self._patient or len(self._held) == _MOST_HELD or len(data) < len(_END) or data.endswith(_ENDS):
+            self._parse()
+
+    def _parse(self) -> None:
+        """Hand on what has come."""
+        if not self._held:
+            return
+        data, broken = b"".join(self._held), None
+        self._held.clear()
+        self._bare += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            broken = httptools.HttpParserError(f"no HTTP reply: {error}")
+        if self._reader and (self._pieces or not self._begun):
+            try:
+                self._run(self._pass_on, self._reader)
+            except Exception as error:
+                self._end(error)
+                self.close()
+                return
+        self._pieces.clear()
+        if self._complete:
+            self._end()
+            self.free = broken is None and self._keeps
+        elif self._bare > _MOST_HEAD:
+            broken = httptools.HttpParserError(f"more than {_MOST_HEAD >> 10} KiB of headers")
+        if broken or (self._complete and not self.free):
+            self._end(broken)
+            self.close()
+
+    def _pass_on(self, reader: Reader) -> None:
+        if self._status and not self._begun:
+            self._begun = True
+            self._chunked = self._headers.get("transfer-encoding", "").lower().endswith("chunked")
+            coding = self._headers.get("content-encoding", "identity")
+            self._inflates = zlib.decompressobj(_DEFLATED) if coding in ("gzip", "x-gzip", "deflate") else None
+            if self._inflates is None and coding != "identity":
+                raise httptools.HttpParserError(f"a body in the encoding {coding!r}")
+            reader.begun(self._status, self._headers)
+        if self._pieces:
+            self._bare, data = 0, b"".join(self._pieces)
+            for piece in _inflated(self._inflates, data) if self._inflates else (data,):
+                if reader.received(piece):
+                    self._end()
+                    return
+            self._patient = self._chunked and reader.patient
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """The parser's word of a header; those that follow a body are passed over."""
+        if not self._status:
+            self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        """The parser's word of the end of a head, perhaps of one that announces another one."""
+        status = self._parser.get_status_code()
+        if status >= 200:
+            self._status = status
+        else:
+            self._headers.clear()
+
+    def on_message_begin(self) -> None:
+        """The parser's word of another reply, which nobody has asked for."""
+        if self._complete:
+            raise ValueError("more than one reply")
+
+    def on_message_complete(self) -> None:
+        """The parser's word of the end of a reply."""
+        self._complete, self._keeps = self._status > 0, self._parser.should_keep_alive()
+
+    def _closed(self) -> None:
+        self.open = self.free = False
+        self.kept.pop(self, None)
+
+    def _end(self, error: Exception | None = None) -> None:
+        if self._reader and not self._ended.done():
+            if error:
+                self._ended.set_exception(error)
+            else:
+                self._ended.set_result(None)
+        self._reader, self._patient = None, False
+
+
+def _inflated(inflates: "zlib._Decompress", data: bytes) -> Iterator[bytes]:
+    try:
+        while data:
+            yield inflates.decompress(data, _INFLATED)
+            data = inflates.unconsumed_tail
+    except zlib.error as error:
+        raise httptools.HttpParserError(f"no body of its encoding: {error}") from error
