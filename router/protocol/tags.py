@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 _ENTITY = re.compile("&(?:amp|lt|gt|quot|#39|#x27);")
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """One `<tag>…</tag>` of a model's output."""
 
     body: str
