@@ -9,8 +9,8 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -151,13 +151,18 @@ class Access:
 
     async def required(self) -> bool:
         """Whether callers need a key: once one was made, also if all are revoked. Raises `StoreFailed`."""
-        async with self._reading:
-            if self._read_at is None or asyncio.get_running_loop().time() - self._read_at >= _FRESH_S:
-                await self._read()
+        if not self._fresh:
+            async with self._reading:
+                if not self._fresh:
+                    await self._read()
         return self._required
 
-    @asynccontextmanager
-    async def serving(self, identity: Identity) -> AsyncIterator[None]:
+    @property
+    def _fresh(self) -> bool:
+        return self._read_at is not None and asyncio.get_running_loop().time() - self._read_at < _FRESH_S
+
+    @contextmanager
+    def serving(self, identity: Identity) -> Iterator[None]:
         """Work for `identity` in the current task, which is cancelled once its key is revoked: that raises `NoKey`."""
         task = asyncio.current_task()
         assert task is not None

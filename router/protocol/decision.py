@@ -139,6 +139,8 @@ class EarlyReader:
         before = _BEFORE_BODY.match(block)
         start = before.end() if before else 0
         if block[start : start + 1] in ("[", "{"):
+            if sum(map(block.count, "\"'“”")) < 2 * (self._known + 1):  # each has a quote on either side
+                return ()
             found = self._questions(block if _ASKED.search(block) else block + _MORE)
             other = _IN_A_LIST
         elif _ITEM.match(block, start):

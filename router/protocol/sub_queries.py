@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from router.protocol.tags import Block, blocks, one_line, without_thinking
 
@@ -22,8 +22,7 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL
 _LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
 
 
-@dataclass(frozen=True, slots=True)
-class QuotedString:
+class QuotedString(NamedTuple):
     """One string in the place of a value."""
 
     text: str
@@ -114,7 +113,7 @@ def read_questions(body: str, *, partial: bool) -> list[str]:
     With `partial` the block ended before its closing tag, so its last question counts only where its end can be seen:
     by its closing quote, or by a question mark.
     """
-    body = _FENCE.sub("\n", body).strip()
+    body = (_FENCE.sub("\n", body) if "```" in body else body).strip()
     if not (_OPENS_TEXT.match(body) or _OPENS_LIST.search(body)):
         body = _ITEM_TAG.sub("\n", body).strip()
     return [question for text in _texts(body, partial) if _is_question(question := one_line(text))]
@@ -210,8 +209,7 @@ _FURTHEST_TAG, _LONGEST_OWN = 200_000, 20_000
 or report has, and so little that no text takes longer than some milliseconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class SearchBlock:
+class SearchBlock(NamedTuple):
     """One block, read."""
 
     start: int

@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 _ENTITY = re.compile("&(?:amp|lt|gt|quot|#39|#x27);")
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """One `<tag>…</tag>` of a model's output."""
 
     body: str
@@ -38,12 +38,16 @@ def unescape(text: str) -> str:
 
 def one_line(text: str) -> str:
     """Unescaped text with single spaces, which every encoding of Unicode can hold."""
-    encodable = unescape(text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return " ".join(encodable.split())
+    text = unescape(text)
+    if not text.isascii():
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return " ".join(text.split())
 
 
 def without_thinking(text: str) -> str:
     """Drop `<think>…</think>`, an unclosed one to the end, and the head of one that the template opened."""
+    if "think>" not in text:
+        return text
     opening, closing = text.find(_THINK_OPEN), text.find(_THINK_CLOSE)
     if closing != -1 and (opening == -1 or closing < opening):
         text = text[closing + len(_THINK_CLOSE) :]
@@ -62,12 +66,14 @@ def without_thinking(text: str) -> str:
 def blocks(text: str, tag: str) -> Iterator[Block]:
     """Every block of `tag`, in order and in linear time; a second opening tag ends an unclosed block."""
     opening, closing = _tags(tag)
-    starts = list(opening.finditer(text))
-    for number, start in enumerate(starts):
-        limit = starts[number + 1].start() if number + 1 < len(starts) else len(text)
+    start = opening.search(text)
+    while start is not None:
+        following = opening.search(text, start.end())
+        limit = following.start() if following else len(text)
         end = closing.search(text, start.end(), limit)
         body = text[start.end() : end.start() if end else limit]
         yield Block(body.strip(), start.start(), end is not None)
+        start = following
 
 
 @cache

@@ -28,7 +28,8 @@ class LiveRun:
         """The stored run; None where it could not be stored."""
         self._task, self._cancelled = task, False
         self._ending: asyncio.Future[Any] | None = None
-        self._news = asyncio.Event()
+        self._news: asyncio.Event | None = None
+        """Set by what happens next; None while nobody watches."""
 
     def on_event(self, event: Event) -> None:
         """Note what happened, and pass it on."""
@@ -89,7 +90,7 @@ class LiveRun:
     async def watch(self, after: int) -> AsyncIterator[tuple[int, Event]]:
         """Events with their numbers, from `after` + 1 on, until it is over."""
         while True:
-            news = self._news
+            self._news = news = self._news or asyncio.Event()
             while after < len(self.events):
                 after += 1
                 yield after, self.events[after - 1]
@@ -98,8 +99,9 @@ class LiveRun:
             await news.wait()
 
     def _wake(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+        if self._news is not None:
+            self._news.set()
+            self._news = None
 
 
 class LiveRuns:

@@ -24,11 +24,11 @@ class Dispatching:
     ) -> None:
         """`number`: of the round, from 1. `first`: of its first sub-query in the run. Executors work in `group`."""
         self._executor, self._number, self._first, self._group = executor, number, first, group
-        self._outer, self._context = context, replace(context, on_event=self._on_event)
+        self._outer = context
         self._texts: list[str] = []
         self._tasks: list[asyncio.Task[Execution]] = []
         self._unheard: list[SearchDone | Reported] = []
-        self._decided = asyncio.Event()
+        self._decided: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def begin(self, sub_queries: tuple[str, ...]) -> None:
         """Begin with what the block is certain to start with; with nothing more where that is not what it was certain
@@ -42,7 +42,7 @@ class Dispatching:
 
     async def drop(self, kept: int = 0) -> None:
         """Cancel what was begun but for the first `kept`, and wait for its end. Once the block is known, nothing is."""
-        if self._decided.is_set():
+        if self._decided.done():
             return
         dropped = self._tasks[kept:]
         del self._tasks[kept:], self._texts[kept:]
@@ -59,7 +59,7 @@ class Dispatching:
         await self.drop(agreeing(self._texts, sub_queries))
         for index, sub_query in enumerate(sub_queries, self._first):
             self._outer.on_event(SubQueryDispatched(index, self._number, sub_query))
-        self._decided.set()
+        self._decided.set_result(None)
         for event in self._unheard:
             self._outer.on_event(event)
         for sub_query in sub_queries[len(self._texts) :]:
@@ -72,18 +72,20 @@ class Dispatching:
         self._tasks.append(self._group.create_task(work))
 
     async def _work(self, index: int, sub_query: str) -> Execution:
-        execution = await self._executor.run(sub_query, index, self._context)
-        if execution.outcome == "budget_exhausted" and not self._decided.is_set():
+        # Not kept in `self`, to which it leads back: whatever is in a cycle stays until the garbage is looked for.
+        context = replace(self._outer, on_event=self._on_event)
+        execution = await self._executor.run(sub_query, index, context)
+        if execution.outcome == "budget_exhausted" and not self._decided.done():
             # What is reserved for the delegator's call may have been in its way.
             self._unheard = [event for event in self._unheard if event.index != index]
             self._outer.ledger.waste(index)
-            await self._decided.wait()
-            execution = await self._executor.run(sub_query, index, self._context)
+            await asyncio.wait([self._decided])  # which never cancels it
+            execution = await self._executor.run(sub_query, index, context)
         self._on_event(Reported(index, execution))
         return execution
 
     def _on_event(self, event: Event) -> None:
-        if self._decided.is_set():
+        if self._decided.done():
             self._outer.on_event(event)
         elif isinstance(event, SearchDone | Reported):
             self._unheard.append(event)

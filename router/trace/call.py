@@ -7,6 +7,7 @@ import msgspec
 
 from router.amount import NOTHING, Amount
 from router.models import Usage
+from router.models.model import TOKEN_COUNTS
 
 RoleName = Literal["delegation", "execution", "answer", "judge"]
 Purpose = Literal["first", "retry", "correction", "shortened", "fallback", "shadow"]
@@ -93,7 +94,7 @@ class Call(OpenedCall, frozen=True, kw_only=True):
 
     def count(self, name: str) -> int | None:
         """One of `SUMMED_COUNTS`; None where it is unknown."""
-        count: int | None = getattr(self if hasattr(self, name) else self.usage, name, None)
+        count: int | None = getattr(self.usage if name in TOKEN_COUNTS else self, name, None)
         return count
 
     @property

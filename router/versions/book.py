@@ -43,8 +43,10 @@ class Traffic(msgspec.Struct, frozen=True):
         """The version that works in a run: the same one for the same run, and a canary keeps its runs as its share
         grows.
         """
+        if not self.candidate or self.stage != "canary":
+            return self.active
         place = int.from_bytes(hashlib.sha256(run_id.encode()).digest()[:8]) / 2**64  # among all runs, 0 to 1
-        return self.candidate if self.candidate and self.stage == "canary" and place < self.share else self.active
+        return self.candidate if place < self.share else self.active
 
     def other(self, run_id: str) -> str | None:
         """The version to compare with whoever serves a run; None where nothing is to be compared."""

@@ -4,7 +4,8 @@ OpenAI-compatible `/v1/embeddings`, such as Qwen3-Embedding on vLLM.
 
 import asyncio
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol, TypeAlias
@@ -77,18 +78,30 @@ class MiniLM:
         self._folder = folder
         self._models: dict[bool, Any] = {}
         """For queries, and for passages."""
+        self._embed: Callable[..., Any] | None = None
+        """Makes vectors of the tokens of queries."""
         self._loading = Lock()
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
         """See `Embedder.embed`; queries and passages are treated alike, but for the precision. Raises `BadConfig`."""
-        vectors = self._loaded(queries).encode(
-            list(texts),
-            batch_size=_QUERIES if queries else _PASSAGES,
-            normalize_embeddings=True,
-            convert_to_numpy=True,
-            show_progress_bar=False,
-        )
-        return np.ascontiguousarray(vectors, dtype=np.float32).reshape(len(texts), self.dimension)
+        model = self._loaded(queries)
+        if not queries:
+            vectors = model.encode(
+                list(texts),
+                batch_size=_PASSAGES,
+                normalize_embeddings=True,
+                convert_to_numpy=True,
+                show_progress_bar=False,
+            )
+            return np.ascontiguousarray(vectors, dtype=np.float32).reshape(len(texts), self.dimension)
+        assert self._embed is not None
+        vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
+        shortest_first = sorted(range(len(texts)), key=lambda at: len(texts[at]))
+        for start in range(0, len(texts), _QUERIES):
+            rows = shortest_first[start : start + _QUERIES]
+            features = model.preprocess([texts[row] for row in rows])
+            vectors[rows] = self._embed(features["input_ids"], features["attention_mask"])
+        return vectors
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Count tokens exactly, without the two that begin and end every text."""
@@ -101,7 +114,9 @@ class MiniLM:
         with self._loading:
             if queries not in self._models:
                 model = _load(self._folder or _packaged())
-                self._models[queries] = model.double() if queries else model
+                if queries:
+                    self._embed = _traced(model.double())
+                self._models[queries] = model
         return self._models[queries]
 
 
@@ -135,6 +150,26 @@ def _load(folder: Path) -> Any:
 
     logging.disable_progress_bar()
     return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+
+
+def _traced(model: Any) -> Callable[..., Any]:
+    """The model as one call that leaves the interpreter to others while it works. Called operation by operation, it
+    would have to get it back 200 times, for each of which a busy event loop makes it wait.
+    """
+    import torch
+
+    untyped: Any = torch.jit
+
+    def embed(input_ids: Any, attention_mask: Any) -> Any:
+        output = model({"input_ids": input_ids, "attention_mask": attention_mask})
+        return torch.nn.functional.normalize(output["sentence_embedding"], dim=1)
+
+    model.requires_grad_(False)
+    example = model.preprocess(["a text", "and another one, so that one is padded"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about what does not depend on the texts; and it is deprecated
+        traced: Callable[..., Any] = untyped.trace(embed, (example["input_ids"], example["attention_mask"]))
+    return traced
 
 
 class _Embedding(msgspec.Struct, frozen=True):

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Thread
 
 from cachetools import LRUCache
 
@@ -32,14 +32,15 @@ class _Waiting:
     queries: tuple[str, ...]
     """All different."""
     top_k: int
-    found: Future[tuple[_Found, _Searched]] = field(default_factory=Future)
+    found: asyncio.Future[_Found]
 
 
 class IndexSearcher:
     """A `Retriever` over an `Index`: embeds and searches in one thread of its own, whose callers share batches.
 
-    Whatever is asked while a batch is under way forms the next one, but for searches that are cancelled before that.
-    A query finds the same in any company, up to what an embedder's endpoint may make of it.
+    Whatever is asked while a batch is under way forms the next one, but for searches that are cancelled before that;
+    the event loop is woken once a batch. A query finds the same in any company, up to what an embedder's endpoint may
+    make of it.
     """
 
     def __init__(self, index: Index, embedder: Embedder, *, most: int = 64, cache: int = 10_000) -> None:
@@ -48,8 +49,10 @@ class IndexSearcher:
         """
         self._embedder, self._most, self._cache = embedder, most, cache
         self._searched = _Searched(index, LRUCache(cache))
-        self._waiting: SimpleQueue[_Waiting] = SimpleQueue()
-        self._thread = ThreadPoolExecutor(1, "index-searcher")
+        self._waiting: SimpleQueue[_Waiting | None] = SimpleQueue()
+        """None ends the thread."""
+        self._thread = Thread(target=self._serve, name="index-searcher", daemon=True)
+        self._thread.start()
 
     @property
     def index_id(self) -> str:
@@ -61,14 +64,9 @@ class IndexSearcher:
         asked, cache = [" ".join(query.split()) for query in queries], self._searched.cache
         found = {query: passages for query in asked if (passages := cache.get((query, top_k))) is not None}
         if missing := tuple(dict.fromkeys(query for query in asked if query not in found)):
-            waiting = _Waiting(missing, top_k)
+            waiting = _Waiting(missing, top_k, asyncio.get_running_loop().create_future())
             self._waiting.put(waiting)
-            self._thread.submit(self._serve)
-            fresh, searched = await asyncio.wrap_future(waiting.found)
-            for query, passages in fresh.items():
-                with suppress(ValueError):  # none are kept
-                    searched.cache[query, top_k] = passages
-            found |= fresh
+            found |= await waiting.found
         else:
             await asyncio.sleep(0)  # whoever asks again and again lets others in
         return [list(found[query]) for query in asked]
@@ -79,42 +77,42 @@ class IndexSearcher:
 
     async def close(self) -> None:
         """Finish what was asked and end the thread. Index and embedder stay the caller's."""
-        await asyncio.to_thread(self._thread.shutdown)
+        self._waiting.put(None)
+        await asyncio.to_thread(self._thread.join)
 
     def _serve(self) -> None:
-        if batch := self._next_batch():
-            self._answer(batch)
+        while batch := self._next_batch():
+            searched = self._searched
+            ends = self._ends(batch, searched.index)
+            batch[0].found.get_loop().call_soon_threadsafe(_deliver, batch, ends, searched)
 
     def _next_batch(self) -> list[_Waiting]:
+        """Everything that waits, once there is anything; nothing at the end."""
         batch: list[_Waiting] = []
         size = 0
-        while size < self._most:
-            try:
-                waiting = self._waiting.get_nowait()
-            except Empty:
+        while not batch or (size < self._most and not self._waiting.empty()):
+            waiting = self._waiting.get()
+            if waiting is None:
+                if batch:
+                    self._waiting.put(None)  # for the next time
                 break
-            if waiting.found.set_running_or_notify_cancel():
+            if not waiting.found.cancelled():
                 batch.append(waiting)
                 size += len(waiting.queries)
         return batch
 
-    def _answer(self, batch: list[_Waiting]) -> None:
-        searched = self._searched
+    def _ends(self, batch: list[_Waiting], index: Index) -> list[_Found | Exception]:
+        """What each of the batch finds, or the error that it ends with."""
         try:
-            found = self._find(batch, searched.index)
+            found = self._find(batch, index)
         except UpstreamRefused as error:
             if len(batch) == 1:
-                batch[0].found.set_exception(error)
-                return
-            for waiting in batch:  # one caller's query must not fail the others'
-                self._answer([waiting])
+                return [error]
+            # One caller's query must not fail the others'.
+            return [end for waiting in batch for end in self._ends([waiting], index)]
         except Exception as error:
-            for waiting in batch:
-                waiting.found.set_exception(error)
-        else:
-            for waiting in batch:
-                own = {query: found[query, waiting.top_k] for query in waiting.queries}
-                waiting.found.set_result((own, searched))
+            return [error] * len(batch)
+        return [{query: found[query, waiting.top_k] for query in waiting.queries} for waiting in batch]
 
     def _find(self, batch: list[_Waiting], index: Index) -> dict[tuple[str, int], list[Passage]]:
         """The passages by query and `top_k`, each query embedded once."""
@@ -126,6 +124,20 @@ class IndexSearcher:
             ranked = index.search(vectors[[rows[query] for query in queries]], queries, top_k)
             found |= {(query, top_k): passages for query, passages in zip(queries, ranked, strict=True)}
         return found
+
+
+def _deliver(batch: list[_Waiting], ends: list[_Found | Exception], searched: _Searched) -> None:
+    """Wake the callers of a batch, and keep what was found."""
+    for waiting, end in zip(batch, ends, strict=True):
+        if isinstance(end, Exception):
+            if not waiting.found.done():  # they may have left
+                waiting.found.set_exception(end)
+            continue
+        for query, passages in end.items():
+            with suppress(ValueError):  # none are kept
+                searched.cache[query, waiting.top_k] = passages
+        if not waiting.found.done():
+            waiting.found.set_result(end)
 
 
 def _distinct(batch: Iterable[_Waiting]) -> list[str]:

@@ -109,7 +109,7 @@ def test_keys_are_read_every_half_second_for_all_that_is_under_way() -> None:
         access = Access(accounts)
 
         async def serve(key_id: str) -> None:
-            async with access.serving(Identity("acme", frozenset(), key_id)):
+            with access.serving(Identity("acme", frozenset(), key_id)):
                 await asyncio.Event().wait()
 
         async with background_tasks(access.follow()):

@@ -2,12 +2,15 @@
 
 import asyncio
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
+from itertools import chain
 from typing import Any, TypeVar
 
 import msgspec
-from google.protobuf.descriptor import EnumDescriptor
+from google.protobuf.descriptor import Descriptor, EnumDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2
@@ -21,7 +24,7 @@ from router.ledger.reconciliation import Reconciliation
 from router.runs.archive import RunSummary, shortened
 from router.trace import Call, Event, Execution, Run, Trajectory
 from router.trace.call import totals
-from router.trace.citation import cite_answer
+from router.trace.citation import Citation, cite_answer
 from router.trace.export import output_of, trace_json
 from router.trace.run import Feedback
 from router.trace.values import Reported
@@ -41,6 +44,7 @@ _MOST_CHARS = 200_000
 """Of a request and of an output, so that a run with all its feedback fits into the 4 MB that gRPC's clients take; the
 trace has all of both.
 """
+_TURN_S = 0.001
 
 
 def to_proto(kind: type[M], value: object, **given: Any) -> M:
@@ -48,31 +52,40 @@ def to_proto(kind: type[M], value: object, **given: Any) -> M:
     out; times are seconds, and enums are their names in small letters, without the prefix.
     """
     fields = {}
-    for field in kind.DESCRIPTOR.fields:
-        known = given[field.name] if field.name in given else _named(value, WIRE_NAMES.get(field.name, field.name))
+    for name, attribute, converted in _fields(kind.DESCRIPTOR):
+        known = given[name] if name in given else _named(value, attribute)
         if known is not None:
-            fields[field.name] = _field_to_proto(field, known)
+            fields[name] = known if converted is None else converted(known)
     return kind(**fields)
+
+
+@cache
+def _fields(message: Descriptor) -> list[tuple[str, str, Callable[[Any], Any] | None]]:
+    """The fields of a message: name, name here, and what makes a value of the wire of one of ours."""
+    return [(each.name, WIRE_NAMES.get(each.name, each.name), _conversion(each)) for each in message.fields]
 
 
 def _named(value: object, name: str) -> Any:
     return value.count(name) if isinstance(value, Call) and not hasattr(value, name) else getattr(value, name)
 
 
-def _field_to_proto(field: Any, value: Any) -> Any:
+def _conversion(field: Any) -> Callable[[Any], Any] | None:
     if field.enum_type is not None:
-        return prefix_of(field.enum_type) + value.upper()
-    if field.message_type is None or isinstance(value, Message):
-        return value
+        prefix = prefix_of(field.enum_type)
+        return {each.name.removeprefix(prefix).lower(): each.number for each in field.enum_type.values}.__getitem__
+    if field.message_type is None:
+        return None
     match field.message_type.full_name:
         case "google.protobuf.Timestamp":
-            return datetime.fromtimestamp(value, UTC)
+            return lambda seconds: datetime.fromtimestamp(seconds, UTC)
         case "google.protobuf.Duration":
-            return timedelta(seconds=value)
+            return lambda seconds: timedelta(seconds=seconds)
     kind = GetMessageClass(field.message_type)
-    if field.is_repeated:
-        return [each if isinstance(each, Message) else to_proto(kind, each) for each in value]
-    return to_proto(kind, value)
+
+    def converted(value: Any) -> Any:
+        return value if isinstance(value, Message) else to_proto(kind, value)
+
+    return (lambda values: list(map(converted, values))) if field.is_repeated else converted
 
 
 def prefix_of(enum: EnumDescriptor) -> str:
@@ -82,13 +95,17 @@ def prefix_of(enum: EnumDescriptor) -> str:
 
 def execution_to_proto(execution: Execution) -> evidence_pb2.SubQueryResult:
     """A sub-query with its report and where its evidence stands."""
+    return _result_to_proto(execution, execution.citations(execution.report.evidence))
+
+
+def _result_to_proto(execution: Execution, cited: Sequence[Sequence[Citation]]) -> evidence_pb2.SubQueryResult:
     report = execution.report
-    cited = zip(report.evidence, execution.citations(report.evidence), strict=True)
+    points = zip(report.evidence, cited, strict=True)
     return to_proto(
         evidence_pb2.SubQueryResult,
         execution,
         answer=report.answer,
-        evidence=[to_proto(evidence_pb2.EvidencePoint, None, text=text, citations=found) for text, found in cited],
+        evidence=[to_proto(evidence_pb2.EvidencePoint, None, text=text, citations=found) for text, found in points],
         search_queries=[search.query for search in execution.searches],
     )
 
@@ -98,15 +115,16 @@ async def answer_to_proto(run: Run) -> pb.AnswerResponse:
     for each execution where passages are long.
     """
     assert isinstance(run.result, Trajectory)
-    results = list[evidence_pb2.SubQueryResult]()
+    results, cited = list[evidence_pb2.SubQueryResult](), dict[Citation, None]()
+    begun = time.monotonic()
     for execution in run.result.executions:
-        results.append(execution_to_proto(execution))
-        await asyncio.sleep(0)
-    cited = [citation for result in results for point in result.evidence for citation in point.citations]
+        found = execution.citations(execution.report.evidence)
+        results.append(_result_to_proto(execution, found))
+        cited.update(dict.fromkeys(chain.from_iterable(found)))
+        begun = await _others_turn(begun)
     for search in run.result.searches:
-        cited += [to_proto(evidence_pb2.Citation, each) for each in cite_answer(run.result.answer, search.shown)]
-        await asyncio.sleep(0)
-    once = {citation.SerializeToString(deterministic=True): citation for citation in cited}
+        cited.update(dict.fromkeys(cite_answer(run.result.answer, search.shown)))
+        begun = await _others_turn(begun)
     return to_proto(
         pb.AnswerResponse,
         run.result,
@@ -114,8 +132,16 @@ async def answer_to_proto(run: Run) -> pb.AnswerResponse:
         results=results,
         usage=usage_to_proto(run.calls),
         duration=run.duration_s,
-        citations=once.values(),
+        citations=cited,
     )
+
+
+async def _others_turn(begun: float) -> float:
+    """Let others work if it was long ago that this one `begun`; since when it is its turn."""
+    if time.monotonic() - begun > _TURN_S:
+        await asyncio.sleep(0)
+        return time.monotonic()
+    return begun
 
 
 def event_to_proto(number: int, event: Event) -> pb.StreamAnswerResponse:

@@ -3,8 +3,8 @@
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext, suppress
 from typing import Any
 
 import grpc
@@ -51,39 +51,44 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, access: Access | None = None, observer: Observer | None = None, reading_s: float = 60.0) -> None:
         """`reading_s`: how long a client may take to read one message of a stream."""
         self._access, self._observer, self._reading_s = access, observer, reading_s
+        self._handlers: dict[str, Any] = {}
+        """What serves a method instead of its own handler."""
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """Wrap the handler of the call."""
-        handler, method = await continuation(handler_call_details), str(handler_call_details.method)
+        method = str(handler_call_details.method)
+        if (known := self._handlers.get(method)) is not None:
+            return known
+        handler = await continuation(handler_call_details)
         if handler is None or handler.request_streaming:
             return handler
-        metadata = {key: str(value) for key, value in handler_call_details.invocation_metadata or ()}
 
         async def served(request: Any, context: Any) -> Any:
             try:
-                with self._observed(method, metadata):
+                with self._observed(method, context) if observed else nullcontext():
                     if isinstance(request, BadRequest):
                         raise request
                     check_sizes(request)
-                    async with self._admitted(method, metadata):
+                    with await self._admitted(method, context) if admitted else nullcontext():
                         return await self._served(handler, request, context)
             except (grpc.aio.AbortError, asyncio.CancelledError):
                 raise
             except Exception as error:
                 await _abort(context, error)
 
-        read = _reading(handler.request_deserializer)
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(served, read, handler.response_serializer)
-        return grpc.unary_unary_rpc_method_handler(served, read, handler.response_serializer)
+        observed = bool(self._observer) and method.startswith(_OURS)
+        admitted = self._access is not None and method.startswith(_OURS)
+        kind = (
+            grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
+        )
+        wrapped = kind(served, _reading(handler.request_deserializer), handler.response_serializer)
+        return self._handlers.setdefault(method, wrapped)
 
     @contextmanager
-    def _observed(self, method: str, metadata: Mapping[str, str]) -> Iterator[None]:
-        if not self._observer or not method.startswith(_OURS):
-            yield
-            return
+    def _observed(self, method: str, context: Any) -> Iterator[None]:
+        assert self._observer is not None
         begun, code = time.monotonic(), int(code_pb2.OK)
-        self._observer.request_began(method, metadata)
+        self._observer.request_began(method, _metadata(context))
         try:
             yield
         except asyncio.CancelledError:
@@ -95,17 +100,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         finally:
             self._observer.request_ended(method, code_pb2.Code.Name(code), time.monotonic() - begun)
 
-    @asynccontextmanager
-    async def _admitted(self, method: str, metadata: Mapping[str, str]) -> AsyncIterator[None]:
-        if self._access is None or not method.startswith(_OURS):
-            yield
-            return
-        identity = await self._access.identify(metadata.get("authorization", ""))
+    async def _admitted(self, method: str, context: Any) -> AbstractContextManager[None]:
+        """Let the caller in; what is to be open while it is served."""
+        assert self._access is not None
+        identity = await self._access.identify(_metadata(context).get("authorization", ""))
         # gRPC serves each call in a task of its own, so that this reaches its handler and no other.
         CALLER.set(identity)
         check_scope(identity, needed_scope(method))
-        async with self._access.serving(identity):
-            yield
+        return self._access.serving(identity)
 
     async def _served(self, handler: Any, request: Any, context: Any) -> Any:
         if not handler.response_streaming:
@@ -120,6 +122,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 except TimeoutError:
                     said = f"Nothing was read for {self._reading_s:g} s, so the stream ends; read on."
                     raise SlowReader(said) from None
+
+
+def _metadata(context: Any) -> dict[str, str]:
+    return {key: str(value) for key, value in context.invocation_metadata() or ()}
 
 
 def _reading(deserialize: Any) -> Any:

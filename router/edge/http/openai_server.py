@@ -127,7 +127,7 @@ def openai_app(
         question, options = asked.question, RequestOptions(identity=caller(), no_cache=bool(asked.no_cache))
 
         async def work(emit: OnEvent) -> Run:
-            async with access.serving(caller()) if access else nullcontext():
+            with access.serving(caller()) if access else nullcontext():
                 if asked.model == EXECUTING:
                     return await gateway.execute(question, options)
                 return await gateway.answer(question, options, emit)

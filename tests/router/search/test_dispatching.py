@@ -1,6 +1,8 @@
 """Sub-queries that begin before the delegator's turn ends."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -91,6 +93,21 @@ async def test_nothing_is_heard_of_it_before_the_block_is_read() -> None:
         of = [event for event in events if isinstance(event, SearchDone | Reported) and event.index == index]
         assert of == [SearchDone(index, sub_query, ("Heat",)), Reported(index, found.executions[index])]
     assert {call.outcome for call in context.ledger.calls} == {"completed"}
+
+
+async def test_a_question_is_gone_once_nobody_holds_it() -> None:
+    """It leaves no cycles behind, with all its conversations in them, to the garbage collector."""
+    context = lasting()
+    ledger = weakref.ref(context.ledger)
+    gc.collect()
+    gc.disable()
+    try:
+        await paced(Watched(), ['<search>["a?", "b?"]</search>'], [STOP]).run(QUESTION, context)
+        del context
+        await asyncio.sleep(0)  # which lets go of the tasks that have ended
+        assert ledger() is None
+    finally:
+        gc.enable()
 
 
 def insists(prompt: Prompt) -> str:

@@ -63,6 +63,13 @@ def test_a_query_has_the_same_vector_in_any_company(embedder: MiniLM) -> None:
         assert np.array_equal(embedder.embed([query], queries=True)[0], vector)
 
 
+def test_queries_and_passages_are_embedded_alike(embedder: MiniLM) -> None:
+    """Whatever their length, though queries go through a compiled model in another precision."""
+    texts = ["Who?", "", "Which river runs past the museum of the king of the bees?", "red " * 400]
+    both = [embedder.embed(texts, queries=queries) for queries in (True, False)]
+    assert np.allclose(*both, rtol=0, atol=1e-6)
+
+
 @asynccontextmanager
 async def serving(answer: Answer, **options: Any) -> AsyncIterator[EndpointEmbedder]:
     """An embedder of dimension 2 over a real server on a free port."""

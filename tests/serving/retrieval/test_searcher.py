@@ -95,7 +95,7 @@ async def test_the_event_loop_is_free_while_a_search_runs(searcher: IndexSearche
     assert not first.done()
     gated.gate.set()
     assert await first == [["mars"]]
-    assert gated.threads == {"index-searcher_0"}
+    assert gated.threads == {"index-searcher"}
 
 
 async def test_callers_share_a_batch(searcher: IndexSearcher, gated: GatedEmbedder) -> None:
