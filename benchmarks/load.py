@@ -82,6 +82,29 @@ async def clients(address: str, at_once: int) -> AsyncIterator[Callable[[int], A
         yield ask
 
 
+class Order(msgspec.Struct, frozen=True):
+    """Questions to be asked: at a rate, or always so many at once."""
+
+    first: int
+    questions: int
+    per_s: float = 0.0
+    """0: as fast as `at_once` allows."""
+    at_once: int = 1
+
+
+async def ordered(ask: Callable[[int], Awaitable[str]], order: Order) -> list[tuple[str, float]]:
+    """Ask as ordered; the run of each question, and its seconds."""
+
+    async def measured(number: int) -> tuple[str, float]:
+        begun = time.perf_counter()
+        return await ask(number), time.perf_counter() - begun
+
+    numbers = range(order.first, order.first + order.questions)
+    if order.per_s:
+        return await at_rate(measured, numbers, order.per_s, seed=order.first)
+    return await asking.in_flight(measured, numbers, order.at_once, lambda: None)
+
+
 class Ended(msgspec.Struct, frozen=True):
     """One question with a deadline, when it has ended."""
 

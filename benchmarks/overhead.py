@@ -1,71 +1,90 @@
-"""The gateway's own costs before models that are played.
+"""The gateway's own costs before models that are played, beside bare pipelines and LiteLLM; variants in turns.
 
-cost     CPU and memory of a question, with models that answer at once, at each number of questions in flight
-latency  time of an answer beyond that in which at least one of its model calls was being worked on, at a steady rate
+paced   questions at a steady rate, models that write a token at a time: the gateway (retrieval by address, retrieval in
+        the process, the latter without a store), P1, P2 (`benchmarks.pipelines.server`), and no gateway at all
+cpu     the same with models that answer at once, always so many in flight; LiteLLM's SDK for the same calls
+proxy   one call of a model by the gateway's `Complete` and by LiteLLM's proxy server (needs --litellm)
+tokens  streams as a role of the gateway reads them, and as aiohttp alone does on plain asyncio
+load    CPU and memory of a question, with few and with many in flight
 
-Times depend on the machine, on what else it does, and on how long its disk takes to keep a write. Compare ratios.
+Added is the time of an answer beyond that in which at least one of its model calls was being worked on. Each variant is
+a process of its own; who asks, the models and the retrieval at an address are in the benchmark's. Compare ratios.
 """
 
-import statistics
+import os
+import random
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
+import psutil
 from aiohttp import web
 from msgspec import Meta
+from msgspec.structs import replace
 
 from benchmarks import harness
-from benchmarks.gateway import at_once, canned_config, gateway, played
-from benchmarks.harness import Child, watching, work_folder
-from benchmarks.load import at_rate, clients, in_flight, quantile
+from benchmarks.gateway import Double, at_once, canned_config, gateway, on_record_s, played
+from benchmarks.harness import Child, child, cpu_s, own_bytes, watching, work_folder
+from benchmarks.litellm_proxy import Ask, completing, litellm_proxy, posting
+from benchmarks.load import Order, clients, ordered
+from benchmarks.pipelines.driven import LONG_TOKENS, told
+from benchmarks.spread import (
+    Line,
+    Round,
+    cpu_ms,
+    difference,
+    extremes,
+    in_turns,
+    line,
+    memory_kb,
+    ratio,
+    time_ms,
+)
 from router.models.openai_wire import REQUEST_ID
-from router.testing.openai_server import Behaviour, ChatRequest, Reply, writes
+from router.testing.openai_server import ChatRequest, Reply, writes
 
-Part = Literal["cost", "latency"]
-_ROUNDS = 5
+Part = Literal["paced", "cpu", "proxy", "tokens", "load"]
 _FIRST_TOKEN_S, _TOKEN_S = 0.05, 0.01
+_EACH = 1_000_000
+"""Question numbers that a round may use."""
+_STREAMS, _CALLS, _ONE_BY_ONE = 16, 256, 64
+_SYNCS, _RECORD = 20, b"x" * 200
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
-    parts: Annotated[tuple[Part, ...], Meta(description="of cost and latency")] = ("cost", "latency")
-    questions: Annotated[int, Meta(ge=_ROUNDS, description="of each part and level")] = 1000
-    rate: Annotated[float, Meta(gt=0, description="questions a second, of latency")] = 20.0
-    in_flight: Annotated[tuple[int, ...], Meta(description="questions at once, of cost")] = (1, 64, 1000)
-    folder: Annotated[Path, Meta(description="for the store, as its disk matters")] | None = None
+    parts: Annotated[tuple[Part, ...], Meta(description="of paced, cpu, proxy, tokens and load (default: all)")] = ()
+    rounds: Annotated[int, Meta(ge=2, description="of each part, after one to warm up")] = 10
+    questions: Annotated[int, Meta(ge=2, description="of each variant and round")] = 200
+    rate: Annotated[float, Meta(gt=0, description="questions a second, of paced")] = 20.0
+    at_once: Annotated[int, Meta(ge=1, description="questions or calls in flight, of cpu and proxy")] = 64
+    in_flight: Annotated[tuple[int, ...], Meta(description="questions in flight, of load")] = (10, 100, 1000, 3000)
+    folder: Annotated[Path, Meta(description="for stores and logs, as its disk matters")] | None = None
+    litellm: Annotated[Path, Meta(description="the Python of an environment with litellm[proxy]")] | None = None
+    quick: Annotated[bool, Meta(description="two rounds of a few questions, to see that all parts work")] = False
 
 
-class Load(msgspec.Struct, frozen=True):
-    """Many questions, always so many at once; medians of the rounds."""
+class Variant(msgspec.Struct, frozen=True):
+    """A variant of a part, in milliseconds a question, call or token."""
 
-    in_flight: int
+    variant: str
+    p50_ms: float
+    """Added; of a sync and of a record, the whole."""
+    p99_ms: float
     cpu_ms: float
-    """Of a question."""
-    questions_per_s: float
-    memory_kb: float
-    """Of a question in flight, at most."""
-
-
-class Latency(msgspec.Struct, frozen=True):
-    """Times of answers, in milliseconds."""
-
-    models_p50_ms: float
-    """At least one model call was being worked on."""
-    added_p50_ms: float
-    """Beyond that."""
-    added_p99_ms: float
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Figures of the parts that were asked for."""
+    """Figures of the parts that were asked for, and of their variants."""
 
-    cost: list[Load]
-    latency: list[Latency]
+    figures: list[Line]
+    variants: list[Variant]
 
 
 @dataclass(slots=True)
@@ -90,54 +109,256 @@ class Busy:
                 self.seconds += time.perf_counter() - self._since
 
 
+Measure = Callable[[Order], Awaitable[Round]]
+Asking = Callable[[Order], Awaitable[list[tuple[str, float]]]]
+
+
+class Bench:
+    """Models and a retrieval that are played, and processes that are measured before them."""
+
+    def __init__(self, stack: AsyncExitStack, folder: Path) -> None:
+        self._stack, self._folder = stack, folder
+        self._busy: dict[str, Busy] = {}
+        self.base_url = self._retrieval = ""
+
+    async def play(self, script: Callable[[ChatRequest], Reply]) -> None:
+        """Play models, which are watched at work, and a retrieval."""
+        write = writes(script)
+
+        async def play(request: web.Request) -> web.StreamResponse:
+            run_id = request.headers.get(REQUEST_ID, "").rpartition("-")[0]
+            with self._busy.setdefault(run_id, Busy()).working():
+                return await write(request)
+
+        models, self._retrieval = await self._stack.enter_async_context(played(play))
+        self.base_url = models.base_url
+
+    async def gateway(self, *doubles: Double) -> Child:
+        """A gateway, with a new store."""
+        config = canned_config(self._folder / f"{time.time_ns()}", [self.base_url], self._retrieval)
+        return await self._stack.enter_async_context(gateway(config, *doubles))
+
+    async def asked(self, process: Child, most: int = 1) -> Measure:
+        """A gateway or a pipeline, asked by clients here, at most so many questions at once."""
+        ask = await self._stack.enter_async_context(clients(process.words[0], most))
+        return self.measured(process.watched, partial(ordered, ask))
+
+    async def pipeline(self, name: str, most: int = 1) -> Measure:
+        """P1 or P2."""
+        arguments = (name, self.base_url, self._retrieval, str(self._folder))
+        return await self.asked(
+            await self._stack.enter_async_context(child("benchmarks.pipelines.server", *arguments)), most
+        )
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which runs since the last measurement began were being worked on, all together."""
+        return sum(busy.seconds for busy in self._busy.values())
+
+    async def driven(self, kind: str) -> Measure:
+        """A process that makes the calls itself."""
+        process = await self._stack.enter_async_context(child("benchmarks.pipelines.driven", kind, self.base_url))
+        return self.measured(process.watched, partial(told, process))
+
+    async def litellm(self, python: Path) -> tuple[psutil.Process, str]:
+        """LiteLLM's proxy server before the models; its process and base URL."""
+        return await self._stack.enter_async_context(litellm_proxy(python, self._folder, self.base_url))
+
+    async def calls(
+        self, opened: AbstractAsyncContextManager[Ask], process: psutil.Process | None, most: int
+    ) -> Callable[[int], Awaitable[Round]]:
+        """Single calls: one after the other, for what each adds; then so many at once, for their CPU."""
+        ask = await self._stack.enter_async_context(opened)
+
+        async def measure(_number: int) -> Round:
+            self._busy.clear()
+            added = list[float]()
+            for number in range(_ONE_BY_ONE):
+                begun, busy_s = time.perf_counter(), self.busy_s
+                await ask(number)
+                added.append((time.perf_counter() - begun - (self.busy_s - busy_s)) * 1000)
+            before = cpu_s(process) if process else 0.0
+            await ordered(ask, Order(0, _CALLS, at_once=most))
+            used_s = cpu_s(process) - before if process else 0.0
+            return Round(added, used_s / _CALLS * 1000)
+
+        return measure
+
+    async def syncs(self, _number: int) -> Round:
+        """Syncs of a small append to a file beside the stores."""
+        with (self._folder / "syncs.log").open("ab", buffering=0) as file:
+            took_ms = list[float]()
+            for _ in range(_SYNCS):
+                file.write(_RECORD)
+                begun = time.perf_counter()
+                os.fdatasync(file.fileno())
+                took_ms.append((time.perf_counter() - begun) * 1000)
+        return Round(took_ms)
+
+    def measured(self, process: psutil.Process, asking: Asking) -> Measure:
+        """Added times, and the process's CPU for a question."""
+
+        async def measure(order: Order) -> Round:
+            self._busy.clear()
+            before = cpu_s(process)
+            rows = await asking(order)
+            used_s = cpu_s(process) - before
+            added = [(took_s - self._busy.get(run, Busy()).seconds) * 1000 for run, took_s in rows]
+            return Round(added, used_s / order.questions * 1000)
+
+        return measure
+
+
+Found = tuple[list[Line], dict[str, list[Round]]]
+"""Figures of a part, and the rounds of its variants."""
+
+
 async def measure(options: Options) -> Figures:
     """Measure the parts. Raises `RolegateError`."""
+    if options.quick:
+        options = replace(options, rounds=2, questions=10, rate=40.0, at_once=4, in_flight=(2, 8))
+    figures, variants, every = list[Line](), list[Variant](), range(options.rounds)
+    parts = {"paced": _paced, "cpu": _cpu, "proxy": _proxy, "tokens": _tokens, "load": _load}
     with work_folder(options.folder) as folder:
-        levels = options.in_flight if "cost" in options.parts else ()
-        cost = [await _cost(folder, options.questions, number) for number in levels]
-        latency = [await _latency(folder, options)] if "latency" in options.parts else []
-    return Figures(cost, latency)
+        for part in options.parts or parts:
+            async with AsyncExitStack() as stack:
+                lines, found = await parts[part](Bench(stack, folder), options)
+            figures += lines
+            for name, rounds in found.items():
+                p50, p99 = (time_ms(rounds, share)(every) for share in (0.5, 0.99))
+                variants.append(Variant(f"{part}: {name}", p50, p99, cpu_ms(rounds)(every)))
+    return Figures(figures, variants)
 
 
-@asynccontextmanager
-async def _gateway(folder: Path, play: Behaviour) -> AsyncIterator[Child]:
-    async with played(play) as (models, retrieval):
-        config = canned_config(folder / f"{time.time_ns()}", [models.base_url], retrieval)
-        async with gateway(config) as process:
-            yield process
+def _orders(measures: Mapping[str, Measure], order: Order) -> dict[str, Callable[[int], Awaitable[Round]]]:
+    """The same order for all, with questions that no other round has."""
+
+    async def ordered(measure: Measure, number: int) -> Round:
+        return await measure(replace(order, first=number * _EACH))
+
+    return {name: partial(ordered, measure) for name, measure in measures.items()}
 
 
-async def _cost(folder: Path, questions: int, number: int) -> Load:
-    each, rows = max(number, questions // _ROUNDS), list[tuple[float, ...]]()
-    async with _gateway(folder, writes(at_once)) as process, clients(process.words[0], number) as ask:
-        for _ in range(1 + _ROUNDS):
-            begun = time.perf_counter()
-            async with watching(process.watched) as used:
-                await in_flight(ask, range(each), number, f"{number} in flight")
-            rate = each / (time.perf_counter() - begun)
-            rows.append((used.cpu_s / each * 1000, rate, used.grown_bytes / number / 1000))
-    return Load(number, *map(statistics.median, zip(*rows[1:], strict=True)))  # the first round warms up
+async def _paced(bench: Bench, options: Options) -> Found:
+    await bench.play(lambda asked: Reply(at_once(asked).tokens, (), _FIRST_TOKEN_S, lambda: _TOKEN_S))
+    timed = await bench.gateway("retriever", "timed")
+    measures = {
+        "by address": await bench.asked(await bench.gateway()),
+        "in process": await bench.asked(timed),
+        "no store": await bench.asked(await bench.gateway("retriever", "no-store")),
+        "P1": await bench.pipeline("P1"),
+        "P2": await bench.pipeline("P2"),
+        "no gateway": await bench.driven("direct"),
+    }
+
+    async def records(_number: int) -> Round:
+        return Round([took_s * 1000 for took_s in await on_record_s(timed)])
+
+    variants = _orders(measures, Order(0, options.questions, per_s=options.rate))
+    found = await in_turns({**variants, "on record": records, "fdatasync": bench.syncs}, options.rounds)
+    p50, p99 = ({name: time_ms(rounds, share) for name, rounds in found.items()} for share in (0.5, 0.99))
+    cpu = {name: cpu_ms(rounds) for name, rounds in found.items()}
+    store = difference(p50["in process"], p50["no store"])
+    make = partial(line, rounds=options.rounds)
+    lines = [
+        make("added p50 to P1's, retrieval in the process", ratio(p50["in process"], p50["P1"]), wanted=("≤", 0.8)),
+        make("added p50 to P1's, by address", ratio(p50["by address"], p50["P1"]), wanted=("≤", 1.0)),
+        make("added p99 to P1's, retrieval in the process", ratio(p99["in process"], p99["P1"]), wanted=("≤", 1.0)),
+        make("added p99 to P1's, by address", ratio(p99["by address"], p99["P1"]), wanted=("≤", 1.0)),
+        make(
+            "CPU of a question to P1's, retrieval in the process",
+            ratio(cpu["in process"], cpu["P1"]),
+            wanted=("≤", 0.85),
+        ),
+        make("CPU of a question to P1's, by address", ratio(cpu["by address"], cpu["P1"]), wanted=("≤", 0.85)),
+        make("added p50 to P2's", ratio(p50["in process"], p50["P2"]), wanted=("≤", 1.5)),
+        make("CPU of a question to P2's", ratio(cpu["in process"], cpu["P2"]), wanted=("≤", 2.4)),
+        make("the store adds, p50, ms", store, wanted=("≤", 2.0)),
+        make("the store adds, fdatasyncs' worth", ratio(store, p50["fdatasync"]), wanted=("≤", 8.0)),
+        make("on record before a call, p99, ms", p99["on record"], wanted=("≤", 1.0)),
+    ]
+    return lines, found
 
 
-async def _latency(folder: Path, options: Options) -> Latency:
-    busy, rows = dict[str, Busy](), list[tuple[float, float]]()
-    paced = writes(lambda asked: Reply(at_once(asked).tokens, (), _FIRST_TOKEN_S, lambda: _TOKEN_S))
+async def _cpu(bench: Bench, options: Options) -> Found:
+    await bench.play(at_once)
+    most = options.at_once
+    measures = {
+        "by address": await bench.asked(await bench.gateway(), most),
+        "in process": await bench.asked(await bench.gateway("retriever"), most),
+        "no store": await bench.asked(await bench.gateway("retriever", "no-store"), most),
+        "P1": await bench.pipeline("P1", most),
+        "P2": await bench.pipeline("P2", most),
+        "no gateway": await bench.driven("direct"),
+        "SDK": await bench.driven("litellm"),
+        "SDK, streamed": await bench.driven("litellm-streamed"),
+    }
+    found = await in_turns(_orders(measures, Order(0, options.questions, at_once=most)), options.rounds)
+    cpu = {name: cpu_ms(rounds) for name, rounds in found.items()}
+    make, sdk = partial(line, rounds=options.rounds), f"LiteLLM SDK's CPU to a question's, {most} in flight"
+    lines = [
+        make(f"{sdk}, retrieval in the process", ratio(cpu["SDK"], cpu["in process"]), wanted=("≥", 8.0)),
+        make(f"{sdk}, by address", ratio(cpu["SDK"], cpu["by address"]), wanted=("≥", 8.0)),
+        make(f"{sdk}, streamed, by address", ratio(cpu["SDK, streamed"], cpu["by address"])),
+        make(f"CPU of a question to P1's, {most} in flight, by address", ratio(cpu["by address"], cpu["P1"])),
+        make(f"CPU of a question to P2's, {most} in flight", ratio(cpu["in process"], cpu["P2"])),
+    ]
+    return lines, found
 
-    async def play(request: web.Request) -> web.StreamResponse:
-        run_id = ChatRequest("", [], request_id=request.headers.get(REQUEST_ID, "")).run_id
-        with busy.setdefault(run_id, Busy()).working():
-            return await paced(request)
 
-    async with _gateway(folder, play) as process, clients(process.words[0], 1) as ask:
+async def _proxy(bench: Bench, options: Options) -> Found:
+    await bench.play(at_once)
+    complete = await bench.gateway("retriever")
+    variants = {
+        "straight": await bench.calls(posting(bench.base_url), None, options.at_once),
+        "Complete": await bench.calls(completing(complete.words[0]), complete.watched, options.at_once),
+    }
+    if options.litellm:
+        process, base_url = await bench.litellm(options.litellm)
+        variants["LiteLLM"] = await bench.calls(posting(base_url), process, options.at_once)
+    found = await in_turns(variants, options.rounds)
+    if not options.litellm:
+        return [], found
+    proxy, own = found["LiteLLM"], found["Complete"]
+    name, make = "LiteLLM proxy's to Complete's", partial(line, rounds=options.rounds)
+    cpu, p50 = ratio(cpu_ms(proxy), cpu_ms(own)), ratio(time_ms(proxy, 0.5), time_ms(own, 0.5))
+    return [make(f"CPU, {name}", cpu, wanted=("≥", 11.0)), make(f"added p50, {name}", p50, wanted=("≥", 7.0))], found
 
-        async def measured(number: int) -> None:
-            begun = time.perf_counter()
-            run_id = await ask(number)
-            rows.append((time.perf_counter() - begun, busy[run_id].seconds))
 
-        await at_rate(measured, range(options.questions // _ROUNDS), options.rate)
-        rows.clear()  # that was to warm up
-        await at_rate(measured, range(options.questions), options.rate)
-    added = [(took_s - busy_s) * 1000 for took_s, busy_s in rows]
-    models_ms = statistics.median(busy_s for _, busy_s in rows) * 1000
-    return Latency(models_ms, statistics.median(added), quantile(added, 0.99))
+async def _tokens(bench: Bench, options: Options) -> Found:
+    chance = random.Random(0)
+    text = [" word"] * LONG_TOKENS
+    await bench.play(lambda asked: Reply(text, (), _FIRST_TOKEN_S, lambda: chance.uniform(0.5, 1.5) * _TOKEN_S))
+
+    async def of_token(measure: Measure, number: int) -> Round:
+        measured = await measure(Order(number * _EACH, _STREAMS, at_once=_STREAMS))
+        return replace(measured, cpu_ms=measured.cpu_ms / LONG_TOKENS)
+
+    kinds = {"a role's": "tokens-gateway", "aiohttp's": "tokens-aiohttp"}
+    variants = {name: partial(of_token, await bench.driven(kind)) for name, kind in kinds.items()}
+    found = await in_turns(variants, options.rounds)
+    figure = ratio(*(cpu_ms(rounds) for rounds in found.values()))
+    name = f"CPU of a streamed token to an aiohttp reader's, {_STREAMS} streams"
+    return [line(name, figure, options.rounds, ("≤", 0.4))], found
+
+
+async def _load(bench: Bench, options: Options) -> Found:
+    await bench.play(at_once)
+    process, levels = await bench.gateway(), options.in_flight
+    measure = await bench.asked(process, max(levels))
+    await measure(Order(0, options.questions, at_once=min(levels)))
+    idle = own_bytes(process.watched)
+
+    async def loaded(level: int, number: int) -> Round:
+        async with watching(process.watched, idle) as used:
+            measured = await measure(Order(number * _EACH, max(level, options.questions), at_once=level))
+        return replace(measured, memory_kb=used.grown_bytes / level / 1000)
+
+    found = await in_turns({f"{level} in flight": partial(loaded, level) for level in levels}, options.rounds)
+    most = found[f"{max(levels)} in flight"]
+    name = f"CPU of a question, largest to smallest, {min(levels)} to {max(levels)} in flight"
+    lines = [
+        line(name, extremes([cpu_ms(rounds) for rounds in found.values()]), options.rounds, ("≤", 1.3)),
+        line(f"memory of a question, {max(levels)} in flight, kB", memory_kb(most), options.rounds, ("≤", 40.0)),
+    ]
+    return lines, found

@@ -197,7 +197,7 @@ class Reply:
     """Tokens before them."""
     first_token_s: float = 0.0
     token_s: Callable[[], float] | None = None
-    """Seconds from one token to the next, asked for at each; None writes all at once."""
+    """Seconds from one token to the next, asked for at each; None writes all at once, in a few pieces."""
 
     @classmethod
     def of(cls, text: str) -> "Reply":
@@ -218,16 +218,16 @@ def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
             body = msgspec.json.encode({"choices": [choice], "usage": _usage(read, wrote)})
             return web.Response(body=body, content_type="application/json")
         *deltas, end = _events(reply, read)
-        if reply.token_s is None:
-            return web.Response(body=b"".join((*deltas, end)), content_type="text/event-stream")
+        pieces = deltas if reply.token_s else filter(None, (b"".join(deltas[:1]), b"".join(deltas[1:])))
         response, clock = web.StreamResponse(headers=_SSE), asyncio.get_running_loop().time
         with suppress(ConnectionResetError):  # who asked has left
             await response.prepare(request)
             due = clock() + reply.first_token_s
-            for delta in deltas:
-                await asyncio.sleep(due - clock())
-                await response.write(delta)
-                due += reply.token_s()
+            for piece in pieces:
+                if reply.token_s:
+                    await asyncio.sleep(due - clock())
+                    due += reply.token_s()
+                await response.write(piece)
             await response.write(end)
         return response
 
