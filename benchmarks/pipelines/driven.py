@@ -1,9 +1,9 @@
-"""Processes that make calls when they are told to: `python -m benchmarks.pipelines.driven KIND BASE_URL`.
+"""Processes that make calls when they are told to: `python -m benchmarks.pipelines.driven KIND BASE_URL TOKENS`.
 
 direct            the calls and searches of a question, made by the client itself, by P2's means
 litellm           the same by LiteLLM's SDK
 litellm-streamed  the same, streamed
-tokens-gateway    a long stream, read as a role of the gateway reads it, on the event loop of gateways
+tokens-gateway    a stream of so many tokens, read as a role of the gateway reads it, on the event loop of gateways
 tokens-aiohttp    the same, read as P1 reads it, on plain asyncio
 
 Each line of its standard input is a `benchmarks.load.Order` in JSON; its answer is one line, with the run and the
@@ -36,10 +36,9 @@ from router.models.session import upstream_session
 from serving.signals import collect_seldom
 
 Kind = Literal["direct", "litellm", "litellm-streamed", "tokens-gateway", "tokens-aiohttp"]
+DRIVEN = "driven"
+"""What such a process prints once it is ready."""
 Ask = Callable[[int], Awaitable[str]]
-LONG = "long"
-"""The model that writes long streams."""
-LONG_TOKENS = 400
 _rows = msgspec.json.Decoder(list[tuple[str, float]]).decode
 
 
@@ -79,7 +78,7 @@ def _usage(usage: Any) -> Usage:
 
 
 @asynccontextmanager
-async def _asking(kind: str, base_url: str) -> AsyncIterator[Ask]:
+async def _asking(kind: str, base_url: str, tokens: int) -> AsyncIterator[Ask]:
     match kind:
         case "direct":
             push = PushCalls(base_url)
@@ -90,10 +89,12 @@ async def _asking(kind: str, base_url: str) -> AsyncIterator[Ask]:
             await close_clients()
         case "tokens-gateway":
             async with upstream_session() as session:
-                yield _role_tokens(Role("answer", OpenAIHTTP(session, base_url, LONG), "", Sampling(LONG_TOKENS), 1))
+                yield _role_tokens(
+                    Role("answer", OpenAIHTTP(session, base_url, "long"), "", Sampling(tokens), attempts=1)
+                )
         case _:
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-                yield _aiohttp_tokens(AiohttpCalls(session, base_url))
+                yield _aiohttp_tokens(AiohttpCalls(session, base_url), tokens)
 
 
 def _questions(pipeline: Pipeline) -> Ask:
@@ -110,19 +111,19 @@ def _role_tokens(role: Role) -> Ask:
     return ask
 
 
-def _aiohttp_tokens(calls: AiohttpCalls) -> Ask:
+def _aiohttp_tokens(calls: AiohttpCalls, tokens: int) -> Ask:
     async def ask(number: int) -> str:
         messages = [{"role": "user", "content": question(number)}]
-        said = await calls({"model": LONG, "messages": messages, "max_tokens": LONG_TOKENS}, f"run-{number}-1")
+        said = await calls({"model": "long", "messages": messages, "max_tokens": tokens}, f"run-{number}-1")
         return said.finish_reason or ""
 
     return ask
 
 
-async def _obey(kind: str, base_url: str) -> None:
-    async with _asking(kind, base_url) as ask:
+async def _obey(kind: str, base_url: str, tokens: str) -> None:
+    async with _asking(kind, base_url, int(tokens)) as ask:
         collect_seldom()
-        print(kind, flush=True)
+        print(DRIVEN, flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
             done = await ordered(ask, msgspec.json.decode(line, type=Order))
             print(msgspec.json.encode(done).decode(), flush=True)

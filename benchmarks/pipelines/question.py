@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
@@ -138,9 +138,9 @@ class Pipeline:
 
     async def _execute(self, run: Answered, sub_query: str) -> Report:
         queries, told = list[str](), self._opening("execution", escape(sub_query, quote=False))
-        while query := _SEARCH.search(said := await self._ask(run, "execution", told)):
-            queries.append(query[1])
-            passages = await self._search(query[1])
+        while query := _read(_SEARCH, said := await self._ask(run, "execution", told)):
+            queries.append(query)
+            passages = await self._search(query)
             last = "\nNo searches are left. Write the report now." if len(queries) == _SEARCHES else ""
             told += [_message("assistant", said), _message("user", _documents(passages) + last)]
         return Report(sub_query, _found(_ANSWER, said), _found(_EVIDENCE, said), queries)
@@ -176,17 +176,20 @@ def _element(tag: str, text: str) -> str:
     return f"<{tag}>{escape(text, quote=False)}</{tag}>"
 
 
-def _sub_queries(said: str) -> list[str]:
-    if not (block := _SEARCH.search(said)):
-        return []
-    body = block[1].strip()
-    return list(json.loads(body)) if body.startswith("[") else [body]
+def _read(tag: re.Pattern[str], said: str) -> str | None:
+    """The text in a tag, if there is one."""
+    return unescape(found[1]).strip() if (found := tag.search(said)) else None
 
 
 def _found(tag: re.Pattern[str], said: str) -> str:
-    if not (found := tag.search(said)):
+    if (text := _read(tag, said)) is None:
         raise RolegateError(f"neither a search nor a report: {said!r}")
-    return found[1].strip()
+    return text
+
+
+def _sub_queries(said: str) -> list[str]:
+    body = _read(_SEARCH, said)
+    return list(json.loads(body)) if body and body.startswith("[") else [body] if body else []
 
 
 def _documents(passages: Sequence[Passage]) -> str:

@@ -45,6 +45,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self._parser, self._body = httptools.HttpResponseParser(self), list[bytes]()
         self._reply: asyncio.Future[bytes] | None = None
+        self._kept = True
 
     async def send(self, request: bytes) -> bytes:
         """The body of the reply. Raises `RolegateError`."""
@@ -60,7 +61,7 @@ class _Connection(asyncio.Protocol):
     @property
     def reusable(self) -> bool:
         """Whether another call may be made on it."""
-        return not self.transport.is_closing() and bool(self._parser.should_keep_alive())
+        return self._kept and not self.transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -78,7 +79,7 @@ class _Connection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        status = self._parser.get_status_code()
+        status, self._kept = self._parser.get_status_code(), self._parser.should_keep_alive()
         self._end(None if status == 200 else RolegateError(f"HTTP {status}: {b''.join(self._body)!r}"))
 
     def _end(self, error: Exception | None) -> None:
@@ -108,6 +109,8 @@ class PushCalls:
         reply = await connection.send(f"{self._head}{name}\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
         if connection.reusable:
             self._idle.append(connection)
+        else:
+            connection.transport.close()
         said = Said()
         for event in reply.split(b"\n\n"):
             said.take(event)

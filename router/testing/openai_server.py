@@ -214,10 +214,8 @@ def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
         read, wrote = sum(len(text.split()) for text in asked.texts), len(reply.reasoning) + len(reply.tokens)
         request[_TOKENS] = {"prompt": read, "generation": wrote}
         if not asked.stream:
-            choice = {"message": {"role": "assistant", "content": "".join(reply.tokens)}, "finish_reason": "stop"}
-            body = msgspec.json.encode({"choices": [choice], "usage": _usage(read, wrote)})
-            return web.Response(body=body, content_type="application/json")
-        *deltas, end = _events(reply, read)
+            return web.Response(body=whole(reply, read), content_type="application/json")
+        *deltas, end = events(reply, read)
         pieces = deltas if reply.token_s else filter(None, (b"".join(deltas[:1]), b"".join(deltas[1:])))
         response, clock = web.StreamResponse(headers=_SSE), asyncio.get_running_loop().time
         with suppress(ConnectionResetError):  # who asked has left
@@ -234,8 +232,14 @@ def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
     return play
 
 
-def _events(reply: Reply, read: int) -> Iterator[bytes]:
-    """A token each, and then the end in one."""
+def whole(reply: Reply, read: int) -> bytes:
+    """The body of a reply that is no stream. `read`: the tokens of the prompt."""
+    choice = {"message": {"role": "assistant", "content": "".join(reply.tokens)}, "finish_reason": "stop"}
+    return msgspec.json.encode({"choices": [choice], "usage": _usage(read, len(reply.reasoning) + len(reply.tokens))})
+
+
+def events(reply: Reply, read: int) -> Iterator[bytes]:
+    """The events of a stream: a token each, and then the end in one. `read`: the tokens of the prompt."""
     tokens = [("reasoning", token) for token in reply.reasoning] + [("content", token) for token in reply.tokens]
     for wrote, (name, token) in enumerate(tokens, 1):
         yield event({"choices": [{"index": 0, "delta": {name: token}}], "usage": _usage(read, wrote)})
