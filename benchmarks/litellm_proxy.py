@@ -18,7 +18,7 @@ from benchmarks.gateway import MAX_TOKENS
 from benchmarks.load import question
 from router.errors import RolegateError
 
-Ask = Callable[[int], Awaitable[str]]
+Ask = Callable[[int], Awaitable[object]]
 _READY_S = 180
 _CONFIG = """
 model_list:
@@ -35,9 +35,9 @@ async def completing(address: str) -> AsyncIterator[Ask]:
     async with grpc.aio.insecure_channel(address) as channel:
         stub = CompletionServiceStub(channel)
 
-        async def ask(number: int) -> str:
+        async def ask(number: int) -> object:
             said = [ChatMessage(role="user", content=question(number))]
-            return (await stub.Complete(CompleteRequest(role=ROLE_ANSWER, messages=said), timeout=60)).run_id
+            return await stub.Complete(CompleteRequest(role=ROLE_ANSWER, messages=said), timeout=60)
 
         yield ask
 
@@ -47,12 +47,11 @@ async def posting(base_url: str) -> AsyncIterator[Ask]:
     """Ask an OpenAI-compatible server for completions of the answerer."""
     async with aiohttp.ClientSession(raise_for_status=True) as session:
 
-        async def ask(number: int) -> str:
+        async def ask(number: int) -> object:
             said = [{"role": "user", "content": question(number)}]
             body = {"model": "answerer", "messages": said, "max_tokens": MAX_TOKENS}
             async with session.post(f"{base_url}/chat/completions", json=body) as response:
-                await response.read()
-            return ""
+                return await response.read()
 
         yield ask
 

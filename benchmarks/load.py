@@ -52,7 +52,7 @@ async def at_rate(
     return [task.result() for task in tasks]
 
 
-def timed(ask: Callable[[Item], Awaitable[object]]) -> Callable[[Item], Awaitable[float]]:
+def timed(ask: Callable[[Item], Awaitable[object]]) -> Callable[[Item], Coroutine[Any, Any, float]]:
     """The same, which results in seconds."""
 
     async def measured(item: Item) -> float:
@@ -92,17 +92,12 @@ class Order(msgspec.Struct, frozen=True):
     at_once: int = 1
 
 
-async def ordered(ask: Callable[[int], Awaitable[str]], order: Order) -> list[tuple[str, float]]:
-    """Ask as ordered; the run of each question, and its seconds."""
-
-    async def measured(number: int) -> tuple[str, float]:
-        begun = time.perf_counter()
-        return await ask(number), time.perf_counter() - begun
-
+async def ordered(ask: Callable[[int], Awaitable[object]], order: Order) -> list[float]:
+    """Ask as ordered; the seconds of each question."""
     numbers = range(order.first, order.first + order.questions)
     if order.per_s:
-        return await at_rate(measured, numbers, order.per_s, seed=order.first)
-    return await asking.in_flight(measured, numbers, order.at_once, lambda: None)
+        return await at_rate(timed(ask), numbers, order.per_s, seed=order.first)
+    return await asking.in_flight(timed(ask), numbers, order.at_once, lambda: None)
 
 
 class Ended(msgspec.Struct, frozen=True):

@@ -1,10 +1,10 @@
 """The gateway's own costs before models that are played, beside bare pipelines and LiteLLM; variants in turns.
 
 paced   questions at a steady rate, models that write a token at a time: the gateway (retrieval by address, retrieval in
-        the process, the latter without a store), P1, P2 (`benchmarks.pipelines.server`), and no gateway at all
-cpu     the same with models that answer at once, always so many in flight; LiteLLM's SDK for the same calls
+        the process, the latter without a store), P1, P2 (`benchmarks.pipelines.process`), and no gateway at all
+cpu     the same, 64 in flight, with models that answer at once; LiteLLM's SDK for the same calls
 proxy   one call of a model by the gateway's `Complete` and by LiteLLM's proxy server (needs --litellm)
-tokens  streams as a role of the gateway reads them, and as aiohttp alone does on plain asyncio
+tokens  16 streams at once as a role of the gateway reads them, and as aiohttp alone does on plain asyncio
 load    CPU and memory of a question, with few and with many in flight
 
 Added is the time of an answer beyond that in which at least one of its model calls was being worked on. Each variant is
@@ -15,8 +15,9 @@ ratios.
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -29,27 +30,54 @@ from msgspec.structs import replace
 from benchmarks import harness
 from benchmarks.gateway import Double, OnePassage, canned_config, gateway, on_record_s, retrieval
 from benchmarks.harness import Child, child, cpu_s, own_bytes, watching, work_folder
-from benchmarks.litellm_proxy import Ask, completing, litellm_proxy, posting
+from benchmarks.litellm_proxy import completing, litellm_proxy, posting
 from benchmarks.load import Order, clients, ordered
-from benchmarks.pipelines.driven import DRIVEN, Kind, told
 from benchmarks.pipelines.models import Pace
-from benchmarks.spread import (
-    Line,
-    Round,
-    cpu_ms,
-    difference,
-    extremes,
-    in_turns,
-    line,
-    memory_kb,
-    ratio,
-    time_ms,
-)
+from benchmarks.pipelines.process import DRIVEN, TOKENS
+from benchmarks.rounds import Figure, Round, Wanted, cpu, figure, in_turns, p50, p99
 
 Part = Literal["paced", "cpu", "proxy", "tokens", "load"]
+_DOUBLES: dict[str, tuple[Double, ...]] = {
+    "by_address": (),
+    "in_process": ("retriever", "timed"),
+    "no_store": ("retriever", "no-store"),
+}
+_FIGURES: dict[Part, list[Wanted]] = {
+    "paced": [
+        Wanted("added p50 to P1's, retrieval in the process", p50, "in_process", "P1", most=0.8),
+        Wanted("added p50 to P1's, by address", p50, "by_address", "P1", most=1.0),
+        Wanted("added p99 to P1's, retrieval in the process", p99, "in_process", "P1", most=1.0),
+        Wanted("added p99 to P1's, by address", p99, "by_address", "P1", most=1.0),
+        Wanted("CPU of a question to P1's, retrieval in the process", cpu, "in_process", "P1", most=0.85),
+        Wanted("CPU of a question to P1's, by address", cpu, "by_address", "P1", most=0.85),
+        Wanted("added p50 to P2's, retrieval in the process", p50, "in_process", "P2", most=1.5),
+        Wanted("CPU of a question to P2's, retrieval in the process", cpu, "in_process", "P2", most=2.4),
+        Wanted("the store adds, p50, ms", p50, "store", most=2.0),
+        Wanted("the store adds, p50, fdatasyncs' worth", p50, "store", "fdatasync", most=8.0),
+        Wanted("on record before a call, p99, ms", p99, "on_record", most=1.0),
+    ],
+    "cpu": [
+        Wanted("LiteLLM SDK's CPU to a question's, retrieval in the process", cpu, "SDK", "in_process", least=8.0),
+        Wanted("LiteLLM SDK's CPU to a question's, by address", cpu, "SDK", "by_address", least=8.0),
+        Wanted("the same, streamed, retrieval in the process", cpu, "SDK_streamed", "in_process"),
+        Wanted("the same, streamed, by address", cpu, "SDK_streamed", "by_address"),
+        Wanted("CPU of a question to P1's, 64 in flight, by address", cpu, "by_address", "P1"),
+        Wanted("CPU of a question to P2's, 64 in flight, retrieval in the process", cpu, "in_process", "P2"),
+    ],
+    "proxy": [
+        Wanted("CPU of a call, LiteLLM proxy's to Complete's", cpu, "LiteLLM", "Complete", least=11.0),
+        Wanted("added p50 of a call, LiteLLM proxy's to Complete's", p50, "LiteLLM", "Complete", least=7.0),
+    ],
+    "tokens": [Wanted("CPU of a streamed token to an aiohttp reader's, 16 streams", cpu, "role", "aiohttp", most=0.4)],
+    "load": [
+        Wanted("CPU of a question, largest to smallest", cpu, "largest", "smallest", most=1.3),
+        Wanted("memory of a question, most in flight, kB", p50, "memory", most=40.0),
+    ],
+}
+_PACES: dict[Part, Pace] = {"paced": "paced", "tokens": "tokens"}
 _EACH = 1_000_000
 """Question numbers that a round may use."""
-_STREAMS, _CALLS, _ONE_BY_ONE = 16, 256, 64
+_AT_ONCE, _STREAMS, _CALLS, _ONE_BY_ONE = 64, 16, 256, 64
 _SYNCS, _RECORD = 20, b"x" * 200
 
 
@@ -60,115 +88,89 @@ class Options(harness.Options, frozen=True, kw_only=True):
     rounds: Annotated[int, Meta(ge=2, description="of each part, after one to warm up")] = 10
     questions: Annotated[int, Meta(ge=2, description="of each variant and round")] = 200
     rate: Annotated[float, Meta(gt=0, description="questions a second, of paced")] = 20.0
-    at_once: Annotated[int, Meta(ge=1, description="questions or calls in flight, of cpu and proxy")] = 64
     in_flight: Annotated[tuple[int, ...], Meta(description="questions in flight, of load")] = (10, 100, 1000, 3000)
-    token_s: Annotated[
-        float, Meta(gt=0, description="seconds from one token to the next; to the first, five times")
-    ] = 0.01
-    tokens: Annotated[int, Meta(ge=1, description="of each stream, of tokens")] = 400
+    token_s: Annotated[float, Meta(gt=0, description="seconds for a token; for the first, five times")] = 0.01
     folder: Annotated[Path, Meta(description="for stores and logs, as its disk matters")] | None = None
     litellm: Annotated[Path, Meta(description="the Python of an environment with litellm[proxy]")] | None = None
-    quick: Annotated[bool, Meta(description="two rounds of a few questions, to see that all parts work")] = False
+    quick: Annotated[bool, Meta(description="two rounds of a few quick questions, to see that all parts work")] = False
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """A variant of a part, in milliseconds a question, call or token."""
+    """A variant of a part; milliseconds of a question, call or token, but for memory."""
 
     variant: str
-    p50_ms: float
-    """Added; of a sync and of a record, the whole."""
-    p99_ms: float
-    cpu_ms: float
+    p50: float
+    """Added, where there is something to add to."""
+    p99: float
+    cpu: float
 
 
 class Figures(msgspec.Struct, frozen=True):
     """Figures of the parts that were asked for, and of their variants."""
 
-    figures: list[Line]
+    figures: list[Figure]
     variants: list[Variant]
 
 
 Measure = Callable[[Order], Awaitable[Round]]
-_seconds = msgspec.json.Decoder(dict[str, float]).decode
+Rounds = dict[str, list[Round]]
+_seconds = msgspec.json.Decoder(dict[int, float]).decode
+_times = msgspec.json.Decoder(list[float]).decode
 
 
+@dataclass(frozen=True, slots=True)
 class Bench:
     """Processes that are measured, before models and a retrieval that are played."""
 
-    def __init__(self, stack: AsyncExitStack, folder: Path, models: Child, retrieval: str, tokens: int) -> None:
-        """`tokens`: of a long stream."""
-        self._stack, self._folder, self._models = stack, folder, models
-        self._retrieval, self._tokens = retrieval, tokens
-        self.base_url = models.words[0]
+    stack: AsyncExitStack
+    folder: Path
+    models: Child
+    retrieval: str
 
-    def gateway(self, *doubles: Double) -> AbstractAsyncContextManager[Child]:
-        """A gateway, with a new store."""
-        config = canned_config(self._folder / f"{time.time_ns()}", [self.base_url], self._retrieval)
-        return gateway(config, *doubles)
+    @property
+    def base_url(self) -> str:
+        """Of the models."""
+        return self.models.words[0]
 
-    def pipeline(self, name: str) -> AbstractAsyncContextManager[Child]:
-        """P1 or P2."""
-        return child("benchmarks.pipelines.server", name, self.base_url, self._retrieval, str(self._folder))
+    async def start(self, *names: str) -> dict[str, Child]:
+        """Begin gateways and bare means, all at once, as that takes a while."""
+        begun = await asyncio.gather(*(self.stack.enter_async_context(self._process(name)) for name in names))
+        return dict(zip(names, begun, strict=True))
 
-    def driven(self, kind: Kind) -> AbstractAsyncContextManager[Child]:
-        """A process that makes the calls itself."""
-        return child("benchmarks.pipelines.driven", kind, self.base_url, str(self._tokens))
-
-    async def start(self, **opened: AbstractAsyncContextManager[Child]) -> dict[str, Child]:
-        """Begin all of them, which takes a while."""
-        begun = await asyncio.gather(*map(self._stack.enter_async_context, opened.values()))
-        return dict(zip(opened, begun, strict=True))
-
-    async def busy_s(self) -> dict[str, float]:
-        """Seconds in which each run was being worked on since the last look."""
-        return _seconds(await self._models.answer(b""))
+    def _process(self, name: str) -> AbstractAsyncContextManager[Child]:
+        if name in _DOUBLES:
+            return gateway(canned_config(self.folder / name, [self.base_url], self.retrieval), *_DOUBLES[name])
+        return child("benchmarks.pipelines.process", name, self.base_url, self.retrieval, str(self.folder))
 
     async def measure(self, process: Child, most: int = 1) -> Measure:
-        """Questions, at most so many at once: their added times, and the process's CPU for one."""
-        if process.words[0] == DRIVEN:
-            asking = partial(told, process)
-        else:
-            asking = partial(ordered, await self._stack.enter_async_context(clients(process.words[0], most)))
+        """Measure a process that was begun, with at most so many questions at once."""
+        if process.words[0] != DRIVEN:
+            ask = await self.stack.enter_async_context(clients(process.words[0], most))
+            return self.measured(process.watched, partial(ordered, ask))
+
+        async def told(order: Order) -> list[float]:
+            return _times(await process.answer(msgspec.json.encode(order)))
+
+        return self.measured(process.watched, told)
+
+    def measured(self, process: psutil.Process | None, asking: Callable[[Order], Awaitable[list[float]]]) -> Measure:
+        """Measure added times, and the process's CPU for a question."""
 
         async def measure(order: Order) -> Round:
-            await self.busy_s()
-            before = cpu_s(process.watched)
-            rows = await asking(order)
-            used_s, busy_s = cpu_s(process.watched) - before, await self.busy_s()
-            added = [(took_s - busy_s.get(run, 0.0)) * 1000 for run, took_s in rows]
+            await self.models.answer(b"")  # what was before
+            before = cpu_s(process) if process else 0.0
+            took_s = await asking(order)
+            used_s = cpu_s(process) - before if process else 0.0
+            busy_s = _seconds(await self.models.answer(b""))
+            added = [(took - busy_s.get(number, 0.0)) * 1000 for number, took in enumerate(took_s, order.first)]
             return Round(added, used_s / order.questions * 1000)
 
         return measure
 
-    async def calls(
-        self, opened: AbstractAsyncContextManager[Ask], process: psutil.Process | None, most: int
-    ) -> Callable[[int], Awaitable[Round]]:
-        """Single calls: one after the other, for what each adds; then so many at once, for their CPU."""
-        ask = await self._stack.enter_async_context(opened)
-
-        async def measure(_number: int) -> Round:
-            added = list[float]()
-            await self.busy_s()
-            for number in range(_ONE_BY_ONE):
-                begun = time.perf_counter()
-                await ask(number)
-                took_s = time.perf_counter() - begun
-                added.append((took_s - sum((await self.busy_s()).values())) * 1000)
-            before = cpu_s(process) if process else 0.0
-            await ordered(ask, Order(0, _CALLS, at_once=most))
-            used_s = cpu_s(process) - before if process else 0.0
-            return Round(added, used_s / _CALLS * 1000)
-
-        return measure
-
-    async def litellm(self, python: Path) -> tuple[psutil.Process, str]:
-        """LiteLLM's proxy server before the models; its process and base URL."""
-        return await self._stack.enter_async_context(litellm_proxy(python, self._folder, self.base_url))
-
     async def syncs(self, _number: int) -> Round:
-        """Syncs of a small append to a file beside the stores."""
-        with (self._folder / "syncs.log").open("ab", buffering=0) as file:
-            took_ms = list[float]()
+        """Sync small appends to a file beside the stores."""
+        took_ms = list[float]()
+        with (self.folder / "syncs.log").open("ab", buffering=0) as file:
             for _ in range(_SYNCS):
                 file.write(_RECORD)
                 begun = time.perf_counter()
@@ -177,165 +179,91 @@ class Bench:
         return Round(took_ms)
 
 
-Found = tuple[list[Line], dict[str, list[Round]]]
-"""Figures of a part, and the rounds of its variants."""
-
-
 async def measure(options: Options) -> Figures:
     """Measure the parts. Raises `RolegateError`."""
     if options.quick:
-        options = replace(
-            options, rounds=2, questions=10, rate=40.0, at_once=4, in_flight=(2, 8), token_s=0.001, tokens=40
-        )
-    figures, variants, every = list[Line](), list[Variant](), range(options.rounds)
+        options = replace(options, rounds=2, questions=10, rate=40.0, in_flight=(2, 8), token_s=0.001)
+    figures, variants = list[Figure](), list[Variant]()
+    parts = {"paced": _paced, "cpu": _cpu, "proxy": _proxy, "tokens": _tokens, "load": _load}
     for part in options.parts or get_args(Part):
-        with work_folder(options.folder) as folder:
-            lines, found = await _measured(part, folder, options)
-        figures += lines
-        for name, rounds in found.items():
-            p50, p99 = (time_ms(rounds, share)(every) for share in (0.5, 0.99))
-            variants.append(Variant(f"{part}: {name}", p50, p99, cpu_ms(rounds)(every)))
+        async with AsyncExitStack() as stack:
+            folder = stack.enter_context(work_folder(options.folder))
+            played = child("benchmarks.pipelines.models", _PACES.get(part, "at-once"), str(options.token_s))
+            models = await stack.enter_async_context(played)
+            bench = Bench(stack, folder, models, await stack.enter_async_context(retrieval(OnePassage())))
+            found = await parts[part](bench, options)
+        figures += [figure(wanted, found) for wanted in _FIGURES[part] if wanted.of in found]
+        variants += [Variant(f"{part}: {name}", p50(each), p99(each), cpu(each)) for name, each in found.items()]
     return Figures(figures, variants)
 
 
-async def _measured(part: Part, folder: Path, options: Options) -> Found:
-    measures: dict[Part, tuple[Pace, Callable[[Bench, Options], Awaitable[Found]]]] = {
-        "paced": ("paced", _paced),
-        "cpu": ("at-once", _cpu),
-        "proxy": ("at-once", _proxy),
-        "tokens": ("tokens", _tokens),
-        "load": ("at-once", _load),
-    }
-    pace, measured = measures[part]
-    async with AsyncExitStack() as stack:
-        models = await stack.enter_async_context(child("benchmarks.pipelines.models", pace, str(options.token_s)))
-        address = await stack.enter_async_context(retrieval(OnePassage()))
-        return await measured(Bench(stack, folder, models, address, options.tokens), options)
+def _rounds(measure: Measure, order: Order) -> Callable[[int], Awaitable[Round]]:
+    """The same order in each round, with questions that no other round has."""
+    return lambda number: measure(replace(order, first=number * _EACH))
 
 
-def _orders(measures: Mapping[str, Measure], order: Order) -> dict[str, Callable[[int], Awaitable[Round]]]:
-    """The same order for all, with questions that no other round has."""
+async def _paced(bench: Bench, options: Options) -> Rounds:
+    begun = await bench.start(*_DOUBLES, "P1", "P2", "no_gateway")
+    order = Order(0, options.questions, per_s=options.rate)
+    variants = {name: _rounds(await bench.measure(process), order) for name, process in begun.items()}
 
-    async def ordered(measure: Measure, number: int) -> Round:
-        return await measure(replace(order, first=number * _EACH))
-
-    return {name: partial(ordered, measure) for name, measure in measures.items()}
-
-
-async def _paced(bench: Bench, options: Options) -> Found:
-    begun = await bench.start(
-        by_address=bench.gateway(),
-        in_process=bench.gateway("retriever", "timed"),
-        no_store=bench.gateway("retriever", "no-store"),
-        P1=bench.pipeline("P1"),
-        P2=bench.pipeline("P2"),
-        no_gateway=bench.driven("direct"),
-    )
-
-    async def records(_number: int) -> Round:
+    async def on_record(_number: int) -> Round:
         return Round([took_s * 1000 for took_s in await on_record_s(begun["in_process"])])
 
-    measures = {name: await bench.measure(process) for name, process in begun.items()}
-    variants = _orders(measures, Order(0, options.questions, per_s=options.rate))
-    found = await in_turns({**variants, "on_record": records, "fdatasync": bench.syncs}, options.rounds)
-    p50, p99 = ({name: time_ms(rounds, share) for name, rounds in found.items()} for share in (0.5, 0.99))
-    cpu = {name: cpu_ms(rounds) for name, rounds in found.items()}
-    store = difference(p50["in_process"], p50["no_store"])
-    make = partial(line, rounds=options.rounds)
-    lines = [
-        make("added p50 to P1's, retrieval in the process", ratio(p50["in_process"], p50["P1"]), wanted=("≤", 0.8)),
-        make("added p50 to P1's, by address", ratio(p50["by_address"], p50["P1"]), wanted=("≤", 1.0)),
-        make("added p99 to P1's, retrieval in the process", ratio(p99["in_process"], p99["P1"]), wanted=("≤", 1.0)),
-        make("added p99 to P1's, by address", ratio(p99["by_address"], p99["P1"]), wanted=("≤", 1.0)),
-        make(
-            "CPU of a question to P1's, retrieval in the process",
-            ratio(cpu["in_process"], cpu["P1"]),
-            wanted=("≤", 0.85),
-        ),
-        make("CPU of a question to P1's, by address", ratio(cpu["by_address"], cpu["P1"]), wanted=("≤", 0.85)),
-        make("added p50 to P2's", ratio(p50["in_process"], p50["P2"]), wanted=("≤", 1.5)),
-        make("CPU of a question to P2's", ratio(cpu["in_process"], cpu["P2"]), wanted=("≤", 2.4)),
-        make("the store adds, p50, ms", store, wanted=("≤", 2.0)),
-        make("the store adds, fdatasyncs' worth", ratio(store, p50["fdatasync"]), wanted=("≤", 8.0)),
-        make("on record before a call, p99, ms", p99["on_record"], wanted=("≤", 1.0)),
-    ]
-    return lines, found
+    found = await in_turns({**variants, "on_record": on_record, "fdatasync": bench.syncs}, options.rounds)
+    both = zip(found["in_process"], found["no_store"], strict=True)
+    return {**found, "store": [Round([p50([kept]) - p50([none])]) for kept, none in both]}
 
 
-async def _cpu(bench: Bench, options: Options) -> Found:
-    begun = await bench.start(
-        by_address=bench.gateway(),
-        in_process=bench.gateway("retriever"),
-        no_store=bench.gateway("retriever", "no-store"),
-        P1=bench.pipeline("P1"),
-        P2=bench.pipeline("P2"),
-        no_gateway=bench.driven("direct"),
-        SDK=bench.driven("litellm"),
-        SDK_streamed=bench.driven("litellm-streamed"),
-    )
-    most = options.at_once
-    measures = {name: await bench.measure(process, most) for name, process in begun.items()}
-    found = await in_turns(_orders(measures, Order(0, options.questions, at_once=most)), options.rounds)
-    cpu = {name: cpu_ms(rounds) for name, rounds in found.items()}
-    make, sdk = partial(line, rounds=options.rounds), f"LiteLLM SDK's CPU to a question's, {most} in flight"
-    lines = [
-        make(f"{sdk}, retrieval in the process", ratio(cpu["SDK"], cpu["in_process"]), wanted=("≥", 8.0)),
-        make(f"{sdk}, by address", ratio(cpu["SDK"], cpu["by_address"]), wanted=("≥", 8.0)),
-        make(f"{sdk}, streamed, by address", ratio(cpu["SDK_streamed"], cpu["by_address"])),
-        make(f"CPU of a question to P1's, {most} in flight, by address", ratio(cpu["by_address"], cpu["P1"])),
-        make(f"CPU of a question to P2's, {most} in flight", ratio(cpu["in_process"], cpu["P2"])),
-    ]
-    return lines, found
+async def _cpu(bench: Bench, options: Options) -> Rounds:
+    begun = await bench.start(*_DOUBLES, "P1", "P2", "no_gateway", "SDK", "SDK_streamed")
+    order = Order(0, options.questions, at_once=_AT_ONCE)
+    variants = {name: _rounds(await bench.measure(process, _AT_ONCE), order) for name, process in begun.items()}
+    return await in_turns(variants, options.rounds)
 
 
-async def _proxy(bench: Bench, options: Options) -> Found:
-    complete = (await bench.start(complete=bench.gateway("retriever")))["complete"]
-    variants = {
-        "straight": await bench.calls(posting(bench.base_url), None, options.at_once),
-        "Complete": await bench.calls(completing(complete.words[0]), complete.watched, options.at_once),
+async def _proxy(bench: Bench, options: Options) -> Rounds:
+    """Calls one after the other, for what each adds; then many at once, for their CPU."""
+    enter = bench.stack.enter_async_context
+    complete = (await bench.start("in_process"))["in_process"]
+    ways = {
+        "straight": (await enter(posting(bench.base_url)), None),
+        "Complete": (await enter(completing(complete.words[0])), complete.watched),
     }
     if options.litellm:
-        process, base_url = await bench.litellm(options.litellm)
-        variants["LiteLLM"] = await bench.calls(posting(base_url), process, options.at_once)
+        process, base_url = await enter(litellm_proxy(options.litellm, bench.folder, bench.base_url))
+        ways["LiteLLM"] = await enter(posting(base_url)), process
+
+    async def measured(measure: Measure, number: int) -> Round:
+        added = await measure(Order(number * _EACH, _ONE_BY_ONE))
+        return replace(added, cpu_ms=(await measure(Order(number * _EACH, _CALLS, at_once=_AT_ONCE))).cpu_ms)
+
+    variants = {
+        name: partial(measured, bench.measured(process, partial(ordered, ask))) for name, (ask, process) in ways.items()
+    }
+    return await in_turns(variants, options.rounds)
+
+
+async def _tokens(bench: Bench, options: Options) -> Rounds:
+    begun, order = await bench.start("role", "aiohttp"), Order(0, _STREAMS, at_once=_STREAMS)
+    variants = {name: _rounds(await bench.measure(process), order) for name, process in begun.items()}
     found = await in_turns(variants, options.rounds)
-    if not options.litellm:
-        return [], found
-    proxy, own = found["LiteLLM"], found["Complete"]
-    name, make = "LiteLLM proxy's to Complete's", partial(line, rounds=options.rounds)
-    cpu, p50 = ratio(cpu_ms(proxy), cpu_ms(own)), ratio(time_ms(proxy, 0.5), time_ms(own, 0.5))
-    return [make(f"CPU, {name}", cpu, wanted=("≥", 11.0)), make(f"added p50, {name}", p50, wanted=("≥", 7.0))], found
+    return {name: [replace(each, cpu_ms=each.cpu_ms / TOKENS) for each in rounds] for name, rounds in found.items()}
 
 
-async def _tokens(bench: Bench, options: Options) -> Found:
-    begun = await bench.start(role=bench.driven("tokens-gateway"), aiohttp=bench.driven("tokens-aiohttp"))
-
-    async def of_token(measure: Measure, number: int) -> Round:
-        measured = await measure(Order(number * _EACH, _STREAMS, at_once=_STREAMS))
-        return replace(measured, cpu_ms=measured.cpu_ms / options.tokens)
-
-    variants = {name: partial(of_token, await bench.measure(process)) for name, process in begun.items()}
-    found = await in_turns(variants, options.rounds)
-    figure = ratio(*(cpu_ms(rounds) for rounds in found.values()))
-    name = f"CPU of a streamed token to an aiohttp reader's, {_STREAMS} streams"
-    return [line(name, figure, options.rounds, ("≤", 0.4))], found
-
-
-async def _load(bench: Bench, options: Options) -> Found:
-    process, levels = (await bench.start(gateway=bench.gateway()))["gateway"], options.in_flight
-    measure = await bench.measure(process, max(levels))
+async def _load(bench: Bench, options: Options) -> Rounds:
+    process, levels = (await bench.start("by_address"))["by_address"], options.in_flight
+    measure, memory = await bench.measure(process, max(levels)), list[Round]()
     await measure(Order(0, options.questions, at_once=min(levels)))
     idle = own_bytes(process.watched)
 
     async def loaded(level: int, number: int) -> Round:
         async with watching(process.watched, idle) as used:
-            measured = await measure(Order(number * _EACH, max(level, options.questions), at_once=level))
-        return replace(measured, memory_kb=used.grown_bytes / level / 1000)
+            found = await measure(Order(number * _EACH, max(level, options.questions), at_once=level))
+        if level == max(levels) and number:
+            memory.append(Round([used.grown_bytes / level / 1000]))
+        return found
 
     found = await in_turns({f"{level} in flight": partial(loaded, level) for level in levels}, options.rounds)
-    most = found[f"{max(levels)} in flight"]
-    name = f"CPU of a question, largest to smallest, {min(levels)} to {max(levels)} in flight"
-    lines = [
-        line(name, extremes([cpu_ms(rounds) for rounds in found.values()]), options.rounds, ("≤", 1.3)),
-        line(f"memory of a question, {max(levels)} in flight, kB", memory_kb(most), options.rounds, ("≤", 40.0)),
-    ]
-    return lines, found
+    by_cpu = sorted(found.values(), key=cpu)
+    return {**found, "memory": memory, "largest": by_cpu[-1], "smallest": by_cpu[0]}

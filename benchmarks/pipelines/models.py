@@ -5,12 +5,14 @@ paced    writes the turns of a question (`benchmarks.gateway.canned`), a token a
 at-once  writes the same in two pieces, as fast as it can
 tokens   writes long streams, a token at a time, at an uneven pace
 
-It prints its base URL. For each line of its standard input it prints, by run, the seconds in which at least one call of
-the run was being worked on since the last line. It goes on until its standard input ends.
+It prints its base URL. For each line of its standard input it prints, by the number of the question that calls tell of,
+the seconds in which at least one of them was being worked on since the last line. It goes on until its standard input
+ends.
 """
 
 import asyncio
 import random
+import re
 import sys
 import time
 from collections import deque
@@ -22,17 +24,16 @@ import msgspec
 import uvloop
 
 from benchmarks.gateway import at_once
-from router.models.openai_wire import REQUEST_ID
 from router.testing.openai_server import ChatRequest, Reply, events, whole
 from serving.signals import collect_seldom
 
 Pace = Literal["paced", "at-once", "tokens"]
 _FIRST = 5
 _SPREAD = 0.5
-_HEAD = b"HTTP/1.1 %b\r\nContent-Type: %b\r\n"
-_STREAM = _HEAD % (b"200 OK", b"text/event-stream; charset=utf-8") + b"Transfer-Encoding: chunked\r\n\r\n"
+_STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+_WHOLE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
 _END = b"0\r\n\r\n"
-_NAME = REQUEST_ID.lower().encode()
+_NUMBER = re.compile(rb"film number (\d+)")
 
 
 @dataclass(slots=True)
@@ -68,9 +69,9 @@ class _Connection(asyncio.Protocol):
 
     _transport: asyncio.Transport
 
-    def __init__(self, pace: str, token_s: float, busy: dict[str, Busy]) -> None:
-        self._pace, self._token_s, self._runs = pace, token_s, busy
-        self._parser, self._body, self._run_id = httptools.HttpRequestParser(self), list[bytes](), ""
+    def __init__(self, pace: str, token_s: float, busy: dict[int, Busy]) -> None:
+        self._pace, self._token_s, self._busy = pace, token_s, busy
+        self._parser, self._body = httptools.HttpRequestParser(self), list[bytes]()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -79,26 +80,23 @@ class _Connection(asyncio.Protocol):
         self._parser.feed_data(data)
 
     def on_message_begin(self) -> None:
-        self._body, self._run_id = [], ""
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == _NAME:
-            self._run_id = value.decode().rpartition("-")[0]
+        self._body = []
 
     def on_body(self, body: bytes) -> None:
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        busy = self._runs.setdefault(self._run_id, Busy())
+        body = b"".join(self._body)
+        number = _NUMBER.search(body)
+        busy = self._busy.setdefault(int(number[1]) if number else -1, Busy())
         busy.begin()
-        if self._parser.get_method() == b"GET":
-            self._whole(b'{"object":"list","data":[]}', busy)
-            return
-        asked = _asked(b"".join(self._body))
+        asked = _asked(body)
         reply = Reply([" word"] * asked.max_tokens) if self._pace == "tokens" else at_once(asked)
         read = sum(len(text.split()) for text in asked.texts)
         if not asked.stream:
-            self._whole(whole(reply, read), busy)
+            text = whole(reply, read)
+            self._transport.write(_WHOLE % (len(text), text))
+            busy.end()
             return
         self._transport.write(_STREAM)
         *tokens, end = (b"%x\r\n%b\r\n" % (len(event), event) for event in events(reply, read))
@@ -107,11 +105,6 @@ class _Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._last, b"".join((*tokens[1:], end)), busy)
         else:
             self._after(_FIRST * self._token_s, asyncio.get_running_loop().time(), deque((*tokens, end)), busy)
-
-    def _whole(self, body: bytes, busy: Busy) -> None:
-        head = _HEAD % (b"200 OK", b"application/json") + b"Content-Length: %d\r\n\r\n" % len(body)
-        self._transport.write(head + body)
-        busy.end()
 
     def _after(self, wait_s: float, last: float, pieces: deque[bytes], busy: Busy) -> None:
         due = last + wait_s
@@ -132,13 +125,13 @@ class _Connection(asyncio.Protocol):
 
 
 async def _play(pace: str, token_s: str) -> None:
-    busy: dict[str, Busy] = {}
+    busy: dict[int, Busy] = {}
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: _Connection(pace, float(token_s), busy), "127.0.0.1", 0, backlog=4096)
     collect_seldom()
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
-        print(msgspec.json.encode({run_id: each.seconds for run_id, each in busy.items()}).decode(), flush=True)
+        print(msgspec.json.encode({number: each.seconds for number, each in busy.items()}).decode(), flush=True)
         busy.clear()
 
 

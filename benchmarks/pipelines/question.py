@@ -1,112 +1,78 @@
-"""A question as a pipeline without a gateway answers it: the same prompts, calls and searches, read by simple means.
-
-No ledger, no budgets, no retries, no citations. A model that breaks the protocol fails the question.
+"""A question as a pipeline without a gateway answers it: the same prompts, calls and searches, read by simple means,
+with an append-only log. No ledger, budgets, retries or citations; a model that breaks the protocol fails the question.
 """
 
 import asyncio
 import itertools
 import json
+import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from html import escape, unescape
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from rolegate.v1.answer_service_pb2 import ANSWER_OUTCOME_ANSWERED, AnswerResponse
+from rolegate.v1.evidence_pb2 import EXECUTION_OUTCOME_REPORTED, EvidencePoint, SubQueryResult
+from rolegate.v1.usage_pb2 import ROLE_ANSWER, ROLE_DELEGATION, ROLE_EXECUTION, RoleUsage
 
 import serving
 from benchmarks.gateway import MAX_TOKENS, MODELS
-from benchmarks.pipelines.run_log import RunLog
 from router.errors import RolegateError
-from router.protocol import Passage
+from router.protocol import Passage, Report, prompts
 
 _PROMPTS = Path(serving.__path__[0]) / "prompts" / "full"
+_ROLES = {"delegation": ROLE_DELEGATION, "execution": ROLE_EXECUTION, "answer": ROLE_ANSWER}
 _STOP = {"delegation": ["</search>"], "execution": ["</search>", "</evidence>"], "answer": ["</answer>"]}
-_SEARCH = re.compile(r"<search>(.*?)(?:</search>|$)", re.DOTALL)
-_ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|$)", re.DOTALL)
-_EVIDENCE = re.compile(r"<evidence>(.*?)(?:</evidence>|$)", re.DOTALL)
+_TAGS = {tag: re.compile(f"<{tag}>(.*?)(?:</{tag}>|$)", re.DOTALL) for tag in ("search", "answer", "evidence")}
 _SEARCHES = 2
 """Of an executor at most; then it reports."""
 
 
-class Usage(msgspec.Struct):
-    """Tokens of a call, as the engine counts them."""
+class Said(msgspec.Struct):
+    """The output of a call."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
-class Delta(msgspec.Struct):
-    """A piece of a choice."""
-
-    content: str | None = None
-
-
-class Choice(msgspec.Struct):
-    """An output, or a piece of it."""
-
-    delta: Delta = msgspec.field(default_factory=Delta)
-    finish_reason: str | None = None
-
-
-class Chunk(msgspec.Struct):
-    """An event of a stream, as far as it is read."""
-
-    choices: list[Choice] = []
-    usage: Usage | None = None
-
-
-_chunk = msgspec.json.Decoder(Chunk).decode
-_DATA, _DONE = b"data: ", b"[DONE]"
-
-
-@dataclass(slots=True)
-class Said:
-    """The output of a call, event by event."""
-
-    texts: list[str] = field(default_factory=list)
-    finish_reason: str | None = None
-    usage: Usage = field(default_factory=Usage)
-
-    def take(self, event: bytes) -> None:
-        """Read a server-sent event."""
-        if event.startswith(_DATA) and (data := event[len(_DATA) :]) != _DONE:
-            chunk = _chunk(data)
-            self.usage = chunk.usage or self.usage
-            for choice in chunk.choices:
-                self.finish_reason = choice.finish_reason or self.finish_reason
-                if choice.delta.content:
-                    self.texts.append(choice.delta.content)
+    text: str
+    finish_reason: str | None
+    prompt_tokens: int
+    completion_tokens: int
 
 
 Call = Callable[[dict[str, Any], str], Awaitable[Said]]
-"""Makes a call, from its body and the value of `X-Request-Id`."""
+"""Makes a call, from its body and its name."""
 Search = Callable[[str], Awaitable[Sequence[Passage]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What an executor found for a sub-query."""
+class RunLog:
+    """An append-only log: a record is one write on the event loop; a sync, in a thread, is shared by all who wait."""
 
-    sub_query: str
-    answer: str
-    evidence: str
-    queries: list[str]
+    def __init__(self, file: Path) -> None:
+        self._fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._waiting: list[asyncio.Future[None]] = []
+        self._syncing: asyncio.Task[None] | None = None
 
+    def write(self, *record: object) -> None:
+        """Append a record; it survives a kill when this returns."""
+        os.write(self._fd, msgspec.json.encode(record) + b"\n")
 
-@dataclass(slots=True)
-class Answered:
-    """A question with its answer."""
+    async def sync(self) -> None:
+        """Wait for a sync that begins from now on; then what was written survives a power cut, too."""
+        loop = asyncio.get_running_loop()
+        self._waiting.append(done := loop.create_future())
+        if self._syncing is None:
+            self._syncing = loop.create_task(self._sync())
+        await done
 
-    run_id: str
-    question: str
-    answer: str = ""
-    reports: list[Report] = field(default_factory=list)
-    usage: dict[str, list[int]] = field(default_factory=dict)
-    """By role: calls, tokens read, tokens written."""
-    duration_s: float = 0.0
+    async def _sync(self) -> None:
+        while self._waiting:
+            waiting, self._waiting = self._waiting, []
+            await asyncio.get_running_loop().run_in_executor(None, os.fdatasync, self._fd)
+            for each in waiting:
+                if not each.done():
+                    each.set_result(None)
+        self._syncing = None
 
 
 class Pipeline:
@@ -118,92 +84,72 @@ class Pipeline:
         self._numbers = itertools.count()
         self._prompts = {role: (_PROMPTS / f"{role}.txt").read_text("utf-8").strip() for role in MODELS}
 
-    async def answer(self, question: str) -> Answered:
-        """Delegate, search, and answer from the reports; on disk when this returns."""
-        begun, run = time.monotonic(), Answered(f"run-{next(self._numbers):016x}", question)
-        told = self._opening("delegation", escape(question, quote=False))
-        while sub_queries := _sub_queries(said := await self._ask(run, "delegation", told)):
+    async def answer(self, question: str) -> AnswerResponse:
+        """Delegate, search, and answer from the reports; on disk when this returns. Raises `RolegateError`."""
+        begun, run = time.monotonic_ns(), AnswerResponse(run_id=f"run-{next(self._numbers):016x}")
+        used = {role: run.usage.add(role=_ROLES[role], model=model) for role, model in MODELS.items()}
+        told, pairs = self._opening("delegation", prompts.request(question)), list[tuple[str, Report]]()
+        while sub_queries := _sub_queries(said := await self._ask(run.run_id, used, "delegation", told)):
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._execute(run, sub_query)) for sub_query in sub_queries]
-            reports = [task.result() for task in tasks]
-            run.reports += reports
-            told += [_message("assistant", said), _message("user", _results(reports))]
-        asked = _element("question", question) + _results(run.reports)
-        run.answer = _found(_ANSWER, await self._ask(run, "answer", self._opening("answer", asked)))
-        run.duration_s = time.monotonic() - begun
+                tasks = [group.create_task(self._execute(run.run_id, used, each)) for each in sub_queries]
+            run.results.extend(results := [task.result() for task in tasks])
+            pairs += (found := [(each.sub_query, Report(each.answer, (each.evidence[0].text,))) for each in results])
+            told += _turn(said, prompts.search_results(found))
+        asked = self._opening("answer", prompts.answer_request(question, pairs))
+        run.answer = _found("answer", await self._ask(run.run_id, used, "answer", asked))
+        run.outcome = ANSWER_OUTCOME_ANSWERED
+        run.duration.FromNanoseconds(time.monotonic_ns() - begun)
         if self._log:
-            self._log.write(run)
+            self._log.write(run.run_id, question, run.SerializeToString())
             await self._log.sync()
         return run
 
-    async def _execute(self, run: Answered, sub_query: str) -> Report:
-        queries, told = list[str](), self._opening("execution", escape(sub_query, quote=False))
-        while query := _read(_SEARCH, said := await self._ask(run, "execution", told)):
-            queries.append(query)
+    async def _execute(self, run_id: str, used: dict[str, RoleUsage], sub_query: str) -> SubQueryResult:
+        report, told = SubQueryResult(sub_query=sub_query), self._opening("execution", prompts.request(sub_query))
+        while query := _inside("search", said := await self._ask(run_id, used, "execution", told)):
+            report.search_queries.append(query)
             passages = await self._search(query)
-            last = "\nNo searches are left. Write the report now." if len(queries) == _SEARCHES else ""
-            told += [_message("assistant", said), _message("user", _documents(passages) + last)]
-        return Report(sub_query, _found(_ANSWER, said), _found(_EVIDENCE, said), queries)
+            told += _turn(said, prompts.documents(passages, last=len(report.search_queries) == _SEARCHES))
+        report.answer, report.outcome = _found("answer", said), EXECUTION_OUTCOME_REPORTED
+        report.evidence.append(EvidencePoint(text=_found("evidence", said)))
+        return report
 
     def _opening(self, role: str, text: str) -> list[dict[str, str]]:
-        return [_message("system", self._prompts[role]), _message("user", text)]
+        return [{"role": "system", "content": self._prompts[role]}, {"role": "user", "content": text}]
 
-    async def _ask(self, run: Answered, role: str, messages: list[dict[str, str]]) -> str:
+    async def _ask(self, run_id: str, used: dict[str, RoleUsage], role: str, messages: list[dict[str, str]]) -> str:
         """One call, on record before and after."""
-        counts = run.usage.setdefault(role, [0, 0, 0])
-        counts[0] += 1
-        name = f"{run.run_id}-{sum(calls for calls, _, _ in run.usage.values())}"
+        usage = used[role]
+        usage.attempts += 1
+        name = f"{run_id}-{sum(each.attempts for each in used.values())}"
         body: dict[str, Any] = {"model": MODELS[role], "messages": messages, "max_tokens": MAX_TOKENS}
         body |= {"temperature": 0.0, "top_p": 1.0, "stop": _STOP[role]}
         if self._log:
-            self._log.write((name, role, body["model"], time.time()))
+            self._log.write(name, role, body["model"], time.time())
         said = await self._call(body, name)
-        text = "".join(said.texts)
         if self._log:
-            self._log.write((name, text, said.finish_reason, said.usage, time.time()))
-        if said.finish_reason != "stop" or not said.usage.prompt_tokens:
+            self._log.write(name, said, time.time())
+        if said.finish_reason != "stop" or not said.prompt_tokens:
             raise RolegateError(f"{name}: {said}")
-        counts[1] += said.usage.prompt_tokens
-        counts[2] += said.usage.completion_tokens
-        return text
+        usage.prompt_tokens += said.prompt_tokens
+        usage.completion_tokens += said.completion_tokens
+        return said.text
 
 
-def _message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
+def _turn(said: str, told: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": said}, {"role": "user", "content": told}]
 
 
-def _element(tag: str, text: str) -> str:
-    return f"<{tag}>{escape(text, quote=False)}</{tag}>"
+def _inside(tag: str, said: str) -> str:
+    return unescape(found[1]).strip() if (found := _TAGS[tag].search(said)) else ""
 
 
-def _read(tag: re.Pattern[str], said: str) -> str | None:
-    """The text in a tag, if there is one."""
-    return unescape(found[1]).strip() if (found := tag.search(said)) else None
-
-
-def _found(tag: re.Pattern[str], said: str) -> str:
-    if (text := _read(tag, said)) is None:
-        raise RolegateError(f"neither a search nor a report: {said!r}")
+def _found(tag: str, said: str) -> str:
+    if not (text := _inside(tag, said)):
+        raise RolegateError(f"neither a search nor {tag}: {said!r}")
     return text
 
 
 def _sub_queries(said: str) -> list[str]:
-    body = _read(_SEARCH, said)
-    return list(json.loads(body)) if body and body.startswith("[") else [body] if body else []
-
-
-def _documents(passages: Sequence[Passage]) -> str:
-    shown = "".join(
-        f'<document index="{index}">{_element("title", passage.title)}{_element("text", passage.text)}</document>'
-        for index, passage in enumerate(passages)
-    )
-    return f"<documents>{shown}</documents>"
-
-
-def _results(reports: Sequence[Report]) -> str:
-    shown = "".join(
-        f'<result index="{index}">{_element("request", report.sub_query)}{_element("answer", report.answer)}'
-        f"{_element('evidence', report.evidence)}</result>"
-        for index, report in enumerate(reports)
-    )
-    return f"<search_results>{shown}</search_results>"
+    body = _inside("search", said)
+    return list(json.loads(body)) if body.startswith("[") else [body] if body else []

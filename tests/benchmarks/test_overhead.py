@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,19 @@ from rolegate.v1.answer_service_pb2 import AnswerResponse
 from benchmarks.__main__ import main
 from benchmarks.gateway import at_once, canned_config, gateway, played
 from benchmarks.harness import Child, child
-from benchmarks.pipelines.question import Call, Pipeline
-from benchmarks.pipelines.readers import AiohttpCalls, PushCalls
-from benchmarks.pipelines.run_log import RunLog
-from benchmarks.pipelines.server import in_process
-from benchmarks.spread import Round, cpu_ms, difference, extremes, in_turns, line, memory_kb, ratio, time_ms
+from benchmarks.pipelines.process import calls, in_process
+from benchmarks.pipelines.question import Pipeline, RunLog
+from benchmarks.rounds import Round, Wanted, cpu, figure, in_turns, p50, p99
 from router.errors import RolegateError
 from router.testing.openai_server import fails, writes
 
 QUESTION = "When was the director of <Heat> & “Ali” born?"
 VARIANTS = {
-    "paced": {"by_address", "in_process", "no_store", "P1", "P2", "no_gateway", "on_record", "fdatasync"},
+    "paced": {"by_address", "in_process", "no_store", "P1", "P2", "no_gateway", "on_record", "fdatasync", "store"},
     "cpu": {"by_address", "in_process", "no_store", "P1", "P2", "no_gateway", "SDK", "SDK_streamed"},
     "proxy": {"straight", "Complete"},
     "tokens": {"role", "aiohttp"},
-    "load": {"2 in flight", "8 in flight"},
+    "load": {"2 in flight", "8 in flight", "memory", "largest", "smallest"},
 }
 
 
@@ -40,7 +38,7 @@ def test_parts(part: str, tmp_path: Path) -> None:
     assert main(["overhead", "--quick", "--parts", part, "--folder", str(tmp_path), "--json", str(out)]) == 0
     figures = json.loads(out.read_bytes())
     assert {row["variant"] for row in figures["variants"]} == {f"{part}: {name}" for name in VARIANTS[part]}
-    assert all(0 < row["p50_ms"] <= row["p99_ms"] for row in figures["variants"])
+    assert all(0 < row["p50"] <= row["p99"] for row in figures["variants"] if row["variant"] != "paced: store")
     assert bool(figures["figures"]) == (part != "proxy")  # which is compared with LiteLLM's alone
     assert all(row["low"] <= row["high"] for row in figures["figures"])
 
@@ -69,15 +67,6 @@ async def seen() -> AsyncIterator[tuple[Seen, str, str]]:
         yield calls, models.base_url, address
 
 
-@asynccontextmanager
-async def calls_by(name: str, base_url: str) -> AsyncIterator[Call]:
-    """The calls of a pipeline."""
-    async with aiohttp.ClientSession() as session:
-        push = PushCalls(base_url)
-        yield AiohttpCalls(session, base_url) if name == "P1" else push
-        push.close()
-
-
 async def asked_at(opened: AbstractAsyncContextManager[Child]) -> AnswerResponse:
     """The answer of a gateway or a pipeline."""
     async with opened as process, AsyncClient(process.words[0]) as client:
@@ -87,27 +76,27 @@ async def asked_at(opened: AbstractAsyncContextManager[Child]) -> AnswerResponse
 @pytest.mark.parametrize("name", ["P1", "P2"])
 async def test_pipelines_ask_what_the_gateway_asks(name: str, seen: tuple[Seen, str, str], tmp_path: Path) -> None:
     """The same eight calls, word for word, over connections that are kept, and the same answer."""
-    calls, base_url, address = seen
+    models, base_url, address = seen
     expected = await asked_at(gateway(canned_config(tmp_path / "config", [base_url], address)))
-    asked, calls.bodies = calls.bodies, []
-    calls.connections.clear()
-    answer = await asked_at(child("benchmarks.pipelines.server", name, base_url, address, str(tmp_path)))
+    asked, models.bodies = models.bodies, []
+    models.connections.clear()
+    answer = await asked_at(child("benchmarks.pipelines.process", name, base_url, address, str(tmp_path)))
     assert len(asked) == 8
-    assert calls.bodies == asked
-    assert len(calls.connections) == 1
+    assert models.bodies == asked
+    assert len(models.connections) == 1
     assert (answer.answer, len(answer.results)) == (expected.answer, 2)
     assert [(use.role, use.attempts, use.prompt_tokens, use.completion_tokens) for use in answer.usage] == [
         (use.role, use.attempts, use.prompt_tokens, use.completion_tokens) for use in expected.usage
     ]
     lines = (tmp_path / f"{name}.log").read_bytes().splitlines()
     assert len(lines) == 2 * 8 + 1
-    assert json.loads(lines[-1])["run_id"] == answer.run_id
+    assert json.loads(lines[-1])[:2] == [answer.run_id, QUESTION]
 
 
 @pytest.mark.parametrize("name", ["P1", "P2"])
 async def test_pipelines_fail(name: str) -> None:
     """They do not take an error for an answer."""
-    async with played(fails(500, "no")) as (models, _), calls_by(name, models.base_url) as call:
+    async with played(fails(500, "no")) as (models, _), calls(name, models.base_url) as call:
         with pytest.raises((RolegateError, aiohttp.ClientError)):
             await Pipeline(call, in_process).answer(QUESTION)
 
@@ -116,9 +105,9 @@ async def test_log(tmp_path: Path) -> None:
     """What was written is there in order, and a sync is waited for."""
     log = RunLog(tmp_path / "log")
     for number in range(3):
-        log.write({"run": number})
+        log.write("run", number)
         await log.sync()
-    assert (tmp_path / "log").read_bytes() == b'{"run":0}\n{"run":1}\n{"run":2}\n'
+    assert (tmp_path / "log").read_bytes() == b'["run",0]\n["run",1]\n["run",2]\n'
 
 
 async def test_turns() -> None:
@@ -134,16 +123,15 @@ async def test_turns() -> None:
 
     found = await in_turns({"a": variant("a"), "b": variant("b")}, 2)
     assert order == [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
-    assert [each.times_ms for each in found["a"]] == [[1.0], [2.0]]
+    assert [each.values for each in found["a"]] == [[1.0], [2.0]]
 
 
 def test_figures_with_their_spread() -> None:
     """Rounds are drawn alike for both sides of a ratio, so that what all variants of a round suffer falls out."""
-    slow = [Round([4.0 * weather], 2.0 * weather, 10.0) for weather in (1, 5, 9)]
-    quick = [Round([2.0 * weather], weather, 20.0) for weather in (1, 5, 9)]
-    half = line("half", ratio(cpu_ms(quick), cpu_ms(slow)), 3, ("≤", 0.6))
+    slow = [Round([4.0 * weather], 2.0 * weather) for weather in (1, 5, 9)]
+    found = {"slow": slow, "quick": [Round([2.0 * weather], weather) for weather in (1, 5, 9)]}
+    half = figure(Wanted("half", cpu, "quick", "slow", most=0.6), found)
     assert (half.value, half.low, half.high, half.wanted, half.held) == (0.5, 0.5, 0.5, "≤ 0.6", True)
-    more = line("more", difference(time_ms(slow, 0.5), time_ms(quick, 0.5)), 3, ("≥", 11.0))
-    assert (more.value, more.low, more.high, more.held) == (10.0, 2.0, 18.0, False)
-    assert line("largest", extremes([cpu_ms(slow), cpu_ms(quick)]), 3).value == 2.0
-    assert line("memory", memory_kb(slow), 3).held is None
+    alone = figure(Wanted("alone", p50, "slow", least=21.0), found)
+    assert (alone.value, alone.low, alone.high, alone.wanted, alone.held) == (20.0, 4.0, 36.0, "≥ 21", False)
+    assert figure(Wanted("no bound", p99, "slow", "quick"), found).held is None
