@@ -182,7 +182,7 @@ class Bench:
 async def measure(options: Options) -> Figures:
     """Measure the parts. Raises `RolegateError`."""
     if options.quick:
-        options = replace(options, rounds=2, questions=10, rate=40.0, in_flight=(2, 8), token_s=0.001)
+        options = replace(options, rounds=2, questions=5, rate=40.0, in_flight=(2, 8), token_s=0.001)
     figures, variants = list[Figure](), list[Variant]()
     parts = {"paced": _paced, "cpu": _cpu, "proxy": _proxy, "tokens": _tokens, "load": _load}
     for part in options.parts or get_args(Part):

@@ -52,7 +52,7 @@ def p50(rounds: Sequence[Round]) -> float:
 
 
 def p99(rounds: Sequence[Round]) -> float:
-    """What 99 % of all values are at most."""
+    """The value that 99 % of all are at most."""
     return quantile((value for each in rounds for value in each.values), 0.99)
 
 

@@ -15,8 +15,8 @@ import random
 import re
 import sys
 import time
-from collections import deque
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import Iterable
 from typing import Literal, cast
 
 import httptools
@@ -29,32 +29,19 @@ from serving.signals import collect_seldom
 
 Pace = Literal["paced", "at-once", "tokens"]
 _FIRST = 5
-_SPREAD = 0.5
 _STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 _WHOLE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
 _END = b"0\r\n\r\n"
 _NUMBER = re.compile(rb"film number (\d+)")
 
 
-@dataclass(slots=True)
-class Busy:
-    """Time in which at least one of some calls was being worked on."""
-
-    seconds: float = 0.0
-    _open: int = 0
-    _since: float = 0.0
-
-    def begin(self) -> None:
-        """A call begins."""
-        if not self._open:
-            self._since = time.perf_counter()
-        self._open += 1
-
-    def end(self) -> None:
-        """A call ends."""
-        self._open -= 1
-        if not self._open:
-            self.seconds += time.perf_counter() - self._since
+def together_s(spans: Iterable[tuple[float, float]]) -> float:
+    """The time in which at least one of some spans was going on, each from its begin to its end."""
+    sum_s = until = 0.0
+    for begin, end in sorted(spans):
+        sum_s += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return sum_s
 
 
 class _Asked(ChatRequest, frozen=True):
@@ -69,9 +56,12 @@ class _Connection(asyncio.Protocol):
 
     _transport: asyncio.Transport
 
-    def __init__(self, pace: str, token_s: float, busy: dict[int, Busy]) -> None:
-        self._pace, self._token_s, self._busy = pace, token_s, busy
+    def __init__(self, pace: str, token_s: float, spans: defaultdict[int, list[tuple[float, float]]]) -> None:
+        """`spans`: of the calls, by the number of their question."""
+        self._pace, self._token_s, self._spans = pace, token_s, spans
         self._parser, self._body = httptools.HttpRequestParser(self), list[bytes]()
+        self._loop, self._pieces = asyncio.get_running_loop(), deque[bytes]()
+        self._number, self._begun = -1, 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -86,53 +76,49 @@ class _Connection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        body = b"".join(self._body)
-        number = _NUMBER.search(body)
-        busy = self._busy.setdefault(int(number[1]) if number else -1, Busy())
-        busy.begin()
+        self._begun, body = time.perf_counter(), b"".join(self._body)
+        self._number = int(number[1]) if (number := _NUMBER.search(body)) else -1
         asked = _asked(body)
         reply = Reply([" word"] * asked.max_tokens) if self._pace == "tokens" else at_once(asked)
         read = sum(len(text.split()) for text in asked.texts)
         if not asked.stream:
             text = whole(reply, read)
-            self._transport.write(_WHOLE % (len(text), text))
-            busy.end()
+            self._last(_WHOLE % (len(text), text))
             return
         self._transport.write(_STREAM)
-        *tokens, end = (b"%x\r\n%b\r\n" % (len(event), event) for event in events(reply, read))
+        first, *others, end = (b"%x\r\n%b\r\n" % (len(event), event) for event in events(reply, read))
         if self._pace == "at-once":
-            self._transport.write(tokens[0])
-            asyncio.get_running_loop().call_soon(self._last, b"".join((*tokens[1:], end)), busy)
-        else:
-            self._after(_FIRST * self._token_s, asyncio.get_running_loop().time(), deque((*tokens, end)), busy)
-
-    def _after(self, wait_s: float, last: float, pieces: deque[bytes], busy: Busy) -> None:
-        due = last + wait_s
-        asyncio.get_running_loop().call_at(due, self._next, due, pieces, busy)
-
-    def _next(self, due: float, pieces: deque[bytes], busy: Busy) -> None:
-        """Write the token that is due, and the end at once after the last."""
-        self._transport.write(pieces.popleft())
-        if len(pieces) == 1 or self._transport.is_closing():
-            self._last(pieces[0], busy)
+            self._transport.write(first)
+            self._loop.call_soon(self._last, b"".join((*others, end, _END)))
             return
-        spread = random.uniform(1 - _SPREAD, 1 + _SPREAD) if self._pace == "tokens" else 1.0
-        self._after(spread * self._token_s, due, pieces, busy)
+        self._pieces = deque((first, *others, end + _END))
+        self._after(_FIRST, self._loop.time())
 
-    def _last(self, piece: bytes, busy: Busy) -> None:
-        self._transport.write(piece + _END)
-        busy.end()
+    def _after(self, tokens: float, last: float) -> None:
+        due = last + tokens * self._token_s
+        self._loop.call_at(due, self._next, due)
+
+    def _next(self, due: float) -> None:
+        """Write the token that is due, and the end at once after the last."""
+        self._transport.write(self._pieces.popleft())
+        if len(self._pieces) == 1 or self._transport.is_closing():
+            self._last(self._pieces[-1])
+        else:
+            self._after(random.uniform(0.5, 1.5) if self._pace == "tokens" else 1.0, due)
+
+    def _last(self, piece: bytes) -> None:
+        self._transport.write(piece)
+        self._spans[self._number].append((self._begun, time.perf_counter()))
 
 
 async def _play(pace: str, token_s: str) -> None:
-    busy: dict[int, Busy] = {}
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Connection(pace, float(token_s), busy), "127.0.0.1", 0, backlog=4096)
+    spans, loop = defaultdict[int, list[tuple[float, float]]](list), asyncio.get_running_loop()
+    server = await loop.create_server(lambda: _Connection(pace, float(token_s), spans), "127.0.0.1", 0, backlog=4096)
     collect_seldom()
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
-        print(msgspec.json.encode({number: each.seconds for number, each in busy.items()}).decode(), flush=True)
-        busy.clear()
+        print(msgspec.json.encode({number: together_s(each) for number, each in spans.items()}).decode(), flush=True)
+        spans.clear()
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ from router.protocol import Passage
 from serving.signals import collect_seldom
 
 DRIVEN, TOKENS = "driven", 400
-"""What is printed by a process that is told what to ask, and the tokens of a long stream."""
+"""The line of a process that is told what to ask, and the tokens of a long stream."""
 _TOP_K = 3
 
 

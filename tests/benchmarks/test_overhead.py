@@ -15,6 +15,7 @@ from rolegate.v1.answer_service_pb2 import AnswerResponse
 from benchmarks.__main__ import main
 from benchmarks.gateway import at_once, canned_config, gateway, played
 from benchmarks.harness import Child, child
+from benchmarks.pipelines.models import together_s
 from benchmarks.pipelines.process import calls, in_process
 from benchmarks.pipelines.question import Pipeline, RunLog
 from benchmarks.rounds import Round, Wanted, cpu, figure, in_turns, p50, p99
@@ -99,6 +100,12 @@ async def test_pipelines_fail(name: str) -> None:
     async with played(fails(500, "no")) as (models, _), calls(name, models.base_url) as call:
         with pytest.raises((RolegateError, aiohttp.ClientError)):
             await Pipeline(call, in_process).answer(QUESTION)
+
+
+def test_work_that_overlaps_counts_once() -> None:
+    """Models are at work from the first of several calls to the last."""
+    assert together_s([]) == 0.0
+    assert together_s([(1.0, 4.0), (6.0, 8.0), (2.0, 3.0), (3.5, 5.0)]) == 6.0
 
 
 async def test_log(tmp_path: Path) -> None:
