@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import structlog
 import tomlkit
@@ -143,8 +143,9 @@ class TimedJournal:
     def __init__(self, journal: Journal) -> None:
         self._journal, self.took_s = journal, list[float]()
         """Of each call since the last look."""
-        self.begin, self.reserve_for_answer, self.finish = journal.begin, journal.reserve_for_answer, journal.finish
-        self.settle, self.discard, self.forget = journal.settle, journal.discard, journal.forget
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._journal, name)
 
     async def open(self, call: OpenedCall) -> None:
         """See `Journal.open`."""
@@ -164,7 +165,7 @@ async def _serve(config: Path, doubles: Sequence[str]) -> None:
     def journal(usual: Journal) -> Journal:
         if "timed" in doubles:
             timed.append(TimedJournal(usual))
-            return timed[-1]
+            return cast(Journal, timed[-1])
         return NoJournal() if "no-store" in doubles else usual
 
     retriever, log = OnePassage() if "retriever" in doubles else None, told.append

@@ -174,9 +174,11 @@ async def _open_runs(
         versions, executors = await _open_versions(config, database, upstream, retriever, log)
         say = partial(upstream.readiness.say, "store", ["store"])
         writing = SQLJournal.writing(database, on_cancel=live.cancel, keep_days=config.server.keep_days, on_health=say)
-        journal = around(await stack.enter_async_context(writing))
+        journal = await stack.enter_async_context(writing)
         settings, timeout_s = settings_of(upstream.roles), config.server.timeout_s
-        lifecycle = RunLifecycle(journal, archive, live, settings, timeout_s, admission=admission, observer=observers)
+        lifecycle = RunLifecycle(
+            around(journal), archive, live, settings, timeout_s, admission=admission, observer=observers
+        )
         search = partial(new_search, config.search, upstream.roles)
         trials = Trials(executors, search, lifecycle=lifecycle, book=book, archive=archive, review=versions.review)
         executor = watched.executor = _shared(config, executors, lambda: retriever.index_id)

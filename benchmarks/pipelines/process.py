@@ -24,13 +24,7 @@ import aiohttp
 import grpc.aio
 import msgspec
 import uvloop
-from rolegate.v1.answer_service_pb2 import (
-    AnswerRequest,
-    AnswerResponse,
-    StreamAnswerRequest,
-    StreamAnswerResponse,
-)
-from rolegate.v1.answer_service_pb2_grpc import AnswerServiceServicer, add_AnswerServiceServicer_to_server
+from rolegate.v1.answer_service_pb2 import AnswerRequest, AnswerResponse
 from rolegate.v1.retrieval_service_pb2 import SearchRequest
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 
@@ -50,18 +44,6 @@ from serving.signals import collect_seldom
 DRIVEN, TOKENS = "driven", 400
 """The line of a process that is told what to ask, and the tokens of a long stream."""
 _TOP_K = 3
-
-
-class _Door(AnswerServiceServicer):
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-
-    async def Answer(self, request: AnswerRequest, context: object) -> AnswerResponse:
-        return await self._pipeline.answer(request.question)
-
-    async def StreamAnswer(self, request: StreamAnswerRequest, context: object) -> AsyncIterator[StreamAnswerResponse]:
-        raise NotImplementedError
-        yield
 
 
 async def in_process(query: str) -> Sequence[Passage]:
@@ -94,8 +76,16 @@ async def _serve(kind: str, base_url: str, retrieval: str, folder: str) -> None:
 
         log = RunLog(Path(folder) / f"{kind}.log")
         server = grpc.aio.server(options=[*Limits().grpc_options.items(), ("grpc.so_reuseport", 0)])
-        door = _Door(Pipeline(call, in_process if kind == "P2" else by_address, log))
-        add_AnswerServiceServicer_to_server(door, server)
+        pipeline = Pipeline(call, in_process if kind == "P2" else by_address, log)
+
+        async def answer(request: AnswerRequest, _context: object) -> AnswerResponse:
+            return await pipeline.answer(request.question)
+
+        answers = grpc.unary_unary_rpc_method_handler(
+            answer, AnswerRequest.FromString, AnswerResponse.SerializeToString
+        )
+        service = grpc.method_handlers_generic_handler("rolegate.v1.AnswerService", {"Answer": answers})
+        server.add_generic_rpc_handlers((service,))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         collect_seldom()
@@ -106,10 +96,8 @@ async def _serve(kind: str, base_url: str, retrieval: str, folder: str) -> None:
 
 async def _obey(kind: str, base_url: str, *_: str) -> None:
     async with calls(kind, base_url) as call, upstream_session() as session:
-        role, pipeline = (
-            Role("answer", OpenAIHTTP(session, base_url, "long"), "", Sampling(TOKENS)),
-            Pipeline(call, in_process),
-        )
+        role = Role("answer", OpenAIHTTP(session, base_url, "long"), "", Sampling(TOKENS))
+        pipeline = Pipeline(call, in_process)
 
         async def ask(number: int) -> object:
             match kind:
