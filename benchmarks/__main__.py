@@ -38,7 +38,10 @@ BENCHMARKS = {
     "executors": ("study.executors", "the naive, the distilled and the teaching executor on held-out mini worlds"),
     "filtering": ("filtering", "what an executor learns with the filter, without it, and from gold trajectories"),
     "loop": ("loop", "from logged traffic to a better executor in service, and a degraded one out of it"),
-    "overhead": ("overhead", "what the gateway itself costs in CPU, time and memory, variants of its config in turns"),
+    "overhead": (
+        "overhead",
+        "what the gateway itself costs in CPU, time and memory, beside bare means and LiteLLM",
+    ),
     "early-dispatch": (
         "early_dispatch",
         "what it brings to begin with sub-queries while the delegator still writes its block",

@@ -1,7 +1,9 @@
-"""A gateway in a process of its own, before models that are played: `python -m benchmarks.gateway CONFIG`.
+"""A gateway in a process of its own, before models that are played: `python -m benchmarks.gateway CONFIG DOUBLES…`.
 
 It listens on free ports of the loopback, prints the addresses of gRPC and of HTTP, and goes on until its standard input
-ends.
+ends. Doubles: `retriever`, one in the process, whatever the config says; `no-store`, a journal that keeps nothing;
+`timed`, a journal that measures: for each line that it is sent, the gateway prints how many seconds each call since the
+last line took to be on record.
 
 The played models answer a two-hop question: 3 calls of the delegator, 2 executor runs of 2 turns with a search each,
 and 1 call of the answerer.
@@ -10,26 +12,32 @@ and 1 call of the answerer.
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import structlog
 import tomlkit
 
 from benchmarks.harness import Child, child
 from router.edge.grpc.server import Server
+from router.ledger import Journal
+from router.ledger.journal import NoJournal
 from router.protocol import Passage
 from router.search import Retriever
 from router.testing.openai_server import Behaviour, ChatRequest, OpenAIServer, Reply, serving, writes
+from router.trace.call import OpenedCall
 from serving.composition import running_gateway
 from serving.config.file import load_config
 from serving.logs import errors_only
 from serving.retrieval.services import RetrievalServicer
 from serving.signals import collect_seldom
 
+MAX_TOKENS = 64
 MODELS = {"delegation": "delegator", "execution": "executor", "answer": "answerer"}
+_ANY = "127.0.0.1:0"
 _PASSAGE = Passage("p1", "Heat", "Heat is a film by Michael Mann, who was born in Chicago in 1943.", 0.9)
 
 
@@ -55,6 +63,9 @@ def at_once(asked: ChatRequest) -> Reply:
 
 class OnePassage:
     """Finds the same for every query."""
+
+    index_id: str | None = None
+    """See `IndexRetriever.index_id`."""
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
         """See `Retriever.search`."""
@@ -92,7 +103,7 @@ def canned_config(
     """
     folder.mkdir(parents=True, exist_ok=True)
     further = roles or {}
-    common = {"base_url": base_urls[0], "replicas": list(base_urls[1:]), "max_tokens": 64}
+    common = {"base_url": base_urls[0], "replicas": list(base_urls[1:]), "max_tokens": MAX_TOKENS}
     config: dict[str, Any] = {
         "server": {"store": f"sqlite:///{folder}/runs.db"},
         "retrieval": {"address": retrieval},
@@ -108,20 +119,65 @@ def canned_config(
     return file
 
 
-def gateway(config: Path) -> AbstractAsyncContextManager[Child]:
+Double = Literal["retriever", "no-store", "timed"]
+
+
+def gateway(config: Path, *doubles: Double) -> AbstractAsyncContextManager[Child]:
     """A gateway in a process of its own; its words are the addresses of gRPC and of HTTP."""
-    return child("benchmarks.gateway", str(config))
+    return child("benchmarks.gateway", str(config), *doubles)
 
 
-async def _serve(config: Path) -> None:
-    told: list[str] = []
-    async with running_gateway(load_config(config), "127.0.0.1:0", told.append, "127.0.0.1:0") as address:
+async def on_record_s(process: Child) -> list[float]:
+    """Seconds of each call since the last time until it was on record, of a gateway with the double `timed`."""
+    return list(json.loads(await process.answer(b"")))
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run `main` on the event loop that gateways run on."""
+    asyncio.run(main)
+
+
+class TimedJournal:
+    """A journal around another one, which measures how long a call takes to be on record."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal, self.took_s = journal, list[float]()
+        """Of each call since the last look."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._journal, name)
+
+    async def open(self, call: OpenedCall) -> None:
+        """See `Journal.open`."""
+        begun = time.perf_counter()
+        await self._journal.open(call)
+        self.took_s.append(time.perf_counter() - begun)
+
+    def look(self) -> list[float]:
+        """Seconds of each call since the last look."""
+        took_s, self.took_s = self.took_s, []
+        return took_s
+
+
+async def _serve(config: Path, doubles: Sequence[str]) -> None:
+    told, timed = list[str](), list[TimedJournal]()
+
+    def journal(usual: Journal) -> Journal:
+        if "timed" in doubles:
+            timed.append(TimedJournal(usual))
+            return cast(Journal, timed[-1])
+        return NoJournal() if "no-store" in doubles else usual
+
+    retriever, log = OnePassage() if "retriever" in doubles else None, told.append
+    opened = running_gateway(load_config(config), _ANY, log, _ANY, retriever=retriever, journal=journal)
+    async with opened as address:
         collect_seldom()
         print(address, told[-1].rpartition(" ")[2], flush=True)
-        await asyncio.to_thread(sys.stdin.read)
+        while await asyncio.to_thread(sys.stdin.readline):
+            print(json.dumps([took_s for each in timed for took_s in each.look()]), flush=True)
 
 
 if __name__ == "__main__":
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     errors_only()
-    asyncio.run(_serve(Path(sys.argv[1])))
+    run(_serve(Path(sys.argv[1]), sys.argv[2:]))

@@ -26,6 +26,7 @@ from router.errors import RolegateError
 from serving.logs import errors_only
 
 _METER_EVERY_S = 0.1
+_LONGEST_LINE = 64 << 20
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -77,6 +78,14 @@ class Child:
     watched: psutil.Process
     """The same, as it looks from outside."""
 
+    async def answer(self, line: bytes) -> bytes:
+        """Send a line to its standard input; the next line of its output. Raises `RolegateError` where it has ended."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(line + b"\n")
+        if not (said := await self.process.stdout.readline()):
+            raise RolegateError(f"{' '.join(self.words)}: ended before it was told to.")
+        return said
+
 
 @asynccontextmanager
 async def child(module: str, *arguments: str) -> AsyncIterator[Child]:
@@ -84,7 +93,10 @@ async def child(module: str, *arguments: str) -> AsyncIterator[Child]:
     ends. Raises `RolegateError` where it ends before.
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, *arguments), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", module, *arguments),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=_LONGEST_LINE,
     )
     assert process.stdin is not None and process.stdout is not None
     try:
@@ -108,7 +120,7 @@ class Used:
     cpu_s: float = 0.0
     """In user mode and in the kernel."""
     grown_bytes: int = 0
-    """How much more memory of its own it had at most than at the beginning."""
+    """How much more memory of its own it had at most than before."""
 
 
 def cpu_s(process: psutil.Process) -> float:
@@ -123,9 +135,11 @@ def own_bytes(process: psutil.Process) -> int:
 
 
 @asynccontextmanager
-async def watching(process: psutil.Process) -> AsyncIterator[Used]:
-    """Measure what a process uses while this is open."""
-    used, begun_s, before = Used(), cpu_s(process), own_bytes(process)
+async def watching(process: psutil.Process, before: int | None = None) -> AsyncIterator[Used]:
+    """Measure what a process uses while this is open. `before`: what its memory is compared with, in bytes; None for
+    what it has now.
+    """
+    used, begun_s, before = Used(), cpu_s(process), own_bytes(process) if before is None else before
 
     async def look() -> None:
         while True:

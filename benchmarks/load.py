@@ -52,7 +52,7 @@ async def at_rate(
     return [task.result() for task in tasks]
 
 
-def timed(ask: Callable[[Item], Awaitable[object]]) -> Callable[[Item], Awaitable[float]]:
+def timed(ask: Callable[[Item], Awaitable[object]]) -> Callable[[Item], Coroutine[Any, Any, float]]:
     """The same, which results in seconds."""
 
     async def measured(item: Item) -> float:
@@ -80,6 +80,24 @@ async def clients(address: str, at_once: int) -> AsyncIterator[Callable[[int], A
             return (await next(turns).ask(question(number))).run_id
 
         yield ask
+
+
+class Order(msgspec.Struct, frozen=True):
+    """Questions to be asked: at a rate, or always so many at once."""
+
+    first: int
+    questions: int
+    per_s: float = 0.0
+    """0: as fast as `at_once` allows."""
+    at_once: int = 1
+
+
+async def ordered(ask: Callable[[int], Awaitable[object]], order: Order) -> list[float]:
+    """Ask as ordered; the seconds of each question."""
+    numbers = range(order.first, order.first + order.questions)
+    if order.per_s:
+        return await at_rate(timed(ask), numbers, order.per_s, seed=order.first)
+    return await asking.in_flight(timed(ask), numbers, order.at_once, lambda: None)
 
 
 class Ended(msgspec.Struct, frozen=True):

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.listening import check_listening
 from router.errors import BadConfig, UpstreamError
-from router.ledger import Reconciler
+from router.ledger import Journal, Reconciler
 from router.ledger.reconciliation import VLLMCounts
 from router.models.connection_pool import ConnectionPool
 from router.models.litellm_client import close_clients
@@ -34,7 +34,7 @@ from router.runs.observers import ObservedRetriever, Observers
 from router.search import Executor, ReportCache, Retriever, Topology
 from router.search.executor import Executes
 from router.search.loop import settings_of
-from router.search.retrieval import WatchedRetriever
+from router.search.retrieval import IndexRetriever, WatchedRetriever
 from router.store import Database, LogJournal, SQLAccounts, SQLArchive, SQLUsages, SQLVersionBook
 from router.store.log import RunLog
 from router.store.reconciliation import SQLLedgerSums
@@ -96,11 +96,14 @@ async def running_gateway(
     http: str | None = None,
     *,
     key: Key | None = None,
+    retriever: IndexRetriever | None = None,
+    journal: Callable[[Journal], Journal] = lambda usual: usual,
 ) -> AsyncIterator[str]:
     """A gateway that listens at `address` while the context is open, with its engines; where it listens, host:port.
 
     `http`: where its OpenAI-compatible server is to be; None for none. `key`: one that is good beside those that are
-    stored. `log` gets what is being done. Raises `BadConfig` or `BadIndex`, saying what to do. Closing drains.
+    stored. `retriever` and `journal`: doubles, instead of the config's and around the store's; for measurements.
+    `log` gets what is being done. Raises `BadConfig` or `BadIndex`, saying what to do. Closing drains.
     """
     for problem in missing(config):
         raise BadConfig(problem)
@@ -111,8 +114,8 @@ async def running_gateway(
             access = Access(SQLAccounts(database), key)
             await _check_addresses(address, http, access)  # before anything slow begins
             async with (
-                _open_upstream(config, log) as upstream,
-                _open_runs(config, database, run_log, upstream, log) as runs,
+                _open_upstream(config, log, retriever) as upstream,
+                _open_runs(config, database, upstream, log, run_log=run_log, around=journal) as runs,
                 _listening(config, access, upstream, runs, address=address, http=http, log=log) as bound,
             ):
                 run_log.tell(bound)
@@ -143,13 +146,14 @@ async def _check_addresses(address: str, http: str | None, access: Access) -> No
 
 
 @asynccontextmanager
-async def _open_upstream(config: Config, log: Log) -> AsyncIterator[_Upstream]:
+async def _open_upstream(config: Config, log: Log, double: IndexRetriever | None) -> AsyncIterator[_Upstream]:
     """Engines, roles and the retriever. Raises `BadConfig` or `BadIndex`."""
     readiness = Readiness()
     say = partial(readiness.say, "retrieval.embedder", ["retrieval"])
     opened = partial(open_retriever, config.retrieval, log, config.engines, on_change=say)
     async with AsyncExitStack() as stack:
-        engines, retriever = await start_engines(config, stack, log, opened, readiness=readiness)
+        opening = opened if double is None else lambda **_: nullcontext(double)
+        engines, retriever = await start_engines(config, stack, log, opening, readiness=readiness)
         pool = await stack.enter_async_context(ConnectionPool(_UPSTREAM_CONNECTIONS))
         session = await stack.enter_async_context(upstream_session())
         stack.push_async_callback(close_clients)
@@ -162,7 +166,13 @@ async def _open_upstream(config: Config, log: Log) -> AsyncIterator[_Upstream]:
 
 @asynccontextmanager
 async def _open_runs(
-    config: Config, database: Database, log_of: RunLog, upstream: _Upstream, log: Log
+    config: Config,
+    database: Database,
+    upstream: _Upstream,
+    log: Log,
+    *,
+    run_log: RunLog,
+    around: Callable[[Journal], Journal],
 ) -> AsyncIterator[_Runs]:
     """The gateway proper, with its journal, its observers and the versions of its executor. Raises `BadConfig`."""
     admission = Admission(config.admission)
@@ -171,7 +181,7 @@ async def _open_runs(
     async with AsyncExitStack() as stack:
         say = partial(upstream.readiness.say, "store", ["store"])
         writing = LogJournal.writing(
-            database, log_of, on_cancel=live.cancel, keep_days=config.server.keep_days, on_health=say
+            database, run_log, on_cancel=live.cancel, keep_days=config.server.keep_days, on_health=say
         )
         journal = await stack.enter_async_context(writing)
         archive = SQLArchive(database, journal.calls)
@@ -182,7 +192,7 @@ async def _open_runs(
         versions, executors = await _open_versions(config, database, upstream, retriever, log)
         settings, timeout_s = settings_of(upstream.roles), config.server.timeout_s
         lifecycle = RunLifecycle(
-            journal,
+            around(journal),
             archive,
             live,
             settings,

@@ -197,7 +197,7 @@ class Reply:
     """Tokens before them."""
     first_token_s: float = 0.0
     token_s: Callable[[], float] | None = None
-    """Seconds from one token to the next, asked for at each; None writes all at once."""
+    """Seconds from one token to the next, asked for at each; None writes all at once, in a few pieces."""
     per_event: int = 1
     """Tokens that are sent together, but for the first one, as with vLLM's `stream_interval`."""
 
@@ -216,19 +216,19 @@ def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
         read, wrote = sum(len(text.split()) for text in asked.texts), len(reply.reasoning) + len(reply.tokens)
         request[_TOKENS] = {"prompt": read, "generation": wrote}
         if not asked.stream:
-            choice = {"message": {"role": "assistant", "content": "".join(reply.tokens)}, "finish_reason": "stop"}
-            body = msgspec.json.encode({"choices": [choice], "usage": _usage(read, wrote)})
-            return web.Response(body=body, content_type="application/json")
-        *deltas, (_, end) = _events(reply, read)
-        if reply.token_s is None:
-            return web.Response(body=b"".join(delta for _, delta in deltas) + end, content_type="text/event-stream")
+            return web.Response(body=whole(reply, read), content_type="application/json")
+        *deltas, (_, end) = events(reply, read)
         response, clock = web.StreamResponse(headers=_SSE), asyncio.get_running_loop().time
         with suppress(ConnectionResetError):  # who asked has left
             await response.prepare(request)
             due = clock() + reply.first_token_s
+            if reply.token_s is None:
+                first, *others = [delta for _, delta in deltas] or [b""]
+                deltas = [(0, piece) for piece in (first, b"".join(others)) if piece]
             for more, delta in deltas:
-                due += sum(reply.token_s() for _ in range(more))
-                await asyncio.sleep(due - clock())
+                if reply.token_s:
+                    due += sum(reply.token_s() for _ in range(more))
+                    await asyncio.sleep(due - clock())
                 await response.write(delta)
             await response.write(end)
         return response
@@ -236,8 +236,16 @@ def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
     return play
 
 
-def _events(reply: Reply, read: int) -> Iterator[tuple[int, bytes]]:
-    """The first token, the others a few at a time, and then the end in one; each with the tokens to wait for."""
+def whole(reply: Reply, read: int) -> bytes:
+    """The body of a reply that is no stream. `read`: the tokens of the prompt."""
+    choice = {"message": {"role": "assistant", "content": "".join(reply.tokens)}, "finish_reason": "stop"}
+    return msgspec.json.encode({"choices": [choice], "usage": _usage(read, len(reply.reasoning) + len(reply.tokens))})
+
+
+def events(reply: Reply, read: int) -> Iterator[tuple[int, bytes]]:
+    """The events of a stream: the first token, the others a few at a time, and then the end in one; each with the
+    tokens to wait for. `read`: the tokens of the prompt.
+    """
     wrote = 0
     for name, tokens in (("reasoning", reply.reasoning), ("content", reply.tokens)):
         at = 0

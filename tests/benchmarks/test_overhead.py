@@ -1,31 +1,144 @@
-"""The benchmark of the gateway's own costs."""
+"""The benchmark of the gateway's own costs, and the bare pipelines beside it."""
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from rolegate.client import AsyncClient
+from rolegate.v1.answer_service_pb2 import AnswerResponse
 
 from benchmarks.__main__ import main
-from benchmarks.overhead import Busy
+from benchmarks.gateway import at_once, canned_config, gateway, played
+from benchmarks.harness import Child, child
+from benchmarks.pipelines.models import together_s
+from benchmarks.pipelines.process import calls, in_process
+from benchmarks.pipelines.question import Pipeline, RunLog
+from benchmarks.rounds import Round, Wanted, cpu, figure, in_turns, p50, p99
+from router.errors import RolegateError
+from router.testing.openai_server import fails, writes
+
+QUESTION = "When was the director of <Heat> & “Ali” born?"
+VARIANTS = {
+    "paced": {"by_address", "in_process", "no_store", "P1", "P2", "no_gateway", "on_record", "fdatasync", "store"},
+    "cpu": {"by_address", "in_process", "no_store", "P1", "P2", "no_gateway", "SDK", "SDK_streamed"},
+    "proxy": {"straight", "Complete"},
+    "tokens": {"role", "aiohttp"},
+    "load": {"2 in flight", "8 in flight", "memory", "largest", "smallest"},
+}
 
 
-def test_time_beyond_the_models(tmp_path: Path) -> None:
-    """Models take what they are told to, and the gateway takes more than nothing."""
+@pytest.mark.parametrize("part", VARIANTS)
+def test_parts(part: str, tmp_path: Path) -> None:
+    """Each measures all of its variants; calls take the time that they take."""
     out = tmp_path / "out.json"
-    options = ["--questions", "10", "--rate", "40"]
-    assert main(["overhead", "--parts", "latency", *options, "--folder", str(tmp_path), "--json", str(out)]) == 0
+    assert main(["overhead", "--quick", "--parts", part, "--folder", str(tmp_path), "--json", str(out)]) == 0
     figures = json.loads(out.read_bytes())
-    (row,) = figures["latency"]
-    assert row["models_p50_ms"] > 8 * 50
-    assert 0 < row["added_p50_ms"] <= row["added_p99_ms"]
+    assert {row["variant"] for row in figures["variants"]} == {f"{part}: {name}" for name in VARIANTS[part]}
+    assert all(0 < row["p50"] <= row["p99"] for row in figures["variants"] if row["variant"] != "paced: store")
+    assert bool(figures["figures"]) == (part != "proxy")  # which is compared with LiteLLM's alone
+    assert all(row["low"] <= row["high"] for row in figures["figures"])
+
+
+class Seen:
+    """Calls, as the models saw them."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.connections: set[int] = set()
+        self._write = writes(at_once)
+
+    async def play(self, request: web.Request) -> web.StreamResponse:
+        """Answer, and note who asked for what."""
+        body = await request.json()
+        self.bodies.append({name: value for name, value in body.items() if name != "structured_outputs"})
+        self.connections.add(id(request.protocol))
+        return await self._write(request)
+
+
+@pytest.fixture
+async def seen() -> AsyncIterator[tuple[Seen, str, str]]:
+    """Calls so far, the models' base URL, and the address of a retrieval."""
+    calls = Seen()
+    async with played(calls.play) as (models, address):
+        yield calls, models.base_url, address
+
+
+async def asked_at(opened: AbstractAsyncContextManager[Child]) -> AnswerResponse:
+    """The answer of a gateway or a pipeline."""
+    async with opened as process, AsyncClient(process.words[0]) as client:
+        return await client.ask(QUESTION)
+
+
+@pytest.mark.parametrize("name", ["P1", "P2"])
+async def test_pipelines_ask_what_the_gateway_asks(name: str, seen: tuple[Seen, str, str], tmp_path: Path) -> None:
+    """The same eight calls, word for word, over connections that are kept, and the same answer."""
+    models, base_url, address = seen
+    expected = await asked_at(gateway(canned_config(tmp_path / "config", [base_url], address)))
+    asked, models.bodies = models.bodies, []
+    models.connections.clear()
+    answer = await asked_at(child("benchmarks.pipelines.process", name, base_url, address, str(tmp_path)))
+    assert len(asked) == 8
+    assert models.bodies == asked
+    assert len(models.connections) == 1
+    assert (answer.answer, len(answer.results)) == (expected.answer, 2)
+    assert [(use.role, use.attempts, use.prompt_tokens, use.completion_tokens) for use in answer.usage] == [
+        (use.role, use.attempts, use.prompt_tokens, use.completion_tokens) for use in expected.usage
+    ]
+    lines = (tmp_path / f"{name}.log").read_bytes().splitlines()
+    assert len(lines) == 2 * 8 + 1
+    assert json.loads(lines[-1])[:2] == [answer.run_id, QUESTION]
+
+
+@pytest.mark.parametrize("name", ["P1", "P2"])
+async def test_pipelines_fail(name: str) -> None:
+    """They do not take an error for an answer."""
+    async with played(fails(500, "no")) as (models, _), calls(name, models.base_url) as call:
+        with pytest.raises((RolegateError, aiohttp.ClientError)):
+            await Pipeline(call, in_process).answer(QUESTION)
 
 
 def test_work_that_overlaps_counts_once() -> None:
-    """A model is at work from the first of several calls to the last."""
-    busy = Busy()
-    with busy.working():
-        with busy.working():
-            pass
-        assert busy.seconds == 0.0
-    once = busy.seconds
-    with busy.working():
-        pass
-    assert busy.seconds > once > 0.0
+    """Models are at work from the first of several calls to the last."""
+    assert together_s([]) == 0.0
+    assert together_s([(1.0, 4.0), (6.0, 8.0), (2.0, 3.0), (3.5, 5.0)]) == 6.0
+
+
+async def test_log(tmp_path: Path) -> None:
+    """What was written is there in order, and a sync is waited for."""
+    log = RunLog(tmp_path / "log")
+    for number in range(3):
+        log.write("run", number)
+        await log.sync()
+    assert (tmp_path / "log").read_bytes() == b'["run",0]\n["run",1]\n["run",2]\n'
+
+
+async def test_turns() -> None:
+    """All variants in each round, there and back, after one that does not count."""
+    order: list[tuple[str, int]] = []
+
+    def variant(name: str) -> Any:
+        async def measured(number: int) -> Round:
+            order.append((name, number))
+            return Round([float(number)])
+
+        return measured
+
+    found = await in_turns({"a": variant("a"), "b": variant("b")}, 2)
+    assert order == [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
+    assert [each.values for each in found["a"]] == [[1.0], [2.0]]
+
+
+def test_figures_with_their_spread() -> None:
+    """Rounds are drawn alike for both sides of a ratio, so that what all variants of a round suffer falls out."""
+    slow = [Round([4.0 * weather], 2.0 * weather) for weather in (1, 5, 9)]
+    found = {"slow": slow, "quick": [Round([2.0 * weather], weather) for weather in (1, 5, 9)]}
+    half = figure(Wanted("half", cpu, "quick", "slow", most=0.6), found)
+    assert (half.value, half.low, half.high, half.wanted, half.held) == (0.5, 0.5, 0.5, "≤ 0.6", True)
+    alone = figure(Wanted("alone", p50, "slow", least=21.0), found)
+    assert (alone.value, alone.low, alone.high, alone.wanted, alone.held) == (20.0, 4.0, 36.0, "≥ 21", False)
+    assert figure(Wanted("no bound", p99, "slow", "quick"), found).held is None

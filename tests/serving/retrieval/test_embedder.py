@@ -66,8 +66,8 @@ def test_a_query_has_the_same_vector_in_any_company(embedder: MiniLM) -> None:
 def test_queries_and_passages_are_embedded_alike(embedder: MiniLM) -> None:
     """Whatever their length, though queries go through a compiled model in another precision."""
     texts = ["Who?", "", "Which river runs past the museum of the king of the bees?", "red " * 400]
-    both = [embedder.embed(texts, queries=queries) for queries in (True, False)]
-    assert np.allclose(*both, rtol=0, atol=1e-6)
+    one, other = (embedder.embed(texts, queries=queries) for queries in (True, False))
+    assert np.allclose(one, other, rtol=0, atol=1e-6)
 
 
 @asynccontextmanager

@@ -1,0 +1,125 @@
+"""Bare means in processes of their own: `python -m benchmarks.pipelines.process KIND BASE_URL RETRIEVAL FOLDER`.
+
+P1            a pipeline on aiohttp and plain asyncio, retrieval by gRPC
+P2            a pipeline that reads what is pushed, on uvloop, retrieval in the process
+no_gateway    P2's calls and searches, made by the client itself; no log
+SDK           the same by LiteLLM's SDK, on plain asyncio
+SDK_streamed  the same, streamed
+role          a long stream, read as a role of the gateway reads it, on the event loop of gateways
+aiohttp       the same, read as P1 reads it, on plain asyncio
+
+P1 and P2 write each call to a log before it is made and when it has ended, and each run; they sync the log before they
+answer. They print the address of their `AnswerService`. The others print `driven`, and make calls as they are told to,
+by a `benchmarks.load.Order` in JSON on each line of their standard input; for each they print a line, with the seconds
+of each question. All go on until their standard input ends.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import grpc.aio
+import msgspec
+import uvloop
+from rolegate.v1.answer_service_pb2 import AnswerRequest, AnswerResponse
+from rolegate.v1.retrieval_service_pb2 import SearchRequest
+from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
+
+from benchmarks.gateway import OnePassage, run
+from benchmarks.load import Order, ordered, question
+from benchmarks.pipelines.question import Call, Pipeline, RunLog
+from benchmarks.pipelines.readers import AiohttpCalls, LiteLLMCalls, PushCalls
+from router.calls import Role
+from router.edge.limits import Limits
+from router.ledger import Ledger
+from router.models import Message, Sampling
+from router.models.connection_pool import ConnectionPool
+from router.models.openai_client import OpenAIHTTP
+from router.protocol import Passage
+from serving.signals import collect_seldom
+
+DRIVEN, TOKENS = "driven", 400
+"""The line of a process that is told what to ask, and the tokens of a long stream."""
+_TOP_K = 3
+
+
+async def in_process(query: str) -> Sequence[Passage]:
+    """The search of a retriever in the process."""
+    return (await OnePassage().search([query], _TOP_K))[0]
+
+
+@asynccontextmanager
+async def calls(kind: str, base_url: str) -> AsyncIterator[Call]:
+    """The model calls of a kind."""
+    match kind:
+        case "P2" | "no_gateway":
+            push = PushCalls(base_url)
+            yield push
+            push.close()
+        case "SDK" | "SDK_streamed":
+            yield LiteLLMCalls(base_url, streamed=kind == "SDK_streamed")
+        case _:
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+                yield AiohttpCalls(session, base_url)
+
+
+async def _serve(kind: str, base_url: str, retrieval: str, folder: str) -> None:
+    async with calls(kind, base_url) as call, grpc.aio.insecure_channel(retrieval) as channel:
+        stub = RetrievalServiceStub(channel)
+
+        async def by_address(query: str) -> Sequence[Passage]:
+            found = await stub.Search(SearchRequest(queries=[query], top_k=_TOP_K), timeout=10)
+            return [Passage(each.passage_id, each.title, each.text, each.score) for each in found.results[0].passages]
+
+        log = RunLog(Path(folder) / f"{kind}.log")
+        server = grpc.aio.server(options=[*Limits().grpc_options.items(), ("grpc.so_reuseport", 0)])
+        pipeline = Pipeline(call, in_process if kind == "P2" else by_address, log)
+
+        async def answer(request: AnswerRequest, _context: object) -> AnswerResponse:
+            return await pipeline.answer(request.question)
+
+        answers = grpc.unary_unary_rpc_method_handler(
+            answer, AnswerRequest.FromString, AnswerResponse.SerializeToString
+        )
+        service = grpc.method_handlers_generic_handler("rolegate.v1.AnswerService", {"Answer": answers})
+        server.add_generic_rpc_handlers((service,))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        collect_seldom()
+        print(f"127.0.0.1:{port}", flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+        await server.stop(0)
+
+
+async def _obey(kind: str, base_url: str, *_: str) -> None:
+    async with calls(kind, base_url) as call, ConnectionPool() as pool:
+        role = Role("answer", OpenAIHTTP(pool, base_url, "long"), "", Sampling(TOKENS))
+        pipeline = Pipeline(call, in_process)
+
+        async def ask(number: int) -> object:
+            match kind:
+                case "role":
+                    return await role.ask((Message("user", question(number)),), (), Ledger(f"run-{number}"))
+                case "aiohttp":
+                    said = [{"role": "user", "content": question(number)}]
+                    return await call({"model": "long", "messages": said, "max_tokens": TOKENS}, f"run-{number}-1")
+            return await pipeline.answer(question(number))
+
+        collect_seldom()
+        print(DRIVEN, flush=True)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            took_s = await ordered(ask, msgspec.json.decode(line, type=Order))
+            print(msgspec.json.encode(took_s).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    main = (_serve if sys.argv[1] in ("P1", "P2") else _obey)(*sys.argv[1:])
+    if sys.argv[1] == "role":
+        run(main)
+    else:
+        loop = uvloop.new_event_loop if sys.argv[1] in ("P2", "no_gateway") else None
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(main)

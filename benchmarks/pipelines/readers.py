@@ -1,0 +1,174 @@
+"""Ways to make a model call: by aiohttp, as most would write it; by bytes pushed into a parser; by LiteLLM's SDK."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import aiohttp
+import httptools
+import msgspec
+
+from benchmarks.pipelines.question import Said
+from router.errors import RolegateError
+from router.models.litellm_client import load_litellm
+from router.models.openai_wire import REQUEST_ID
+
+_TIMEOUT_S = 120.0
+_STREAMED = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+_DATA, _DONE = b"data: ", b"data: [DONE]"
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta = msgspec.field(default_factory=_Delta)
+    finish_reason: str | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+
+
+_chunk = msgspec.json.Decoder(_Chunk).decode
+
+
+def _chunks(events: Iterable[bytes]) -> list[_Chunk]:
+    return [_chunk(event[len(_DATA) :]) for event in events if event.startswith(_DATA) and event != _DONE]
+
+
+def _said(chunks: Iterable[Any]) -> Said:
+    texts, usage, finish_reason = list[str](), _Usage(), None
+    for chunk in chunks:
+        usage = getattr(chunk, "usage", None) or usage
+        for choice in chunk.choices:
+            texts.append(choice.delta.content or "")
+            finish_reason = choice.finish_reason or finish_reason
+    return Said("".join(texts), finish_reason, usage.prompt_tokens, usage.completion_tokens)
+
+
+class AiohttpCalls:
+    """Reads streams in a task, which wakes for each piece; one session, whose connections are kept."""
+
+    def __init__(self, session: aiohttp.ClientSession, base_url: str) -> None:
+        self._session, self._url = session, f"{base_url}/chat/completions"
+        self._timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+
+    async def __call__(self, body: dict[str, Any], name: str) -> Said:
+        """Make a call. Raises `aiohttp.ClientError`."""
+        data, chunks, rest = msgspec.json.encode(body | _STREAMED), list[_Chunk](), b""
+        headers = {"Content-Type": "application/json", REQUEST_ID: name}
+        async with self._session.post(
+            self._url, data=data, headers=headers, timeout=self._timeout, raise_for_status=True
+        ) as response:
+            async for received in response.content.iter_any():
+                *events, rest = (rest + received).split(b"\n\n")
+                chunks += _chunks(events)
+        return _said(chunks)
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, one call at a time; the task wakes when the reply is whole."""
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self._parser, self._body, self._kept = httptools.HttpResponseParser(self), list[bytes](), True
+        self._reply: asyncio.Future[bytes] | None = None
+
+    @property
+    def reusable(self) -> bool:
+        return self._kept and not self.transport.is_closing()
+
+    async def send(self, request: bytes) -> bytes:
+        """The body of the reply. Raises `RolegateError`."""
+        loop = asyncio.get_running_loop()
+        self._reply, self._body = loop.create_future(), []
+        timer = loop.call_later(_TIMEOUT_S, self.transport.abort)
+        self.transport.write(request)
+        try:
+            return await self._reply
+        finally:
+            timer.cancel()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.transport.abort()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        if self._reply and not self._reply.done():
+            self._reply.set_exception(RolegateError("the connection broke"))
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        self._kept = self._parser.should_keep_alive()  # which is known here only
+        body, status = b"".join(self._body), self._parser.get_status_code()
+        if self._reply and not self._reply.done():
+            if status == 200:
+                self._reply.set_result(body)
+            else:
+                self._reply.set_exception(RolegateError(f"HTTP {status}: {body!r}"))
+
+
+class PushCalls:
+    """Keeps connections, and reads a stream's events once all are there."""
+
+    def __init__(self, base_url: str) -> None:
+        where = urlsplit(base_url)
+        self._place, self._idle = (where.hostname or "", where.port or 80), list[_Connection]()
+        self._head = (
+            f"POST {where.path}/chat/completions HTTP/1.1\r\nHost: {where.netloc}\r\nAccept: */*\r\n"
+            f"Content-Type: application/json\r\n{REQUEST_ID}: "
+        )
+
+    async def __call__(self, body: dict[str, Any], name: str) -> Said:
+        """Make a call. Raises `RolegateError` and `OSError`."""
+        data = msgspec.json.encode(body | _STREAMED)
+        while not self._idle or not (connection := self._idle.pop()).reusable:
+            if not self._idle:
+                _, connection = await asyncio.get_running_loop().create_connection(_Connection, *self._place)
+                break
+        reply = await connection.send(f"{self._head}{name}\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+        if connection.reusable:
+            self._idle.append(connection)
+        else:
+            connection.transport.close()
+        return _said(_chunks(reply.split(b"\n\n")))
+
+    def close(self) -> None:
+        """Close what is idle."""
+        for connection in self._idle:
+            connection.transport.close()
+
+
+class LiteLLMCalls:
+    """Calls by LiteLLM's SDK."""
+
+    def __init__(self, base_url: str, *, streamed: bool) -> None:
+        self._litellm, self._streamed = load_litellm(), streamed
+        self._fixed: dict[str, Any] = {"api_base": base_url, "api_key": "none", "num_retries": 0}
+        if streamed:
+            self._fixed |= {"stream": True, "stream_options": {"include_usage": True}}
+
+    async def __call__(self, body: dict[str, Any], _name: str) -> Said:
+        """Make a call. Raises what LiteLLM raises."""
+        reply = await self._litellm.acompletion(**body | {"model": f"openai/{body['model']}"}, **self._fixed)
+        if self._streamed:
+            return _said([chunk async for chunk in reply])
+        choice, usage = reply.choices[0], reply.usage
+        return Said(choice.message.content, choice.finish_reason, usage.prompt_tokens, usage.completion_tokens)
