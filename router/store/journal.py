@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 import structlog
@@ -246,6 +247,7 @@ class LogJournal:
             self._lost.append((known, lost))
             raise
         await self._log.synced()
+        self._news.set()
 
     def calls(self, run_id: str) -> tuple[Call, ...]:
         """The calls of a run under way here that have ended by now."""
@@ -259,9 +261,10 @@ class LogJournal:
 
     async def caught_up(self) -> None:
         """Wait until the database has all that was acknowledged by now. Raises `StoreFailed`."""
-        if not self._changes:
+        ready = self._ready(len(self._changes))
+        if not ready:
             return
-        wanted = self._changes[-1].position
+        wanted = ready[-1].position
         self._hurry.set()
         try:
             async with asyncio.timeout(_READING_S), self._written:
@@ -368,8 +371,7 @@ class LogJournal:
     async def _project_rest(self) -> None:
         """Write all changes that wait. Raises `StoreFailed`."""
         self._hurry.clear()
-        while self._changes:
-            batch = [self._changes[at] for at in range(min(_MOST, len(self._changes)))]
+        while batch := self._ready(_MOST):
             await self._project(batch)
             for _ in batch:
                 self._changes.popleft()
@@ -378,6 +380,14 @@ class LogJournal:
                 self._written.notify_all()
         self._news.clear()
         await self._delete_segments()
+
+    def _ready(self, most: int) -> list[Change]:
+        """The first changes that wait for the database, at most so many: ends only once they are on disk, so that
+        nobody reads what may be lost.
+        """
+        return list(
+            takewhile(lambda one: one.run is None or one.position <= self._log.durable, islice(self._changes, most))
+        )
 
     async def _project(self, batch: list[Change]) -> None:
         """Write changes in one transaction; one of them that cannot be written at all keeps no others from it."""
@@ -409,6 +419,7 @@ class LogJournal:
             for known, run in self._lost:
                 with suppress(StoreFailed):
                     self._end(known, run)
+                    await self._log.synced()
             self._lost = [(known, run) for known, run in self._lost if run.id in self._runs]
             self._forget_old()
             self._log.rotate()

@@ -161,6 +161,8 @@ class RunLog:
         self._number = number_of(last[-1]) if last else 0
         self._file, self._path, self._offset, self._room = -1, folder, 0, 0
         self._salt, self._begun = b"", 0.0
+        self.durable = Position()
+        """The place up to which it is on disk."""
         self._buffer: list[bytes] = []
         """Frames that wait to be written."""
         self._flushing = False
@@ -371,7 +373,9 @@ class RunLog:
             if error := work.exception():
                 self.failed = f"The log {self.folder} could not be put on disk ({error}); nothing is acknowledged."
                 _log.error("log.not_synced", error=str(error), advice="see to the disk, and restart the gateway")
-            elif not self.failed and number == self._number:  # a later one says it of a segment that has ended
+            else:
+                self.durable = Position(number, end)
+            if not self.failed and number == self._number:  # a later one says it of a segment that has ended
                 with suppress(StoreFailed):
                     self.append(NOBODY, 0, _SYNCED.pack(end), later=True)
             for future in (*waiting, *(self._waiting if self.failed else ())):

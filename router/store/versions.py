@@ -30,7 +30,7 @@ class SQLVersionBook:
 
     async def versions(self) -> list[ExecutorVersion]:
         """See `VersionBook.versions`."""
-        return await self._database.read(_versions)
+        return await self._database.read(_versions, behind=True)
 
     async def add(self, version: ExecutorVersion, decision: VersionDecision) -> None:
         """See `VersionBook.add`."""
@@ -42,7 +42,7 @@ class SQLVersionBook:
             connection.execute(EXECUTOR_VERSIONS.insert().values(msgspec.structs.asdict(version)))
             _note(connection, [decision])
 
-        await self._database.write(add)
+        await self._database.write(add, behind=True)
 
     async def change(
         self,
@@ -65,7 +65,7 @@ class SQLVersionBook:
             _note(connection, decisions)
             return True
 
-        return await self._database.write(change)
+        return await self._database.write(change, behind=True)
 
     async def wait(self, decision: VersionDecision) -> None:
         """See `VersionBook.wait`; of no effect where the version has left that state."""
@@ -94,7 +94,7 @@ class SQLVersionBook:
         def read(connection: Connection) -> list[VersionDecision]:
             return [_decision(row) for row in connection.execute(wanted).mappings()]
 
-        return await self._database.read(read)
+        return await self._database.read(read, behind=True)
 
     async def add_trial(self, trial: Trial) -> None:
         """See `VersionBook.add_trial`; of no effect where the run is deleted, or its tenant's texts are not kept."""
@@ -110,7 +110,7 @@ class SQLVersionBook:
 
     async def trial(self, run_id: str) -> Trial | None:
         """See `VersionBook.trial`."""
-        return await self._database.read(lambda connection: _trial(connection, run_id))
+        return await self._database.read(lambda connection: _trial(connection, run_id), behind=True)
 
     async def judge(self, run_id: str, judgement: Judgement) -> None:
         """See `VersionBook.judge`; of no effect where there is no trial of that run."""
@@ -131,7 +131,7 @@ class SQLVersionBook:
         def read(connection: Connection) -> list[Pair]:
             return [_pair(row) for row in connection.execute(wanted)]
 
-        return await self._database.read(read)
+        return await self._database.read(read, behind=True)
 
 
 def _lock(connection: Connection) -> None:
