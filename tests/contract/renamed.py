@@ -104,6 +104,7 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "json: passed_over_files": "The files of kinds that are not read.",
         "upstream: structured_outputs": "It is sent from the first call on, not only once a reply has had the form.",
         "commands: store backup": "A copy of a SQLite store that opens by itself.",
+        "fields: resume_run_id": "An interrupted run goes on.",
         "commands: runs resume": "An interrupted run goes on.",
         "fields: resume_run_id": "An interrupted run goes on.",
         "commands: search": "Passages of a running gateway's index.",
