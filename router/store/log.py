@@ -205,7 +205,7 @@ class RunLog:
     def start(self, *, after: int = 0) -> None:
         """Begin a segment, with a number above `after`, too. Raises `OSError` and `StoreFailed`."""
         if self._file != -1:
-            self.append(NOBODY, _LAST, _SYNCED.pack(self._offset))
+            self.append(NOBODY, _LAST, _SYNCED.pack(self.end.offset))
         number, salt = max(self._number, after) + 1, secrets.token_bytes(4)
         path = self.folder / f"{number:08}-{salt.hex()}.log"
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
