@@ -23,7 +23,7 @@ _MOST_HEAD, _INFLATED = 64 << 10, 64 << 10
 """Bytes that may come without any of a body, and those of one that are inflated at a time."""
 _DEFLATED = 32 + zlib.MAX_WBITS
 """Either of zlib's formats."""
-_MOST_HELD, _END = 16, b"\r\n\r\n"
+_MOST_HELD, _END = 32, b"\r\n\r\n"
 _ENDS = _END, b"[DONE]\n\n\r\n"
 """What the last piece of a body in chunks ends with, and the last event of one."""
 
@@ -217,9 +217,6 @@ class _Connection(asyncio.Protocol):
             self._end(None if by_close and error is None else TransportError(said))
 
     def data_received(self, data: bytes) -> None:
-        if self.free:  # nobody has asked for anything
-            self.close()
-            return
         self._held.append(data)
         # A patient reader waits for more, unless this may be the end.
         if not self._patient or len(self._held) == _MOST_HELD or len(data) < len(_END) or data.endswith(_ENDS):
@@ -228,6 +225,10 @@ class _Connection(asyncio.Protocol):
     def _parse(self) -> None:
         """Hand on what has come."""
         if not self._held:
+            return
+        if self.free:  # nobody has asked for anything
+            self._held.clear()
+            self.close()
             return
         data, broken = b"".join(self._held), None
         self._held.clear()
