@@ -250,7 +250,7 @@ async def _open_versions(
         log(f"versions of the executor are not in use yet: {error}")
     if (active := executors.traffic.active) != named:
         log(f"executor version {active} is active; the config names {named}, which `versions promote` would make it")
-    versions.on_change = executors.wake
+    versions.on_change = executors.refresh
     return versions, executors
 
 

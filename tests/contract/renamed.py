@@ -106,7 +106,6 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "commands: store backup": "A copy of a SQLite store that opens by itself.",
         "fields: resume_run_id": "An interrupted run goes on.",
         "commands: runs resume": "An interrupted run goes on.",
-        "fields: resume_run_id": "An interrupted run goes on.",
         "commands: search": "Passages of a running gateway's index.",
         "commands: runs show --prompts": "It shows what each model read and wrote.",
         "commands: serve --log-format": "Logs for programs.",
