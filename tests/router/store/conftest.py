@@ -44,6 +44,12 @@ async def database(url: str) -> AsyncIterator[Database]:
     await database.close()
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs of PostgreSQL's gateways are kept at home."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
 @pytest.fixture
 async def journal(database: Database) -> AsyncIterator[LogJournal]:
     """A journal that writes to it."""
