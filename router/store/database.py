@@ -28,6 +28,7 @@ NOTES: dict[str, Any] = {**WRITES, "notes": True}
 _CONNECT_S = 10
 _ALIVE = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
 """When a connection counts as lost that nobody answers on: in seconds, and the last in milliseconds."""
+_STOPPED = "SET LOCAL idle_in_transaction_session_timeout = 2000"
 _WAIT_S = 10.0
 _OWNER_ALONE = 0o600
 """The mode of files that hold questions and answers."""
@@ -94,7 +95,10 @@ def _postgresql(address: URL) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        if connection.get_execution_options().get("notes"):
+        options = connection.get_execution_options()
+        if options.get("writes"):  # others wait for its locks, though its process may be stopped
+            connection.exec_driver_sql(_STOPPED)
+        if options.get("notes"):
             connection.exec_driver_sql("SET LOCAL synchronous_commit TO off")
 
     return engine
@@ -253,10 +257,12 @@ class Database:
             source.backup(target)
             target.execute("PRAGMA journal_mode=DELETE")  # no file beside it
 
-    def session(self) -> Connection:
-        """A new connection for one thread, which closes it; each of its statements is a transaction."""
-        session = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        session.detach()
+    def session(self) -> Any:
+        """A connection of the driver of PostgreSQL for one thread, which closes it; each statement is a transaction."""
+        pooled = self._engine.raw_connection()
+        session: Any = pooled.driver_connection
+        pooled.detach()
+        session.autocommit = True
         return session
 
     async def close(self) -> None:

@@ -12,10 +12,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import structlog
 from sqlalchemy import Connection
-from sqlalchemy.exc import SQLAlchemyError
 
 from router.background import errors_logged
 from router.errors import StoreFailed
@@ -33,8 +33,6 @@ GRACE_S = 5.0
 """The time between a lock that is seen to be free and the fence."""
 _BEGINS_S, _OPENS_S = GRACE_S - 2.0, GRACE_S - 1.0
 """The time since the session was last known to be good, in which runs may begin and calls may be made."""
-_TRANSACTION_S = 2.0
-"""The time after which PostgreSQL ends a transaction whose gateway was stopped in it, as others wait for its locks."""
 _LOCKS = 1919118445
 """The class of the locks on epochs."""
 _LOOK = """
@@ -44,10 +42,7 @@ SELECT epoch, session, EXISTS (
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 ) FROM gateways
 """
-_MEMBER = """
-SELECT set_config('idle_in_transaction_session_timeout', %(after_ms)s, true) FROM gateways WHERE epoch = %(epoch)s
-FOR SHARE
-"""
+_MEMBER = "SELECT FROM gateways WHERE epoch = %(epoch)s FOR SHARE"
 
 
 class Members:
@@ -58,7 +53,7 @@ class Members:
         self.epoch = 0
         self._database, self._log = database, log
         self._thread = ThreadPoolExecutor(1, "session")
-        self._session: Connection | None = None
+        self._session: Any = None
         self._locked = False
         self._good = -math.inf
         """When the lock was known to be held, and the epoch not fenced, in monotonic time."""
@@ -101,8 +96,8 @@ class Members:
         try:
             async with asyncio.timeout(_SESSION_S):
                 seen = await asyncio.get_running_loop().run_in_executor(self._thread, self._ask)
-        except (SQLAlchemyError, TimeoutError) as error:
-            _log.warning("store.session_lost", error=str(getattr(error, "orig", error) or "it does not answer"))
+        except Exception as error:  # the driver's, SQLAlchemy's where it connects, or that time is up
+            _log.warning("store.session_lost", error=str(getattr(error, "orig", error)) or type(error).__name__)
             return True
         now = time.monotonic()
         own = [held for (epoch, _), held in seen.items() if epoch == self.epoch]
@@ -112,8 +107,9 @@ class Members:
         self._gone = {key: self._gone.get(key, now) for key in free}
         for (epoch, session), since in self._gone.items():
             if asked - since >= GRACE_S:
-                with errors_logged(_log, "store.not_fenced"):
-                    await self._database.write(partial(_fence, epoch=epoch, session=session))
+                with errors_logged(_log, "store.not_fenced"), suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):  # to be asked for again, rather than lose the own session
+                        await self._database.write(partial(_fence, epoch=epoch, session=session))
         return bool(own)
 
     def _ask(self) -> dict[tuple[int, int], bool]:
@@ -121,16 +117,16 @@ class Members:
         try:
             if self._session is None:
                 self._locked, self._session = False, self._database.session()
-                self._session.exec_driver_sql(f"SET idle_session_timeout = {_SESSION_S * 1000:.0f}")
+                self._session.execute(f"SET idle_session_timeout = {_SESSION_S * 1000:.0f}")
             own = {"locks": _LOCKS, "epoch": self.epoch}
             if not self._locked:
                 locking = "SELECT pg_try_advisory_lock(%(locks)s, %(epoch)s::int)"
-                self._locked = bool(self._session.exec_driver_sql(locking, own).scalar())
+                self._locked = self._session.execute(locking, own).fetchone()[0]
                 if self._locked:  # so that nobody takes it for the one before
                     counting = "UPDATE gateways SET session = session + 1 WHERE epoch = %(epoch)s"
-                    self._session.exec_driver_sql(counting, own)
-            rows = self._session.exec_driver_sql(_LOOK, own).all()
-        except SQLAlchemyError:
+                    self._session.execute(counting, own)
+            rows = self._session.execute(_LOOK, own).fetchall()
+        except Exception:
             self._end_session()
             raise
         return {(epoch, session): held for epoch, session, held in rows}
@@ -138,16 +134,14 @@ class Members:
     def _end_session(self) -> None:
         session, self._session = self._session, None
         if session is not None:
-            with suppress(SQLAlchemyError):
-                session.close()
+            session.close()
 
 
 def see_member(connection: Connection, epoch: int) -> None:
     """Keep a gateway from being fenced until the transaction ends; what begins one that writes runs. Raises
     `StoreFailed` where it has been fenced.
     """
-    after_ms = f"{_TRANSACTION_S * 1000:.0f}"
-    if connection.exec_driver_sql(_MEMBER, {"after_ms": after_ms, "epoch": epoch}).first() is None:
+    if not connection.exec_driver_sql(_MEMBER, {"epoch": epoch}).rowcount:
         raise StoreFailed("Other gateways took this one for dead; try again.")
 
 
