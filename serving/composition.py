@@ -180,7 +180,16 @@ async def _open_runs(
         retriever = ObservedRetriever(upstream.retriever, observers) if observers else upstream.retriever
         versions, executors = await _open_versions(config, database, upstream, retriever, log)
         settings, timeout_s = settings_of(upstream.roles), config.server.timeout_s
-        lifecycle = RunLifecycle(journal, archive, live, settings, timeout_s, admission=admission, observer=observers)
+        lifecycle = RunLifecycle(
+            journal,
+            archive,
+            live,
+            settings,
+            timeout_s,
+            admission=admission,
+            observer=observers,
+            conditions=lambda: {"index": retriever.index_id or "", "executor version": executors.traffic.active},
+        )
         search = partial(new_search, config.search, upstream.roles)
         trials = Trials(executors, search, lifecycle=lifecycle, book=book, archive=archive, review=versions.review)
         executor = watched.executor = _shared(config, executors, lambda: retriever.index_id)

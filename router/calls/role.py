@@ -81,7 +81,10 @@ class Role:
         pause is begun that would take longer. `on_text`, `on_delta`: as for `Attempts`. Raises `BudgetExhausted`, and
         `UpstreamError`, naming this role, once neither another attempt nor a fallback is worth it.
         """
+        agent = Agent(self.name, sub_query)
         first: UpstreamError | None = None
+        if (done := ledger.turn_before(agent, messages)) is not None:
+            return done
         try:
             for role in (self, *self.fallbacks):
                 if first:
@@ -91,7 +94,7 @@ class Role:
                 attempts.until, attempts.on_text, attempts.on_delta = until, on_text, on_delta
                 try:
                     output = await attempts.completion()
-                    ledger.turn(Agent(self.name, sub_query), messages, output)
+                    ledger.turn(agent, messages, output)
                     return output
                 except (UpstreamUnavailable, UpstreamProtocolError) as error:
                     first = first or error

@@ -48,6 +48,11 @@ class Allowance:
         self._by_role[role] += amount.tokens
         self._under_way += 1
 
+    def take(self, role: RoleName, spent: Amount) -> None:
+        """Count what was spent before."""
+        self._taken += Amount(spent.tokens, spent.nano_usd or 0)
+        self._by_role[role] += spent.tokens
+
     def settle(self, role: RoleName, reserved: Amount, charged: Amount) -> None:
         """Give back what of `reserved` was not spent."""
         spent = 0 if charged.nano_usd is None else charged.nano_usd - (reserved.nano_usd or 0)

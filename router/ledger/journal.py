@@ -9,11 +9,12 @@ from typing import Protocol
 import msgspec
 
 from router.amount import NOTHING, Amount
+from router.ledger.budget import UNLIMITED, Budget
 from router.models import Completion, Message
 from router.trace import Call, Run
 from router.trace.call import OpenedCall
 from router.trace.run import RunKind, RunStatus
-from router.trace.turns import Agent, Decided, Searched
+from router.trace.turns import Agent, Decided, Searched, Turns
 
 
 class RunStart(msgspec.Struct, frozen=True):
@@ -32,6 +33,13 @@ class RunStart(msgspec.Struct, frozen=True):
     """Unix time, seconds."""
     hold: Amount = NOTHING
     """The amount that is kept for its answer from the beginning."""
+    topology: str = ""
+    budget: Budget = UNLIMITED
+    no_cache: bool = False
+    conditions: dict[str, str] = {}
+    """All that its turns depend on, by name: models with their prompts, the index, the release."""
+    resumes: str = ""
+    """The interrupted run that it goes on with; empty where it begins anew."""
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -42,6 +50,16 @@ class Admitted(msgspec.Struct, frozen=True):
     redact: bool = False
     training: bool = True
     """True where the tenant's runs may train an executor."""
+    resumed: "Resumed | None" = None
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    """An interrupted run that is gone on with."""
+
+    start: RunStart
+    turns: Turns
+    calls: tuple[Call, ...]
+    """All that it has spent, calls in flight with their worst case."""
 
 
 class EarlierRun(msgspec.Struct, frozen=True):
@@ -58,8 +76,12 @@ class Journal(Protocol):
 
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
         """Put a run on record and count it against its tenant's quotas. An `EarlierRun` that did not finish lets its
-        `request_id` go. Raises `BudgetExhausted` and `StoreFailed`; then there is no such run.
+        `request_id` go; one that was interrupted is gone on with, if it can be. Raises `BudgetExhausted`, `StoreFailed`
+        and, where it cannot go on with what it `resumes`, `BadRequest`; then there is no such run.
         """
+
+    def unfinished(self, run_id: str) -> RunStart | None:
+        """The beginning of an interrupted run that can be gone on with here; None where there is no such run."""
 
     async def open(self, call: OpenedCall) -> None:
         """Put a call on record and reserve its worst case; a call of the answer role takes what `hold` keeps instead.
@@ -96,6 +118,10 @@ class NoJournal:
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
         """Any run may begin."""
         return Admitted()
+
+    def unfinished(self, run_id: str) -> RunStart | None:
+        """Nothing can be gone on with."""
+        return None
 
     async def open(self, call: OpenedCall) -> None:
         """Any call may be made."""

@@ -20,7 +20,7 @@ from router.models.model import largest
 from router.trace import Call, Price, RoleName
 from router.trace.call import WHOLE, OpenedCall, Outcome, Purpose
 from router.trace.identity import DEFAULT_TENANT
-from router.trace.turns import Agent, Decided, Searched
+from router.trace.turns import Agent, Decided, Searched, Turns
 from router.trace.values import SearchRecord
 
 _log = structlog.get_logger("ledger")
@@ -131,9 +131,10 @@ class Ledger:
         *,
         limited: bool = False,
         shadow: bool = False,
+        resumed: Turns | None = None,
     ) -> None:
         """`limited`: whether the tenant has quotas. `shadow`: whether nobody asked for what is done. Without a journal,
-        nothing is written down.
+        nothing is written down. `resumed`: turns and searches of the run that is gone on with.
         """
         self.run_id, self.tenant = run_id, tenant
         self._journal: Journal = journal or NoJournal()
@@ -143,7 +144,7 @@ class Ledger:
         self._cut: list[Attempt] = []
         self._early_from: int | None = None
         self._early: list[Attempt] = []
-        self._opened = 0
+        self._opened, self._resumed = 0, resumed
         self.refusal: BudgetExhausted | None = None
         """The last reservation that was refused; None where none was."""
 
@@ -209,6 +210,21 @@ class Ledger:
     def turn(self, agent: Agent, messages: tuple[Message, ...], output: Completion) -> None:
         """Put a completed turn on record. `messages`: all that the agent was shown."""
         self._journal.turn(self.run_id, agent, messages, output)
+
+    def turn_before(self, agent: Agent, messages: tuple[Message, ...]) -> Completion | None:
+        """The turn that an agent has completed in the run that is gone on with, where it was shown just this."""
+        output = self._resumed.next_turn(agent, messages) if self._resumed else None
+        if output is not None:
+            self.turn(agent, messages, output)
+        return output
+
+    def search_before(self, agent: Agent, query: str) -> SearchRecord | None:
+        """The search that an agent has done next in the run that is gone on with, if it was this one."""
+        return self._resumed.next_search(agent, query) if self._resumed else None
+
+    def spent_before(self, call: Call) -> None:
+        """Count against the budget what the run that is gone on with has spent."""
+        self._allowance.take(call.role, call.charged)
 
     def searched(self, agent: Agent, search: SearchRecord) -> None:
         """Put a search that returned on record."""

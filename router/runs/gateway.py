@@ -1,6 +1,7 @@
 """The gateway: what may be asked of it, and who works on it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import msgspec
 
@@ -79,12 +80,22 @@ class Gateway:
         """Answer a question. The run's result is a `Trajectory`. Raises `BadConfig` for a topology that is not set
         up, `UpstreamError` where nothing was found because something failed, and what `RunLifecycle.open` raises.
         """
+        if options.resume:
+            before = self._lifecycle.unfinished(options.resume, options.identity)
+            question, topology = before.request, cast(TopologyName, before.topology)
+            options = msgspec.structs.replace(
+                options,
+                budget=before.budget,
+                no_cache=before.no_cache,
+                request_id=options.request_id or before.request_id,
+            )
         question = self._readable("question", question)
         chosen = self._topology(topology)
         self._check_prices(options, chosen.roles)
-        request = RunRequest("answer", question, question)
+        request = RunRequest("answer", question, question, topology=topology)
         if topology != "factorized":
-            request = RunRequest("answer", question, (question, topology), settings=settings_of(chosen.roles))
+            settings = settings_of(chosen.roles)
+            request = RunRequest("answer", question, (question, topology), settings=settings, topology=topology)
         async with self._lifecycle.open(request, options, on_event) as run:
             if isinstance(run, Run):
                 return run

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ import msgspec
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from router.errors import NotFound, OutOfTime, RequestIdTaken, StoreFailed
+from router.errors import BadRequest, NotFound, OutOfTime, RequestIdTaken, StoreFailed
 from router.ledger import Budget, Journal, Ledger, RunStart
 from router.ledger.budget import UNLIMITED, Allowance
 from router.ledger.journal import Admitted
@@ -48,6 +48,8 @@ class RequestOptions(msgspec.Struct, frozen=True):
     no_cache: bool = False
     """Whether every sub-query is to be worked on anew: no report of another run is used, nor any of this one by others.
     """
+    resume: str = ""
+    """The interrupted run to go on with; empty for none. Its question, topology and budget are those of this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class RunRequest:
     settings: dict[RoleName, RoleSetting] | None = None
     """The roles that work on it; None for the usual ones."""
     answering_share: float = ANSWERING_SHARE
+    topology: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -79,6 +82,7 @@ class OpenRun:
     private: bool
     """Whether its texts are left out of what is stored."""
     settings: dict[RoleName, RoleSetting]
+    resumed_from: str = ""
     begun: float = field(default_factory=time.monotonic)
     status: RunStatus = "finished"
     failure: BaseException | None = None
@@ -117,8 +121,12 @@ class RunLifecycle:
         *,
         admission: Admission | None = None,
         observer: Observer | None = None,
+        conditions: Callable[[], dict[str, str]] = dict,
     ) -> None:
-        """`timeout_s`: the longest a request may take, whatever its deadline. `admission`: None for its defaults."""
+        """`timeout_s`: the longest a request may take, whatever its deadline. `admission`: None for its defaults.
+        `conditions`: all that turns depend on beside models and prompts, by name.
+        """
+        self._further = conditions
         self._journal, self._archive, self._live = journal, archive, live
         self._settings, self._timeout_s = settings, timeout_s
         self._admission, self._observer = admission or Admission(), observer or Observers()
@@ -151,6 +159,11 @@ class RunLifecycle:
                 request=request.text,
                 fingerprint=request.fingerprint if options.request_id else "",
                 started_at=time.time(),
+                topology=request.topology,
+                budget=options.budget,
+                no_cache=options.no_cache,
+                conditions=self._conditions(request),
+                resumes=options.resume,
             )
             async with _in_time(deadline):
                 began = await self._begin(start)
@@ -173,7 +186,10 @@ class RunLifecycle:
                     Allowance(options.budget),
                     limited=began.limited,
                     shadow=shadow,
+                    resumed=began.resumed.turns if began.resumed else None,
                 )
+                for call in began.resumed.calls if began.resumed else ():
+                    ledger.spent_before(call)
                 context = RunContext.lasting(
                     deadline - asyncio.get_running_loop().time(),
                     live.on_event,
@@ -182,10 +198,28 @@ class RunLifecycle:
                     sharing=_sharing(request, options, began),
                 )
                 run = OpenRun(context, start, live, began.redact, request.settings or self._settings)
+                run.resumed_from = began.resumed.start.id if began.resumed else ""
                 async with self._stored_at_the_end(run, ends_at):
                     yield run
             for event in run.last_events:
                 on_event(event)
+
+    def unfinished(self, run_id: str, identity: Identity) -> RunStart:
+        """The beginning of an interrupted run that can be gone on with. Raises `BadRequest` where there is none."""
+        start = self._journal.unfinished(run_id)
+        if start is None or not identity.sees(start.tenant):
+            raise BadRequest(
+                f"run_id {run_id!r}: no interrupted run of this name can be gone on with here; ask the question anew."
+            )
+        return start
+
+    def _conditions(self, request: RunRequest) -> dict[str, str]:
+        """All that the turns of an answer depend on, by name."""
+        if request.kind != "answer":
+            return {}
+        roles = (request.settings or self._settings).items()
+        found = {f"model or prompt of {name}": f"{role.model} {role.prompt_sha256}" for name, role in roles}
+        return {**found, **self._further()}
 
     async def settled(self) -> None:
         """Wait until every run that has begun has ended and is stored."""
@@ -266,6 +300,7 @@ class RunLifecycle:
             duration_s=time.monotonic() - run.begun,
             tenant=start.tenant,
             request_id=start.request_id,
+            resumed_from=run.resumed_from,
             events=(*run.live.events, *run.last_events),
         )
         try:

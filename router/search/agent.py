@@ -12,8 +12,7 @@ from router.protocol import Passage, Report, prompts
 from router.protocol.turns import ExecutionTurn, ReportTurn, SearchTurn, turn_pattern
 from router.search.context import RunContext
 from router.search.retrieval import Retriever
-from router.trace import Conversation
-from router.trace import turns as trace
+from router.trace import Conversation, turns
 from router.trace.call import Purpose
 from router.trace.values import SearchDone, SearchRecord
 
@@ -174,13 +173,15 @@ class Agent:
         output = work.outputs[-1]
         match self.form.parse(output.text, output.finish_reason == "length"):
             case SearchTurn(query, ignored) if self._retriever and self._may_search(work):
-                (found,) = await self._retriever.search([query], self.limits.top_k)
-                passages = tuple(passage.within(self.limits.passage_chars) for passage in found)
-                last = not self._may_search(work, searches=1, turns=1)
-                search = SearchRecord(query, passages, ignored)
-                context.ledger.searched(trace.Agent(self.role.name, index), search)
-                work.documents(search, last=last)
-                titles = tuple(passage.title for passage in passages)
+                agent = turns.Agent(self.role.name, index)
+                search = context.ledger.search_before(agent, query)
+                if search is None:
+                    (found,) = await self._retriever.search([query], self.limits.top_k)
+                    passages = tuple(passage.within(self.limits.passage_chars) for passage in found)
+                    search = SearchRecord(query, passages, ignored)
+                context.ledger.searched(agent, search)
+                work.documents(search, last=not self._may_search(work, searches=1, turns=1))
+                titles = tuple(passage.title for passage in search.passages)
                 context.on_event(SearchDone(-1 if index is None else index, query, titles))
             case SearchTurn():
                 work.correct(self.form.no_searches)

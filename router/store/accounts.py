@@ -20,7 +20,7 @@ class SQLAccounts:
 
     async def keys(self) -> list[Key]:
         """See `Accounts.keys`: one query of one small table."""
-        return await self._database.read(_keys)
+        return await self._database.read(_keys, behind=True)
 
     async def add_key(self, key: Key) -> bool:
         """See `Accounts.add_key`."""
@@ -52,7 +52,7 @@ class SQLAccounts:
             rows = connection.execute(select(TENANTS).order_by(TENANTS.c.name))
             return [msgspec.convert(row, Tenant, from_attributes=True) for row in rows]
 
-        return await self._database.read(read)
+        return await self._database.read(read, behind=True)
 
     async def set_tenant(self, tenant: Tenant) -> None:
         """See `Accounts.set_tenant`."""

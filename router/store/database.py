@@ -184,8 +184,8 @@ _LOST_TO_OTHERS = ("40001", "40P01", "23505")
 """PostgreSQL's codes for a transaction that others were in the way of: it has done nothing, and can be repeated."""
 FAILED = "The store does not work for now; try again."
 _LOST = (
-    "The store's file was deleted or replaced while the gateway ran, so nothing is acknowledged any more; "
-    "restart the gateway. What was stored until then is in the file that is gone."
+    "The store's file was deleted or replaced while the gateway ran, so nothing can be read of it; "
+    "restart the gateway. Its log has what was acknowledged since."
 )
 Value = TypeVar("Value")
 

@@ -14,9 +14,9 @@ from sqlalchemy import Connection, select
 from router.access import Tenant
 from router.amount import NOTHING, Amount
 from router.background import background_tasks, errors_logged
-from router.errors import QuotaExhausted, RolegateError, StoreFailed
+from router.errors import BadRequest, QuotaExhausted, RolegateError, StoreFailed
 from router.ledger import RunStart
-from router.ledger.journal import Admitted, EarlierRun
+from router.ledger.journal import Admitted, EarlierRun, Resumed
 from router.models import Completion, Message
 from router.store.database import Database, storable, unwritable
 from router.store.group_commit import GroupCommit
@@ -59,6 +59,8 @@ _BACKLOG = 64 << 20
 """Bytes that wait for the database, beyond which no run may begin."""
 _WATCH_S, _DATABASE_TIMEOUT_S = 0.5, 5.0
 """How often settings and disks are looked at, and the longest that the database may take until it counts as down."""
+_RESUMABLE_S = 3600.0
+"""How long after its beginning an interrupted run can be gone on with."""
 _RETENTION_S = 600.0
 _PIECE = 100
 """Runs deleted at once, so that nobody who writes waits for long."""
@@ -68,7 +70,6 @@ class _Running(RecordedRun):
     """A run under way."""
 
     def __init__(self, begun: Begun, segment: int) -> None:
-        """`segment`: the number of that in which it begins."""
         super().__init__(begun)
         self.key, self.segment = run_key(begun.start.id), segment
 
@@ -91,6 +92,8 @@ class LogJournal:
         self._closed: set[str] = set()
         """Runs that are not to be acknowledged, as others had closed them."""
         self._runs: dict[str, _Running] = {}
+        self._unfinished: dict[str, RecordedRun] = {}
+        """Interrupted runs that can be gone on with."""
         self._lost: list[tuple[_Running, Run]] = []
         """Runs whose end could not be written; they are to end as failed as soon as that is possible."""
         self._named: dict[tuple[str, str], Named] = {}
@@ -132,17 +135,39 @@ class LogJournal:
                     yield journal
                 with suppress(RolegateError):
                     await journal._project_rest()
-                journal._whole = not journal._changes and not journal._runs
+                journal._whole = not journal._changes and not journal._runs and not journal._unfinished
         finally:
             database.caught_up = None
             log.close(empty=journal._whole)
 
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
         """Put a run on record and count it against its tenant's quotas. Raises `BudgetExhausted` and `StoreFailed`."""
+        name = start.tenant, storable(start.request_id)
         if self._members:
             self._members.see_alive(begins=True)
-        elif earlier := await self._earlier(start):
-            return earlier
+        if start.request_id and (self._unfinished or not self._members):  # or else it is seen to when it is written
+            stored = (
+                None if name in self._named else await self._database.read(partial(_stored, name=name), behind=True)
+            )
+            earlier = self._named.get(name) or stored
+            if earlier and earlier.holds(start.started_at):
+                return earlier.told(start)
+            if earlier and earlier.fingerprint == start.fingerprint:
+                start = self._resuming(start, earlier.run_id)
+        before = self._unfinished.get(start.resumes)
+        if start.resumes and (before is None or (why := _differs(before.start, start))):
+            why = why if before else "its log is not here, or it was gone on with already"
+            raise BadRequest(f"run_id {start.resumes!r}: cannot be gone on with: {why}; ask the question anew.")
+        began: Admitted | EarlierRun | None = None
+        self._unfinished.pop(start.resumes, None)
+        try:
+            began = await self._begin(start, before)
+        finally:
+            if before and not isinstance(began, Admitted):
+                self._unfinished[start.resumes] = before
+        return began
+
+    async def _begin(self, start: RunStart, before: RecordedRun | None) -> Admitted | EarlierRun:
         if self._refusal:
             raise StoreFailed(self._refusal)
         self._log.admit(len(self._runs))
@@ -170,16 +195,13 @@ class LogJournal:
                 name = start.tenant, storable(start.request_id)
                 self._named[name] = Named(start.id, start.fingerprint, "running", start.started_at)
             self._change(Change(run.start, run.redact, position=self._log.end, segment=run.segment))
-        return Admitted(tenant.limited, tenant.redact, tenant.training)
+        resumed = Resumed(before.start, before.turns, (*before.calls, *before.cut())) if before else None
+        return Admitted(tenant.limited, tenant.redact, tenant.training, resumed)
 
-    async def _earlier(self, start: RunStart) -> EarlierRun | None:
-        """The run that has the client's name for this request."""
-        if not start.request_id:
-            return None
-        name = start.tenant, storable(start.request_id)
-        stored = None if name in self._named else await self._database.read(partial(_stored, name=name), behind=True)
-        earlier = self._named.get(name) or stored
-        return earlier.told(start) if earlier and earlier.holds(start.started_at) else None
+    def unfinished(self, run_id: str) -> RunStart | None:
+        """The beginning of an interrupted run that can be gone on with; None where there is none."""
+        run = self._unfinished.get(run_id)
+        return run.start if run else None
 
     async def open(self, call: OpenedCall) -> None:
         """Put a call on record and reserve its worst case. Raises `BudgetExhausted` and `StoreFailed`."""
@@ -264,6 +286,15 @@ class LogJournal:
                 await self._written.wait_for(lambda: self._place >= wanted)
         except TimeoutError:
             raise StoreFailed("The database is behind the log; try again.") from None
+
+    def _resuming(self, start: RunStart, run_id: str) -> RunStart:
+        """The run as one that goes on with an interrupted one, where that is possible."""
+        if (before := self._unfinished.get(run_id)) is None:
+            return start
+        if why := _differs(before.start, start):
+            _log.warning("store.run_begun_anew", run_id=start.id, interrupted=run_id, why=why)
+            return start
+        return replace(start, resumes=run_id)
 
     def _running(self, run_id: str) -> _Running:
         if (run := self._runs.get(run_id)) is None:
@@ -380,6 +411,9 @@ class LogJournal:
         for run_id in await self._database.read(partial(ended_among, run_ids=list(left))):
             del left[run_id]  # a record says so that cannot be read any more
         changes = []
+        known = [*fold.interrupted.values(), *left.values()]
+        soon = time.time() - _RESUMABLE_S
+        self._unfinished = {run.start.id: run for run in known if run.resumable and run.start.started_at > soon}
         for run in left.values():
             closed = run.interrupted()
             self._log.append(run_key(closed.id), run.records, encode(Ended(replace(closed, calls=()))))
@@ -450,7 +484,8 @@ class LogJournal:
 
     async def _delete_segments(self) -> None:
         """Delete the segments that nobody needs, once the database has them on disk."""
-        begun = [run.segment for run in self._runs.values()] + [change.segment for change in self._changes]
+        begun = [run.segment for run in (*self._runs.values(), *self._unfinished.values())]
+        begun += [change.segment for change in self._changes]
         needed = min([self._place.segment, *begun])
         oldest = next(iter(segments(self._log.folder)), None)
         if oldest is not None and number_of(oldest) < needed:
@@ -493,6 +528,8 @@ class LogJournal:
 
     def _forget_old(self) -> None:
         """Forget names that the database has known for a while."""
+        soon = time.time() - _RESUMABLE_S
+        self._unfinished = {name: run for name, run in self._unfinished.items() if run.start.started_at > soon}
         while self._recent and time.monotonic() - self._recent[0][0] > _RECENT_S and self._recent[0][1] <= self._place:
             _, _, name, run_id = self._recent.popleft()
             if (named := self._named.get(name)) and named.run_id == run_id:
@@ -503,6 +540,14 @@ class LogJournal:
             with errors_logged(_log, "store.nothing_deleted"):
                 await delete_old(self._database, keep_days)
             await asyncio.sleep(_RETENTION_S)
+
+
+def _differs(before: RunStart, now: RunStart) -> str:
+    """The reason why a run cannot go on with another; empty where it can."""
+    names = [name for name, value in before.conditions.items() if now.conditions.get(name) != value]
+    if before.tenant != now.tenant:
+        return "it is another tenant's"
+    return f"since it began, there is another {' and '.join(names)}" if names else ""
 
 
 def _stored(connection: Connection, name: tuple[str, str]) -> Named | None:

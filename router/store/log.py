@@ -39,6 +39,8 @@ _KEPT, _KEPT_A_RUN = 1 << 20, 48 << 10
 """Room that is kept for the ends of runs, in all and for each, before another one may begin."""
 _LEAST_FREE = 64 << 20
 """Bytes below which a disk counts as full before it is."""
+_LAST = 1
+"""The number of the record that ends a segment; others of nobody have 0."""
 NOBODY = 0
 """The run of records that are about the log itself: how far it was on disk."""
 
@@ -81,6 +83,9 @@ class Segment:
     machine may have cut something off.
     """
 
+    whole: int = 0
+    """Where it ended when the next one was begun; 0 where none was, or where it cannot be told."""
+
     @property
     def damaged(self) -> int:
         """The number of bytes that were on disk and cannot be read."""
@@ -102,7 +107,11 @@ def read_segment(path: Path) -> Segment:
             segment.holes.append((at, start))
         at = frame.end.offset
         if frame.run == NOBODY:
-            segment.synced = max(segment.synced, *_SYNCED.unpack(frame.payload))
+            (place,) = _SYNCED.unpack(frame.payload)
+            if frame.number == _LAST:
+                segment.whole = place
+            else:
+                segment.synced = max(segment.synced, place)
         else:
             segment.frames.append(frame)
     if at < len(data):
@@ -201,7 +210,8 @@ class RunLog:
 
     def start(self, *, after: int = 0) -> None:
         """Begin a segment, with a number above `after`, too. Raises `OSError` and `StoreFailed`."""
-        self._flush()
+        if self._file != -1:
+            self.append(NOBODY, _LAST, _SYNCED.pack(self._offset))
         number, salt = max(self._number, after) + 1, secrets.token_bytes(4)
         path = self.folder / f"{number:08}-{salt.hex()}.log"
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -327,6 +337,7 @@ class RunLog:
         for file in (*self._unsynced, self._file):
             if file != -1:
                 os.close(file)
+        self._buffer.clear()
         if empty:
             self.delete(self._number + 1)
         os.close(self._lock)
@@ -423,11 +434,8 @@ def read_all(folder: Path) -> Iterator[Segment]:
     for path in segments(folder):
         segment = read_segment(path)
         if earlier:
-            if segment.synced:  # it was synced before this one
-                earlier.synced = max(
-                    [start for start, _ in earlier.holes[-1:]] + [frame.end.offset for frame in earlier.frames[-1:]],
-                    default=0,
-                )
+            if segment.synced:  # by then, so was the one before
+                earlier.synced = max(earlier.synced, earlier.whole)
             yield earlier
         earlier = segment
     if earlier:

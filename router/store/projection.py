@@ -167,9 +167,8 @@ def place_of(connection: Connection, log: str) -> Position:
 
 
 def keep_place(connection: Connection, log: str, place: Position) -> None:
-    """Write the place up to which a log was read, unless it was read further."""
-    if place <= place_of(connection, log):
-        return
+    """Write the place up to which a log was read, which never goes back."""
+    place = max(place, place_of(connection, log))
     values = {"log": log, "segment": place.segment, "bytes": place.offset}
     with closing(connection.connection.cursor()) as cursor:
         cursor.execute(_text(_put(LOGS, connection.dialect.name), connection.dialect, tuple(values)), values)

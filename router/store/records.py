@@ -104,6 +104,8 @@ class RecordedRun:
         """Records that were lost, at least."""
         self.end = Position()
         """The place behind the last record that was read."""
+        self.segment = 0
+        """The number of the segment in which it began."""
         self.open: dict[int, OpenedCall] = {}
         """Calls that have not ended, by their numbers."""
         self.calls: list[Call] = []
@@ -119,6 +121,11 @@ class RecordedRun:
             yield self.start.started_at, self.kept
         for call in self.open.values():
             yield call.started_at, call.reserved
+
+    @property
+    def resumable(self) -> bool:
+        """Whether an interrupted one can be gone on with: an answer whose records are whole, and hold its texts."""
+        return self.start.kind == "answer" and not self.redact and not self.gaps
 
     def apply(self, record: Record) -> None:
         """Take the next record."""

@@ -35,6 +35,8 @@ class Fold:
         """Whether all of the log could be read that was on disk."""
         self.running: dict[int, RecordedRun] = {}
         """Those that have not ended, by their keys."""
+        self.interrupted: dict[str, RecordedRun] = {}
+        """Those that were closed because their gateway had ended, by their identifiers."""
         self._headless: dict[int, list[tuple[int, Record]]] = defaultdict(list)
         """Records, with their numbers, of runs whose beginning is lost."""
 
@@ -43,6 +45,8 @@ class Fold:
         record = decode(frame.payload)
         if isinstance(record, Begun):
             self.running[frame.run] = RecordedRun(record)
+            self.running[frame.run].end, self.running[frame.run].segment = frame.end, frame.end.segment
+            self.interrupted.pop(record.start.resumes, None)
             return Change(record.start, record.redact, position=frame.end)
         run = self.running.get(frame.run)
         if run is None:
@@ -57,6 +61,8 @@ class Fold:
             return None
         self.running.pop(frame.run, None)
         ended = run.ended(record.run) if isinstance(record, Ended) else None
+        if ended and ended.status == "interrupted":
+            self.interrupted[ended.id] = run
         return Change(run.start, run.redact, ended, ended is None, frame.end)
 
     def damaged(self, segment: Segment) -> None:

@@ -13,7 +13,7 @@ from router.trace.values import Execution, RunStarted
 
 _WHOLE = (Call, Usage, RoleSetting, RunStarted)
 _NAMES: dict[type[msgspec.Struct], frozenset[str]] = {
-    Run: frozenset(("id", "tenant", "request_id", "settings")),
+    Run: frozenset(("id", "tenant", "request_id", "settings", "resumed_from")),
     Execution: frozenset(("executor", "shared_from")),
     Completion: frozenset(("finish_reason",)),
 }

@@ -43,6 +43,8 @@ class Run(msgspec.Struct, frozen=True):
     """Events in order; their numbers count from 1."""
     redacted: bool = False
     """True where its texts were left out when it was stored."""
+    resumed_from: str = ""
+    """The interrupted run that it went on with, where its first turns were paid for; empty for none."""
 
 
 MAX_CHARS = 5000

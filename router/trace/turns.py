@@ -55,13 +55,13 @@ class Turns:
     """The agents of a run, as far as their records tell."""
 
     def __init__(self) -> None:
-        self._shown: dict[Agent, tuple[Message, ...]] = {}
-        self._outputs: dict[Agent, list[Completion]] = {}
+        self._turns: dict[Agent, list[tuple[tuple[Message, ...], Completion]]] = {}
+        """Of each agent, what it was shown and what it wrote."""
         self._searches: dict[Agent, list[SearchRecord]] = {}
 
     def turn(self, agent: Agent, messages: tuple[Message, ...], output: Completion) -> Turn:
         """The record of a turn that comes next. `messages`: all that the agent was shown."""
-        pairs = zip(self._shown.get(agent, ()), messages, strict=False)
+        pairs = zip(self._shown(agent), messages, strict=False)
         kept = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1] or pair[0] == pair[1], pairs))
         return Turn(agent, kept, messages[kept:], output)
 
@@ -69,18 +69,40 @@ class Turns:
         """Take the next record."""
         match record:
             case Turn(agent=agent):
-                before = self._shown.get(agent, ())
-                self._shown[agent] = before[: record.kept] + record.messages
-                if len(self._shown[agent]) <= len(before):  # another one has begun anew in its place
-                    self._outputs.pop(agent, None)
+                before = self._shown(agent)
+                shown = before[: record.kept] + record.messages
+                if len(shown) <= len(before):  # another one has begun anew in its place
+                    self._turns.pop(agent, None)
                     self._searches.pop(agent, None)
-                self._outputs.setdefault(agent, []).append(record.output)
+                self._turns.setdefault(agent, []).append((shown, record.output))
             case Searched(agent=agent):
                 self._searches.setdefault(agent, []).append(record.search)
             case Decided(below=below):
-                for known in (self._shown, self._outputs, self._searches):
+                for known in (self._turns, self._searches):
                     for agent in [one for one in known if one.sub_query is not None and one.sub_query >= below]:
                         del known[agent]
+
+    def next_turn(self, agent: Agent, messages: tuple[Message, ...]) -> Completion | None:
+        """Take out the first turn of an agent that is left, if it was shown just this; None where it was not, and then
+        nothing of it is left.
+        """
+        turns = self._turns.pop(agent, [])
+        if not turns or turns[0][0] != messages:
+            return None
+        self._turns[agent] = turns[1:]
+        return turns[0][1]
+
+    def next_search(self, agent: Agent, query: str) -> SearchRecord | None:
+        """Take out the first search of an agent that is left, if it was this; None where it was not."""
+        searches = self._searches.pop(agent, [])
+        if not searches or searches[0].query != query:
+            return None
+        self._searches[agent] = searches[1:]
+        return searches[0]
+
+    def _shown(self, agent: Agent) -> tuple[Message, ...]:
+        turns = self._turns.get(agent)
+        return turns[-1][0] if turns else ()
 
     def without(self, run: Run) -> Run:
         """The run without what the records tell as well."""
@@ -92,8 +114,8 @@ class Turns:
         return replace(run, result=result, events=whole(run.events, result))
 
     def _left_out(self, agent: Agent, conversation: Conversation, searches: tuple[SearchRecord, ...]) -> _Said:
-        shown, outputs = self._shown.get(agent), tuple(self._outputs.get(agent, ()))
-        if shown is None or conversation.messages[: len(shown)] != shown or conversation.outputs != outputs:
+        shown, outputs = self._shown(agent), tuple(output for _, output in self._turns.get(agent, ()))
+        if not shown or conversation.messages[: len(shown)] != shown or conversation.outputs != outputs:
             return conversation, searches
         if searches != tuple(self._searches.get(agent, ())):
             return conversation, searches
@@ -102,8 +124,8 @@ class Turns:
     def _put_in(self, agent: Agent, conversation: Conversation, searches: tuple[SearchRecord, ...]) -> _Said:
         if conversation.outputs != (_TOLD,):
             return conversation, searches
-        messages, outputs = self._shown.get(agent, ()) + conversation.messages, tuple(self._outputs.get(agent, ()))
-        return Conversation(messages, outputs), tuple(self._searches.get(agent, ()))
+        outputs = tuple(output for _, output in self._turns.get(agent, ()))
+        return Conversation(self._shown(agent) + conversation.messages, outputs), tuple(self._searches.get(agent, ()))
 
     def _mapped(self, result: Result | None, change: Callable[..., _Said]) -> Result | None:
         def execution(number: int, one: Execution) -> Execution:
@@ -121,6 +143,6 @@ class Turns:
                 return replace(result, executions=executions, delegation=main, answering=answering, searches=searches)
             case Execution():
                 return execution(0, result)
-            case Conversation() if len(self._shown) == 1:
-                return change(*self._shown, result, ())[0]
+            case Conversation() if len(self._turns) == 1:
+                return change(*self._turns, result, ())[0]
         return result

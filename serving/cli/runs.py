@@ -19,6 +19,7 @@ from serving.cli.options import (
     new_parser,
     show_each,
     time_argument,
+    timeout,
     with_client,
 )
 from serving.cli.tables import (
@@ -60,6 +61,10 @@ def _parser() -> argparse.ArgumentParser:
     what = "Shows what happens in one, also after its end."
     watch = add_command(commands, "watch", "what happens in an answer", what, _watch)
     watch.add_argument("--after", type=int, default=0, metavar="N", help="only what came after event number N")
+    what = """Goes on with a run whose gateway was killed, from the last turn of each of its models: one of the last
+hour, at the gateway that worked on it, started anew since. What was spent before counts against its budget."""
+    resume = add_command(commands, "resume", "go on with an interrupted answer", what, _resume)
+    resume.add_argument("--timeout", type=timeout, default=120.0, metavar="SECONDS", help="deadline (default: 120)")
     cancel = add_command(commands, "cancel", "stop a run", "Stops a run; one that has ended stays as it is.", _cancel)
     what = "Keeps your opinion beside a run."
     feedback = add_command(commands, "feedback", "say what became of an answer", what, _feedback)
@@ -69,11 +74,11 @@ def _parser() -> argparse.ArgumentParser:
     feedback.add_argument("--score", type=float, help="from 0 to 1")
     feedback.add_argument("--right-answer", default="", metavar="TEXT", help="what it should have been")
     feedback.add_argument("--comment", default="", metavar="TEXT", help="whatever there is to say")
-    for command in (show, watch, cancel, feedback):
+    for command in (show, watch, resume, cancel, feedback):
         command.add_argument("run_id", metavar="RUN_ID", help="as `runs list` shows it")
-    for command in (listing, show, watch):
+    for command in (listing, show, watch, resume):
         command.add_argument("--json", action="store_true", help="print JSON")
-    for command in (listing, show, watch, cancel, feedback):
+    for command in (listing, show, watch, resume, cancel, feedback):
         add_connection(command)
     commands.add_parser("export", add_help=False, help="write runs with their traces, from the config's store")
     return parser
@@ -162,6 +167,11 @@ def _show_call(console: Console, conversation: Conversation, indent: int) -> Non
 def _watch(client: Client, given: argparse.Namespace) -> None:
     view = AnswerView(Console(), Console(stderr=True, quiet=given.json), stream=True, as_json=given.json)
     view.show(view.follow(client.watch(given.run_id, given.after)))
+
+
+def _resume(client: Client, given: argparse.Namespace) -> None:
+    view = AnswerView(Console(), Console(stderr=True, quiet=given.json), stream=True, as_json=given.json)
+    view.show(view.follow(client.stream("", given.timeout, resume_run_id=given.run_id)))
 
 
 def _cancel(client: Client, given: argparse.Namespace) -> None:

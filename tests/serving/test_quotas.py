@@ -23,7 +23,7 @@ from router.calls.limits import prompt_bound
 from router.edge.grpc.server import Server
 from router.models import Message
 from router.protocol import Passage
-from router.store import Database, SQLAccounts
+from router.store import SQLAccounts, opened
 from router.testing.openai_server import (
     DONE,
     MODEL,
@@ -50,8 +50,8 @@ HI = pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=[pb.ChatMessage(rol
 class Asked:
     """A running gateway, and the books behind it."""
 
-    def __init__(self, channel: grpc.aio.Channel, accounts: SQLAccounts) -> None:
-        self.channel, self._accounts = channel, accounts
+    def __init__(self, channel: grpc.aio.Channel, store: str) -> None:
+        self.channel, self._store = channel, store
 
     async def complete(self) -> tuple[pb.CompleteResponse, run_pb.UpstreamCall]:
         """A completion, and its one call as it is booked."""
@@ -62,21 +62,20 @@ class Asked:
 
     async def spent(self) -> Spent:
         """Of this day."""
-        return (await self._accounts.spending("default"))[0]
+        async with opened(self._store) as database:
+            return (await SQLAccounts(database).spending("default"))[0]
 
 
 @asynccontextmanager
 async def asked(folder: Path, config: Config, **limits: int) -> AsyncIterator[Asked]:
     """A gateway whose one tenant has these limits."""
-    database = await Database.open(config.server.store)
-    accounts = SQLAccounts(database)
-    await accounts.set_tenant(Tenant("default", **limits))  # type: ignore[arg-type]
+    async with opened(config.server.store) as database:
+        await SQLAccounts(database).set_tenant(Tenant("default", **limits))  # type: ignore[arg-type]
     async with (
         running_gateway(config, "127.0.0.1:0", lambda _step: None) as address,
         grpc.aio.insecure_channel(address) as channel,
     ):
-        yield Asked(channel, accounts)
-    await database.close()
+        yield Asked(channel, config.server.store)
 
 
 def one_model(folder: Path, base_url: str, max_tokens: int) -> Config:

@@ -38,7 +38,7 @@ from router.runs import Gateway, RunLifecycle, Runs
 from router.runs.live import LiveRuns
 from router.search import Executor, ReportCache, Topology
 from router.search.agent import ExecutorLimits
-from router.store import Database, SQLAccounts, SQLArchive, LogJournal, SQLUsages, SQLVersionBook
+from router.store import Database, LogJournal, SQLAccounts, SQLArchive, SQLUsages, SQLVersionBook
 from router.store.reconciliation import SQLLedgerSums
 from router.store.schema import FEEDBACK
 from router.trace.identity import SCOPES

@@ -31,6 +31,8 @@ class RequestOptions(TypedDict, total=False):
     """Have every sub-query worked on anew, instead of using what other runs have found."""
     topology: TopologyName
     """The searcher and the answerer."""
+    resume_run_id: str
+    """An interrupted run to go on with; the question is left empty, and the other options are that run's."""
 
 
 class FeedbackFields(TypedDict, total=False):
@@ -92,6 +94,7 @@ def request_fields(options: RequestOptions) -> dict[str, Any]:
         "budget": None if tokens is None and cost is None else budget,
         "no_cache": options.get("no_cache", False),
         "topology": topology and f"TOPOLOGY_{topology.upper()}",
+        "resume_run_id": options.get("resume_run_id", ""),
     }
 
 

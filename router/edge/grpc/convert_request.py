@@ -46,7 +46,8 @@ def options_from_proto(request: _Answer | execution_pb.ExecuteRequest | _Complet
     if len(request_id) > _LONGEST_REQUEST_ID or not request_id.isprintable():
         raise BadRequest(f"request_id must be at most {_LONGEST_REQUEST_ID} printable characters, such as a UUID.")
     no_cache = not isinstance(request, _Completion) and request.no_cache
-    return RequestOptions(caller(), context.time_remaining(), request_id, _budget(request.budget), no_cache)
+    resume = request.resume_run_id if isinstance(request, _Answer) else ""
+    return RequestOptions(caller(), context.time_remaining(), request_id, _budget(request.budget), no_cache, resume)
 
 
 def topology_from_proto(request: _Answer) -> Any:

@@ -19,7 +19,6 @@ from router.errors import (
     BadVersion,
     Overloaded,
     PriceUnknown,
-    StoreInUse,
     QuotaExhausted,
     RolegateError,
     StoreInUse,
@@ -129,7 +128,13 @@ def test_tenants_read_no_addresses_and_no_files(kind: type[RolegateError]) -> No
     error = kind(said, **NEEDS.get(kind, {"endpoint": "http://10.0.0.1"} if issubclass(kind, UpstreamError) else {}))
     status = _status(error, TENANT)
     assert (status.code, info(status).reason) == STATUS[kind]
-    names_things = issubclass(kind, UpstreamError) or kind in (BadConfig, StoreInUse, BadIndex, BadVersion, PriceUnknown)
+    names_things = issubclass(kind, UpstreamError) or kind in (
+        BadConfig,
+        StoreInUse,
+        BadIndex,
+        BadVersion,
+        PriceUnknown,
+    )
     assert (status.message == said) != names_things
     assert "10.0.0.1" not in status.message or not names_things
 

@@ -1,13 +1,15 @@
 """What a journal is told, and what then stands in its database."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from sqlalchemy import text
 
 from router.amount import NOTHING, Amount
 from router.ledger import RunStart
-from router.store import Database
+from router.store import Database, LogJournal
+from router.store.log import RunLog
 from router.trace import Call
 from router.trace.call import OpenedCall
 from tests.router.store.stored import call
@@ -49,3 +51,16 @@ async def spent(database: Database, tenant: str = "default") -> dict[str, tuple[
 async def change(database: Database, statement: str) -> None:
     """Change rows or tables by the database's own words."""
     await database.write(lambda connection: connection.exec_driver_sql(statement))
+
+
+class _Cut(Exception):
+    pass
+
+
+@asynccontextmanager
+async def cut_short(database: Database, log: RunLog | None = None) -> AsyncIterator[LogJournal]:
+    """A journal that ends as by a kill: whatever is in the log alone stays there."""
+    with suppress(_Cut):
+        async with LogJournal.writing(database, log) as journal:
+            yield journal
+            raise _Cut

@@ -266,14 +266,14 @@ class Explained(Database):
 
     plans: str = ""
 
-    async def read(self, query: Callable[[Connection], Value]) -> Value:
+    async def read(self, query: Callable[[Connection], Value], *, behind: bool = False) -> Value:
         def read(connection: Connection) -> Value:
             with explained(connection) as plans:
                 value = query(connection)
             self.plans = "\n".join(plans)
             return value
 
-        return await super().read(read)
+        return await super().read(read, behind=behind)
 
 
 @pytest.mark.parametrize(

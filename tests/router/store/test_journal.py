@@ -238,3 +238,19 @@ async def test_a_trace_is_the_fold_of_its_turns(tmp_path: Path) -> None:
     assert read == finished
     assert finished.result == ANSWER
     await database.close()
+
+
+async def test_runs_to_be_cancelled(database: Database, url: str) -> None:
+    """Whoever asks for it elsewhere is heard by the gateway that runs it; a run that has ended is not cancelled."""
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    beside = await Database.open(url)
+    async with LogJournal.writing(database, on_cancel=heard.put_nowait) as journal, asyncio.timeout(30):
+        for number in (1, 2):
+            await journal.begin(start(f"run-{number}"))
+        await journal.finish(run("run-1", NOW))
+        await SQLArchive(database).load("run-2")  # by now the others see them
+        for number in (1, 2):
+            await SQLArchive(beside).request_cancel(f"run-{number}")
+        assert await heard.get() == "run-2"
+    assert {heard.get_nowait() for _ in range(heard.qsize())} <= {"run-2"}
+    await beside.close()

@@ -16,12 +16,13 @@ from router.ledger import UsageQuery, UsageReport
 from router.ledger.usage import Bucket, Dimension, UsageRow
 from router.models import Usage
 from router.store import Database, SQLUsages
+from router.store.rows import call_row
 from router.store.schema import CALLS, RUNS, USAGE_HOURS
 from router.store.usage import hourly_usage, usage_in
 from router.trace import Call, Run
 from router.trace.call import sum_known
 from tests.router.store.query_plan import explained
-from tests.router.store.stored import call, call_row, put, run, run_row
+from tests.router.store.stored import call, put, run, run_row
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 HOUR = 3600.0

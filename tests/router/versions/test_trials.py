@@ -26,7 +26,7 @@ from router.runs.live import LiveRuns
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, Retriever, Topology
 from router.search.agent import ExecutorLimits
 from router.search.executor import Executes
-from router.store import Database, SQLAccounts, SQLArchive, LogJournal, SQLUsages, SQLVersionBook
+from router.store import Database, LogJournal, SQLAccounts, SQLArchive, SQLUsages, SQLVersionBook
 from router.testing.retriever import FixedRetriever
 from router.trace import RoleName, Run, Trajectory
 from router.trace.identity import SCOPES, Identity

@@ -190,6 +190,6 @@ def test_limits_are_shown_beside_what_is_spent(commands: Commands, tmp_path: Pat
     shown, _ = commands.run("tenants show acme")
     assert "1,234.50" in shown
     assert "1,000,000" in shown
-    assert f"{day} │ 2 │ 12,345 │ 67 │ 1.25" in " ".join(shown.split())
+    assert f"{day} │ 2 │ 12,345 │ 1.25" in " ".join(shown.split())
     spent = commands.read("tenants show acme")["spent"]
     assert [(entry["period"], entry["tokens"]) for entry in spent] == [(day, 12345), (month, 0)]

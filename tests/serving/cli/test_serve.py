@@ -79,6 +79,8 @@ def test_a_restart_takes_its_ports_at_once(
         client.close()
     with service("serve", *options, "--address", address, "--http", door, cwd=tmp_path) as server:
         assert server.ready() == address
+        assert f"is in use by the gateway at {address}" in rolegate("serve", *options).err
+        config.write_text(config.read_text().replace("runs.db", "other.db"))
         assert "is the port in use?" in rolegate("serve", *options, "--address", address).err
     for client in clients[1::2]:
         client.close()

@@ -1,0 +1,189 @@
+"""A run whose gateway was killed is gone on with, from the last turn of each of its models."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from router.access import Tenant
+from router.errors import BadRequest, BudgetExhausted
+from router.ledger import Budget
+from router.models import Prompt, ScriptedModel
+from router.runs import Gateway, RequestOptions, RunFilter, RunLifecycle
+from router.runs.live import LiveRuns
+from router.search import Answerer, Delegator, Executor, FactorizedSearch, Topology
+from router.search.agent import ExecutorLimits
+from router.store import Database, LogJournal, SQLAccounts, SQLArchive
+from router.store.log import RunLog
+from router.testing.retriever import FixedRetriever
+from router.trace import RoleName
+from router.trace.run import RoleSetting
+from tests.router.deployment import PASSAGE, STOP, HeldModel, block, finds, role
+
+QUESTION = "Who directed Heat, and when was he born?"
+SUB_QUERIES = "Who directed Heat?", "When was he born?"
+
+
+class Models:
+    """Three models that note what they are asked; `held` never says what it is asked first."""
+
+    def __init__(self, held: RoleName | None = None, free: int = 0) -> None:
+        self.prompts: dict[RoleName, list[Prompt]] = {}
+        said: dict[RoleName, Any] = {
+            "delegation": _decide,
+            "execution": finds,
+            "answer": lambda _: "<answer>1943</answer>",
+        }
+        self.models: dict[RoleName, Any] = {}
+        for name, say in said.items():
+            model = ScriptedModel(say, name)
+            self.prompts[name] = model.prompts
+            self.models[name] = HeldModel(model, free) if name == held else model
+
+
+def _decide(prompt: Prompt) -> str:
+    return STOP if "<search_results>" in prompt.messages[-1].content else block(*SUB_QUERIES)
+
+
+@asynccontextmanager
+async def gateway(
+    folder: Path, models: Models, index: str = "one"
+) -> AsyncIterator[tuple[Gateway, SQLArchive, LogJournal]]:
+    """A gateway on the store in `folder`."""
+    database = await Database.open(f"sqlite:///{folder}/runs.db")
+    assert database.log_folder is not None
+    retriever = FixedRetriever({text: [PASSAGE] for text in SUB_QUERIES})
+    roles: dict[RoleName, Any] = {name: role(name, model) for name, model in models.models.items()}
+    executor = Executor(roles["execution"], retriever, ExecutorLimits())
+    search = FactorizedSearch(Delegator(roles["delegation"]), executor, Answerer(roles["answer"]))
+    settings = {name: RoleSetting(name, "0" * 64) for name in roles}
+    try:
+        async with LogJournal.writing(database, RunLog.open(database.log_folder)) as journal:
+            archive = SQLArchive(database, journal.calls)
+            lifecycle = RunLifecycle(journal, archive, LiveRuns(), settings, 60.0, conditions=lambda: {"index": index})
+            topologies = {"factorized": Topology(search, roles)}
+            yield Gateway(topologies=topologies, executor=executor, roles=roles, lifecycle=lifecycle), archive, journal  # type: ignore[arg-type]
+    finally:
+        await database.close()
+
+
+async def killed(folder: Path, models: Models, held: RoleName, options: RequestOptions) -> tuple[Path, str]:
+    """Ask until `held` does not answer; the store as a kill at that moment leaves it, and the run."""
+    left = folder / "killed"
+    async with gateway(folder / "first", models) as (first, archive, _):
+        asking = asyncio.create_task(first.answer(QUESTION, options))
+        await asyncio.wait_for(models.models[held].called.wait(), 10)
+        await asyncio.sleep(0)  # the log is written at the end of the loop's turn
+        run_id = (await archive.list(ALL, 1)).runs[0].id
+        shutil.copytree(folder / "first", left)
+        (left / "runs.db.log" / "owner").unlink()
+        models.models[held].let.set()
+        await asking
+    return left, run_id
+
+
+ALL = RunFilter()
+WAYS = "a retry under its name", "by its identifier"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("held", "free", "again"),
+    [
+        ("delegation", 0, {"delegation": 2, "execution": 4, "answer": 1}),
+        ("execution", 3, {"delegation": 1, "execution": 1, "answer": 1}),
+        ("answer", 0, {"delegation": 0, "execution": 0, "answer": 1}),
+    ],
+)
+async def test_only_what_was_in_flight_is_asked_again(
+    tmp_path: Path, way: str, held: RoleName, free: int, again: dict[RoleName, int]
+) -> None:
+    """The run that goes on is as if nothing had happened; its first turns are booked to the one that was killed."""
+    models = Models(held, free)
+    (tmp_path / "first").mkdir()
+    left, run_id = await killed(tmp_path, models, held, RequestOptions(request_id="mine"))
+    anew = Models()
+    async with gateway(left, anew) as (second, archive, _):
+        interrupted = await archive.load(run_id)
+        assert interrupted.status == "interrupted"
+        if way == WAYS[0]:
+            run = await second.answer(QUESTION, RequestOptions(request_id="mine"))
+        else:
+            run = await second.answer("", RequestOptions(resume=run_id))
+        stored = await archive.load(run.id)
+        assert {name: len(prompts) for name, prompts in anew.prompts.items()} == again
+        assert (await second.answer(QUESTION, RequestOptions(request_id="mine"))).id == run.id
+    assert (run.status, run.resumed_from, run.request_id) == ("finished", run_id, "mine")
+    assert (stored, run.result) == (run, await whole(tmp_path))
+    assert len(run.calls) == sum(again.values())
+    assert {call.outcome for call in interrupted.calls} <= {"completed", "interrupted"}
+
+
+async def whole(folder: Path) -> object:
+    """The result of a run that nothing has happened to."""
+    (folder / "whole").mkdir()
+    async with gateway(folder / "whole", Models()) as (undisturbed, _, _):
+        return (await undisturbed.answer(QUESTION, RequestOptions())).result
+
+
+async def test_a_second_kill(tmp_path: Path) -> None:
+    """Is gone on after as well: what was taken over stands in the log of the run that goes on."""
+    (tmp_path / "first").mkdir()
+    left, run_id = await killed(tmp_path, Models("execution", 3), "execution", RequestOptions())
+    models = Models("answer")
+    async with gateway(left, models) as (second, archive, _):
+        asking = asyncio.create_task(second.answer("", RequestOptions(resume=run_id)))
+        await asyncio.wait_for(models.models["answer"].called.wait(), 10)
+        second_id = (await archive.list(ALL, 1)).runs[0].id
+        shutil.copytree(left, tmp_path / "again")
+        (tmp_path / "again" / "runs.db.log" / "owner").unlink()
+        models.models["answer"].let.set()
+        await asking
+    anew = Models()
+    async with gateway(tmp_path / "again", anew) as (third, _, journal):
+        assert journal.unfinished(run_id) is None
+        run = await third.answer("", RequestOptions(resume=second_id))
+    assert {name: len(prompts) for name, prompts in anew.prompts.items()} == {
+        "delegation": 0,
+        "execution": 0,
+        "answer": 1,
+    }
+    assert run.result == await whole(tmp_path)
+
+
+async def test_what_was_spent_counts(tmp_path: Path) -> None:
+    """Against the budget of the request, which is the old one; calls in flight with all that they may have cost."""
+    (tmp_path / "first").mkdir()
+    options = RequestOptions(request_id="mine", budget=Budget(max_total_tokens=2000))
+    left, run_id = await killed(tmp_path, Models("answer"), "answer", options)
+    async with gateway(left, Models()) as (second, archive, _):
+        before = sum(call.charged.tokens for call in (await archive.load(run_id)).calls)
+        assert 0 < before < 2000
+        with pytest.raises(BudgetExhausted, match="max_total_tokens"):
+            tight = msgspec.structs.replace(options, budget=Budget(max_total_tokens=before + 1))
+            await second.answer(QUESTION, tight)
+
+
+@pytest.mark.parametrize("what", ["index", "turned over", "unknown", "redacted"])
+async def test_what_cannot_be_gone_on_with(tmp_path: Path, what: str) -> None:
+    """Is refused with the reason; a retry under its name begins anew."""
+    (tmp_path / "first").mkdir()
+    if what == "redacted":
+        database = await Database.open(f"sqlite:///{tmp_path}/first/runs.db")
+        await SQLAccounts(database).set_tenant(Tenant("default", redact=True))
+        await database.close()
+    left, run_id = await killed(tmp_path, Models("answer"), "answer", RequestOptions(request_id="mine"))
+    anew = Models()
+    async with gateway(left, anew, "another" if what == "index" else "one") as (second, _, _):
+        if what == "turned over":
+            await second.answer("", RequestOptions(resume=run_id))
+        with pytest.raises(BadRequest, match="another index" if what == "index" else "can be gone on with here"):
+            await second.answer("", RequestOptions(resume="run-0" if what == "unknown" else run_id))
+        if what in ("index", "redacted"):
+            run = await second.answer(QUESTION, RequestOptions(request_id="mine"))
+            assert (run.resumed_from, len(anew.prompts["execution"])) == ("", 4)

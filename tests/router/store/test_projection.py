@@ -1,0 +1,144 @@
+"""The database follows the log: each run counts once, whatever fails or is killed in between."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
+
+import pytest
+from sqlalchemy import Connection, Engine
+
+from router.store import Database, LogJournal, SQLArchive
+from router.store.check import check
+from router.store.log import RunLog, segments
+from tests.router.store.entries import DAY, MONTH, NOW, change, cut_short, ended, opened, rows, spent, start
+from tests.router.store.stored import run
+
+Value = TypeVar("Value")
+
+
+class Counted(Database):
+    """Counts what is written to it."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.begun = self.done = 0
+        self._news = asyncio.Condition()
+
+    async def write(
+        self, change: Callable[[Connection], Value], *, on_disk: bool = True, behind: bool = False
+    ) -> Value:
+        self.begun += 1
+        async with self._news:
+            self._news.notify_all()
+        try:
+            return await super().write(change, on_disk=on_disk, behind=behind)
+        finally:
+            self.done += 1
+            async with self._news:
+                self._news.notify_all()
+
+    async def until(self, reached: Callable[[], bool]) -> None:
+        """Wait for that; it is looked at whenever something was written."""
+        async with asyncio.timeout(10), self._news:
+            await self._news.wait_for(reached)
+
+    async def more(self, count: int) -> None:
+        """Wait until so many more writes are over."""
+        wanted = self.done + count
+        await self.until(lambda: self.done >= wanted)
+
+
+@pytest.fixture
+async def counted(url: str) -> AsyncIterator[Counted]:
+    database = await Counted.open(url)
+    assert isinstance(database, Counted)
+    yield database
+    await database.close()
+
+
+async def behind(database: Database, statement: str) -> None:
+    """Change a table now, whatever waits to be written."""
+    await database.write(lambda connection: connection.exec_driver_sql(statement), behind=True)
+
+
+async def test_changes_that_are_written_one_by_one(counted: Counted) -> None:
+    """As one of them cannot be at all: the first ones count once, however often the last one fails."""
+    async with LogJournal.writing(counted) as journal:
+        await change(counted, "ALTER TABLE calls RENAME TO elsewhere")
+        for number in range(3):
+            await journal.begin(start(f"run-{number}", key_id=None if number == 1 else "key"))
+        await journal.open(opened(ended("run-2")))
+        for number in range(3):
+            await journal.finish(run(f"run-{number}", NOW))
+        await counted.more(8)
+        await behind(counted, "ALTER TABLE elsewhere RENAME TO calls")
+        assert await rows(counted, "SELECT run_id, status FROM runs ORDER BY run_id") == [
+            ("run-0", "finished"),
+            ("run-2", "finished"),
+        ]
+        assert await spent(counted) == {DAY: (2, 0, 0), MONTH: (2, 0, 0)}
+        assert (await check(counted)).problems == []
+
+
+async def test_the_place_up_to_which_the_log_was_read(counted: Counted) -> None:
+    """Never goes back behind what was written, so that nothing counts twice where a gateway is killed."""
+    may = threading.Event()
+    async with cut_short(counted) as journal:
+        await journal.begin(start("run-1"))
+        await counted.read(lambda _connection: None)
+        await counted.more(1)  # the place is noted now and then, the last time just now
+        before = counted.begun
+        held = asyncio.create_task(counted.write(lambda _connection: may.wait(10), behind=True))
+        await journal.finish(run("run-1", NOW))
+        await counted.until(lambda: counted.begun >= before + 3)  # the run, and the place
+        may.set()
+        await held
+        await counted.until(lambda: counted.done >= before + 3)
+    async with LogJournal.writing(counted):
+        assert await spent(counted) == {DAY: (1, 0, 0), MONTH: (1, 0, 0)}
+        assert (await check(counted)).problems == []
+
+
+async def test_segments_that_are_still_needed(counted: Counted) -> None:
+    """Stay: those of runs under way, and of runs whose end is not in the database yet. Others go."""
+    folder = counted.log_folder
+    assert folder is not None
+    log, call = RunLog.open(folder), ended("run-1")
+    async with cut_short(counted, log) as journal:
+        first = segments(folder)
+        await journal.begin(start("run-1"))
+        await journal.open(opened(call))
+        journal.settle(call)
+        log.start()
+        await journal.begin(start("run-2"))
+        await counted.read(lambda _connection: None)
+        await counted.more(2)
+        assert segments(folder)[:1] == first
+        await behind(counted, "ALTER TABLE spending RENAME TO elsewhere")
+        await journal.finish(run("run-1", NOW, [call]))
+        await journal.begin(start("run-3"))
+        await counted.more(8)
+        assert segments(folder)[:1] == first
+    await behind(counted, "ALTER TABLE elsewhere RENAME TO spending")
+
+    async with LogJournal.writing(counted):
+        assert (await SQLArchive(counted).load("run-1")).calls == (call,)
+        assert first[0] not in segments(folder)
+        assert await spent(counted) == {DAY: (3, 12, 7), MONTH: (3, 12, 7)}
+        assert (await check(counted)).problems == []
+
+
+async def test_segments_that_nobody_needs(counted: Counted) -> None:
+    """Are deleted while the gateway runs."""
+    folder = counted.log_folder
+    assert folder is not None
+    log = RunLog.open(folder)
+    async with LogJournal.writing(counted, log) as journal:
+        first = segments(folder)
+        await journal.begin(start("run-1"))
+        await journal.finish(run("run-1", NOW))
+        log.start()
+        await journal.begin(start("run-2"))
+        await counted.until(lambda: first[0] not in segments(folder))
+        assert len(segments(folder)) == 1

@@ -1,0 +1,250 @@
+"""Quotas: what is spent and what is reserved never exceed them together, whoever asks at the same time."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from router.access import Tenant
+from router.amount import Amount
+from router.errors import PriceUnknown, QuotaExhausted
+from router.ledger.journal import Admitted
+from router.models import Usage
+from router.store import Database, LogJournal
+from tests.router.store.entries import DAY, MONTH, NOW, ended, opened, rows, spent, start
+from tests.router.store.stored import put, run
+
+TO_MIDNIGHT_S = 11 * 3600.0
+TO_DECEMBER_S = (9 * 24 + 11) * 3600.0
+WORST = Amount(10, 10)
+
+
+@asynccontextmanager
+async def journal_for(database: Database, *tenants: Tenant) -> AsyncIterator[LogJournal]:
+    """A journal that knows these settings from the beginning on."""
+    await put(database, tenants=tenants)
+    async with LogJournal.writing(database) as journal:
+        yield journal
+
+
+async def refused(step: Awaitable[object]) -> QuotaExhausted:
+    with pytest.raises(QuotaExhausted) as caught:
+        await step
+    return caught.value
+
+
+async def left(journal: LogJournal, tokens: int, at: float = NOW + 1, tenant: str = "acme") -> None:
+    """See that exactly so many tokens are left for a run."""
+    probe = ended("probe", 0, Amount(tokens), tenant=tenant, started_at=at, usage=None, outcome="refused")
+    await journal.begin(start("probe", tenant, started_at=at))
+    await refused(journal.open(opened(ended("probe", 1, Amount(tokens + 1), tenant=tenant, started_at=at))))
+    await journal.open(opened(probe))
+    journal.settle(probe)
+    journal.forget("probe")
+
+
+@pytest.mark.parametrize(
+    ("limit", "comes_back_s"),
+    [
+        ("tokens_per_day", TO_MIDNIGHT_S),
+        ("tokens_per_month", TO_DECEMBER_S),
+        ("nano_usd_per_day", TO_MIDNIGHT_S),
+        ("nano_usd_per_month", TO_DECEMBER_S),
+    ],
+)
+async def test_what_is_left_is_reserved_before_it_is_spent(database: Database, limit: str, comes_back_s: float) -> None:
+    """A call that may cost more than what is left is not opened; what others did not spend of theirs is free again.
+    Whether that may happen soon, or another period must begin, is told.
+    """
+    calls = [ended("run-1", number, WORST, tenant="acme", usage=Usage(2, 3), nano_usd=5) for number in range(4)]
+    async with journal_for(database, Tenant("acme", **{limit: 25})) as journal:  # type: ignore[arg-type]
+        assert await journal.begin(start("run-1", "acme")) == Admitted(limited=True)
+        await journal.open(opened(calls[0]))
+        await journal.open(opened(calls[1]))
+
+        error = await refused(journal.open(opened(calls[2])))
+        assert limit in str(error)
+        assert (error.retry_after_s, error.contended) == (1.0, True)
+
+        journal.settle(calls[0])
+        await journal.open(opened(calls[2]))
+        journal.settle(calls[1])
+        journal.settle(calls[2])
+        await journal.open(opened(calls[3]))
+        journal.settle(calls[3])
+        error = await refused(journal.open(opened(ended("run-1", 4, WORST, tenant="acme"))))
+        assert limit in str(error)
+        assert error.retry_after_s == pytest.approx(comes_back_s - 1)
+        assert not error.contended
+        await journal.finish(run("run-1", NOW, calls, tenant="acme"))
+        assert await spent(database, "acme") == {DAY: (1, 20, 20), MONTH: (1, 20, 20)}
+
+
+async def test_what_a_run_keeps_itself_does_not_come_back(database: Database) -> None:
+    """A run that keeps what is left for its own answer is told to come back when the next period begins."""
+    async with journal_for(database, Tenant("acme", tokens_per_day=25)) as journal:
+        await journal.begin(start("run-1", "acme"))
+        await journal.reserve_for_answer("run-1", Amount(20, 0))
+        error = await refused(journal.open(opened(ended("run-1", 0, WORST, tenant="acme"))))
+        assert (error.contended, error.retry_after_s > 1) == (False, True)
+
+
+async def test_the_answer_takes_what_is_kept_for_it(database: Database) -> None:
+    """Nobody else gets it; and where even that is too little, it is still kept. The run's end gives it back."""
+    async with journal_for(database, Tenant("acme", tokens_per_day=25)) as journal:
+        await journal.begin(start("run-1", "acme", hold=Amount(5)))
+        await left(journal, 20)
+        await journal.reserve_for_answer("run-1", Amount(15))
+        await refused(journal.reserve_for_answer("run-1", Amount(26)))
+        await refused(journal.begin(start("run-2", "acme", hold=Amount(11))))
+        await journal.open(opened(ended("run-1", 0, WORST, tenant="acme")))
+        await left(journal, 0)
+        await refused(journal.open(opened(ended("run-1", 2, Amount(16), tenant="acme", role="answer"))))
+        await left(journal, 0)
+
+        await journal.open(opened(ended("run-1", 3, Amount(15), tenant="acme", role="answer")))
+        await left(journal, 0)
+        done = [
+            ended("run-1", 0, WORST, tenant="acme", usage=Usage(1, 1)),
+            ended("run-1", 3, Amount(15), tenant="acme", usage=Usage(2, 1), role="answer"),
+        ]
+        await journal.finish(run("run-1", NOW, done, tenant="acme"))
+        await left(journal, 20)
+
+        await journal.begin(start("run-3", "acme", hold=Amount(5)))
+        await left(journal, 15)
+        await journal.finish(run("run-3", NOW, status="failed", tenant="acme"))
+        await journal.begin(start("run-4", "acme", hold=Amount(5)))
+        journal.forget("run-4")
+        await left(journal, 20)
+
+
+async def test_a_day_that_begins(database: Database) -> None:
+    """Brings a new quota; what was reserved before midnight is released there."""
+    tomorrow = NOW + TO_MIDNIGHT_S
+    late = ended("run-1", 0, WORST, tenant="acme", usage=Usage(8, 1), nano_usd=None)
+    early = ended("run-1", 1, WORST, tenant="acme", usage=Usage(1, 1), nano_usd=None, started_at=tomorrow)
+    async with journal_for(database, Tenant("acme", tokens_per_day=10)) as journal:
+        await journal.begin(start("run-1", "acme"))
+        await journal.open(opened(late))
+        await left(journal, 0)
+        await journal.open(opened(early))
+        await left(journal, 0, tomorrow)
+        await journal.finish(run("run-1", NOW, [late, early], tenant="acme"))
+        await left(journal, 1)
+        await left(journal, 8, tomorrow)
+        await journal.begin(start("run-2", "acme", started_at=tomorrow))
+        await journal.finish(run("run-2", tomorrow, tenant="acme"))
+        assert await spent(database, "acme") == {DAY: (1, 9, 0), "2026-11-22": (1, 2, 0), MONTH: (2, 11, 0)}
+
+
+@pytest.mark.parametrize("limit", ["tokens", "nano_usd"])
+async def test_a_limit_that_was_lowered_below_what_is_spent(
+    database: Database, journal: LogJournal, limit: str
+) -> None:
+    """Counts soon. Nothing is left of it, and not less; of a run that asks for nothing yet it is not said what it
+    needs.
+    """
+    call = ended("run-1", 0, Amount(50, 50), tenant="acme", usage=Usage(20, 30), nano_usd=50)
+    await journal.begin(start("run-1", "acme"))
+    await journal.open(opened(call))
+    await journal.finish(run("run-1", NOW, [call], tenant="acme"))
+    await put(database, tenants=[Tenant("acme", **{f"{limit}_per_day": 10})])  # type: ignore[arg-type]
+
+    async def until_it_counts() -> None:
+        while True:
+            await journal.begin(start("run-2", "acme"))
+            journal.forget("run-2")
+            await asyncio.sleep(0.02)
+
+    nothing, some = ("0 tokens", "7 tokens") if limit == "tokens" else ("0.000000000 dollars", "0.000000007 dollars")
+    async with asyncio.timeout(10):
+        error = await refused(until_it_counts())
+    assert f"what is left does not suffice: {nothing} are left; it begins anew" in str(error)
+    error = await refused(journal.begin(start("run-3", "acme", hold=Amount(7, 7))))
+    assert f"{nothing} are left, and {some} are needed; it begins anew" in str(error)
+
+
+async def test_a_price_that_is_not_known(database: Database) -> None:
+    """Cannot be held against a limit of cost, so the call is refused; tokens alone are no hindrance."""
+    tenants = Tenant("acme", nano_usd_per_month=10**9), Tenant("other", tokens_per_day=100)
+    async with journal_for(database, *tenants) as journal:
+        for tenant in ("acme", "other"):
+            await journal.begin(start(f"run-{tenant}", tenant))
+        with pytest.raises(PriceUnknown, match=r"acme.* in dollars for each month.*\[prices\]"):
+            await journal.open(opened(ended("run-acme", 0, Amount(10, None), tenant="acme")))
+        known = opened(ended("run-other", 0, Amount(10, None), tenant="other"))
+        await journal.open(known)
+        assert journal.under_way() == ([], [known])
+
+
+@pytest.mark.parametrize(
+    ("limit", "comes_back_s"),
+    [("requests_per_day", TO_MIDNIGHT_S), ("requests_per_month", TO_DECEMBER_S), ("runs_in_flight", 1.0)],
+)
+async def test_runs_are_counted(database: Database, limit: str, comes_back_s: float) -> None:
+    """As they are asked for, and as they run; a refused one does not count."""
+    async with journal_for(database, Tenant("acme", **{limit: 3})) as journal:  # type: ignore[arg-type]
+        starts = [start(f"run-{number}", "acme") for number in range(8)]
+        begun = await asyncio.gather(*(journal.begin(each) for each in starts), return_exceptions=True)
+        assert begun[:3] == [Admitted()] * 3
+        for error in begun[3:]:
+            assert isinstance(error, QuotaExhausted)
+            assert limit in str(error)
+            assert error.retry_after_s == pytest.approx(comes_back_s)
+
+        await journal.finish(run("run-0", NOW, tenant="acme"))
+        if limit == "runs_in_flight":
+            await journal.begin(start("run-8", "acme"))
+        await refused(journal.begin(start("run-9", "acme")))
+        assert await journal.begin(start("run-10", "other")) == Admitted()
+        journal.forget("run-1")  # as if it had never been asked for
+        await journal.begin(start("run-11", "acme"))
+
+
+async def test_many_runs_at_once(database: Database) -> None:
+    """Never is more spent and reserved than allowed, and it is used to the last."""
+    made = 0
+
+    async def work(journal: LogJournal, run_id: str, luck: random.Random) -> None:
+        nonlocal made
+        calls = []
+        await journal.begin(start(run_id, "acme"))
+        for number in range(20):
+            call = ended(run_id, number, WORST, tenant="acme", usage=Usage(luck.randint(1, 9), 1), nano_usd=1)
+            try:
+                await journal.open(opened(call))
+            except QuotaExhausted:
+                break
+            under_way = sum(call.reserved.tokens for call in journal.under_way()[1])
+            taken = sum(call.charged.tokens for call in journal.under_way()[0]) + under_way
+            assert taken <= 5000
+            await asyncio.sleep(0)
+            made += 1
+            calls.append(call)
+            journal.settle(call)
+        await journal.finish(run(run_id, NOW, calls, tenant="acme"))
+
+    async with journal_for(database, Tenant("acme", tokens_per_day=5000)) as journal:
+        await asyncio.gather(*(work(journal, f"run-{number}", random.Random(number)) for number in range(50)))
+        ((tokens,),) = await rows(database, "SELECT tokens FROM spending WHERE period = :day", day=DAY)
+        assert 4990 < tokens <= 5000
+        assert await rows(database, "SELECT count(*), sum(prompt_tokens + completion_tokens) FROM calls") == [
+            (made, tokens)
+        ]
+        await left(journal, 5000 - tokens)
+
+
+async def test_what_was_spent_is_known_at_the_next_start(database: Database) -> None:
+    """Of this day and this month."""
+    now = time.time()
+    call = ended("run-1", 0, WORST, tenant="acme", usage=Usage(8, 1), started_at=now)
+    async with journal_for(database, Tenant("acme", tokens_per_month=20)) as journal:
+        await journal.begin(start("run-1", "acme", started_at=now))
+        await journal.open(opened(call))
+        await journal.finish(run("run-1", now, [call], tenant="acme"))
+    async with LogJournal.writing(database) as journal:
+        await left(journal, 11, now)
