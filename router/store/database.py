@@ -8,13 +8,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, select
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
 from router.errors import BadConfig, StoreFailed
 from router.store.schema import METADATA, SCHEMA, SCHEMA_NUMBER
@@ -25,6 +26,9 @@ WRITES: dict[str, Any] = {"writes": True}
 NOTES: dict[str, Any] = {**WRITES, "notes": True}
 """Those of one that outlasts this process, but perhaps not the machine; a later one that does takes it with it."""
 _CONNECT_S = 10
+_ALIVE = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
+"""When a connection counts as lost that nobody answers on: in seconds, and the last in milliseconds."""
+_STOPPED = "SET LOCAL idle_in_transaction_session_timeout = 2000"
 _WAIT_S = 10.0
 _OWNER_ALONE = 0o600
 """The mode of files that hold questions and answers."""
@@ -84,14 +88,17 @@ def _postgresql(address: URL) -> Engine:
     engine = create_engine(
         address.set(drivername="postgresql+psycopg"),
         isolation_level="READ COMMITTED",  # what a lock has let through must be seen
-        connect_args={"connect_timeout": _CONNECT_S},
+        connect_args={"connect_timeout": _CONNECT_S, **_ALIVE},
         hide_parameters=True,
         pool_pre_ping=True,
     )
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        if connection.get_execution_options().get("notes"):
+        options = connection.get_execution_options()
+        if options.get("writes"):  # others wait for its locks, though its process may be stopped
+            connection.exec_driver_sql(_STOPPED)
+        if options.get("notes"):
             connection.exec_driver_sql("SET LOCAL synchronous_commit TO off")
 
     return engine
@@ -173,8 +180,8 @@ def create_tables(connection: Connection) -> None:
 
 _READERS = 4
 _ATTEMPTS = 5
-_LOST_TO_OTHERS = ("40001", "40P01")
-"""PostgreSQL's codes for a transaction that stood in the way of others: it has done nothing, and can be repeated."""
+_LOST_TO_OTHERS = ("40001", "40P01", "23505")
+"""PostgreSQL's codes for a transaction that others were in the way of: it has done nothing, and can be repeated."""
 FAILED = "The store does not work for now; try again."
 _LOST = (
     "The store's file was deleted or replaced while the gateway ran, so nothing can be read of it; "
@@ -201,10 +208,17 @@ class Database:
         return cls(await asyncio.to_thread(_opened, url))
 
     @property
-    def log_folder(self) -> Path | None:
-        """The folder of the log of a SQLite file, beside it; None for PostgreSQL, whose gateways have one each."""
-        files = files_of(self._engine)
-        return Path(f"{files[0].resolve()}.log") if files else None
+    def shared(self) -> bool:
+        """Whether several gateways may write to it; PostgreSQL."""
+        return not self._files
+
+    @property
+    def log_folder(self) -> Path:
+        """The folder of the log of a SQLite file, beside it; for PostgreSQL, that of the folders of its gateways'."""
+        if self._files:
+            return Path(f"{next(iter(self._files)).resolve()}.log")
+        address = self._engine.url.set(password=None).render_as_string()
+        return Path("~/.cache/rolegate/logs").expanduser() / sha256(address.encode()).hexdigest()[:16]
 
     async def read(self, query: Callable[[Connection], Value], *, behind: bool = False) -> Value:
         """Run `query` in one transaction; return what it reads: all that was acknowledged, unless it may be `behind`.
@@ -242,6 +256,14 @@ class Database:
             assert isinstance(source, sqlite3.Connection)
             source.backup(target)
             target.execute("PRAGMA journal_mode=DELETE")  # no file beside it
+
+    def session(self) -> Any:
+        """A connection of the driver of PostgreSQL for one thread, which closes it; each statement is a transaction."""
+        pooled = self._engine.raw_connection()
+        session: Any = pooled.driver_connection
+        pooled.detach()
+        session.autocommit = True
+        return session
 
     async def close(self) -> None:
         """Finish what is being written, and disconnect."""
@@ -323,6 +345,11 @@ def _opened(url: str) -> Engine:
         engine.dispose()
         raise cannot_open(url, error) from error
     return engine
+
+
+def unwritable(error: Exception) -> bool:
+    """Whether something of a transaction cannot be written at all."""
+    return isinstance(error.__cause__, DataError | IntegrityError | OverflowError)
 
 
 def storable(text: str) -> str:

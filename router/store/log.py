@@ -191,6 +191,14 @@ class RunLog:
             raise
         return log
 
+    @property
+    def name(self) -> str:
+        """The name of the log among those of other folders; made when it is first asked for."""
+        file = self.folder / "name"
+        if not file.exists():
+            file.write_text(secrets.token_hex(8), "ascii")
+        return file.read_text("ascii")
+
     def tell(self, address: str) -> None:
         """Say where the owner is to be asked."""
         words = msgspec.json.encode(Owner(os.getpid(), address))

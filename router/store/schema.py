@@ -11,6 +11,7 @@ from sqlalchemy import (
     Column,
     Float,
     ForeignKey,
+    Identity,
     Index,
     Integer,
     LargeBinary,
@@ -122,6 +123,19 @@ LOGS = Table(  # the logs of gateways, and how far each was read into these tabl
     Column("log", String, primary_key=True),
     Column("segment", Integer, nullable=False),
     Column("bytes", BigInteger, nullable=False),
+)
+GATEWAYS = Table(  # those that share a PostgreSQL and have not been fenced
+    "gateways",
+    METADATA,
+    Column("epoch", BigInteger, Identity(), primary_key=True),
+    Column("log", String, nullable=False),
+    Column("session", BigInteger, nullable=False),  # how many it has had that held its lock
+)
+LEASES = Table(  # what the gateways of logs may spend of quotas, beside what is in `spending`
+    "leases",
+    METADATA,
+    *(Column(name, String, primary_key=True) for name in ("tenant", "period", "log")),
+    *(Column(name, BigInteger, nullable=False) for name in ("tokens", "nano_usd")),
 )
 EXECUTOR_VERSIONS = Table("executor_versions", METADATA, *_columns(ExecutorVersion, "version"))
 VERSION_TRIALS = Table(  # runs that two versions have worked on; deleted with the run
