@@ -30,23 +30,6 @@ def _value(call: Any, column: str) -> object:
     return "" if value is None and column == "executor_version" else value
 
 
-def call_of(row: RowMapping) -> Call:
-    """The call that a row of all columns holds. Raises `StoreFailed`."""
-    counted = row["counted"]
-    flags = {flag: counted == flag for flag in ("lower_bound", "estimated")}
-    try:
-        return struct_of(
-            Call,
-            row,
-            executor_version=row["executor_version"] or None,
-            reserved={name: row[column] for column, name in RESERVED.items()},
-            usage=None if counted in ("", "impossible") else {name: row[name] for name in TOKEN_COUNTS} | flags,
-            impossible_usage=counted == "impossible",
-        )
-    except msgspec.ValidationError as error:
-        raise StoreFailed(f"The row of call {row['run_id']}-{row['number']} is damaged: {error}.") from error
-
-
 def struct_of(struct: type[Value], row: RowMapping, **others: object) -> Value:
     """A struct whose fields are columns, but for `others`."""
     fields = {name: row[name] for name in struct.__struct_fields__ if name in row}
