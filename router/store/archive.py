@@ -135,24 +135,19 @@ def _not_found(run_id: str) -> NotFound:
 
 def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
     columns = RUNS.c
-    conditions: list[ColumnElement[bool]] = []
-    if wanted.tenant is not None:
-        conditions.append(columns.tenant == storable(wanted.tenant))
-    if wanted.kind is not None:
-        conditions.append(columns.kind == wanted.kind)
-    if wanted.kind is None or wanted.training:
-        conditions.append(columns.kind != "shadow")
-    if wanted.status == "running":
-        conditions.append(columns.status == "running")
-    elif wanted.status is not None:  # not by the index of statuses: there are too many to be sorted
-        conditions.append(columns.status.concat("") == wanted.status)
-    if wanted.start is not None:
-        conditions.append(columns.started_at >= wanted.start)
-    if wanted.end is not None:
-        conditions.append(columns.started_at < wanted.end)
-    if wanted.training:
-        conditions.append(columns.tenant.not_in(select(TENANTS.c.name).where(TENANTS.c.training == false())))
-    return conditions
+    untrained = select(TENANTS.c.name).where(TENANTS.c.training == false())
+    # Only those that run are found by the index of statuses: others are too many to be sorted.
+    status = columns.status if wanted.status == "running" else columns.status.concat("")
+    conditions = (
+        (wanted.tenant is not None, columns.tenant == storable(wanted.tenant or "")),
+        (wanted.kind is not None, columns.kind == wanted.kind),
+        (wanted.kind is None or wanted.training, columns.kind != "shadow"),
+        (wanted.status is not None, status == wanted.status),
+        (wanted.start is not None, columns.started_at >= (wanted.start or 0.0)),
+        (wanted.end is not None, columns.started_at < (wanted.end or 0.0)),
+        (wanted.training, columns.tenant.not_in(untrained)),
+    )
+    return [condition for holds, condition in conditions if holds]
 
 
 def _summary(row: Row[tuple[object, ...]]) -> RunSummary:

@@ -293,7 +293,7 @@ class RunLog:
         if self.failed:
             return self.failed
         for file, path in ((self._lock, self.folder / "owner"), (self._file, self._path)):
-            if _identity(file) != _identity(path):
+            if identity(file) != identity(path):
                 self.failed = (
                     f"{path} was deleted or replaced while the gateway ran, so nothing is acknowledged any more"
                 )
@@ -406,7 +406,8 @@ def _in_use(folder: Path) -> StoreInUse:
     return StoreInUse(f"server.store: is in use by another process ({folder}); name another store.", address="")
 
 
-def _identity(file: int | Path) -> tuple[int, int] | None:
+def identity(file: int | Path) -> tuple[int, int] | None:
+    """Device and inode, which tell a file from all others; None where there is none."""
     try:
         found = file.stat() if isinstance(file, Path) else os.fstat(file)
     except OSError:

@@ -3,7 +3,7 @@
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import Row, RowMapping
+from sqlalchemy import Connection, Row, RowMapping, Select
 
 from router.errors import StoreFailed
 from router.models.model import TOKEN_COUNTS
@@ -34,6 +34,11 @@ def struct_of(struct: type[Value], row: RowMapping, **others: object) -> Value:
     """A struct whose fields are columns, but for `others`."""
     fields = {name: row[name] for name in struct.__struct_fields__ if name in row}
     return msgspec.convert(fields | others, struct)
+
+
+def structs(connection: Connection, struct: type[Value], query: Select[Any]) -> list[Value]:
+    """Read a struct from each row of a query, whose columns are its fields."""
+    return [struct_of(struct, row) for row in connection.execute(query).mappings()]
 
 
 def trace_of(run: Run) -> bytes:
