@@ -44,12 +44,12 @@ class SQLArchive:
 
     async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
         """At most `size` runs, newest first. Raises `BadRequest` for a `page` that no list gave."""
-        before = _place(page) if page else None
+        before = _place(page) if page else (math.inf, "")
         return await self._database.read(partial(_list, wanted=wanted, size=size, before=before))
 
     async def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
         """All runs that have ended, with their feedback, oldest first, read in pieces; redacted ones too."""
-        after: tuple[float, str] | None = None
+        after = -math.inf, ""
         while piece := await self._database.read(partial(_piece, wanted=wanted, after=after)):
             for exported in piece:
                 yield exported
@@ -83,19 +83,15 @@ def _load(connection: Connection, run_id: str, tenant: str | None) -> Run:
     return run_of(row)
 
 
-def _list(connection: Connection, wanted: RunFilter, size: int, before: tuple[float, str] | None) -> RunPage:
-    query = select(*_LISTED).where(*_conditions(wanted))
-    if before is not None:
-        query = query.where(before > _POSITION)
+def _list(connection: Connection, wanted: RunFilter, size: int, before: tuple[float, str]) -> RunPage:
+    query = select(*_LISTED).where(*_conditions(wanted), before > _POSITION)
     rows = connection.execute(query.order_by(RUNS.c.started_at.desc(), RUNS.c.run_id.desc()).limit(size + 1)).all()
     runs = tuple(map(_summary, rows[:size]))
     return RunPage(runs, _token(runs[-1]) if len(rows) > size else "")
 
 
-def _piece(connection: Connection, wanted: RunFilter, after: tuple[float, str] | None) -> list[ExportedRun]:
-    query = select(RUNS).where(RUNS.c.status != "running", *_conditions(wanted))
-    if after is not None:
-        query = query.where(after < _POSITION)
+def _piece(connection: Connection, wanted: RunFilter, after: tuple[float, str]) -> list[ExportedRun]:
+    query = select(RUNS).where(RUNS.c.status != "running", *_conditions(wanted), after < _POSITION)
     rows = connection.execute(query.order_by(RUNS.c.started_at, RUNS.c.run_id).limit(_PIECE)).all()
     said = _feedback(connection, [row.run_id for row in rows])
     return [ExportedRun(run_of(row), said.get(row.run_id, ())) for row in rows]

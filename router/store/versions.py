@@ -10,15 +10,14 @@ from sqlalchemy import Connection, Row, RowMapping, func, select
 from router.errors import BadRequest
 from router.store.database import Database, storable
 from router.store.rows import struct_of, structs
-from router.store.schema import EXECUTOR_VERSIONS, RUNS, TENANTS, VERSION_DECISIONS, VERSION_TRIALS
+from router.store.schema import EXECUTOR_VERSIONS, RUNS, SIDES, TENANTS, VERSION_DECISIONS, VERSION_TRIALS
 from router.versions import ExecutorVersion, VersionDecision
 from router.versions.book import Judgement, Pair, Side, Stage, Trial, TrialFigures
 
 _LOCK = "SELECT pg_advisory_xact_lock(1919118444, 1)"
 _TRIALS = VERSION_TRIALS.c
 _DECISIONS = VERSION_DECISIONS.c
-_SIDES = "candidate", "active"
-_OF_PAIRS = [_TRIALS[f"{side}_{what}"] for side in _SIDES for what in ("right", "failed", "tokens")]
+_OF_PAIRS = [_TRIALS[f"{side}_{what}"] for side in SIDES for what in ("right", "failed", "tokens")]
 
 
 class SQLVersionBook:
@@ -54,9 +53,8 @@ class SQLVersionBook:
         def change(connection: Connection) -> bool:
             _lock(connection)
             known = {version.version: version for version in _versions(connection)}
-            if any(known.get(version.version) != version for version in expected):
-                return False
-            if not _sound((known | {version.version: version for version in changed}).values()):
+            after = known | {version.version: version for version in changed}
+            if any(known.get(version.version) != version for version in expected) or not _sound(after.values()):
                 return False
             for version in changed:
                 this = EXECUTOR_VERSIONS.c.version == version.version
@@ -157,7 +155,7 @@ def _decision(row: RowMapping) -> VersionDecision:
 
 def _row(trial: Trial) -> dict[str, object]:
     row: dict[str, Any] = msgspec.structs.asdict(trial)
-    for name in _SIDES:
+    for name in SIDES:
         side = msgspec.structs.asdict(row.pop(f"by_{name}"))
         row |= {f"{name}_{what}": value for what, value in side.items()}
         row[f"{name}_answer"] = storable(side["answer"])
@@ -173,5 +171,5 @@ def _trial(connection: Connection, run_id: str) -> Trial | None:
     rows = connection.execute(select(VERSION_TRIALS).where(_TRIALS.run_id == storable(run_id))).mappings()
     if (row := rows.one_or_none()) is None:
         return None
-    sides = {f"by_{name}": {what: row[f"{name}_{what}"] for what in Side.__struct_fields__} for name in _SIDES}
+    sides = {f"by_{name}": {what: row[f"{name}_{what}"] for what in Side.__struct_fields__} for name in SIDES}
     return struct_of(Trial, row, **sides)
