@@ -3,9 +3,8 @@
 import asyncio
 import os
 import sqlite3
-import stat
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from hashlib import sha256
@@ -18,6 +17,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
 from router.errors import BadConfig, StoreFailed
+from router.store.log import identity
 from router.store.schema import METADATA, SCHEMA, SCHEMA_NUMBER
 
 _log = structlog.get_logger("store")
@@ -47,7 +47,7 @@ def engine_of(url: str) -> Engine:
     raise ArgumentError("neither postgresql://… nor sqlite:///FILE")
 
 
-def files_of(engine: Engine) -> tuple[Path, ...]:
+def _files_of(engine: Engine) -> tuple[Path, ...]:
     """The files that an open SQLite database consists of; none of PostgreSQL."""
     if engine.dialect.name != "sqlite":
         return ()
@@ -55,33 +55,19 @@ def files_of(engine: Engine) -> tuple[Path, ...]:
     return file, *(Path(f"{file.resolve()}{end}") for end in ("-wal", "-shm"))  # they stand where links lead
 
 
-def keep_private(files: Iterable[Path]) -> None:
-    """Take away what others than their owner may do to files, and say so; where that fails, that is said."""
-    for file in files:
-        try:
-            mode = stat.S_IMODE(file.stat().st_mode)
-            if mode != (own := mode & _OWNER_ALONE):
-                file.chmod(own)
-                _log.warning("store.made_private", file=str(file), mode=f"{own:o}", before=f"{mode:o}")
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            _log.warning("store.not_private", file=str(file), error=str(error), advice="chmod 600")
-
-
-def cannot_open(url: str, error: Exception) -> BadConfig:
+def _cannot_open(url: str, error: Exception) -> BadConfig:
     """The error for a `server.store` that cannot be opened, with what to do, and without the password in `url`."""
     try:
         address = make_url(url)
     except (ArgumentError, ValueError):
         return BadConfig("server.store: cannot open: this is no address; write sqlite:///FILE or postgresql://…")
-    shown, said = address.render_as_string(hide_password=True), str(getattr(error, "orig", None) or error).strip()
+    said = str(getattr(error, "orig", None) or error).strip()
     if address.password:
         said = said.replace(str(address.password), "***")
-    if isinstance(error, BadConfig):
-        return BadConfig(f"server.store: {shown}: {said}")
-    advice = "install rolegate[postgres]" if isinstance(error, ImportError) else "is it there, and may it be written?"
-    return BadConfig(f"server.store: cannot open {shown}: {said}; {advice}")
+    if not isinstance(error, BadConfig):
+        missing = isinstance(error, ImportError)
+        said += f"; {'install rolegate[postgres]' if missing else 'is it there, and may it be written?'}"
+    return BadConfig(f"server.store: cannot open {address.render_as_string(hide_password=True)}: {said}")
 
 
 def _postgresql(address: URL) -> Engine:
@@ -92,15 +78,7 @@ def _postgresql(address: URL) -> Engine:
         hide_parameters=True,
         pool_pre_ping=True,
     )
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        options = connection.get_execution_options()
-        if options.get("writes"):  # others wait for its locks, though its process may be stopped
-            connection.exec_driver_sql(_STOPPED)
-        if options.get("notes"):
-            connection.exec_driver_sql("SET LOCAL synchronous_commit TO off")
-
+    event.listen(engine, "begin", _begin)
     return engine
 
 
@@ -119,29 +97,30 @@ def _sqlite(address: URL) -> Engine:
         for setting in _SETTINGS:
             connection.execute(setting)
 
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        options = connection.get_execution_options()
-        if not options.get("writes"):
-            connection.exec_driver_sql("BEGIN")
-            return
-        connection.exec_driver_sql(_NOTED if options.get("notes") else _ON_DISK)  # fixed once it has begun
-        # A writer locks before it reads, so that what it has read is still so when it writes.
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-
+    event.listen(engine, "begin", _begin)
     return engine
 
 
-def keep_journal(connection: Connection) -> None:
+def _begin(connection: Connection) -> None:
+    options = connection.get_execution_options()
+    writes, notes = options.get("writes"), options.get("notes")
+    if connection.dialect.name == "postgresql":
+        # Others wait for a writer's locks, though its process may be stopped.
+        statements = [*[_STOPPED] * bool(writes), *["SET LOCAL synchronous_commit TO off"] * bool(notes)]
+    else:  # what is synchronous is fixed once it has begun; a writer locks before it reads, so that that stays so
+        statements = [_NOTED if notes else _ON_DISK, "BEGIN IMMEDIATE"] if writes else ["BEGIN"]
+    for statement in statements:
+        connection.exec_driver_sql(statement)
+
+
+def _keep_journal(connection: Connection) -> None:
     """Switch a SQLite database to WAL, for good, and begin that; PostgreSQL has its own.
 
     While others write to a new file, SQLite refuses that at once, whatever `busy_timeout` says.
     """
     driver = connection.connection.dbapi_connection
-    if not isinstance(driver, sqlite3.Connection):
-        return
     until = time.monotonic() + _WAIT_S
-    while True:
+    while isinstance(driver, sqlite3.Connection):
         try:
             driver.execute("PRAGMA journal_mode=WAL")
             driver.execute("SELECT 1 FROM runs LIMIT 1").close()  # its files are there from now on
@@ -155,7 +134,7 @@ def keep_journal(connection: Connection) -> None:
 _LOCK = "SELECT pg_advisory_xact_lock(1919118444, 0)"
 
 
-def create_tables(connection: Connection) -> None:
+def _create_tables(connection: Connection) -> None:
     """Create the tables of an empty database, in the transaction of `connection`, one process at a time.
 
     Raises `BadConfig` where another program has been here, or a rolegate with other tables.
@@ -197,7 +176,7 @@ class Database:
         self._engine = engine
         self._writing, self._noting = engine.execution_options(**WRITES), engine.execution_options(**NOTES)
         self._writer, self._readers = ThreadPoolExecutor(1), ThreadPoolExecutor(_READERS)
-        self._files = {file: _identity(file) for file in files_of(engine)}
+        self._files = {file: identity(file) for file in _files_of(engine)}
         self._lost = False
         self.caught_up: Callable[[], Awaitable[None]] | None = None
         """Waits until all that was acknowledged is in the database; None where nothing is written to it from a log."""
@@ -207,6 +186,7 @@ class Database:
         """Connect, and create the tables of an empty database. Raises `BadConfig`, saying what to do."""
         return cls(await asyncio.to_thread(_opened, url))
 
+    @property
     @property
     def shared(self) -> bool:
         """Whether several gateways may write to it; PostgreSQL."""
@@ -278,25 +258,22 @@ class Database:
 
     def _write(self, change: Callable[[Connection], Value], engine: Engine) -> Value:
         self._see_files()
-        value = self._committed(change, engine)
-        self._see_files()
-        return value
-
-    def _committed(self, change: Callable[[Connection], Value], engine: Engine) -> Value:
         for attempts_left in reversed(range(_ATTEMPTS)):
             try:
                 with _driver_errors(engine), engine.begin() as connection:
-                    return change(connection)
+                    value = change(connection)
+                break
             except DBAPIError as error:
                 if not attempts_left or getattr(error.orig, "sqlstate", None) not in _LOST_TO_OTHERS:
                     raise
-        raise AssertionError
+        self._see_files()
+        return value
 
     def _see_files(self) -> None:
         """Raise `StoreFailed` where a file has been deleted or replaced since it was opened: SQLite goes on with the
         one that nobody will find. Its number is not given to another one while it is open.
         """
-        if not self._lost and (missing := [file for file, known in self._files.items() if _identity(file) != known]):
+        if not self._lost and (missing := [file for file, known in self._files.items() if identity(file) != known]):
             self._lost = True
             _log.error("store.gone", files=[str(file) for file in missing], advice="put them back, and restart")
         if self._lost:
@@ -321,29 +298,24 @@ def _driver_errors(engine: Engine) -> Iterator[None]:
         raise DBAPIError.instance(None, None, error, driver.Error, dialect=engine.dialect) from error
 
 
-def _identity(file: Path) -> tuple[int, int] | None:
-    """Device and inode, which tell a file from all others; None where there is none."""
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
 def _opened(url: str) -> Engine:
     try:
         engine = engine_of(url)
     except (SQLAlchemyError, ImportError, ValueError) as error:
-        raise cannot_open(url, error) from error
+        raise _cannot_open(url, error) from error
     try:
         with engine.execution_options(**WRITES).connect() as connection:
             with connection.begin():
-                create_tables(connection)
-            keep_journal(connection)
-        keep_private(files_of(engine))
+                _create_tables(connection)
+            _keep_journal(connection)
+        for file in _files_of(engine):
+            try:
+                file.chmod(file.stat().st_mode & _OWNER_ALONE)
+            except OSError as error:
+                _log.warning("store.not_private", file=str(file), error=str(error), advice="chmod 600")
     except (SQLAlchemyError, OSError, BadConfig) as error:
         engine.dispose()
-        raise cannot_open(url, error) from error
+        raise _cannot_open(url, error) from error
     return engine
 
 
