@@ -121,10 +121,12 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 async def ask_until(client: AsyncClient, text: str, deadline_s: float, *, hurried: bool = False) -> Ended:
-    """Ask a question. `hurried`: the deadline is the client's own, not the gateway's."""
+    """Ask a question under a name that it has again when it is asked again. `hurried`: the deadline is the client's
+    own, not the gateway's.
+    """
     begun = time.perf_counter()
     try:
-        answer = await client.ask(text, deadline_s if hurried else deadline_s + _BEYOND_S)
+        answer = await client.ask(text, deadline_s if hurried else deadline_s + _BEYOND_S, request_id=text)
     except GatewayError as error:
         took_s = time.perf_counter() - begun
         if error.reason:

@@ -4,7 +4,8 @@ Fault proxies stand before all of its upstreams; what they do is drawn by a seed
 
 faults   played models, of which a share of calls goes wrong: resets, storms of 429 and of 503, calls that are never
          answered, streams that drip or are cut, lying usage, invalid UTF-8, duplicated chunks, stuck health endpoints
-kills    played models, and a gateway that is killed (SIGKILL) at random moments and started again, many times
+kills    played models that take their time, and a gateway that is killed (SIGKILL) at random moments and started again,
+         many times; half of those whose question was cut ask it again under its name, and their runs go on
 replica  models as slow as real ones, of which one replica dies again and again: the others' questions notice nothing
 
 It ends with 1 where anything did not hold, which is named.
@@ -18,7 +19,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -34,6 +35,7 @@ from benchmarks.harness import Check, own_bytes, work_folder
 from benchmarks.load import ANSWERED, Ended, Outcomes, ask_until, at_rate, quantile, question
 from router.background import background_tasks
 from router.store import opened
+from router.store.rows import run_of
 from router.store.schema import CALLS, RUNS
 from router.testing.fault_proxy import (
     FAULTS,
@@ -47,14 +49,17 @@ from router.testing.fault_proxy import (
     fault_proxies,
 )
 from router.testing.openai_server import ChatRequest, Reply, serving, writes
+from router.trace import Run
 from router.trace.call import WHOLE
 from serving.terminal import complain
 
 Part = Literal["faults", "kills", "replica"]
 Value = TypeVar("Value")
 _BACKBONES, _EXECUTORS = 2, 3
-_COUNTABLE: tuple[Fault, ...] = "overloaded", "cut"
-"""Faults that leave the upstream's own count comparable with the ledger."""
+_CUT: tuple[Fault, ...] = ("cut",)
+"""Leaves the upstream's own count comparable with the ledger."""
+_PACE, _AGAIN_SHARE = 100.0, 0.5
+"""Tokens a second, and the share of the cut questions that are asked again."""
 _HURRIED_SHARE, _LEAST_S = 0.2, 0.5
 _LATE_S, _GROWTH, _SLOWER = 0.1, 0.1, 0.1
 _EVERY_S, _PAUSE_S = 0.5, 0.5
@@ -97,6 +102,14 @@ class Accounts(msgspec.Struct, frozen=True, kw_only=True):
     """Runs whose answer a client received, and which are not in the store with all that the client was told."""
     stuck: list[str]
     """Runs and calls that have not ended."""
+    gone_on: int = 0
+    """Runs that went on with one that was cut."""
+    in_flight: int = 0
+    """Calls of theirs that were in flight at a kill, and were made again."""
+    repeated: list[str] = []
+    """Calls of theirs that had been completed before, and were made again all the same."""
+    begun_anew: list[str] = []
+    """Runs that should have gone on with one that was cut."""
 
 
 class PartFigures(msgspec.Struct, frozen=True):
@@ -128,6 +141,8 @@ class Stand:
     timeout_s: float
     chance: random.Random
     ended: list[Ended] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
+    """Questions that are to be asked again, as the gateway ended before they did."""
     lag_s: float = 0.0
 
     def fail(self, share: float) -> None:
@@ -153,6 +168,8 @@ class Stand:
         deadline_s = self.chance.uniform(_LEAST_S, self.timeout_s) if hurried else self.timeout_s
         ended = await ask_until(client, text, deadline_s, hurried=hurried)
         if ended.outcome.startswith("UNAVAILABLE,"):
+            if self.chance.random() < _AGAIN_SHARE:
+                self.cut.append(text)
             return None
         self.ended.append(ended)
         return ended
@@ -176,7 +193,8 @@ class Stand:
         faults = sum((plan.seen for plan in self.plans), Counter[str]())
         seen = {name: proxy.attempts for name, proxy in self.deployments.items()}
         counted = {name: usage for proxy in self.deployments.values() for name, usage in proxy.counted.items()}
-        found = await self.read(lambda connection: compared(connection, self.ended, seen, counted))
+        shown = {name: told for proxy in self.deployments.values() for name, told in proxy.conversations.items()}
+        found = await self.read(lambda connection: compared(connection, self.ended, seen, counted, shown))
         name, ended = self.config.parent.name, Outcomes.of(self.ended)
         return PartFigures(name, ended, self.lag_s * 1000, dict(faults.most_common()), found)
 
@@ -202,20 +220,25 @@ def ended_and_booked(ended: Sequence[Ended], late: Sequence[Ended], found: Accou
     yield Check("none ends 100 ms after its deadline", not late, f"{len(late)} of {len(ended)}")
     yield Check("each ends in an answer or a typed error", not untyped, _named(untyped))
     yield Check("some are answered", answered > 0, f"{answered} of {len(ended)}")
-    yield Check("every attempt is booked", found.attempts > 0 and not found.unaccounted, _named(found.unaccounted))
-    for text, names in (
-        ("no attempt comes twice", found.again),
-        ("no row is invented", found.invented),
-        ("completed calls are booked as upstreams counted them", found.miscounted),
-        ("no answer is lost", found.lost),
-        ("nothing is left open", found.stuck),
+    yield Check("there are attempts", found.attempts > 0, f"{found.attempts:,}")
+    completed = f"{found.rows.get('completed', 0):,}"
+    went_on = f"{found.gone_on:,} that went on"
+    for text, names, of in (
+        ("every attempt is booked", found.unaccounted, f"{found.attempts:,}"),
+        ("no attempt comes twice", found.again, f"{found.attempts:,}"),
+        ("no row is invented", found.invented, f"{sum(found.rows.values()):,}"),
+        ("completed calls are booked as upstreams counted them", found.miscounted, completed),
+        ("no answer is lost", found.lost, f"{answered:,}"),
+        ("nothing is left open", found.stuck, ""),
+        ("no completed call is made again", found.repeated, f"{went_on}; {found.in_flight:,} had been in flight"),
+        ("who asks again goes on", found.begun_anew, went_on),
     ):
-        yield Check(text, not names, _named(names))
+        yield Check(text, not names, _named(names, of))
 
 
-def _named(names: Sequence[str]) -> str:
+def _named(names: Sequence[str], of: str = "") -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{', '.join(names[:3])}{more}" if names else "none"
+    return (f"{', '.join(names[:3])}{more}" if names else "none") + (of and f" of {of}")
 
 
 @asynccontextmanager
@@ -229,7 +252,7 @@ async def _canned(
     def reply(asked: ChatRequest) -> Reply:
         return Reply(at_once(asked).tokens, (), 0.05, lambda: 1 / pace) if pace else at_once(asked)
 
-    searching = FaultPlan(f"{options.seed} retrieval", 0.0, SEARCH_FAULTS if faults == FAULTS else ("overloaded",))
+    searching = FaultPlan(f"{options.seed} retrieval", 0.0, SEARCH_FAULTS)
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(serving(recording=False)) for _ in range(_BACKBONES + _EXECUTORS)]
         for server in servers:
@@ -242,7 +265,7 @@ async def _canned(
         executors = {"base_url": urls[_BACKBONES], "replicas": urls[_BACKBONES + 1 :], "fallbacks": ["delegation"]}
         roles: dict[str, dict[str, Any]] = {"delegation": waits, "execution": waits | executors, "answer": waits}
         config = canned_config(folder, urls[:_BACKBONES], address, roles, server={"timeout_s": timeout_s})
-        plans = [searching, *(proxy.plan for proxy in proxies)]
+        plans = [*([searching] if faults == FAULTS else []), *(proxy.plan for proxy in proxies)]
         stand = Stand(config, dict(zip(urls, proxies, strict=True)), plans, timeout_s, random.Random(options.seed))
         await stack.enter_async_context(background_tasks(stand.watch()))
         yield stand
@@ -274,8 +297,8 @@ def _growth(name: str, samples: Sequence[float]) -> Iterator[Check]:
 
 async def _kills(folder: Path, options: Options) -> tuple[Stand, list[Check]]:
     """Ask gateways that are killed at random moments; the last one's ledger has to agree with the upstreams' counts."""
-    texts = map(question, count())
-    async with _canned(folder, options, _COUNTABLE) as stand:
+    async with _canned(folder, options, _CUT, pace=_PACE) as stand:
+        texts = (stand.cut.pop(0) if stand.cut else question(number) for number in count())
         stand.fail(options.share)
         for _ in range(options.kills):
             async with gateway(stand.config) as process:
@@ -285,6 +308,7 @@ async def _kills(folder: Path, options: Options) -> tuple[Stand, list[Check]]:
                 await asking
         stand.fail(0.0)
         async with gateway(stand.config) as process, AsyncClient(process.words[0]) as client:
+            await stand.keep_asking(process.words[0], iter(stand.cut), options.in_flight)
             names = [ReconciliationVerdict.Name(row.verdict) for row in await client.reconcile()]
     verdicts = {name.removeprefix("RECONCILIATION_VERDICT_") for name in names}
     held = bool(verdicts) and verdicts <= _AGREE
@@ -294,7 +318,7 @@ async def _kills(folder: Path, options: Options) -> tuple[Stand, list[Check]]:
 async def _replica(folder: Path, options: Options) -> tuple[Stand, list[Check]]:
     """Ask while an executor's replica is dead, and as much while it lives, in turns."""
     each = max(1, options.questions // (4 * _TIMES))
-    async with _canned(folder, options, _COUNTABLE, 20.0, 100.0) as stand:
+    async with _canned(folder, options, _CUT, 20.0, _PACE) as stand:
         name, dead = list(stand.deployments.items())[_BACKBONES]
         by_state: dict[State, list[Ended]] = {"well": [], "gone": [], "silent": []}
         async with gateway(stand.config) as process, AsyncClient(process.words[0]) as client:
@@ -322,9 +346,15 @@ def _untouched(ended: Sequence[Ended], called: set[str]) -> list[float]:
 
 
 def compared(
-    connection: Connection, ended: Iterable[Ended], seen: Mapping[str, Sequence[str]], counted: Mapping[str, Counted]
+    connection: Connection,
+    ended: Iterable[Ended],
+    seen: Mapping[str, Sequence[str]],
+    counted: Mapping[str, Counted],
+    shown: Mapping[str, bytes],
 ) -> Accounts:
-    """`seen`: request ids by deployment, as the ledger names it; `counted`: the upstreams' counts by request id."""
+    """`seen`: request ids by deployment, as the ledger names it; `counted`: the upstreams' counts by request id;
+    `shown`: what they were shown, by request id.
+    """
     calls, came = CALLS.c, Counter(name for names in seen.values() for name in names)
     rows = {f"{row.run_id}-{row.number}": row for row in connection.execute(select(CALLS))}
     statuses = {row.run_id: row.status for row in connection.execute(select(RUNS.c.run_id, RUNS.c.status))}
@@ -333,6 +363,8 @@ def compared(
     sums = {run_id: (attempts, total) for run_id, attempts, total in summed}
     whole = (*WHOLE, "refused", "protocol_error")
     booked = {name: Counted(row.prompt_tokens, row.completion_tokens) for name, row in rows.items() if row.counted}
+    runs = {run.id: run for run in map(run_of, connection.execute(select(RUNS).order_by(RUNS.c.started_at)))}
+    again = [pair for run in runs.values() for pair in _made_again(run, runs, shown)]
     return Accounts(
         attempts=sum(came.values()),
         rows=dict(Counter(row.outcome for row in rows.values()).most_common()),
@@ -359,4 +391,28 @@ def compared(
             *(run_id for run_id, status in statuses.items() if status == "running"),
             *(name for name, row in rows.items() if row.outcome == "open"),
         ],
+        gone_on=sum(bool(run.resumed_from) for run in runs.values()),
+        in_flight=sum(not completed for _, completed in again),
+        repeated=[name for name, completed in again if completed],
+        begun_anew=[
+            later.id
+            for earlier, later in pairwise(sorted(runs.values(), key=lambda run: run.request))
+            if earlier.request == later.request and earlier.status == "interrupted" and not later.resumed_from
+        ],
     )
+
+
+def _made_again(run: Run, runs: Mapping[str, Run], shown: Mapping[str, bytes]) -> Iterator[tuple[str, bool]]:
+    """The calls of a run that show a model what one was shown in a run that it goes on with, and whether that call had
+    been completed.
+    """
+    completed = dict[bytes, bool]()
+    earlier = runs.get(run.resumed_from)
+    while earlier:
+        for call in earlier.calls:
+            if told := shown.get(call.request_id):
+                completed[told] = completed.get(told, False) or call.outcome == "completed"
+        earlier = runs.get(earlier.resumed_from)
+    for call in run.calls:
+        if (told := shown.get(call.request_id)) in completed:
+            yield call.request_id, completed[told]

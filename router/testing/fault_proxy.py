@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from hashlib import blake2b
 from itertools import repeat
 from typing import Literal, get_args
 
@@ -105,6 +106,10 @@ class _Chunk(msgspec.Struct):
     usage: Counted | None = None
 
 
+class _Asked(msgspec.Struct):
+    messages: msgspec.Raw = msgspec.Raw()
+
+
 class FaultProxy:
     """Passes on what it is asked, unless its plan says otherwise."""
 
@@ -114,6 +119,8 @@ class FaultProxy:
         self.state: State = "well"
         self.attempts: list[str] = []
         """Request ids, in the order of coming."""
+        self.conversations: dict[str, bytes] = {}
+        """By request id, the digests of the messages."""
         self.counted: dict[str, Counted] = {}
         """By request id, of streams that were passed on whole and as they were."""
         self._runner: web.AppRunner | None = None
@@ -148,8 +155,9 @@ class FaultProxy:
             await runner.cleanup()
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        self.attempts.append(request.headers.get(REQUEST_ID, ""))
+        self.attempts.append(request_id := request.headers.get(REQUEST_ID, ""))
         body, fault = await request.read(), self.plan.next()
+        self.conversations[request_id] = blake2b(msgspec.json.decode(body, type=_Asked).messages).digest()
         if self.state == "silent" or fault == "black_hole":
             await asyncio.Event().wait()
         if fault == "reset":

@@ -54,7 +54,7 @@ class Gateway:
     def __init__(self, error: GatewayError | None = None) -> None:
         self.error = error
 
-    async def ask(self, question: str, timeout_s: float) -> Any:
+    async def ask(self, question: str, timeout_s: float, *, request_id: str) -> Any:
         if self.error:
             raise self.error
         usage = [SimpleNamespace(attempts=2, prompt_tokens=10, completion_tokens=5)] * 2

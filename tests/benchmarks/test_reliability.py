@@ -13,7 +13,9 @@ from sqlalchemy import create_engine
 from benchmarks.__main__ import main
 from benchmarks.load import Ended
 from benchmarks.reliability import Accounts, compared, ended_and_booked
+from router.store import Database
 from router.testing.fault_proxy import Counted
+from tests.router.store import stored
 
 GOOD = Accounts(
     attempts=8, rows={"completed": 8}, unaccounted=[], again=[], invented=[], miscounted=[], lost=[], stuck=[]
@@ -42,6 +44,8 @@ def test_what_did_not_hold_is_named() -> None:
         "no attempt comes twice": {"again": ["run-1-0"]},
         "no row is invented": {"invented": ["run-1-0"]},
         "completed calls are booked as upstreams counted them": {"miscounted": ["run-1-0"]},
+        "no completed call is made again": {"repeated": ["run-2-0"]},
+        "who asks again goes on": {"begun_anew": ["run-2"]},
     }
     for check, change in changes.items():
         assert failed([ended()], (), msgspec.structs.replace(GOOD, **change)) == [check]
@@ -98,13 +102,13 @@ def test_accounts_tell_what_is_missing(
     counted = {}
     for run_id, number, deployment, outcome, read, wrote in rows:
         seen.setdefault(deployment, []).append(f"{run_id}-{number}")
-        if outcome == "completed":
+        if outcome == "completed" and read is not None:
             counted[f"{run_id}-{number}"] = Counted(read, wrote)
 
     def found() -> Accounts:
         engine = create_engine(f"sqlite:///{copy}")
         with engine.connect() as connection:
-            accounts = compared(connection, ones, seen, counted)
+            accounts = compared(connection, ones, seen, counted, {})
         engine.dispose()
         return accounts
 
@@ -113,6 +117,25 @@ def test_accounts_tell_what_is_missing(
     with sqlite3.connect(copy) as database:
         database.execute(change)
     assert getattr(found(), differs) != getattr(before, differs)
+
+
+async def test_runs_that_go_on(tmp_path: Path) -> None:
+    """Through any number of kills, what was completed once is not to be shown to a model again."""
+    database = await Database.open(f"sqlite:///{tmp_path}/runs.db")
+    cut = stored.run(
+        "run-1", 1.0, [stored.call("run-1"), stored.call("run-1", 1, outcome="interrupted")], status="interrupted"
+    )
+    again = stored.run("run-2", 2.0, [stored.call("run-2")], status="interrupted", resumed_from="run-1")
+    last = stored.run("run-3", 3.0, [stored.call("run-3"), stored.call("run-3", 1)], resumed_from="run-2")
+    anew = (
+        stored.run("run-4", 4.0, request="another", status="interrupted"),
+        stored.run("run-5", 5.0, request="another"),
+    )
+    await stored.put(database, cut, again, last, *anew)
+    shown = {"run-1-0": b"one", "run-1-1": b"two", "run-2-0": b"two", "run-3-0": b"one", "run-3-1": b"three"}
+    found = await database.read(lambda connection: compared(connection, [], {}, {}, shown))
+    await database.close()
+    assert (found.gone_on, found.in_flight, found.repeated, found.begun_anew) == (2, 1, ["run-3-0"], ["run-5"])
 
 
 @pytest.mark.slow
