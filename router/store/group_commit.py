@@ -155,7 +155,8 @@ class GroupCommit:
         tenant, tally = self._quotas.tenant(key[0]), self._quotas.tally(*key)
         used, amounts, limit = tally.used(of), [getattr(each, of) or 0 for each in asked], limit_of(tenant, of, key[1])
         if asked:
-            return _Size(used + min(amounts), used + sum(amounts), sum(amounts), limit)
+            wanted = max(sum(amounts), tally.free(of))  # what is free by now may be used meanwhile
+            return _Size(used + min(amounts), used + wanted, sum(amounts), limit)
         kept = max(0, tally.free(of)) // 2 if used else 0
         setattr(tally, f"most_{of}", getattr(tally, f"booked_{of}") + used + kept)
         return _Size(used + kept, used + kept, 0, limit)
@@ -230,13 +231,15 @@ def _leases(connection: Connection, log: str, sizes: _Sizes, spent: dict[Period,
 
 
 def _granted(size: _Size, own: int, taken: int) -> int:
-    """The lease to be had where so much of the limit is taken by others: less than asked for is none more."""
+    """The lease to be had where so much of the limit is taken by others: less than asked for is none more. What there
+    is of what is wanted stays.
+    """
     if size.limit is None:
         return 0
     left = size.limit - taken
     ahead = min(_AHEAD * size.asked, max(0, left - size.wanted) // _LEFT_FOR_OTHERS)
     granted = min(size.wanted + ahead, left)
-    return granted if granted >= size.least else min(own, size.wanted)
+    return max(min(own, size.wanted), granted if granted >= size.least else 0)
 
 
 def _begin(
