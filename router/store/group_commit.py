@@ -39,7 +39,7 @@ class _Wish(NamedTuple):
     tenant: str
     at: float
     wanted: Amount
-    answer: "asyncio.Future[None]"
+    answer: "asyncio.Future[bool]"
 
 
 class _Size(NamedTuple):
@@ -86,12 +86,12 @@ class GroupCommit:
         self._news.set()
         return await answer
 
-    async def lease(self, tenant: str, at: float, wanted: Amount) -> None:
-        """Ask for a lease of so much more; there may be less, or none. Raises `StoreFailed`."""
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def lease(self, tenant: str, at: float, wanted: Amount) -> bool:
+        """Ask for a lease of so much more; False where nothing more is to be had. Raises `StoreFailed`."""
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._wishes.append(_Wish(tenant, at, wanted, answer))
         self._news.set()
-        await answer
+        return await answer
 
     def give_back(self) -> None:
         """Give back what is free of leases: all where nothing is used, or else half of it."""
@@ -125,7 +125,9 @@ class GroupCommit:
         for begin, told in zip(begins, answers, strict=True):
             _resolve(begin.answer, told)
         for wish in wishes:
-            _resolve(wish.answer, None)
+            keys = [(wish.tenant, period) for period in periods(wish.at)]
+            pairs = (pair for key in keys for pair in zip(leases[key], sizes[key], strict=True))
+            _resolve(wish.answer, all(size.limit is None or lease >= size.least for (_, lease), size in pairs))
         return closed
 
     def _note(self, leases: "_Leases", changes: Sequence[Change]) -> None:
@@ -186,6 +188,8 @@ def _write(
     spent = _locked(connection, sorted(keys))
     leases = _leases(connection, log, sizes, spent) if sizes else {}
     closed = project(connection, log, changes) if changes else set()
+    if begins and any(change.forgotten for change in changes):
+        spent = _locked(connection, sorted(keys))  # with fewer requests
     return _begin(connection, log, begins, spent) if begins else [], leases, closed
 
 
