@@ -167,7 +167,7 @@ async def test_all_is_read_at_one_moment(database: Database) -> None:
     def write(connection: Connection) -> None:
         connection.execute(USAGE_HOURS.delete())
         connection.execute(USAGE_HOURS.insert(), hourly_usage([*early, *late]))
-        connection.execute(RUNS.insert().values(run_row(run("run-2"), trace=True)))
+        connection.execute(RUNS.insert().values(run_row(run("run-2"))))
         connection.execute(CALLS.insert(), list(map(call_row, late)))
 
     def read(connection: Connection) -> UsageReport:
