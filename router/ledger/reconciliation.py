@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from functools import partial
 from typing import Literal, Protocol
 
 import aiohttp
@@ -104,9 +103,8 @@ class Reconciler:
         return [await self._compare(name, base_url) for name, base_url in self._deployments.items()]
 
     async def _compare(self, deployment: str, base_url: str | None) -> Reconciliation:
-        unknown = partial(Reconciliation, deployment, "unknown")
         if base_url is None:
-            return unknown("a provider's models have no counters that can be read")
+            return Reconciliation(deployment, "unknown", "a provider's models have no counters that can be read")
         try:
             began = await self._engines.read(base_url)
             # What is certain is read before the engine, and what is possible after it, so that calls which go on
@@ -114,12 +112,12 @@ class Reconciler:
             before = await self._ledger.since(deployment, began.start)
             engine = await self._engines.read(base_url)
         except UpstreamError as error:
-            return unknown(str(error.args[0]))
+            return Reconciliation(deployment, "unknown", str(error.args[0]))
         after = await self._ledger.since(deployment, began.start)
         if engine.start != began.start:
-            return unknown("the engine was restarted meanwhile; ask again")
+            return Reconciliation(deployment, "unknown", "the engine was restarted meanwhile; ask again")
         if not after.complete:
-            return unknown("calls since the engine's start have been deleted")
+            return Reconciliation(deployment, "unknown", "calls since the engine's start have been deleted")
         prompt = ReconciledTokens(engine.tokens.prompt, before.least.prompt, after.most.prompt)
         completion = ReconciledTokens(engine.tokens.completion, before.least.completion, after.most.completion)
         return Reconciliation(
