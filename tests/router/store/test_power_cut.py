@@ -118,8 +118,8 @@ async def _wrong(folder: Path, told: dict[str, bytes]) -> list[str]:
 
 @pytest.mark.slow
 def test_what_was_acknowledged_is_there(recorded: tuple[Path, Path]) -> None:
-    """As it was told, and counted once; nothing is left open. Half of the cuts are drawn from all moments, half from those
-    soon after a file was deleted.
+    """As it was told, and counted once; nothing is left open. Half of the cuts are drawn from all moments, half from
+    those soon after a file was deleted.
     """
     chance, noted = random.Random(SEED), list(notes(recorded[1]))
     deleted = [at for at, note in enumerate(noted, 1) if note.kind == "u"]
