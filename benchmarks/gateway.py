@@ -20,6 +20,7 @@ from typing import Any, Literal, cast
 
 import structlog
 import tomlkit
+import uvloop
 
 from benchmarks.harness import Child, child
 from router.edge.grpc.server import Server
@@ -134,7 +135,7 @@ async def on_record_s(process: Child) -> list[float]:
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     """Run `main` on the event loop that gateways run on."""
-    asyncio.run(main)
+    uvloop.run(main)
 
 
 class TimedJournal:

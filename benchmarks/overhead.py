@@ -139,7 +139,10 @@ class Bench:
 
     def _process(self, name: str) -> AbstractAsyncContextManager[Child]:
         if name in _DOUBLES:
-            return gateway(canned_config(self.folder / name, [self.base_url], self.retrieval), *_DOUBLES[name])
+            return gateway(
+                canned_config(self.folder / f"{name}-{time.time_ns()}", [self.base_url], self.retrieval),
+                *_DOUBLES[name],
+            )
         return child("benchmarks.pipelines.process", name, self.base_url, self.retrieval, str(self.folder))
 
     async def measure(self, process: Child, most: int = 1) -> Measure:

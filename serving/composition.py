@@ -38,6 +38,7 @@ from router.search.retrieval import IndexRetriever, WatchedRetriever
 from router.store import Database, LogJournal, SQLAccounts, SQLArchive, SQLUsages, SQLVersionBook
 from router.store.log import RunLog
 from router.store.reconciliation import SQLLedgerSums
+from router.store.recovery import own_log
 from router.trace import RoleName
 from router.trace.values import TopologyName
 from router.versions import GateRule, Trials, VersionRouting, Versions
@@ -109,8 +110,8 @@ async def running_gateway(
         raise BadConfig(problem)
     database = await Database.open(config.server.store)
     try:
-        assert database.log_folder is not None
-        with RunLog.open(database.log_folder) as run_log:
+        folder = config.server.log
+        with own_log(database, Path(folder) if folder else None) as run_log:
             access = Access(SQLAccounts(database), key)
             await _check_addresses(address, http, access)  # before anything slow begins
             async with (
@@ -250,7 +251,7 @@ async def _open_versions(
         log(f"versions of the executor are not in use yet: {error}")
     if (active := executors.traffic.active) != named:
         log(f"executor version {active} is active; the config names {named}, which `versions promote` would make it")
-    versions.on_change = executors.wake
+    versions.on_change = executors.refresh
     return versions, executors
 
 

@@ -21,6 +21,8 @@ class Limits:
     """Calls under way on one gRPC connection."""
     pending: int = 10_000
     """Calls that have come and that the event loop has not got to yet, on all gRPC connections."""
+    accepting_s: float = 600.0
+    """Until the event loop has got to a gRPC call; after 30 seconds, gRPC would drop it without a word."""
     connections: int = 4096
     """At a time; further ones are closed."""
     opening_s: float = 20.0
@@ -44,6 +46,7 @@ class Limits:
             # Above these, gRPC cuts off calls that have just come, at random and without a word to anybody.
             "grpc.server.max_pending_requests": self.pending,
             "grpc.server.max_pending_requests_hard_limit": self.pending,
+            "grpc.server_max_unrequested_time_in_server": int(self.accepting_s),
             "grpc.server_handshake_timeout_ms": _ms(self.opening_s),
             "grpc.http2.min_ping_interval_without_data_ms": _ms(self.ping_s),
             "grpc.keepalive_permit_without_calls": 1,

@@ -1,6 +1,7 @@
 """What is left of a request's own budget."""
 
 from collections import Counter
+from typing import Literal
 
 import msgspec
 
@@ -68,20 +69,18 @@ class Allowance:
 
     def _check(self, role: RoleName, amount: Amount, wanted: Amount) -> None:
         """`amount`: what is new. `wanted`: all that would then be taken or held."""
-        cap = self._budget.role_tokens.get(role)
-        if cap is not None and self._by_role[role] + amount.tokens > cap:
-            left = Remaining("tokens", cap - self._by_role[role])
-            raise self._exhausted(f"role_budgets: {cap} tokens for {role} do", left, amount)
-        tokens, nano_usd = self._budget.max_total_tokens, self._budget.max_nano_usd
-        if tokens is not None and wanted.tokens > tokens:
-            left = Remaining("tokens", tokens - wanted.tokens + amount.tokens)
-            raise self._exhausted(f"max_total_tokens: {tokens} tokens do", left, amount)
-        if nano_usd is not None and (wanted.nano_usd is None or wanted.nano_usd > nano_usd):
-            known = wanted.nano_usd is not None and amount.nano_usd is not None
-            rest = Remaining("nano_usd", nano_usd - (wanted.nano_usd or 0) + (amount.nano_usd or 0)) if known else None
-            raise self._exhausted(f"max_cost_nano_usd: {nano_usd / 1e9:.9f} dollars do", rest, amount)
-
-    def _exhausted(self, limit: str, left: Remaining | None, amount: Amount) -> BudgetExhausted:
-        lacking = f": {left.against(amount)}" if left else ""
-        said = f"budget.{limit} not suffice for another call{lacking}."
-        return BudgetExhausted(said, contended=self._under_way > 0, left=left)
+        budget, of_role = self._budget, self._by_role[role] + amount.tokens
+        cap, tokens, nano_usd = budget.role_tokens.get(role), budget.max_total_tokens, budget.max_nano_usd
+        limits: tuple[tuple[Literal["tokens", "nano_usd"], str, int | None, int | None], ...] = (
+            ("tokens", f"role_budgets: {cap} tokens for {role}", cap, of_role),
+            ("tokens", f"max_total_tokens: {tokens} tokens", tokens, wanted.tokens),
+            ("nano_usd", f"max_cost_nano_usd: {(nano_usd or 0) / 1e9:.9f} dollars", nano_usd, wanted.nano_usd),
+        )
+        for of, said, limit, total in limits:
+            if limit is None or (total is not None and total <= limit):
+                continue
+            new = getattr(amount, of)
+            left = None if total is None or new is None else Remaining(of, limit - total + new)
+            lacking = f": {left.against(amount)}" if left else ""
+            refusal = f"budget.{said} do not suffice for another call{lacking}."
+            raise BudgetExhausted(refusal, contended=self._under_way > 0, left=left)

@@ -4,7 +4,7 @@ What a call may cost at most is reserved before anything is spent, and what it d
 spending never exceeds its quota, and a crash leaves behind what was under way.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -113,33 +113,17 @@ class Journal(Protocol):
 
 
 class NoJournal:
-    """Agrees to everything."""
+    """Agrees to everything, and keeps nothing."""
 
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
         """Any run may begin."""
         return Admitted()
 
-    def unfinished(self, run_id: str) -> RunStart | None:
-        """Nothing can be gone on with."""
-        return None
+    async def finish(self, *_args: Any, **_named: Any) -> None:
+        """Keep nothing; any call may be made, and any amount be reserved."""
 
-    async def open(self, call: OpenedCall) -> None:
-        """Any call may be made."""
-
-    async def reserve_for_answer(self, run_id: str, amount: Amount) -> None:
-        """Anything may be kept."""
-
-    def settle(self, call: Call) -> None:
+    def settle(self, *_args: Any, **_named: Any) -> None:
         """Keep nothing."""
 
-    def turn(self, run_id: str, agent: Agent, messages: tuple[Message, ...], output: Completion) -> None:
-        """Keep nothing."""
-
-    def note(self, run_id: str, record: Searched | Decided) -> None:
-        """Keep nothing."""
-
-    def forget(self, run_id: str) -> None:
-        """Keep nothing."""
-
-    async def finish(self, run: Run) -> None:
-        """Keep nothing."""
+    open = reserve_for_answer = finish
+    unfinished = turn = note = forget = settle

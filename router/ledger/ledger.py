@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -109,14 +109,11 @@ class Attempt:
 
 
 def _outcome_of(error: Exception) -> Outcome:
-    match error:
-        case UpstreamUnavailable():
-            return "connect_error" if error.unspent else "unavailable"
-        case UpstreamRefused():
-            return "refused"
-        case UpstreamProtocolError():
-            return "protocol_error"
-    return "failed"
+    if isinstance(error, UpstreamUnavailable):
+        return "connect_error" if error.unspent else "unavailable"
+    if isinstance(error, UpstreamRefused):
+        return "refused"
+    return "protocol_error" if isinstance(error, UpstreamProtocolError) else "failed"
 
 
 class Ledger:
@@ -266,11 +263,10 @@ class Ledger:
             usages[index] = await cut.counted()
 
         try:
-            async with asyncio.timeout(within_s), asyncio.TaskGroup() as group:
-                for index, cut in enumerate(cuts):
-                    group.create_task(count(index, cut))
-        except TimeoutError:
-            pass  # what was not counted by then stays unknown
+            with suppress(TimeoutError):  # what was not counted by then stays unknown
+                async with asyncio.timeout(within_s), asyncio.TaskGroup() as group:
+                    for index, cut in enumerate(cuts):
+                        group.create_task(count(index, cut))
         finally:
             for cut, usage in zip(cuts, usages, strict=True):
                 self._settle(cut, usage)
@@ -332,7 +328,7 @@ class Ledger:
         if impossible:
             _log.warning("call.impossible_usage", call=opened.request_id, model=opened.model, told=repr(attempt.usage))
         call = Call(
-            **{field: getattr(opened, field) for field in OpenedCall.__struct_fields__},
+            **msgspec.structs.asdict(opened),
             outcome=attempt.outcome,
             usage=usage,
             nano_usd=price.cost(usage) if price and usage else None,

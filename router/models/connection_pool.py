@@ -23,7 +23,7 @@ _MOST_HEAD, _INFLATED = 64 << 10, 64 << 10
 """Bytes that may come without any of a body, and those of one that are inflated at a time."""
 _DEFLATED = 32 + zlib.MAX_WBITS
 """Either of zlib's formats."""
-_MOST_HELD, _END = 16, b"\r\n\r\n"
+_MOST_HELD, _END = 32, b"\r\n\r\n"
 _ENDS = _END, b"[DONE]\n\n\r\n"
 """What the last piece of a body in chunks ends with, and the last event of one."""
 
@@ -122,7 +122,7 @@ class ConnectionPool:
         return None
 
     def _keep(self, connection: "_Connection", target: Target) -> None:
-        if connection.open:
+        if not connection.transport.is_closing():
             loop = asyncio.get_running_loop()
             connection.since = loop.time()
             connection.kept = self._idle.setdefault((target.host, target.port, target.secure), {})
@@ -167,16 +167,14 @@ async def _addresses(target: Target) -> Sequence[AddrInfoType]:
 
 
 class _Connection(asyncio.Protocol):
-    """One call at a time."""
+    """One call at a time. Its methods are called by the event loop, and those with `on_` by the parser."""
 
     _parser: httptools.HttpResponseParser
     _ended: asyncio.Future[None]
 
     def __init__(self) -> None:
-        self.open = self.free = True
-        """Free where the reply of the last call has come to its end."""
-        self.since = 0.0
-        """When the last call was over, in the event loop's time."""
+        self.free, self.since = True, 0.0
+        """Whether the reply of the last call has come to its end; when that call was over, in the loop's time."""
         self.kept: dict[_Connection, None] = {}
         """Those among which it is kept."""
         self._reader: Reader | None = None
@@ -191,47 +189,46 @@ class _Connection(asyncio.Protocol):
         self._reader, self._run = reader, copy_context().run
         self._parser, self._headers = httptools.HttpResponseParser(self), dict[str, str]()
         self._status = self._bare = 0
-        self._begun = self._chunked = self._complete = self.free = False
+        self._begun = self._chunked = self.free = False
         self._ended = asyncio.get_running_loop().create_future()
-        self._transport.write(request)
+        self.transport.write(request)
         try:
             await self._ended
         except asyncio.CancelledError:
-            self._parse()
+            self._parse()  # what was held back counts
             raise
         finally:
             self._reader, self._patient = None, False
 
     def close(self) -> None:
         """Leave at once, upon which the engine drops what it was asked."""
-        self._closed()
-        self._transport.abort()
+        self.kept.pop(self, None)
+        self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The loop's word that it is there."""
-        self._transport = cast(asyncio.Transport, transport)
+        self.transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The loop's word that it is gone, which is the end of a reply that does not tell its length."""
-        self._closed()
+        self.kept.pop(self, None)
         self._parse()
         if self._reader:
-            open_end = self._status and not self._chunked and "content-length" not in self._headers
+            by_close = self._status and not self._chunked and "content-length" not in self._headers
             said = f"the connection was closed before the end of the reply: {error or 'EOF'}"
-            self._end(None if open_end and error is None else TransportError(said))
+            self._end(None if by_close and error is None else TransportError(said))
 
     def data_received(self, data: bytes) -> None:
-        """The loop's word of what has come; a patient reader has to wait for more, unless it may be the end."""
-        if self.free:  # nobody has asked for anything
-            self.close()
-            return
         self._held.append(data)
+        # A patient reader waits for more, unless this may be the end.
         if not self._patient or len(self._held) == _MOST_HELD or len(data) < len(_END) or data.endswith(_ENDS):
             self._parse()
 
     def _parse(self) -> None:
         """Hand on what has come."""
         if not self._held:
+            return
+        if self.free:  # nobody has asked for anything
+            self._held.clear()
+            self.close()
             return
         data, broken = b"".join(self._held), None
         self._held.clear()
@@ -246,14 +243,12 @@ class _Connection(asyncio.Protocol):
             except Exception as error:
                 self._end(error)
                 self.close()
-                return
         self._pieces.clear()
-        if self._complete:
+        if self.free:
             self._end()
-            self.free = broken is None and self._keeps
         elif self._bare > _MOST_HEAD:
             broken = httptools.HttpParserError(f"more than {_MOST_HEAD >> 10} KiB of headers")
-        if broken or (self._complete and not self.free):
+        if broken or (self.free and not self._keeps):
             self._end(broken)
             self.close()
 
@@ -274,32 +269,6 @@ class _Connection(asyncio.Protocol):
                     return
             self._patient = self._chunked and reader.patient
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """The parser's word of a header; those that follow a body are passed over."""
-        if not self._status:
-            self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
-
-    def on_headers_complete(self) -> None:
-        """The parser's word of the end of a head, perhaps of one that announces another one."""
-        status = self._parser.get_status_code()
-        if status >= 200:
-            self._status = status
-        else:
-            self._headers.clear()
-
-    def on_message_begin(self) -> None:
-        """The parser's word of another reply, which nobody has asked for."""
-        if self._complete:
-            raise ValueError("more than one reply")
-
-    def on_message_complete(self) -> None:
-        """The parser's word of the end of a reply."""
-        self._complete, self._keeps = self._status > 0, self._parser.should_keep_alive()
-
-    def _closed(self) -> None:
-        self.open = self.free = False
-        self.kept.pop(self, None)
-
     def _end(self, error: Exception | None = None) -> None:
         if self._reader and not self._ended.done():
             if error:
@@ -307,6 +276,23 @@ class _Connection(asyncio.Protocol):
             else:
                 self._ended.set_result(None)
         self._reader, self._patient = None, False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._status:  # others follow a body
+            self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        if (status := self._parser.get_status_code()) >= 200:
+            self._status = status
+        else:  # another head follows
+            self._headers.clear()
+
+    def on_message_begin(self) -> None:
+        if self.free:
+            raise ValueError("more than one reply")
+
+    def on_message_complete(self) -> None:
+        self.free, self._keeps = self._status > 0, self._parser.should_keep_alive()
 
 
 def _inflated(inflates: "zlib._Decompress", data: bytes) -> Iterator[bytes]:

@@ -1,14 +1,13 @@
 """Tenants and keys in a database."""
 
 import time
-from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, func, select
 
 from router.access import Key, Spent, Tenant
 from router.store.database import Database
-from router.store.rows import struct_of
+from router.store.rows import struct_of, structs
 from router.store.schema import KEYS, SPENDING, TENANTS
 
 
@@ -27,7 +26,8 @@ class SQLAccounts:
 
         def add(connection: Connection) -> bool:
             first = not connection.scalar(select(func.count()).select_from(KEYS))
-            if key.tenant is not None and _tenant(connection, key.tenant) is None:
+            known = connection.scalars(select(TENANTS.c.name)).all()
+            if key.tenant is not None and key.tenant not in known:
                 connection.execute(TENANTS.insert().values(msgspec.structs.asdict(Tenant(key.tenant))))
             row = {**msgspec.structs.asdict(key), "scopes": ",".join(sorted(key.scopes))}
             connection.execute(KEYS.insert().values(row))
@@ -47,39 +47,25 @@ class SQLAccounts:
 
     async def tenants(self) -> list[Tenant]:
         """See `Accounts.tenants`."""
-
-        def read(connection: Connection) -> list[Tenant]:
-            rows = connection.execute(select(TENANTS).order_by(TENANTS.c.name))
-            return [msgspec.convert(row, Tenant, from_attributes=True) for row in rows]
-
-        return await self._database.read(read, behind=True)
+        every = select(TENANTS).order_by(TENANTS.c.name)
+        return await self._database.read(lambda connection: structs(connection, Tenant, every), behind=True)
 
     async def set_tenant(self, tenant: Tenant) -> None:
         """See `Accounts.set_tenant`."""
+        row = msgspec.structs.asdict(tenant)
 
         def write(connection: Connection) -> None:
-            row = msgspec.structs.asdict(tenant)
-            if _tenant(connection, tenant.name) is None:
+            if not connection.execute(TENANTS.update().where(TENANTS.c.name == tenant.name).values(row)).rowcount:
                 connection.execute(TENANTS.insert().values(row))
-            else:
-                connection.execute(TENANTS.update().where(TENANTS.c.name == tenant.name).values(row))
 
         await self._database.write(write)
 
     async def spending(self, tenant: str) -> list[Spent]:
         """See `Accounts.spending`."""
         of_tenant = select(SPENDING).where(SPENDING.c.tenant == tenant).order_by(SPENDING.c.period.desc())
-
-        def read(connection: Connection) -> list[Spent]:
-            return [msgspec.convert(row, Spent, from_attributes=True) for row in connection.execute(of_tenant)]
-
-        return await self._database.read(read)
+        return await self._database.read(lambda connection: structs(connection, Spent, of_tenant))
 
 
 def _keys(connection: Connection) -> list[Key]:
     rows = connection.execute(select(KEYS).order_by(KEYS.c.created_at, KEYS.c.key_id))
     return [struct_of(Key, row, scopes=row["scopes"].split(",")) for row in rows.mappings()]
-
-
-def _tenant(connection: Connection, name: str) -> Any:
-    return connection.scalar(select(TENANTS.c.name).where(TENANTS.c.name == name))

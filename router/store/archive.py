@@ -44,12 +44,12 @@ class SQLArchive:
 
     async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
         """At most `size` runs, newest first. Raises `BadRequest` for a `page` that no list gave."""
-        before = _place(page) if page else None
+        before = _place(page) if page else (math.inf, "")
         return await self._database.read(partial(_list, wanted=wanted, size=size, before=before))
 
     async def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
         """All runs that have ended, with their feedback, oldest first, read in pieces; redacted ones too."""
-        after: tuple[float, str] | None = None
+        after = -math.inf, ""
         while piece := await self._database.read(partial(_piece, wanted=wanted, after=after)):
             for exported in piece:
                 yield exported
@@ -83,19 +83,15 @@ def _load(connection: Connection, run_id: str, tenant: str | None) -> Run:
     return run_of(row)
 
 
-def _list(connection: Connection, wanted: RunFilter, size: int, before: tuple[float, str] | None) -> RunPage:
-    query = select(*_LISTED).where(*_conditions(wanted))
-    if before is not None:
-        query = query.where(before > _POSITION)
+def _list(connection: Connection, wanted: RunFilter, size: int, before: tuple[float, str]) -> RunPage:
+    query = select(*_LISTED).where(*_conditions(wanted), before > _POSITION)
     rows = connection.execute(query.order_by(RUNS.c.started_at.desc(), RUNS.c.run_id.desc()).limit(size + 1)).all()
     runs = tuple(map(_summary, rows[:size]))
     return RunPage(runs, _token(runs[-1]) if len(rows) > size else "")
 
 
-def _piece(connection: Connection, wanted: RunFilter, after: tuple[float, str] | None) -> list[ExportedRun]:
-    query = select(RUNS).where(RUNS.c.status != "running", *_conditions(wanted))
-    if after is not None:
-        query = query.where(after < _POSITION)
+def _piece(connection: Connection, wanted: RunFilter, after: tuple[float, str]) -> list[ExportedRun]:
+    query = select(RUNS).where(RUNS.c.status != "running", *_conditions(wanted), after < _POSITION)
     rows = connection.execute(query.order_by(RUNS.c.started_at, RUNS.c.run_id).limit(_PIECE)).all()
     said = _feedback(connection, [row.run_id for row in rows])
     return [ExportedRun(run_of(row), said.get(row.run_id, ())) for row in rows]
@@ -135,24 +131,19 @@ def _not_found(run_id: str) -> NotFound:
 
 def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
     columns = RUNS.c
-    conditions: list[ColumnElement[bool]] = []
-    if wanted.tenant is not None:
-        conditions.append(columns.tenant == storable(wanted.tenant))
-    if wanted.kind is not None:
-        conditions.append(columns.kind == wanted.kind)
-    if wanted.kind is None or wanted.training:
-        conditions.append(columns.kind != "shadow")
-    if wanted.status == "running":
-        conditions.append(columns.status == "running")
-    elif wanted.status is not None:  # not by the index of statuses: there are too many to be sorted
-        conditions.append(columns.status.concat("") == wanted.status)
-    if wanted.start is not None:
-        conditions.append(columns.started_at >= wanted.start)
-    if wanted.end is not None:
-        conditions.append(columns.started_at < wanted.end)
-    if wanted.training:
-        conditions.append(columns.tenant.not_in(select(TENANTS.c.name).where(TENANTS.c.training == false())))
-    return conditions
+    untrained = select(TENANTS.c.name).where(TENANTS.c.training == false())
+    # Only those that run are found by the index of statuses: others are too many to be sorted.
+    status = columns.status if wanted.status == "running" else columns.status.concat("")
+    conditions = (
+        (wanted.tenant is not None, columns.tenant == storable(wanted.tenant or "")),
+        (wanted.kind is not None, columns.kind == wanted.kind),
+        (wanted.kind is None or wanted.training, columns.kind != "shadow"),
+        (wanted.status is not None, status == wanted.status),
+        (wanted.start is not None, columns.started_at >= (wanted.start or 0.0)),
+        (wanted.end is not None, columns.started_at < (wanted.end or 0.0)),
+        (wanted.training, columns.tenant.not_in(untrained)),
+    )
+    return [condition for holds, condition in conditions if holds]
 
 
 def _summary(row: Row[tuple[object, ...]]) -> RunSummary:

@@ -3,20 +3,21 @@
 import asyncio
 import os
 import sqlite3
-import stat
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, select
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
 from router.errors import BadConfig, StoreFailed
+from router.store.log import identity
 from router.store.schema import METADATA, SCHEMA, SCHEMA_NUMBER
 
 _log = structlog.get_logger("store")
@@ -25,6 +26,9 @@ WRITES: dict[str, Any] = {"writes": True}
 NOTES: dict[str, Any] = {**WRITES, "notes": True}
 """Those of one that outlasts this process, but perhaps not the machine; a later one that does takes it with it."""
 _CONNECT_S = 10
+_ALIVE = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
+"""When a connection counts as lost that nobody answers on: in seconds, and the last in milliseconds."""
+_STOPPED = "SET LOCAL idle_in_transaction_session_timeout = 2000"
 _WAIT_S = 10.0
 _OWNER_ALONE = 0o600
 """The mode of files that hold questions and answers."""
@@ -43,7 +47,7 @@ def engine_of(url: str) -> Engine:
     raise ArgumentError("neither postgresql://… nor sqlite:///FILE")
 
 
-def files_of(engine: Engine) -> tuple[Path, ...]:
+def _files_of(engine: Engine) -> tuple[Path, ...]:
     """The files that an open SQLite database consists of; none of PostgreSQL."""
     if engine.dialect.name != "sqlite":
         return ()
@@ -51,49 +55,30 @@ def files_of(engine: Engine) -> tuple[Path, ...]:
     return file, *(Path(f"{file.resolve()}{end}") for end in ("-wal", "-shm"))  # they stand where links lead
 
 
-def keep_private(files: Iterable[Path]) -> None:
-    """Take away what others than their owner may do to files, and say so; where that fails, that is said."""
-    for file in files:
-        try:
-            mode = stat.S_IMODE(file.stat().st_mode)
-            if mode != (own := mode & _OWNER_ALONE):
-                file.chmod(own)
-                _log.warning("store.made_private", file=str(file), mode=f"{own:o}", before=f"{mode:o}")
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            _log.warning("store.not_private", file=str(file), error=str(error), advice="chmod 600")
-
-
-def cannot_open(url: str, error: Exception) -> BadConfig:
+def _cannot_open(url: str, error: Exception) -> BadConfig:
     """The error for a `server.store` that cannot be opened, with what to do, and without the password in `url`."""
     try:
         address = make_url(url)
     except (ArgumentError, ValueError):
         return BadConfig("server.store: cannot open: this is no address; write sqlite:///FILE or postgresql://…")
-    shown, said = address.render_as_string(hide_password=True), str(getattr(error, "orig", None) or error).strip()
+    said = str(getattr(error, "orig", None) or error).strip()
     if address.password:
         said = said.replace(str(address.password), "***")
-    if isinstance(error, BadConfig):
-        return BadConfig(f"server.store: {shown}: {said}")
-    advice = "install rolegate[postgres]" if isinstance(error, ImportError) else "is it there, and may it be written?"
-    return BadConfig(f"server.store: cannot open {shown}: {said}; {advice}")
+    if not isinstance(error, BadConfig):
+        missing = isinstance(error, ImportError)
+        said += f"; {'install rolegate[postgres]' if missing else 'is it there, and may it be written?'}"
+    return BadConfig(f"server.store: cannot open {address.render_as_string(hide_password=True)}: {said}")
 
 
 def _postgresql(address: URL) -> Engine:
     engine = create_engine(
         address.set(drivername="postgresql+psycopg"),
         isolation_level="READ COMMITTED",  # what a lock has let through must be seen
-        connect_args={"connect_timeout": _CONNECT_S},
+        connect_args={"connect_timeout": _CONNECT_S, **_ALIVE},
         hide_parameters=True,
         pool_pre_ping=True,
     )
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        if connection.get_execution_options().get("notes"):
-            connection.exec_driver_sql("SET LOCAL synchronous_commit TO off")
-
+    event.listen(engine, "begin", _begin)
     return engine
 
 
@@ -112,29 +97,30 @@ def _sqlite(address: URL) -> Engine:
         for setting in _SETTINGS:
             connection.execute(setting)
 
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        options = connection.get_execution_options()
-        if not options.get("writes"):
-            connection.exec_driver_sql("BEGIN")
-            return
-        connection.exec_driver_sql(_NOTED if options.get("notes") else _ON_DISK)  # fixed once it has begun
-        # A writer locks before it reads, so that what it has read is still so when it writes.
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-
+    event.listen(engine, "begin", _begin)
     return engine
 
 
-def keep_journal(connection: Connection) -> None:
+def _begin(connection: Connection) -> None:
+    options = connection.get_execution_options()
+    writes, notes = options.get("writes"), options.get("notes")
+    if connection.dialect.name == "postgresql":
+        # Others wait for a writer's locks, though its process may be stopped.
+        statements = [*[_STOPPED] * bool(writes), *["SET LOCAL synchronous_commit TO off"] * bool(notes)]
+    else:  # what is synchronous is fixed once it has begun; a writer locks before it reads, so that that stays so
+        statements = [_NOTED if notes else _ON_DISK, "BEGIN IMMEDIATE"] if writes else ["BEGIN"]
+    for statement in statements:
+        connection.exec_driver_sql(statement)
+
+
+def _keep_journal(connection: Connection) -> None:
     """Switch a SQLite database to WAL, for good, and begin that; PostgreSQL has its own.
 
     While others write to a new file, SQLite refuses that at once, whatever `busy_timeout` says.
     """
     driver = connection.connection.dbapi_connection
-    if not isinstance(driver, sqlite3.Connection):
-        return
     until = time.monotonic() + _WAIT_S
-    while True:
+    while isinstance(driver, sqlite3.Connection):
         try:
             driver.execute("PRAGMA journal_mode=WAL")
             driver.execute("SELECT 1 FROM runs LIMIT 1").close()  # its files are there from now on
@@ -148,7 +134,7 @@ def keep_journal(connection: Connection) -> None:
 _LOCK = "SELECT pg_advisory_xact_lock(1919118444, 0)"
 
 
-def create_tables(connection: Connection) -> None:
+def _create_tables(connection: Connection) -> None:
     """Create the tables of an empty database, in the transaction of `connection`, one process at a time.
 
     Raises `BadConfig` where another program has been here, or a rolegate with other tables.
@@ -173,8 +159,8 @@ def create_tables(connection: Connection) -> None:
 
 _READERS = 4
 _ATTEMPTS = 5
-_LOST_TO_OTHERS = ("40001", "40P01")
-"""PostgreSQL's codes for a transaction that stood in the way of others: it has done nothing, and can be repeated."""
+_LOST_TO_OTHERS = ("40001", "40P01", "23505")
+"""PostgreSQL's codes for a transaction that others were in the way of: it has done nothing, and can be repeated."""
 FAILED = "The store does not work for now; try again."
 _LOST = (
     "The store's file was deleted or replaced while the gateway ran, so nothing can be read of it; "
@@ -190,7 +176,7 @@ class Database:
         self._engine = engine
         self._writing, self._noting = engine.execution_options(**WRITES), engine.execution_options(**NOTES)
         self._writer, self._readers = ThreadPoolExecutor(1), ThreadPoolExecutor(_READERS)
-        self._files = {file: _identity(file) for file in files_of(engine)}
+        self._files = {file: identity(file) for file in _files_of(engine)}
         self._lost = False
         self.caught_up: Callable[[], Awaitable[None]] | None = None
         """Waits until all that was acknowledged is in the database; None where nothing is written to it from a log."""
@@ -201,10 +187,18 @@ class Database:
         return cls(await asyncio.to_thread(_opened, url))
 
     @property
-    def log_folder(self) -> Path | None:
-        """The folder of the log of a SQLite file, beside it; None for PostgreSQL, whose gateways have one each."""
-        files = files_of(self._engine)
-        return Path(f"{files[0].resolve()}.log") if files else None
+    @property
+    def shared(self) -> bool:
+        """Whether several gateways may write to it; PostgreSQL."""
+        return not self._files
+
+    @property
+    def log_folder(self) -> Path:
+        """The folder of the log of a SQLite file, beside it; for PostgreSQL, that of the folders of its gateways'."""
+        if self._files:
+            return Path(f"{next(iter(self._files)).resolve()}.log")
+        address = self._engine.url.set(password=None).render_as_string()
+        return Path("~/.cache/rolegate/logs").expanduser() / sha256(address.encode()).hexdigest()[:16]
 
     async def read(self, query: Callable[[Connection], Value], *, behind: bool = False) -> Value:
         """Run `query` in one transaction; return what it reads: all that was acknowledged, unless it may be `behind`.
@@ -243,6 +237,14 @@ class Database:
             source.backup(target)
             target.execute("PRAGMA journal_mode=DELETE")  # no file beside it
 
+    def session(self) -> Any:
+        """A connection of the driver of PostgreSQL for one thread, which closes it; each statement is a transaction."""
+        pooled = self._engine.raw_connection()
+        session: Any = pooled.driver_connection
+        pooled.detach()
+        session.autocommit = True
+        return session
+
     async def close(self) -> None:
         """Finish what is being written, and disconnect."""
         await asyncio.to_thread(self._writer.shutdown)
@@ -256,25 +258,22 @@ class Database:
 
     def _write(self, change: Callable[[Connection], Value], engine: Engine) -> Value:
         self._see_files()
-        value = self._committed(change, engine)
-        self._see_files()
-        return value
-
-    def _committed(self, change: Callable[[Connection], Value], engine: Engine) -> Value:
         for attempts_left in reversed(range(_ATTEMPTS)):
             try:
                 with _driver_errors(engine), engine.begin() as connection:
-                    return change(connection)
+                    value = change(connection)
+                break
             except DBAPIError as error:
                 if not attempts_left or getattr(error.orig, "sqlstate", None) not in _LOST_TO_OTHERS:
                     raise
-        raise AssertionError
+        self._see_files()
+        return value
 
     def _see_files(self) -> None:
         """Raise `StoreFailed` where a file has been deleted or replaced since it was opened: SQLite goes on with the
         one that nobody will find. Its number is not given to another one while it is open.
         """
-        if not self._lost and (missing := [file for file, known in self._files.items() if _identity(file) != known]):
+        if not self._lost and (missing := [file for file, known in self._files.items() if identity(file) != known]):
             self._lost = True
             _log.error("store.gone", files=[str(file) for file in missing], advice="put them back, and restart")
         if self._lost:
@@ -299,30 +298,30 @@ def _driver_errors(engine: Engine) -> Iterator[None]:
         raise DBAPIError.instance(None, None, error, driver.Error, dialect=engine.dialect) from error
 
 
-def _identity(file: Path) -> tuple[int, int] | None:
-    """Device and inode, which tell a file from all others; None where there is none."""
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
 def _opened(url: str) -> Engine:
     try:
         engine = engine_of(url)
     except (SQLAlchemyError, ImportError, ValueError) as error:
-        raise cannot_open(url, error) from error
+        raise _cannot_open(url, error) from error
     try:
         with engine.execution_options(**WRITES).connect() as connection:
             with connection.begin():
-                create_tables(connection)
-            keep_journal(connection)
-        keep_private(files_of(engine))
+                _create_tables(connection)
+            _keep_journal(connection)
+        for file in _files_of(engine):
+            try:
+                file.chmod(file.stat().st_mode & _OWNER_ALONE)
+            except OSError as error:
+                _log.warning("store.not_private", file=str(file), error=str(error), advice="chmod 600")
     except (SQLAlchemyError, OSError, BadConfig) as error:
         engine.dispose()
-        raise cannot_open(url, error) from error
+        raise _cannot_open(url, error) from error
     return engine
+
+
+def unwritable(error: Exception) -> bool:
+    """Whether something of a transaction cannot be written at all."""
+    return isinstance(error.__cause__, DataError | IntegrityError | OverflowError)
 
 
 def storable(text: str) -> str:

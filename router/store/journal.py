@@ -6,28 +6,30 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import NamedTuple
+from itertools import islice, takewhile
 
 import structlog
 from msgspec.structs import replace
 from sqlalchemy import Connection, select
-from sqlalchemy.exc import DataError, IntegrityError
 
 from router.access import Tenant
 from router.amount import NOTHING, Amount
 from router.background import background_tasks, errors_logged
-from router.errors import BadRequest, RolegateError, StoreFailed
+from router.errors import BadRequest, QuotaExhausted, RolegateError, StoreFailed
 from router.ledger import RunStart
 from router.ledger.journal import Admitted, EarlierRun, Resumed
 from router.models import Completion, Message
-from router.store.database import Database, storable
+from router.store.database import Database, storable, unwritable
+from router.store.group_commit import GroupCommit
 from router.store.log import Position, RunLog, number_of, segments
+from router.store.members import LOOK_S, Members
 from router.store.projection import Change, keep_place, place_of, project
-from router.store.quotas import Quotas, Tally, periods
+from router.store.quotas import LIMITED, Quotas, Tally, periods
 from router.store.records import (
     Begun,
     Ended,
     Forgotten,
+    Named,
     Opened,
     Record,
     RecordedRun,
@@ -36,18 +38,16 @@ from router.store.records import (
     encode,
     run_key,
 )
-from router.store.recovery import SQLITE, ended_among, left_over, recover
+from router.store.recovery import SQLITE, ended_among, left_over, own_log, recover
 from router.store.rows import struct_of
 from router.store.schema import CALLS, FEEDBACK, RUNS, SPENDING, TENANTS, VERSION_TRIALS
 from router.trace import Call, Run
 from router.trace.call import OpenedCall
 from router.trace.redaction import redacted
-from router.trace.run import RunStatus
 from router.trace.turns import Agent, Decided, Searched
 from router.trace.values import AnswerWritten
 
 _log = structlog.get_logger("store")
-_REQUEST_ID_S = 86400
 _RECENT_S = 60.0
 """How long a run that has ended is known here by the client's name for it; by then the database has it."""
 _LEISURE_S = 0.2
@@ -67,19 +67,6 @@ _PIECE = 100
 """Runs deleted at once, so that nobody who writes waits for long."""
 
 
-class _Named(NamedTuple):
-    """A run by the client's name for its request."""
-
-    run_id: str
-    fingerprint: str
-    status: RunStatus
-    started_at: float
-
-    def holds(self, now: float) -> bool:
-        """Whether the name is taken."""
-        return now - self.started_at < _REQUEST_ID_S and self.status in ("running", "finished")
-
-
 class _Running(RecordedRun):
     """A run under way."""
 
@@ -94,23 +81,32 @@ class LogJournal:
     def __init__(
         self, database: Database, log: RunLog, on_cancel: Callable[[str], None], on_health: Callable[[str | None], None]
     ) -> None:
-        self._database, self._log, self._name = database, log, SQLITE
+        self._database, self._log, self._name = database, log, log.name if database.shared else SQLITE
         self._on_cancel, self._on_health = on_cancel, on_health
-        self._quotas = Quotas()
+        self._news, self._hurry, self._written = asyncio.Event(), asyncio.Event(), asyncio.Condition()
+        self._quotas = Quotas(shared=database.shared)
+        self._members = Members(database, self._name) if database.shared else None
+        """The gateways that share a PostgreSQL; None where this one is alone."""
+        self._commits: GroupCommit | None = None
+        if self._members:
+            self._commits = GroupCommit(database, self._members, self._quotas, self._name, self._news)
+        self._closed: set[str] = set()
+        """Runs that are not to be acknowledged, as others had closed them."""
         self._runs: dict[str, _Running] = {}
         self._unfinished: dict[str, RecordedRun] = {}
         """Interrupted runs that can be gone on with."""
         self._lost: list[tuple[_Running, Run]] = []
         """Runs whose end could not be written; they are to end as failed as soon as that is possible."""
-        self._named: dict[tuple[str, str], _Named] = {}
+        self._named: dict[tuple[str, str], Named] = {}
         self._recent: deque[tuple[float, Position, tuple[str, str], str]] = deque()
         """Runs that have ended, by the time and the place in the log: their names and identifiers."""
         self._changes: deque[Change] = deque()
         self._place = Position()
         """The place up to which the database has the log."""
-        self._news, self._hurry, self._written = asyncio.Event(), asyncio.Event(), asyncio.Condition()
         self._refusal: str | None = None
         """The reason why no run may begin; None where one may."""
+        self._whole = False
+        """Whether the database has all that happened, at the end."""
 
     @classmethod
     @asynccontextmanager
@@ -125,61 +121,82 @@ class LogJournal:
     ) -> AsyncIterator["LogJournal"]:
         """A journal that writes until the context is left; then the database gets what it does not have yet.
 
-        `log`: None for that beside a SQLite file. `on_cancel` gets the identifiers of runs that are to be cancelled,
+        `log`: None for that in the usual folder. `on_cancel` gets the identifiers of runs that are to be cancelled,
         perhaps more than once. `on_health` hears now and then why nothing can be written; None where it can.
         `keep_days`: since a run's start; None deletes nothing. Raises `BadConfig` and `StoreFailed`.
         """
-        if log is None:
-            assert database.log_folder is not None
-            log = RunLog.open(database.log_folder)
+        log = log or own_log(database)
         journal = cls(database, log, on_cancel, on_health)
-        whole = False
         try:
-            await journal._recover()
-            database.caught_up = journal.caught_up
-            deleting = [journal._keep_deleting(keep_days)] if keep_days is not None else []
-            async with background_tasks(journal._keep_projecting(), journal._keep_watching(), *deleting):
-                yield journal
-            with suppress(RolegateError):
-                await journal._project_rest()
-            whole = not journal._changes and not journal._runs and not journal._unfinished
+            async with journal._member():
+                await journal._recover()
+                database.caught_up = None if journal._members else journal.caught_up
+                deleting = [journal._keep_deleting(keep_days)] if keep_days is not None else []
+                async with background_tasks(journal._keep_projecting(), journal._keep_watching(), *deleting):
+                    yield journal
+                with suppress(RolegateError):
+                    await journal._project_rest()
+                    await database.write(partial(keep_place, log=journal._name, place=journal._place), behind=True)
+                    journal._whole = not journal._changes and not journal._runs and not journal._unfinished
         finally:
             database.caught_up = None
-            log.close(empty=whole)
+            log.close(empty=journal._whole)
 
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
         """Put a run on record and count it against its tenant's quotas. Raises `BudgetExhausted` and `StoreFailed`."""
         name = start.tenant, storable(start.request_id)
-        if start.request_id:
+        if self._members:
+            self._members.see_alive(begins=True)
+        if start.request_id and (self._unfinished or not self._members):  # or else it is seen to when it is written
             stored = (
                 None if name in self._named else await self._database.read(partial(_stored, name=name), behind=True)
             )
             earlier = self._named.get(name) or stored
             if earlier and earlier.holds(start.started_at):
-                return EarlierRun(earlier.run_id, earlier.status, earlier.fingerprint == start.fingerprint)
+                return earlier.told(start)
             if earlier and earlier.fingerprint == start.fingerprint:
                 start = self._resuming(start, earlier.run_id)
         before = self._unfinished.get(start.resumes)
         if start.resumes and (before is None or (why := _differs(before.start, start))):
             why = why if before else "its log is not here, or it was gone on with already"
             raise BadRequest(f"run_id {start.resumes!r}: cannot be gone on with: {why}; ask the question anew.")
+        began: Admitted | EarlierRun | None = None
+        self._unfinished.pop(start.resumes, None)
+        try:
+            began = await self._begin(start, before)
+        finally:
+            if before and not isinstance(began, Admitted):
+                self._unfinished[start.resumes] = before
+        return began
+
+    async def _begin(self, start: RunStart, before: RecordedRun | None) -> Admitted | EarlierRun:
         if self._refusal:
             raise StoreFailed(self._refusal)
         self._log.admit(len(self._runs))
         tenant = self._quotas.tenant(start.tenant)
-        self._quotas.begin(start.tenant, start.started_at, start.hold)
-        begun = Begun(replace(start, request="") if tenant.redact else start, tenant.redact)
-        run = _Running(begun, self._log.end.segment)
         try:
-            self._log.append(run.key, 0, encode(begun))
-        except StoreFailed:
+            self._quotas.begin(start.tenant, start.started_at, start.hold)
+        except QuotaExhausted as refused:
+            await self._ask_for_lease(refused, start.tenant, start.started_at, start.hold)
+            self._quotas.begin(start.tenant, start.started_at, start.hold)
+        begun = Begun(replace(start, request="") if tenant.redact else start, tenant.redact)
+        run, payload = _Running(begun, self._log.end.segment), encode(begun)
+        try:
+            if self._commits and (earlier := await self._commits.begin(run.start, run.redact)):
+                self._take_back(run)
+                return earlier
+            self._log.append(run.key, 0, payload)
+        except BaseException:
             self._take_back(run)
+            if self._commits:  # it may be on record
+                self._change(Change(run.start, run.redact, None, True, self._log.end, run.segment))
             raise
         self._runs[start.id] = run
-        if start.request_id:
-            self._named[name] = _Named(start.id, start.fingerprint, "running", start.started_at)
-        self._change(Change(run.start, run.redact, position=self._log.end, segment=run.segment))
-        self._unfinished.pop(start.resumes, None)
+        if not self._commits:
+            if start.request_id:
+                name = start.tenant, storable(start.request_id)
+                self._named[name] = Named(start.id, start.fingerprint, "running", start.started_at)
+            self._change(Change(run.start, run.redact, position=self._log.end, segment=run.segment))
         resumed = Resumed(before.start, before.turns, (*before.calls, *before.cut())) if before else None
         return Admitted(tenant.limited, tenant.redact, tenant.training, resumed)
 
@@ -190,18 +207,15 @@ class LogJournal:
 
     async def open(self, call: OpenedCall) -> None:
         """Put a call on record and reserve its worst case. Raises `BudgetExhausted` and `StoreFailed`."""
-        run = self._running(call.run_id)
-        freed = run.kept if call.role == "answer" else NOTHING
-        self._check(run, freed, call.started_at, call.reserved)
+        run, freed = await self._allowed(call.run_id, call.role == "answer", call.started_at, call.reserved)
         self._append(run, Opened(call))
         self._quotas.reserve(call.tenant, run.start.started_at, freed, sign=-1)
         self._quotas.reserve(call.tenant, call.started_at, call.reserved)
 
     async def reserve_for_answer(self, run_id: str, amount: Amount) -> None:
         """Keep `amount` for the run's answer. Raises `BudgetExhausted` and `StoreFailed`."""
-        run = self._running(run_id)
-        at, before = run.start.started_at, run.kept
-        self._check(run, before, at, amount)
+        at = self._running(run_id).start.started_at
+        run, before = await self._allowed(run_id, True, at, amount)
         self._append(run, Reserved(amount))
         self._quotas.reserve(run.start.tenant, at, before, sign=-1)
         self._quotas.reserve(run.start.tenant, at, amount)
@@ -245,7 +259,14 @@ class LogJournal:
             lost = replace(run, status="failed", error="StoreFailed", result=None, events=events)
             self._lost.append((known, lost))
             raise
-        await self._log.synced()
+        if not self._commits:
+            await self._log.synced()
+            self._news.set()
+            return
+        await self.caught_up()
+        if run.id in self._closed:
+            self._closed.remove(run.id)
+            raise StoreFailed(f"Run {run.id} was taken for dead, or cannot be written.")
 
     def calls(self, run_id: str) -> tuple[Call, ...]:
         """The calls of a run under way here that have ended by now."""
@@ -259,9 +280,10 @@ class LogJournal:
 
     async def caught_up(self) -> None:
         """Wait until the database has all that was acknowledged by now. Raises `StoreFailed`."""
-        if not self._changes:
+        ready = self._ready(len(self._changes))
+        if not ready:
             return
-        wanted = self._changes[-1].position
+        wanted = ready[-1].position
         self._hurry.set()
         try:
             async with asyncio.timeout(_READING_S), self._written:
@@ -282,6 +304,31 @@ class LogJournal:
         if (run := self._runs.get(run_id)) is None:
             raise StoreFailed(f"Run {run_id} is not running any more.")
         return run
+
+    async def _allowed(self, run_id: str, answers: bool, at: float, wanted: Amount) -> tuple[_Running, Amount]:
+        """The run, and what it frees where it `answers`, once it may reserve `wanted`. Raises `BudgetExhausted` and
+        `StoreFailed`.
+        """
+        if self._members:
+            self._members.see_alive()
+        run = self._running(run_id)
+        freed = run.kept if answers else NOTHING
+        try:
+            self._check(run, freed, at, wanted)
+        except QuotaExhausted as refused:
+            known = freed if periods(at) == periods(run.start.started_at) else NOTHING
+            lacking = (max(0, (getattr(wanted, of) or 0) - (getattr(known, of) or 0)) for of in LIMITED)
+            await self._ask_for_lease(refused, run.start.tenant, at, Amount(*lacking))
+            run = self._running(run_id)
+            freed = run.kept if answers else NOTHING
+            self._check(run, freed, at, wanted)
+        return run, freed
+
+    async def _ask_for_lease(self, refused: QuotaExhausted, tenant: str, at: float, lacking: Amount) -> None:
+        """Ask for more where others may have what is left; else raise the refusal again, or `StoreFailed`."""
+        if self._commits is None or not refused.contended:
+            raise refused
+        await self._commits.lease(tenant, at, lacking)
 
     def _check(self, run: _Running, freed: Amount, at: float, wanted: Amount) -> None:
         """Raise what `Quotas.check` raises where `wanted` is too much even if what is kept, `freed`, is free again."""
@@ -323,6 +370,41 @@ class LogJournal:
         self._changes.append(change)
         self._news.set()
 
+    @asynccontextmanager
+    async def _member(self) -> AsyncIterator[None]:
+        """Be one of the gateways that share the database, where it is shared."""
+        if self._members is None:
+            yield
+            return
+        try:
+            await self._members.join()
+            async with background_tasks(self._keep_member(self._members)):
+                yield
+        finally:
+            with suppress(RolegateError):
+                await self._members.leave(whole=self._whole)
+
+    async def _keep_member(self, members: Members) -> None:
+        """Stay one, for ever; where others took this gateway for dead, its runs fail, and it begins anew."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            with errors_logged(_log, "store.no_member"):
+                if not await members.look():
+                    for run in [*self._runs.values()]:
+                        self._give_up(run)
+                    await members.join()
+
+    def _give_up(self, run: _Running) -> None:
+        """Let a run fail that others have closed."""
+        closed = run.interrupted()
+        for call in [*run.cut()]:
+            self.settle(call)
+        try:
+            self._end(run, closed)
+        except StoreFailed:
+            self._lost.append((run, closed))
+        self._on_cancel(closed.id)
+
     async def _recover(self) -> None:
         """Read what the last gateway has left, and close its runs."""
         fold = await recover(self._database, self._log.folder, self._name)
@@ -347,7 +429,10 @@ class LogJournal:
             await self._database.write(partial(project, log=self._name, changes=changes[first : first + _MOST]))
         self._place = self._log.end
         await self._read_settings()
-        self._quotas.tallies = await self._database.read(_spent)
+        if self._members:
+            await self._members.book_leases(whole=fold.whole)
+        else:
+            self._quotas.tallies = await self._database.read(_spent)
         await self._delete_segments()
 
     async def _read_settings(self) -> None:
@@ -358,7 +443,7 @@ class LogJournal:
         while True:
             await self._news.wait()
             with suppress(TimeoutError):
-                async with asyncio.timeout(_LEISURE_S):
+                async with asyncio.timeout(0 if self._commits else _LEISURE_S):
                     await self._hurry.wait()
             with errors_logged(_log, "store.behind"):
                 await self._project_rest()
@@ -368,26 +453,44 @@ class LogJournal:
     async def _project_rest(self) -> None:
         """Write all changes that wait. Raises `StoreFailed`."""
         self._hurry.clear()
-        while self._changes:
-            batch = [self._changes[at] for at in range(min(_MOST, len(self._changes)))]
+        while (batch := self._ready(_MOST)) or (self._commits and self._commits.waiting):
             await self._project(batch)
             for _ in batch:
                 self._changes.popleft()
-            self._place = batch[-1].position
+            self._place = max([self._place, *(change.position for change in batch[-1:])])
             async with self._written:
                 self._written.notify_all()
         self._news.clear()
         await self._delete_segments()
 
+    def _ready(self, most: int) -> list[Change]:
+        """The first changes that wait for the database, at most so many: ends only once they are on disk, so that
+        nobody reads what may be lost.
+        """
+
+        def ready(one: Change) -> bool:
+            return one.run is None or self._commits is not None or one.position <= self._log.durable
+
+        return list(takewhile(ready, islice(self._changes, most)))
+
     async def _project(self, batch: list[Change]) -> None:
         """Write changes in one transaction; one of them that cannot be written at all keeps no others from it."""
         try:
-            await self._database.write(partial(project, log=self._name, changes=batch), on_disk=False, behind=True)
+            if self._commits:
+                self._closed |= await self._commits.commit(batch)
+            else:
+                work = partial(project, log=self._name, changes=batch)
+                await self._database.write(work, on_disk=False, behind=True)
         except StoreFailed as error:
-            if not isinstance(error.__cause__, DataError | IntegrityError | OverflowError):
+            if not unwritable(error):
                 raise
             if len(batch) == 1:
-                _log.error("store.refused", run_id=batch[0].start.id, error=type(error.__cause__).__name__)
+                change, why = batch[0], type(error.__cause__).__name__
+                _log.error("store.refused", run_id=change.start.id, error=why)
+                self._closed.add(change.start.id)
+                if change.run and (change.run.calls or change.run.events):
+                    bare = replace(change.run, status="failed", error=why, result=None, calls=(), events=())
+                    await self._project([change._replace(run=bare)])
                 return
             for change in batch:
                 await self._project([change])
@@ -409,10 +512,13 @@ class LogJournal:
             for known, run in self._lost:
                 with suppress(StoreFailed):
                     self._end(known, run)
+                    await self._log.synced()
             self._lost = [(known, run) for known, run in self._lost if run.id in self._runs]
             self._forget_old()
             self._log.rotate()
             why = self._log.watch()
+            if self._commits:
+                self._commits.give_back()
             try:
                 async with asyncio.timeout(_DATABASE_TIMEOUT_S):
                     await self._read_settings()
@@ -458,12 +564,12 @@ def _differs(before: RunStart, now: RunStart) -> str:
     return f"since it began, there is another {' and '.join(names)}" if names else ""
 
 
-def _stored(connection: Connection, name: tuple[str, str]) -> _Named | None:
+def _stored(connection: Connection, name: tuple[str, str]) -> Named | None:
     """The run that has a client's name for a request."""
     columns = RUNS.c.run_id, RUNS.c.fingerprint, RUNS.c.status, RUNS.c.started_at
     wanted = select(*columns).where(RUNS.c.tenant == name[0], RUNS.c.request_id == name[1])
     row = connection.execute(wanted).one_or_none()
-    return _Named(*row) if row else None
+    return Named(*row) if row else None
 
 
 def _tenants(connection: Connection) -> dict[str, Tenant]:

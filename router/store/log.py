@@ -95,25 +95,22 @@ class Segment:
 def read_segment(path: Path) -> Segment:
     """Read a segment. Raises `OSError`."""
     segment, data = Segment(number_of(path), path), path.read_bytes()
-    salted, at = bytes.fromhex(path.stem.split("-")[1]), 0
-    while (found := data.find(salted, at)) != -1:
-        start = found
-        while start != -1 and (frame := _frame(data, start, salted, segment.number)) is None:
-            start = data.find(salted, start + 1)
-        if start == -1:
-            break
-        assert frame is not None
+    salt, at, start = bytes.fromhex(path.stem.split("-")[1]), 0, 0
+    while (start := data.find(salt, start)) != -1:
+        if (frame := _frame(data, start, salt, segment.number)) is None:
+            start += 1
+            continue
         if start > at:
             segment.holes.append((at, start))
-        at = frame.end.offset
-        if frame.run == NOBODY:
-            (place,) = _SYNCED.unpack(frame.payload)
-            if frame.number == _LAST:
-                segment.whole = place
-            else:
-                segment.synced = max(segment.synced, place)
-        else:
+        at = start = frame.end.offset
+        if frame.run != NOBODY:
             segment.frames.append(frame)
+            continue
+        (place,) = _SYNCED.unpack(frame.payload)
+        if frame.number == _LAST:
+            segment.whole = place
+        else:
+            segment.synced = max(segment.synced, place)
     if at < len(data):
         segment.holes.append((at, len(data)))
     return segment
@@ -121,14 +118,11 @@ def read_segment(path: Path) -> Segment:
 
 def _frame(data: bytes, start: int, salt: bytes, segment: int) -> Frame | None:
     """The frame that begins there; None where none does."""
-    if len(data) - start < _HEADER.size:
+    if (begins := start + _HEADER.size) > len(data):
         return None
     _, length, checksum, run, number = _HEADER.unpack_from(data, start)
-    end = start + _HEADER.size + length
-    if end > len(data):
-        return None
-    payload = data[start + _HEADER.size : end]
-    if checksum != _checksum(salt, length, run, number, payload):
+    payload, end = data[begins : begins + length], begins + length
+    if end > len(data) or checksum != _checksum(salt, length, run, number, payload):
         return None
     return Frame(run, number, payload, Position(segment, end))
 
@@ -161,6 +155,8 @@ class RunLog:
         self._number = number_of(last[-1]) if last else 0
         self._file, self._path, self._offset, self._room = -1, folder, 0, 0
         self._salt, self._begun = b"", 0.0
+        self.durable = Position()
+        """The place up to which it is on disk."""
         self._buffer: list[bytes] = []
         """Frames that wait to be written."""
         self._flushing = False
@@ -181,13 +177,18 @@ class RunLog:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             log = cls(folder, lock)
             log.tell("")
-        except BlockingIOError:
+        except OSError as error:
             os.close(lock)
-            raise _in_use(folder) from None
-        except BaseException:
-            os.close(lock)
-            raise
+            raise _in_use(folder) if isinstance(error, BlockingIOError) else error from None
         return log
+
+    @property
+    def name(self) -> str:
+        """The name of the log among those of other folders; made when it is first asked for."""
+        file = self.folder / "name"
+        if not file.exists():
+            file.write_text(secrets.token_hex(8), "ascii")
+        return file.read_text("ascii")
 
     def tell(self, address: str) -> None:
         """Say where the owner is to be asked."""
@@ -203,7 +204,7 @@ class RunLog:
     def start(self, *, after: int = 0) -> None:
         """Begin a segment, with a number above `after`, too. Raises `OSError` and `StoreFailed`."""
         if self._file != -1:
-            self.append(NOBODY, _LAST, _SYNCED.pack(self._offset))
+            self.append(NOBODY, _LAST, _SYNCED.pack(self.end.offset))
         number, salt = max(self._number, after) + 1, secrets.token_bytes(4)
         path = self.folder / f"{number:08}-{salt.hex()}.log"
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -228,12 +229,7 @@ class RunLog:
         """See to it that there is room for another run beside so many. Raises `StoreFailed`."""
         self._see_open()
         self.rotate()
-        wanted = self._offset + _KEPT + _KEPT_A_RUN * (running + 1)
-        if wanted > self._room:
-            try:
-                self._extend(wanted)
-            except OSError as error:
-                raise StoreFailed(_full(error, self.folder)) from error
+        self._see_room(self._offset + _KEPT + _KEPT_A_RUN * (running + 1))
 
     def append(self, run: int, number: int, payload: bytes, *, later: bool = False) -> None:
         """Write a record. `later`: with the next one that is not for later, or at the end of the event loop's turn; one
@@ -264,9 +260,8 @@ class RunLog:
             return
         data = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
         end = self._offset + len(data)
+        self._see_room(end)
         try:
-            if end > self._room:
-                self._extend(end)
             written = os.pwrite(self._file, data, self._offset)
         except OSError as error:
             raise StoreFailed(_full(error, self.folder)) from error
@@ -293,7 +288,7 @@ class RunLog:
         if self.failed:
             return self.failed
         for file, path in ((self._lock, self.folder / "owner"), (self._file, self._path)):
-            if _identity(file) != _identity(path):
+            if identity(file) != identity(path):
                 self.failed = (
                     f"{path} was deleted or replaced while the gateway ran, so nothing is acknowledged any more"
                 )
@@ -339,14 +334,19 @@ class RunLog:
         if self.failed:
             raise StoreFailed(self.failed)
 
-    def _extend(self, wanted: int) -> None:
-        room = -(-wanted // _STEP) * _STEP
-        try:
-            os.posix_fallocate(self._file, 0, room)
-        except OSError:
-            os.posix_fallocate(self._file, 0, wanted)
-            room = wanted
-        self._room = room
+    def _see_room(self, wanted: int) -> None:
+        """Take room from the disk up to that byte, and some more where there is some. Raises `StoreFailed`."""
+        if wanted <= self._room:
+            return
+        for room in -(-wanted // _STEP) * _STEP, wanted:
+            try:
+                os.posix_fallocate(self._file, 0, room)
+            except OSError as error:
+                if room == wanted:
+                    raise StoreFailed(_full(error, self.folder)) from error
+            else:
+                self._room = room
+                return
 
     def _cut_back(self) -> None:
         """Undo a write that was not whole. Raises `StoreFailed`."""
@@ -371,7 +371,9 @@ class RunLog:
             if error := work.exception():
                 self.failed = f"The log {self.folder} could not be put on disk ({error}); nothing is acknowledged."
                 _log.error("log.not_synced", error=str(error), advice="see to the disk, and restart the gateway")
-            elif not self.failed and number == self._number:  # a later one says it of a segment that has ended
+            else:
+                self.durable = Position(number, end)
+            if not self.failed and number == self._number:  # a later one says it of a segment that has ended
                 with suppress(StoreFailed):
                     self.append(NOBODY, 0, _SYNCED.pack(end), later=True)
             for future in (*waiting, *(self._waiting if self.failed else ())):
@@ -406,7 +408,8 @@ def _in_use(folder: Path) -> StoreInUse:
     return StoreInUse(f"server.store: is in use by another process ({folder}); name another store.", address="")
 
 
-def _identity(file: int | Path) -> tuple[int, int] | None:
+def identity(file: int | Path) -> tuple[int, int] | None:
+    """Device and inode, which tell a file from all others; None where there is none."""
     try:
         found = file.stat() if isinstance(file, Path) else os.fstat(file)
     except OSError:
@@ -423,8 +426,7 @@ def _full(error: OSError, folder: Path) -> str:
 def read_all(folder: Path) -> Iterator[Segment]:
     """Every segment, oldest first. Raises `OSError`."""
     earlier: Segment | None = None
-    for path in segments(folder):
-        segment = read_segment(path)
+    for segment in map(read_segment, segments(folder)):
         if earlier:
             if segment.synced:  # by then, so was the one before
                 earlier.synced = max(earlier.synced, earlier.whole)

@@ -4,12 +4,12 @@ So sums count every run exactly once, whatever is killed in between: what a batc
 Statements go straight to the driver, as SQLAlchemy's part would take several times as long as the database's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cache
 from typing import Any, NamedTuple
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 from sqlalchemy import (
     Column,
     ColumnElement,
@@ -30,10 +30,11 @@ from router.store.database import storable
 from router.store.log import Position
 from router.store.quotas import Period, Tally, add_spent, periods
 from router.store.rows import call_row, trace_of
-from router.store.schema import CALLS, LOGS, RUNS, SPENDING, USAGE_HOURS
+from router.store.schema import CALLS, LEASES, LOGS, RUNS, SPENDING, USAGE_HOURS
 from router.store.usage import hourly_usage
 from router.trace import Run, Trajectory
 from router.trace.redaction import redacted
+from router.trace.values import AnswerWritten
 
 Row = dict[str, Any]
 
@@ -52,14 +53,49 @@ class Change(NamedTuple):
     """The number of the segment in which the run began."""
 
 
-def project(connection: Connection, log: str, changes: Sequence[Change]) -> None:
+def project(connection: Connection, log: str, changes: Sequence[Change]) -> set[str]:
     """Write changes, in the transaction of `connection`, and that the log was read up to the last one's place; none
-    that were written before.
+    that were written before. The runs that others had closed meanwhile: these stay as they are, but for their calls.
     """
-    place = place_of(connection, log)
-    changes = [change for change in changes if change.position > place]
-    if not changes:
-        return
+    place, last, closed = place_of(connection, log), changes[-1].position, set[str]()
+    if connection.dialect.name == "postgresql":
+        changes = list(_as_they_stand(connection, changes, place, closed))
+    else:
+        changes = [change for change in changes if change.position > place]
+    if changes:
+        write(connection, log, changes)
+    if last > place:
+        keep_place(connection, log, last)
+    return closed
+
+
+def _as_they_stand(
+    connection: Connection, changes: Sequence[Change], place: Position, closed: set[str]
+) -> Iterator[Change]:
+    """Changes of runs that were put on record before they began, as far as nobody else has taken them for dead."""
+    ids = [change.start.id for change in changes]
+    wanted = select(RUNS.c.run_id, RUNS.c.status, RUNS.c.request_id).where(RUNS.c.run_id.in_(ids)).with_for_update()
+    rows = {row.run_id: row for row in connection.execute(wanted)}
+    for change in changes:
+        row, run = rows.get(change.start.id), change.run
+        if change.forgotten and row and row.status == "running":
+            yield change
+        if run is None:
+            continue
+        if row is None or row.status not in ("running", run.status):
+            closed.add(run.id)
+            events = tuple(event for event in run.events if not isinstance(event, AnswerWritten))
+            run = replace(run, status="interrupted", error="", result=None, events=events)
+        if change.position > place:
+            name = row.request_id if row else None
+            yield change._replace(start=replace(change.start, request_id=name or ""), run=run)
+
+
+def write(connection: Connection, log: str, changes: Sequence[Change]) -> None:
+    """Write changes, in the transaction of `connection`. A run counts when it has ended; on PostgreSQL, where it is on
+    record before, when it begins.
+    """
+    counts_first = connection.dialect.name == "postgresql"
     rows: dict[str, Row] = {}
     owners: dict[tuple[str, str], str] = {}
     runs: list[Run] = []
@@ -67,6 +103,9 @@ def project(connection: Connection, log: str, changes: Sequence[Change]) -> None
     forgotten: list[Row] = []
     for change in changes:
         start, run = change.start, change.run
+        if counts_first == (run is None):
+            for period in periods(start.started_at):
+                spent.setdefault((start.tenant, period), Tally()).requests += -1 if change.forgotten else 1
         if change.forgotten:
             rows.pop(start.id, None)
             forgotten.append({"_run_id": start.id})
@@ -77,8 +116,6 @@ def project(connection: Connection, log: str, changes: Sequence[Change]) -> None
             continue
         owners.setdefault((start.tenant, storable(start.request_id)), start.id)
         runs.append(run)
-        for period in periods(start.started_at):
-            spent.setdefault((start.tenant, period), Tally()).requests += 1
     for run_id, row in rows.items():
         if owners.get((row["tenant"], row["request_id"]), run_id) != run_id:
             row["request_id"] = None
@@ -97,11 +134,28 @@ def project(connection: Connection, log: str, changes: Sequence[Change]) -> None
             (_put(CALLS, dialect.name), list(map(call_row, calls))),
             (_adding(USAGE_HOURS, dialect.name), hourly_usage(calls)),
             (_adding(SPENDING, dialect.name), _spent_rows(spent)),
+            (_SPEND_LEASE, _lease_rows(spent, log) if counts_first else []),
             (_FORGET, forgotten),
         ):
             if values:
                 cursor.executemany(_text(statement, dialect, tuple(values[0])), values)
-    keep_place(connection, log, changes[-1].position)
+
+
+def put_leases(connection: Connection, log: str, leases: Mapping[Period, Sequence[int]]) -> None:
+    """Write what the gateway of a log may spend, in tokens and money; nothing leaves no row."""
+    rows = [{**dict(zip(_LEASE, (*key, log, *lease), strict=True))} for key, lease in leases.items()]
+    with closing(connection.connection.cursor()) as cursor:
+        cursor.executemany(_text(_put(LEASES, "postgresql"), connection.dialect, tuple(_LEASE)), rows)
+    connection.execute(LEASES.delete().where(LEASES.c.log == log, LEASES.c.tokens == 0, LEASES.c.nano_usd == 0))
+
+
+def changed(changes: Sequence[Change]) -> Iterator[Period]:
+    """The sums that changes add to."""
+    for change in changes:
+        calls = change.run.calls if change.run else ()
+        for at in {change.start.started_at, *(call.started_at for call in calls)}:
+            for period in periods(at):
+                yield change.start.tenant, period
 
 
 def place_of(connection: Connection, log: str) -> Position:
@@ -150,6 +204,20 @@ def _spent_rows(spent: dict[Period, Tally]) -> list[Row]:
     return [{name: row[name] for name in columns} for row in rows]
 
 
+def _lease_rows(spent: dict[Period, Tally], log: str) -> list[Row]:
+    return [
+        {"_tenant": tenant, "_period": period, "_log": log, "_tokens": sums.tokens, "_nano_usd": sums.nano_usd}
+        for (tenant, period), sums in spent.items()
+        if sums.tokens or sums.nano_usd
+    ]
+
+
+_LEASE = LEASES.c.keys()
+_OF_LEASE = (LEASES.c[name] == bindparam(f"_{name}") for name in ("tenant", "period", "log"))
+_REST = {
+    name: func.greatest(literal_column("0"), LEASES.c[name] - bindparam(f"_{name}")) for name in ("tokens", "nano_usd")
+}
+_SPEND_LEASE = LEASES.update().where(*_OF_LEASE).values(_REST)
 _NAMED = (RUNS.c.tenant == bindparam("_tenant")) & (RUNS.c.request_id == bindparam("_request_id"))
 _RELEASE = RUNS.update().where(_NAMED, RUNS.c.run_id != bindparam("_run_id")).values(request_id=null())
 """A run that has a client's name for a request takes it from the one that had it before."""

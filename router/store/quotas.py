@@ -1,7 +1,8 @@
 """Quotas: what tenants have spent and reserved in a day and in a month (UTC), against what they may.
 
 A gateway that has a database to itself knows all that is spent. Where several share one, each has leases: parts of what
-is left, which it may spend without asking.
+is left, which it may spend without asking. What the database has as spent and all leases together are never more than a
+limit; so whatever becomes of a gateway, and of its transactions, what it has reserved counts.
 """
 
 from collections import Counter
@@ -23,25 +24,47 @@ _SOON_S = 1.0
 Period = tuple[str, str]
 """A tenant and a day or a month, as 2026-11-21 or 2026-11."""
 Unit = Literal["day", "month"]
-_LIMITED: tuple[Literal["tokens", "nano_usd"], ...] = ("tokens", "nano_usd")
+LIMITED: tuple[Literal["tokens", "nano_usd"], ...] = ("tokens", "nano_usd")
 MOST = 2 * 10**16
 """No limit may be higher, so that sums of what is spent stay far below what databases hold: twenty million dollars."""
 
 
 class Tally(msgspec.Struct):
-    """The sums of one tenant and one period."""
+    """The sums of one tenant and one period. Where gateways share quotas: of what of them the database has, and what
+    they may come to with what is reserved, by this gateway's lease.
+    """
 
     requests: int = 0
     tokens: int = 0
     nano_usd: int = 0
     reserved_tokens: int = 0
     reserved_nano_usd: int = 0
+    booked_tokens: int = 0
+    booked_nano_usd: int = 0
+    most_tokens: int = 0
+    most_nano_usd: int = 0
+
+    def used(self, of: str) -> int:
+        """The part of the lease that is reserved, or spent and not in the database."""
+        return int(getattr(self, of) - getattr(self, f"booked_{of}") + getattr(self, f"reserved_{of}"))
+
+    def free(self, of: str) -> int:
+        """The part of the lease that is neither."""
+        return int(getattr(self, f"most_{of}") - getattr(self, of) - getattr(self, f"reserved_{of}"))
+
+    def lease(self, of: str, spent: int, lease: int) -> None:
+        """Note what a transaction has read as spent, and what it has left as the lease."""
+        news = spent - getattr(self, f"booked_{of}")
+        for name, value in ((of, getattr(self, of) + news), (f"booked_{of}", spent), (f"most_{of}", spent + lease)):
+            setattr(self, name, value)
 
 
 class Quotas:
     """The sums of all tenants, as far as this gateway knows them, and what it may add to them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shared: bool = False) -> None:
+        """`shared`: by several gateways, so that nothing is spent without a lease, and runs are not counted here."""
+        self._shared = shared
         self.tenants: Mapping[str, Tenant] = {}
         self.tallies: dict[Period, Tally] = {}
         self.in_flight: Counter[str] = Counter()
@@ -55,18 +78,10 @@ class Quotas:
         """Count one more run, and reserve what it keeps for its answer. Raises `BudgetExhausted`; then it is not
         counted.
         """
-        tenant, running = self.tenant(name), self.in_flight[name]
+        tenant = self.tenant(name)
         self.check(tenant, at, kept)
-        if tenant.runs_in_flight is not None and running >= tenant.runs_in_flight:
-            raise QuotaExhausted(
-                f"tenant {name}: {running} runs are in flight, and runs_in_flight is {tenant.runs_in_flight}; "
-                "wait until one of them has ended.",
-                retry_after_s=_SOON_S,
-            )
-        for period, unit in _periods(at):
-            limit = getattr(tenant, f"requests_per_{unit}")
-            if limit is not None and self.tally(name, period).requests >= limit:
-                raise _exhausted(tenant, f"requests_per_{unit} is {limit}", unit, at)
+        if not self._shared:
+            see_counts(tenant, at, self.in_flight[name], self.tallies)
         for period in periods(at):
             self.tally(name, period).requests += 1
         self.in_flight[name] += 1
@@ -81,7 +96,7 @@ class Quotas:
             return
         for period, unit in _periods(at):
             tally = self.tally(tenant.name, period)
-            for of in _LIMITED:
+            for of in LIMITED:
                 name = f"{of}_per_{unit}"
                 limit: int | None = getattr(tenant, name)
                 if limit is None:
@@ -92,9 +107,10 @@ class Quotas:
                         "call's model is not known; give it in [prices] of the config, or limit tokens instead."
                     )
                 left = limit - getattr(tally, of)
-                now, alone = (
-                    Remaining(of, left - taken) for taken in (getattr(tally, f"reserved_{of}"), getattr(kept, of) or 0)
-                )
+                now = Remaining(of, left - getattr(tally, f"reserved_{of}"))
+                if self._shared:
+                    now = Remaining(of, min(now.count, tally.free(of)))
+                alone = Remaining(of, left - (getattr(kept, of) or 0))
                 if not now.holds(amount):
                     contended = alone.holds(amount)
                     said = f"{name} is {limit}"
@@ -125,6 +141,26 @@ class Quotas:
         if found is None:
             found = self.tallies[name, period] = Tally()
         return found
+
+
+def see_counts(tenant: Tenant, at: float, running: int, tallies: Mapping[Period, Tally]) -> None:
+    """Raise `QuotaExhausted` where one more run is too much beside so many that are in flight, and those asked for."""
+    if tenant.runs_in_flight is not None and running >= tenant.runs_in_flight:
+        raise QuotaExhausted(
+            f"tenant {tenant.name}: {running} runs are in flight, and runs_in_flight is {tenant.runs_in_flight}; "
+            "wait until one of them has ended.",
+            retry_after_s=_SOON_S,
+        )
+    for period, unit in _periods(at):
+        limit = getattr(tenant, f"requests_per_{unit}")
+        if limit is not None and tallies.get((tenant.name, period), Tally()).requests >= limit:
+            raise _exhausted(tenant, f"requests_per_{unit} is {limit}", unit, at)
+
+
+def limit_of(tenant: Tenant, of: str, period: str) -> int | None:
+    """The most that may be spent of it in a period."""
+    limit: int | None = getattr(tenant, f"{of}_per_{'day' if len(period) > len('2026-11') else 'month'}")
+    return limit
 
 
 def add_spent(tallies: dict[Period, Tally], calls: Iterable[Call]) -> None:

@@ -2,17 +2,22 @@
 
 from collections.abc import Iterator
 from hashlib import blake2b
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import asdict, replace
 
 from router.amount import NOTHING, Amount
 from router.ledger import RunStart
+from router.ledger.journal import EarlierRun
 from router.models import Usage
 from router.store.log import Position
 from router.trace import Call, Run
 from router.trace.call import OpenedCall, Outcome
+from router.trace.run import RunStatus
 from router.trace.turns import Decided, Searched, Turn, Turns
+
+_REQUEST_ID_S = 86400
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag=10):
@@ -71,6 +76,23 @@ def run_key(run_id: str) -> int:
     return int.from_bytes(blake2b(run_id.encode(), digest_size=8).digest()) or 1
 
 
+class Named(NamedTuple):
+    """A run by the client's name for its request."""
+
+    run_id: str
+    fingerprint: str
+    status: RunStatus
+    started_at: float
+
+    def holds(self, now: float) -> bool:
+        """Whether the name is taken."""
+        return now - self.started_at < _REQUEST_ID_S and self.status in ("running", "finished")
+
+    def told(self, start: RunStart) -> EarlierRun:
+        """The answer to the one that asks for it now."""
+        return EarlierRun(self.run_id, self.status, self.fingerprint == start.fingerprint)
+
+
 class RecordedRun:
     """A run as its records tell it."""
 
@@ -121,30 +143,22 @@ class RecordedRun:
             case Turn() | Searched() | Decided():
                 self.turns.apply(record)
 
+    @property
+    def damage(self) -> str:
+        """In words; empty for none."""
+        return f"damaged: {self.gaps} or more of its records are lost" if self.gaps else ""
+
     def ended(self, run: Run) -> Run:
         """The whole run, from that of its last record."""
-        error = run.error or (f"damaged: {self.gaps} or more of its records are lost" if self.gaps else "")
-        return replace(self.turns.within(run), calls=(*self.calls, *self.cut()), error=error)
+        return replace(self.turns.within(run), calls=(*self.calls, *self.cut()), error=run.error or self.damage)
 
     def interrupted(self) -> Run:
         """The run as it is closed where no record tells its end: calls in flight are charged with their worst case."""
-        calls, start = (*self.calls, *self.cut()), self.start
-        ended_at = max((call.started_at + call.duration_s for call in calls), default=start.started_at)
-        return Run(
-            id=start.id,
-            kind=start.kind,
-            request=start.request,
-            status="interrupted",
-            error=f"damaged: {self.gaps} or more of its records are lost" if self.gaps else "",
-            result=None,
-            settings={},
-            calls=calls,
-            started_at=start.started_at,
-            duration_s=max(0.0, ended_at - start.started_at),
-            tenant=start.tenant,
-            request_id=start.request_id,
-            redacted=self.redact,
-        )
+        calls, begun = (*self.calls, *self.cut()), self.start.started_at
+        ended_at = max((call.started_at + call.duration_s for call in calls), default=begun)
+        known = {name: value for name, value in asdict(self.start).items() if name in Run.__struct_fields__}
+        known |= {"calls": calls, "duration_s": max(0.0, ended_at - begun), "redacted": self.redact}
+        return Run(**known, status="interrupted", error=self.damage, result=None, settings={})
 
     def cut(self) -> Iterator[Call]:
         """Its open calls as they end where nobody knows how they went."""

@@ -3,13 +3,14 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import msgspec
 import structlog
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, exists, select
 
 from router.errors import BadConfig, StoreFailed, StoreInUse
 from router.ledger import RunStart
@@ -18,7 +19,7 @@ from router.store.log import Frame, Position, RunLog, Segment, read_all, segment
 from router.store.projection import Change, place_of, project
 from router.store.records import Begun, Ended, Forgotten, Opened, Record, RecordedRun, decode
 from router.store.rows import struct_of
-from router.store.schema import RUNS
+from router.store.schema import CALLS, RUNS, TENANTS
 
 _log = structlog.get_logger("store")
 _PIECE = 256
@@ -30,6 +31,8 @@ class Fold:
     """The runs of a log, as its frames come."""
 
     def __init__(self) -> None:
+        self.whole = True
+        """Whether all of the log could be read that was on disk."""
         self.running: dict[int, RecordedRun] = {}
         """Those that have not ended, by their keys."""
         self.interrupted: dict[str, RecordedRun] = {}
@@ -66,6 +69,7 @@ class Fold:
         """Note, behind its frames, that a part of a segment which was on disk cannot be read: whoever is running and
         has no records behind that may have lost some.
         """
+        self.whole = False
         for start, _ in segment.holes:
             for run in self.running.values():
                 if start < segment.synced and run.end <= (segment.number, start):
@@ -127,21 +131,36 @@ async def _pieces(folder: Path, fold: Fold, place: Position) -> AsyncIterator[li
 
 
 def ended_among(connection: Connection, run_ids: list[str]) -> set[str]:
-    """The runs that have ended by the database, of some."""
-    return set(connection.scalars(select(RUNS.c.run_id).where(RUNS.c.run_id.in_(run_ids), RUNS.c.status != "running")))
+    """The runs that have ended by the database, of some; others may close one, but cannot know its calls."""
+    known = exists().where(CALLS.c.run_id == RUNS.c.run_id)
+    ended = RUNS.c.status.not_in(("running", "interrupted")) | ((RUNS.c.status == "interrupted") & known)
+    return set(connection.scalars(select(RUNS.c.run_id).where(RUNS.c.run_id.in_(run_ids), ended)))
 
 
 def left_over(connection: Connection, name: str) -> list[RecordedRun]:
     """The runs that are running by the database."""
-    rows = connection.execute(select(RUNS).where(RUNS.c.status == "running", RUNS.c.log == name)).mappings()
+    redact = select(TENANTS.c.redact).where(TENANTS.c.name == RUNS.c.tenant).scalar_subquery().label("redact")
+    wanted = select(RUNS, redact).where(RUNS.c.status == "running", RUNS.c.log == name)
     return [
-        RecordedRun(Begun(struct_of(RunStart, row, id=row["run_id"], request_id=row["request_id"] or ""), False))
-        for row in rows
+        RecordedRun(Begun(start, bool(row["redact"])))
+        for row in connection.execute(wanted).mappings()
+        for start in [struct_of(RunStart, row, id=row["run_id"], request_id=row["request_id"] or "")]
     ]
 
 
 SQLITE = "log"
 """The name of its one log in a SQLite database."""
+
+
+def own_log(database: Database, folder: Path | None = None) -> RunLog:
+    """Take a log for a gateway of this database. `folder`: for it, where it is SQLite's, and else for the folders of
+    all; None for the usual one. Raises `StoreInUse` and `OSError`.
+    """
+    folder = folder or database.log_folder
+    for number in count(1):
+        with suppress(*([StoreInUse] if database.shared else [])):
+            return RunLog.open(folder / str(number) if database.shared else folder)
+    raise AssertionError
 
 
 @asynccontextmanager
@@ -152,7 +171,7 @@ async def opened(url: str) -> AsyncIterator[Database]:
     database = await Database.open(url)
     try:
         folder = database.log_folder
-        if folder is not None and segments(folder):
+        if not database.shared and segments(folder):
             try:
                 with RunLog.open(folder):
                     await recover(database, folder, SQLITE)

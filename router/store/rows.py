@@ -3,7 +3,7 @@
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import Row, RowMapping
+from sqlalchemy import Connection, Row, RowMapping, Select
 
 from router.errors import StoreFailed
 from router.models.model import TOKEN_COUNTS
@@ -30,27 +30,15 @@ def _value(call: Any, column: str) -> object:
     return "" if value is None and column == "executor_version" else value
 
 
-def call_of(row: RowMapping) -> Call:
-    """The call that a row of all columns holds. Raises `StoreFailed`."""
-    counted = row["counted"]
-    flags = {flag: counted == flag for flag in ("lower_bound", "estimated")}
-    try:
-        return struct_of(
-            Call,
-            row,
-            executor_version=row["executor_version"] or None,
-            reserved={name: row[column] for column, name in RESERVED.items()},
-            usage=None if counted in ("", "impossible") else {name: row[name] for name in TOKEN_COUNTS} | flags,
-            impossible_usage=counted == "impossible",
-        )
-    except msgspec.ValidationError as error:
-        raise StoreFailed(f"The row of call {row['run_id']}-{row['number']} is damaged: {error}.") from error
-
-
 def struct_of(struct: type[Value], row: RowMapping, **others: object) -> Value:
     """A struct whose fields are columns, but for `others`."""
     fields = {name: row[name] for name in struct.__struct_fields__ if name in row}
     return msgspec.convert(fields | others, struct)
+
+
+def structs(connection: Connection, struct: type[Value], query: Select[Any]) -> list[Value]:
+    """Read a struct from each row of a query, whose columns are its fields."""
+    return [struct_of(struct, row) for row in connection.execute(query).mappings()]
 
 
 def trace_of(run: Run) -> bytes:

@@ -11,6 +11,7 @@ from sqlalchemy import (
     Column,
     Float,
     ForeignKey,
+    Identity,
     Index,
     Integer,
     LargeBinary,
@@ -26,6 +27,7 @@ from router.trace import Call
 from router.trace.call import UsageSums
 from router.trace.run import Feedback
 from router.versions import ExecutorVersion, VersionDecision
+from router.versions.book import Judgement, Side, Trial
 
 _TYPES: dict[Any, type[Any]] = {int: BigInteger, float: Float, bool: Boolean}
 """Types of columns, by those of fields; all others are strings."""
@@ -123,24 +125,29 @@ LOGS = Table(  # the logs of gateways, and how far each was read into these tabl
     Column("segment", Integer, nullable=False),
     Column("bytes", BigInteger, nullable=False),
 )
+GATEWAYS = Table(  # those that share a PostgreSQL and have not been fenced
+    "gateways",
+    METADATA,
+    Column("epoch", BigInteger, Identity(), primary_key=True),
+    Column("log", String, nullable=False),
+    Column("session", BigInteger, nullable=False),  # how many it has had that held its lock
+)
+LEASES = Table(  # what the gateways of logs may spend of quotas, beside what is in `spending`
+    "leases",
+    METADATA,
+    *(Column(name, String, primary_key=True) for name in ("tenant", "period", "log")),
+    *(Column(name, BigInteger, nullable=False) for name in ("tokens", "nano_usd")),
+)
 EXECUTOR_VERSIONS = Table("executor_versions", METADATA, *_columns(ExecutorVersion, "version"))
+SIDES = "candidate", "active"
 VERSION_TRIALS = Table(  # runs that two versions have worked on; deleted with the run
     "version_trials",
     METADATA,
     _of_run(primary_key=True),
-    Column("candidate", String, nullable=False),
-    Column("active", String, nullable=False),
-    Column("stage", String, nullable=False),
-    Column("candidate_answer", String, nullable=False),
-    Column("candidate_failed", Boolean, nullable=False),
-    Column("candidate_tokens", BigInteger, nullable=False),
-    Column("active_answer", String, nullable=False),
-    Column("active_failed", Boolean, nullable=False),
-    Column("active_tokens", BigInteger, nullable=False),
-    Column("ended_at", Float, nullable=False),
+    *_columns(Trial, without=("run_id", *(f"by_{side}" for side in SIDES))),
+    *(Column(f"{side}_{column.name}", column.type, nullable=False) for side in SIDES for column in _columns(Side)),
     Column("judged_at", Float),  # null while it is not known which answers were right
-    Column("candidate_right", Boolean),
-    Column("active_right", Boolean),
+    *_columns(Judgement),
     Index("version_trials_by_candidate", "candidate", "stage", "ended_at"),
 )
 VERSION_DECISIONS = Table(  # numbers are given under a lock, so in the order of commits; figures are JSON

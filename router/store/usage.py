@@ -94,15 +94,22 @@ def _ended(tenants: list[str], start: float, end: float) -> list[ColumnElement[b
 
 def _check_kept(connection: Connection, tenants: list[str], hour: int) -> None:
     """Raise `BadRequest` where calls of that hour have been deleted, so that a part of it cannot be summed."""
-    start, hours = hour * HOUR_S, USAGE_HOURS.c
-    summed = select(func.coalesce(func.sum(hours.attempts), 0)).where(hours.hour == hour, hours.tenant.in_(tenants))
-    kept = select(func.count()).select_from(CALLS).where(*_ended(tenants, start, start + HOUR_S))
-    if connection.execute(kept).scalar_one() < connection.execute(summed).scalar_one():
+    start, hours = hour * HOUR_S, (USAGE_HOURS.c.hour == hour, USAGE_HOURS.c.tenant.in_(tenants))
+    if not all_kept(connection, hours, _ended(tenants, start, start + HOUR_S)):
         begun = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start))
         raise BadRequest(
             f"calls of the hour from {begun} on have been deleted (server.keep_days), and only its sum "
             "is left; let the span begin and end with whole hours."
         )
+
+
+_Conditions = Iterable[ColumnElement[bool]]
+
+
+def all_kept(connection: Connection, hours: _Conditions, calls: _Conditions) -> bool:
+    """Tell whether all calls that some `hours` have summed are still there, as far as they are `calls`."""
+    summed = connection.scalar(select(func.sum(USAGE_HOURS.c.attempts)).where(*hours)) or 0
+    return connection.execute(select(func.count()).select_from(CALLS).where(*calls)).scalar_one() >= int(summed)
 
 
 def _add(rows: _Rows, connection: Connection, wanted: Select[Any], query: UsageQuery) -> None:

@@ -9,17 +9,15 @@ from sqlalchemy import Connection, Row, RowMapping, func, select
 
 from router.errors import BadRequest
 from router.store.database import Database, storable
-from router.store.rows import struct_of
-from router.store.schema import EXECUTOR_VERSIONS, RUNS, TENANTS, VERSION_DECISIONS, VERSION_TRIALS
+from router.store.rows import struct_of, structs
+from router.store.schema import EXECUTOR_VERSIONS, RUNS, SIDES, TENANTS, VERSION_DECISIONS, VERSION_TRIALS
 from router.versions import ExecutorVersion, VersionDecision
 from router.versions.book import Judgement, Pair, Side, Stage, Trial, TrialFigures
 
 _LOCK = "SELECT pg_advisory_xact_lock(1919118444, 1)"
 _TRIALS = VERSION_TRIALS.c
 _DECISIONS = VERSION_DECISIONS.c
-_OF_PAIRS = tuple(
-    _TRIALS[f"{side}_{what}"] for side in ("candidate", "active") for what in ("right", "failed", "tokens")
-)
+_OF_PAIRS = [_TRIALS[f"{side}_{what}"] for side in SIDES for what in ("right", "failed", "tokens")]
 
 
 class SQLVersionBook:
@@ -30,7 +28,7 @@ class SQLVersionBook:
 
     async def versions(self) -> list[ExecutorVersion]:
         """See `VersionBook.versions`."""
-        return await self._database.read(_versions)
+        return await self._database.read(_versions, behind=True)
 
     async def add(self, version: ExecutorVersion, decision: VersionDecision) -> None:
         """See `VersionBook.add`."""
@@ -42,7 +40,7 @@ class SQLVersionBook:
             connection.execute(EXECUTOR_VERSIONS.insert().values(msgspec.structs.asdict(version)))
             _note(connection, [decision])
 
-        await self._database.write(add)
+        await self._database.write(add, behind=True)
 
     async def change(
         self,
@@ -55,9 +53,8 @@ class SQLVersionBook:
         def change(connection: Connection) -> bool:
             _lock(connection)
             known = {version.version: version for version in _versions(connection)}
-            if any(known.get(version.version) != version for version in expected):
-                return False
-            if not _sound((known | {version.version: version for version in changed}).values()):
+            after = known | {version.version: version for version in changed}
+            if any(known.get(version.version) != version for version in expected) or not _sound(after.values()):
                 return False
             for version in changed:
                 this = EXECUTOR_VERSIONS.c.version == version.version
@@ -65,7 +62,7 @@ class SQLVersionBook:
             _note(connection, decisions)
             return True
 
-        return await self._database.write(change)
+        return await self._database.write(change, behind=True)
 
     async def wait(self, decision: VersionDecision) -> None:
         """See `VersionBook.wait`; of no effect where the version has left that state."""
@@ -89,12 +86,10 @@ class SQLVersionBook:
         wanted = select(VERSION_DECISIONS).where(_DECISIONS.number > after)
         if version is not None:
             wanted = wanted.where(_DECISIONS.version == storable(version))
-        wanted = wanted.order_by(_DECISIONS.number).limit(size)
-
-        def read(connection: Connection) -> list[VersionDecision]:
-            return [_decision(row) for row in connection.execute(wanted).mappings()]
-
-        return await self._database.read(read)
+        rows = wanted.order_by(_DECISIONS.number).limit(size)
+        return await self._database.read(
+            lambda connection: list(map(_decision, connection.execute(rows).mappings())), behind=True
+        )
 
     async def add_trial(self, trial: Trial) -> None:
         """See `VersionBook.add_trial`; of no effect where the run is deleted, or its tenant's texts are not kept."""
@@ -110,7 +105,7 @@ class SQLVersionBook:
 
     async def trial(self, run_id: str) -> Trial | None:
         """See `VersionBook.trial`."""
-        return await self._database.read(lambda connection: _trial(connection, run_id))
+        return await self._database.read(lambda connection: _trial(connection, run_id), behind=True)
 
     async def judge(self, run_id: str, judgement: Judgement) -> None:
         """See `VersionBook.judge`; of no effect where there is no trial of that run."""
@@ -127,11 +122,7 @@ class SQLVersionBook:
             .where(_TRIALS.active == active)
             .order_by(_TRIALS.judged_at.is_(None), _TRIALS.judged_at, _TRIALS.ended_at, _TRIALS.run_id)
         )
-
-        def read(connection: Connection) -> list[Pair]:
-            return [_pair(row) for row in connection.execute(wanted)]
-
-        return await self._database.read(read)
+        return await self._database.read(lambda connection: list(map(_pair, connection.execute(wanted))), behind=True)
 
 
 def _lock(connection: Connection) -> None:
@@ -141,9 +132,9 @@ def _lock(connection: Connection) -> None:
 
 
 def _versions(connection: Connection) -> list[ExecutorVersion]:
-    columns = EXECUTOR_VERSIONS.c
-    rows = connection.execute(select(EXECUTOR_VERSIONS).order_by(columns.registered_at.desc(), columns.version.desc()))
-    return [msgspec.convert(row, ExecutorVersion, from_attributes=True) for row in rows]
+    versions = EXECUTOR_VERSIONS.c
+    newest_first = select(EXECUTOR_VERSIONS).order_by(versions.registered_at.desc(), versions.version.desc())
+    return structs(connection, ExecutorVersion, newest_first)
 
 
 def _sound(versions: Iterable[ExecutorVersion]) -> bool:
@@ -166,9 +157,10 @@ def _decision(row: RowMapping) -> VersionDecision:
 
 def _row(trial: Trial) -> dict[str, object]:
     row: dict[str, Any] = msgspec.structs.asdict(trial)
-    for name in ("candidate", "active"):
-        side: Side = row.pop(f"by_{name}")
-        row |= {f"{name}_answer": storable(side.answer), f"{name}_failed": side.failed, f"{name}_tokens": side.tokens}
+    for name in SIDES:
+        side = msgspec.structs.asdict(row.pop(f"by_{name}"))
+        row |= {f"{name}_{what}": value for what, value in side.items()}
+        row[f"{name}_answer"] = storable(side["answer"])
     return row
 
 
@@ -178,11 +170,8 @@ def _pair(row: Row[Any]) -> Pair:
 
 
 def _trial(connection: Connection, run_id: str) -> Trial | None:
-    row = connection.execute(select(VERSION_TRIALS).where(_TRIALS.run_id == storable(run_id))).one_or_none()
-    if row is None:
+    rows = connection.execute(select(VERSION_TRIALS).where(_TRIALS.run_id == storable(run_id))).mappings()
+    if (row := rows.one_or_none()) is None:
         return None
-    sides = (
-        Side(row.candidate_answer, row.candidate_failed, row.candidate_tokens),
-        Side(row.active_answer, row.active_failed, row.active_tokens),
-    )
-    return Trial(row.run_id, row.candidate, row.active, row.stage, *sides, row.ended_at)
+    sides = {f"by_{name}": {what: row[f"{name}_{what}"] for what in Side.__struct_fields__} for name in SIDES}
+    return struct_of(Trial, row, **sides)

@@ -86,10 +86,6 @@ class VersionRouting:
             steps_in, unfinished = True, None
         return await self.of(versions[-1]).run(sub_query, index, context, unfinished, instead=steps_in)
 
-    def wake(self) -> None:
-        """Read the traffic soon: it has changed."""
-        self._news.set()
-
     def reload(self) -> None:
         """Load what is in use anew, soon: the engine was started anew, and has lost it."""
         self._on_record = None

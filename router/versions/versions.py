@@ -9,6 +9,7 @@ from contextlib import suppress
 import msgspec
 import structlog
 
+from router.background import errors_logged
 from router.errors import BadRequest, BadVersion, StoreFailed
 from router.versions.book import (
     DecidedBy,
@@ -107,8 +108,8 @@ class Versions:
         """
         self._book, self._load, self._gate, self._canary_share = book, load, gate, canary_share
         self._noted: tuple[str, float, TrialFigures] | None = None
-        self.on_change: Callable[[], None] = lambda: None
-        """Called when a version has come into another state through here."""
+        self.on_change: Callable[[], Awaitable[None]] | None = None
+        """Awaited when a version has come into another state through here; its errors are logged."""
 
     async def traffic(self) -> Traffic:
         """The versions that work by now. Raises `BadVersion` where no version is active."""
@@ -259,7 +260,9 @@ class Versions:
             return False
         for decision in draft.decisions:
             _tell(decision)
-        self.on_change()
+        if self.on_change:
+            with errors_logged(_log, "versions.not_in_use_yet"):
+                await self.on_change()
         return True
 
 

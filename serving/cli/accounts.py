@@ -28,7 +28,7 @@ from serving.logs import errors_only
 
 _KEYS = """`rolegate keys`: who may ask a gateway, and for what.
 
-Keys are kept in the store that the config names. A gateway that runs hears of them within two seconds.
+Keys are kept in the store that the config names. A gateway that runs hears of them within a second.
 """
 _TENANTS = """`rolegate tenants`: what each tenant may spend, and what is kept of its runs.
 
@@ -127,7 +127,7 @@ async def _revoke(accounts: Accounts, given: argparse.Namespace) -> None:
     if given.json:
         print(json_of(_public(key)))
     else:
-        print(f"Key {key.key_id} is revoked; gateways that run refuse it within two seconds.")
+        print(f"Key {key.key_id} is revoked; gateways that run refuse it within a second.")
         if all(one.revoked_at for one in await accounts.keys()):
             print("It was the last good key: nobody gets in until `rolegate keys create` makes another, without a key.")
 

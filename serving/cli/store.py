@@ -56,9 +56,8 @@ def _file(url: str) -> Path | None:
     return Path(address.database) if address.get_backend_name() == "sqlite" and address.database else None
 
 
-_CHECK = """Looks at everything that is stored: whether the database is whole, every trace can be read and says the
-same as the calls that are booked, sums and reservations are those of the calls, and no run is left over from a gateway
-that is gone. A gateway may go on writing meanwhile."""
+_CHECK = """Looks at everything that is stored: whether the database is whole, and every trace can be read and says the
+same as the run and the calls that are booked. A gateway may go on writing meanwhile."""
 
 
 _BACKUP = """Copies a SQLite store, with everything that was acknowledged by now, into one file that opens by itself.
@@ -119,7 +118,7 @@ async def _back_up(given: argparse.Namespace) -> None:
 def _show_checked(checked: Checked, console: Console) -> None:
     for problem in checked.problems:
         console.out(f"{problem.where}: {problem.what}", highlight=False)
-    looked_at = f"schema {checked.schema}, {checked.runs} runs, {checked.calls} calls, their sums and references"
+    looked_at = f"schema {checked.schema}, {checked.runs} runs, {checked.calls} calls and their references"
     count = len(checked.problems)
     well = "all is well" if checked.runs else "all is well, but nothing is stored yet"
     found = f"{count} problem{'s' * (count != 1)}" if count else well

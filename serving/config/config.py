@@ -59,7 +59,10 @@ class ServerConfig(Section, frozen=True):
     """Names by which that server and the metrics may be asked for, such as gateway.example, where a proxy or a client
     does not use an IP address, localhost or the host of their own addresses. Other names are refused."""
     store: Store = "sqlite:///rolegate.db"
-    """sqlite:///FILE, or postgresql://USER:PASSWORD@HOST/DATABASE."""
+    """sqlite:///FILE, or postgresql://USER:PASSWORD@HOST/DATABASE, which several gateways may share."""
+    log: AnyPath | None = None
+    """A folder for the log of what is under way; of PostgreSQL's gateways, each takes one in it, and reads it when it
+    starts anew. Absent: beside SQLite's file, or in ~/.cache/rolegate/logs."""
     timeout_s: Seconds = 120.0
     """The longest a request may take, whatever the client's deadline."""
     grace_s: Pause = 30.0

@@ -76,47 +76,33 @@ class MiniLM:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
-        self._models: dict[bool, Any] = {}
-        """For queries, and for passages."""
-        self._embed: Callable[..., Any] | None = None
-        """Makes vectors of the tokens of queries."""
+        self._models: dict[bool, tuple[Any, Callable[..., Any]]] = {}
+        """For queries, and for passages; each with what makes vectors of its tokens."""
         self._loading = Lock()
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
         """See `Embedder.embed`; queries and passages are treated alike, but for the precision. Raises `BadConfig`."""
-        model = self._loaded(queries)
-        if not queries:
-            vectors = model.encode(
-                list(texts),
-                batch_size=_PASSAGES,
-                normalize_embeddings=True,
-                convert_to_numpy=True,
-                show_progress_bar=False,
-            )
-            return np.ascontiguousarray(vectors, dtype=np.float32).reshape(len(texts), self.dimension)
-        assert self._embed is not None
+        (model, embed), batch = self._loaded(queries), _QUERIES if queries else _PASSAGES
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
-        shortest_first = sorted(range(len(texts)), key=lambda at: len(texts[at]))
-        for start in range(0, len(texts), _QUERIES):
-            rows = shortest_first[start : start + _QUERIES]
+        longest_first = sorted(range(len(texts)), key=lambda at: -len(texts[at]))
+        for start in range(0, len(texts), batch):
+            rows = longest_first[start : start + batch]
             features = model.preprocess([texts[row] for row in rows])
-            vectors[rows] = self._embed(features["input_ids"], features["attention_mask"])
+            vectors[rows] = embed(features["input_ids"], features["attention_mask"])
         return vectors
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Count tokens exactly, without the two that begin and end every text."""
-        encoded = self._loaded(True in self._models).tokenizer(
+        encoded = self._loaded(True in self._models)[0].tokenizer(
             list(texts), add_special_tokens=False, truncation=False, verbose=False
         )
         return [len(ids) for ids in encoded["input_ids"]]
 
-    def _loaded(self, queries: bool) -> Any:
+    def _loaded(self, queries: bool) -> tuple[Any, Callable[..., Any]]:
         with self._loading:
             if queries not in self._models:
                 model = _load(self._folder or _packaged())
-                if queries:
-                    self._embed = _traced(model.double())
-                self._models[queries] = model
+                self._models[queries] = model, _traced(model.double() if queries else model)
         return self._models[queries]
 
 

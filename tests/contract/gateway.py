@@ -244,6 +244,8 @@ class Gateway:
                         break
                     await asyncio.sleep(0.02)
         shadows = await self._tagged(tag, "RUN_KIND_SHADOW") if scenario.shadows else []
+        if shadows:
+            await asyncio.sleep(_SETTLING_S)  # the gate says something of them
         ids = [run["run_id"] for run in (*reversed(found), *shadows)]
         self._seen.update(ids)
         return ids

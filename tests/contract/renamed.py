@@ -90,6 +90,8 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
     "json": {
         "cells.model": Dropped("That a model is not served is told in the cell of its endpoint."),
         "cells.thinking": Dropped("A turn that is cut off is told where it broke the protocol."),
+        "spent.reserved_tokens": Dropped("What runs under way may cost is known to their gateway alone."),
+        "spent.reserved_nano_usd": Dropped("What runs under way may cost is known to their gateway alone."),
         "cells.streamed usage": Dropped("Turns are streamed as the gateway streams them, so it is the usage."),
     },
     "sql": {
@@ -101,6 +103,9 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "commands: index build --verbose": "It names the files of kinds that are not read.",
         "json: passed_over_files": "The files of kinds that are not read.",
         "upstream: structured_outputs": "It is sent from the first call on, not only once a reply has had the form.",
+        "commands: store backup": "A copy of a SQLite store that opens by itself.",
+        "fields: resume_run_id": "An interrupted run goes on.",
+        "commands: runs resume": "An interrupted run goes on.",
         "commands: search": "Passages of a running gateway's index.",
         "commands: runs show --prompts": "It shows what each model read and wrote.",
         "commands: serve --log-format": "Logs for programs.",

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -44,7 +43,6 @@ _MOST_CHARS = 200_000
 """Of a request and of an output, so that a run with all its feedback fits into the 4 MB that gRPC's clients take; the
 trace has all of both.
 """
-_TURN_S = 0.001
 
 
 def to_proto(kind: type[M], value: object, **given: Any) -> M:
@@ -93,14 +91,12 @@ def prefix_of(enum: EnumDescriptor) -> str:
     return str(enum.values_by_number[0].name.removesuffix("UNSPECIFIED"))
 
 
-def execution_to_proto(execution: Execution) -> evidence_pb2.SubQueryResult:
-    """A sub-query with its report and where its evidence stands."""
-    return _result_to_proto(execution, execution.citations(execution.report.evidence))
-
-
-def _result_to_proto(execution: Execution, cited: Sequence[Sequence[Citation]]) -> evidence_pb2.SubQueryResult:
+def execution_to_proto(
+    execution: Execution, cited: Sequence[Sequence[Citation]] | None = None
+) -> evidence_pb2.SubQueryResult:
+    """A sub-query with its report and where its evidence stands. `cited`: its citations, where they are known."""
     report = execution.report
-    points = zip(report.evidence, cited, strict=True)
+    points = zip(report.evidence, cited or execution.citations(report.evidence), strict=True)
     return to_proto(
         evidence_pb2.SubQueryResult,
         execution,
@@ -116,15 +112,14 @@ async def answer_to_proto(run: Run) -> pb.AnswerResponse:
     """
     assert isinstance(run.result, Trajectory)
     results, cited = list[evidence_pb2.SubQueryResult](), dict[Citation, None]()
-    begun = time.monotonic()
     for execution in run.result.executions:
         found = execution.citations(execution.report.evidence)
-        results.append(_result_to_proto(execution, found))
+        results.append(execution_to_proto(execution, found))
         cited.update(dict.fromkeys(chain.from_iterable(found)))
-        begun = await _others_turn(begun)
+        await asyncio.sleep(0)
     for search in run.result.searches:
         cited.update(dict.fromkeys(cite_answer(run.result.answer, search.shown)))
-        begun = await _others_turn(begun)
+        await asyncio.sleep(0)
     return to_proto(
         pb.AnswerResponse,
         run.result,
@@ -134,14 +129,6 @@ async def answer_to_proto(run: Run) -> pb.AnswerResponse:
         duration=run.duration_s,
         citations=cited,
     )
-
-
-async def _others_turn(begun: float) -> float:
-    """Let others work if it was long ago that this one `begun`; since when it is its turn."""
-    if time.monotonic() - begun > _TURN_S:
-        await asyncio.sleep(0)
-        return time.monotonic()
-    return begun
 
 
 def event_to_proto(number: int, event: Event) -> pb.StreamAnswerResponse:

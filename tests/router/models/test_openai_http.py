@@ -343,6 +343,39 @@ async def test_ignored_stop(model: OpenAIHTTP, openai_server: OpenAIServer) -> N
     await openai_server.sees_disconnect()
 
 
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        (
+            [text_event("word ", {"prompt_tokens": 11, "completion_tokens": n}) for n in range(1, 6)],
+            Completion("word " * 3, "length", usage=Usage(11, 2, lower_bound=True)),
+        ),
+        ([text_event("x" * 200)] * 3, Completion("x" * 320, "length")),
+    ],
+)
+async def test_ignored_limit(
+    model: OpenAIHTTP, openai_server: OpenAIServer, pieces: list[bytes], expected: Completion
+) -> None:
+    """An engine that writes on after it has counted more than it was to write is left, and so is one that does not
+    count, by what so many tokens can hold.
+    """
+    openai_server.plays(streams(*pieces, then=hang_on))
+    assert await streamed(model, msgspec.structs.replace(PROMPT, sampling=Sampling(2))) == expected
+    await openai_server.sees_disconnect()
+
+
+async def test_a_stream_that_nobody_follows(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
+    """It is the same, and some of its tokens may be sent at a time, if the endpoint knows how."""
+    openai_server.plays(says(*"abcdef"))
+    deltas = list[Delta]()
+    for interval in (8, None):
+        model = OpenAIHTTP(pool, openai_server.base_url, MODEL, interval=interval)
+        assert await model.stream(PROMPT, deltas.append, live=False) == await streamed(model, PROMPT)
+        await model.complete(PROMPT)
+    assert "".join(delta.text for delta in deltas) == "abcdef" * 2
+    assert [body.get("stream_interval") for body in openai_server.bodies] == [8, None, None, None, None, None]
+
+
 async def test_leaving(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
     """Leaving a stream stops the work upstream."""
     openai_server.plays(streams(HEAD, then=hang_on))

@@ -11,12 +11,13 @@ from msgspec.structs import replace
 
 from router.amount import Amount
 from router.errors import BudgetExhausted
+from router.ledger import UsageQuery
 from router.models import Completion, Message, Usage
-from router.store import Database, LogJournal, SQLArchive
+from router.store import Database, LogJournal, SQLArchive, SQLUsages
 from router.store.check import check
 from router.store.quotas import periods
 from router.trace import Call, Run
-from router.trace.call import Outcome
+from router.trace.call import Outcome, added, totals
 from router.trace.run import RunStatus
 from router.trace.turns import Agent, Decided, Searched
 from router.trace.values import brief, whole
@@ -147,6 +148,10 @@ async def agree(database: Database, tenant: str, runs: list[Run], told: list[Run
     assert await spent(database, tenant) == {
         period: tuple(counts[name] for name in ("requests", "tokens", "nano_usd")) for period, counts in sums.items()
     }
+    usage = await SQLUsages(database).usage(UsageQuery(tenant=tenant))
+    summed = {(row.role, row.model): added([row]) for row in usage.rows}
+    calls = [call for each in runs for call in each.calls]
+    assert summed == {(total.role, total.model): added([total]) for total in totals(calls)}
     assert (await check(database)).problems == []
     found = {each.id: each for each in runs}
     for over in told:

@@ -17,12 +17,12 @@ def postgres() -> Iterator[Callable[[], str]]:
     """Makes a new database on a server of the tests' own, and gives its URL."""
     if postgres_binaries() is None:
         pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
-    with running_postgres(durable=False) as server, psycopg.connect(server, autocommit=True) as connection:
+    with running_postgres(durable=False) as server, psycopg.connect(server.url, autocommit=True) as connection:
 
         def new() -> str:
             name = f"db{secrets.token_hex(4)}"
             connection.execute(f"CREATE DATABASE {name}".encode())
-            return make_url(server).set(database=name).render_as_string(hide_password=False)
+            return make_url(server.url).set(database=name).render_as_string(hide_password=False)
 
         yield new
 
@@ -42,6 +42,12 @@ async def database(url: str) -> AsyncIterator[Database]:
     database = await Database.open(url)
     yield database
     await database.close()
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs of PostgreSQL's gateways are kept at home."""
+    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 @pytest.fixture

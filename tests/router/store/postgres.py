@@ -6,10 +6,10 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from router.errors import RolegateError
 
@@ -23,9 +23,18 @@ def postgres_binaries() -> Path | None:
     return found[-1].parent if found else Path(on_path).resolve().parent if on_path else None
 
 
+class Server(NamedTuple):
+    """A server that runs."""
+
+    url: str
+    """Of an empty database."""
+    restart: Callable[[str], None]
+    """Restarts it in a mode of pg_ctl, and waits until it is there."""
+
+
 @contextmanager
-def running_postgres(*, durable: bool = True) -> Iterator[str]:
-    """The URL of a new, empty database on a free port of the loopback. `durable`: fsync before a commit returns.
+def running_postgres(*, durable: bool = True) -> Iterator[Server]:
+    """A server on a free port of the loopback. `durable`: fsync before a commit returns.
 
     Raises `RolegateError` where PostgreSQL is not installed. It refuses to run as root, so root starts it as `nobody`.
     """
@@ -48,7 +57,10 @@ def running_postgres(*, durable: bool = True) -> Iterator[str]:
         control = (binaries / "pg_ctl", "-D", data, "-l", log)
         _run((*control, "-w", "-o", options, "start"), folder, whose)
         try:
-            yield f"postgresql://rolegate@127.0.0.1:{port}/postgres"
+            yield Server(
+                f"postgresql://rolegate@127.0.0.1:{port}/postgres",
+                lambda mode: _run((*control, "-w", "-m", mode, "-o", options, "restart"), folder, whose),
+            )
         finally:
             _run((*control, "-m", "immediate", "stop"), folder, whose)
 

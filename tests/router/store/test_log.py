@@ -310,6 +310,25 @@ async def test_every_cut(small: tuple[Path, bytes, Segment]) -> None:
         assert read.damaged == 0
 
 
+@pytest.mark.parametrize("later", [False, True], ids=["at once", "for later"])
+async def test_damage_at_the_end_of_an_earlier_segment(log: RunLog, later: bool) -> None:
+    """Is damage, as all of it was on disk before the next one."""
+    log.append(1, 0, b"first")
+    log.append(1, 1, b"last", later=later)
+    place = log.end.offset
+    log.start()
+    log.append(1, 2, b"next")
+    await log.synced()
+    await asyncio.sleep(0)
+    path = segments(log.folder)[0]
+    content = path.read_bytes()
+    assert [segment.damaged for segment in read_all(log.folder)] == [0, 0]
+    path.write_bytes(content[: place - 1] + b"?" + content[place:])
+    earlier, _ = read_all(log.folder)
+    assert [frame.payload for frame in earlier.frames] == [b"first"]
+    assert earlier.damaged > 0
+
+
 async def test_nothing_but_room(log: RunLog) -> None:
     """A file that a machine's end has left with zeros, or with nothing, is read as far as it goes."""
     log.append(1, 0, b"text")

@@ -1,5 +1,6 @@
 """The fake OpenAI server where a function writes its replies."""
 
+import json
 import time
 
 import aiohttp
@@ -46,4 +47,16 @@ async def test_a_pace() -> None:
             PROMPT, lambda delta: times.append(time.perf_counter() - begun) if delta.text else None
         )
     assert reply.text == "abc"
-    assert times[0] >= 0.15 and times[2] - times[0] >= 0.08
+    assert times[0] >= 0.15 and times[-1] - times[0] >= 0.08
+
+
+async def test_tokens_at_a_time() -> None:
+    """The first token comes alone, others so many at a time, reasoning and text apart; each event has the count."""
+    async with serving(recording=False) as server, aiohttp.ClientSession() as session:
+        server.plays(writes(lambda _asked: Reply("abcde", ["h", "m", "?"], per_event=2)))
+        asked = {"model": "any", "messages": [], "stream": True}
+        body = await (await session.post(f"{server.base_url}/chat/completions", json=asked)).text()
+    chunks = [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: {")]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+    assert deltas == [{"reasoning": "h"}, {"reasoning": "m?"}, *({"content": text} for text in ("ab", "cd", "e")), {}]
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 3, 5, 7, 8, 8, 8]

@@ -275,20 +275,3 @@ def test_a_change_elsewhere_is_heard_of_soon() -> None:
             assert several.traffic == Traffic(NEW)
 
     with_clock(main)
-
-
-def test_a_change_here_is_heard_of_at_once() -> None:
-    """Without any time passing."""
-
-    async def main(clock: Clock) -> None:
-        record = Record(Traffic(OLD))
-        several = executors(record)
-        await several.refresh()
-        async with background_tasks(several.follow()):
-            await clock.settle()
-            record.traffic = Traffic(NEW)
-            several.wake()
-            await clock.settle()
-            assert several.traffic == Traffic(NEW)
-
-    with_clock(main)

@@ -43,7 +43,7 @@ class Setting:
         self.versions.on_change = self._changed
         self._runs = 0
 
-    def _changed(self) -> None:
+    async def _changed(self) -> None:
         self.changes += 1
 
     async def states(self) -> dict[str, str]:

@@ -1,0 +1,123 @@
+"""A gateway's journal in a process of its own, which does as it is told: `python -m tests.router.store.gateway URL`."""
+
+import asyncio
+import inspect
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from router.amount import Amount
+from router.errors import QuotaExhausted, RolegateError
+from router.models import Usage
+from router.store import Database, LogJournal
+from router.trace import Call
+from tests.router.store.entries import NOW, ended, opened, start
+from tests.router.store.stored import run
+
+WORST = Amount(10, 10)
+
+
+async def spend(journal: LogJournal, name: str, most_calls: int) -> int:
+    """Runs that each make calls until the quota is used up, or others have it for long; how many calls were made."""
+    made = 0
+
+    async def granted(call: Call, luck: random.Random) -> bool:
+        until = time.monotonic() + 1
+        while True:
+            try:
+                await journal.open(opened(call))
+                return True
+            except QuotaExhausted as error:
+                if not error.contended or time.monotonic() > until:
+                    return False
+                await asyncio.sleep(luck.random() / 10)
+
+    async def work(run_id: str, luck: random.Random) -> None:
+        nonlocal made
+        calls: list[Call] = []
+        await journal.begin(start(run_id, "acme"))
+        for number in range(most_calls):
+            call = ended(run_id, number, WORST, tenant="acme", usage=Usage(luck.randint(1, 9), 1), nano_usd=1)
+            if not await granted(call, luck):
+                break
+            await asyncio.sleep(luck.random() / 100)
+            journal.settle(call)
+            calls.append(call)
+        made += len(calls)
+        await journal.finish(run(run_id, NOW, calls, tenant="acme"))
+
+    await asyncio.gather(*(work(f"{name}-{number}", random.Random(number)) for number in range(50)))
+    return made
+
+
+_KNOWN: dict[str, Any] = {"NOW": NOW, **{each.__name__: each for each in (Amount, ended, opened, start, run, spend)}}
+
+
+class Gateway:
+    """Such a process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    async def do(self, expression: str) -> str:
+        """What an expression comes to there, such as `journal.begin(start("run-1"))`; or the name of its error."""
+        self.tell(expression)
+        return await self.said()
+
+    def tell(self, expression: str) -> None:
+        """Have it do something, whose outcome `said` returns later."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{expression}\n".encode())
+
+    async def said(self) -> str:
+        """The next outcome."""
+        assert self.process.stdout is not None
+        while not (line := (await self.process.stdout.readline()).decode()).startswith("> "):
+            assert line, "the gateway has ended"
+        return line[2:].rstrip()
+
+    async def kill(self) -> None:
+        """End it at once."""
+        self.process.send_signal(signal.SIGKILL)
+        await self.process.wait()
+
+
+@asynccontextmanager
+async def gateway(url: str) -> AsyncIterator[Gateway]:
+    """A gateway that runs while the context is open."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.router.store.gateway", url, stdin=pipe, stdout=pipe
+    )
+    child = Gateway(process)
+    try:
+        assert await child.said() == "ready"
+        yield child
+    finally:
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
+        await process.communicate(b"")
+
+
+async def _main(url: str) -> None:
+    database = await Database.open(url)
+    async with LogJournal.writing(database) as journal:
+        print("> ready", flush=True)
+        names: dict[str, Any] = {**_KNOWN, "journal": journal}
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            try:
+                said = eval(line, names)
+                if inspect.isawaitable(said):
+                    said = await said
+            except RolegateError as error:
+                said = type(error).__name__
+            print(f"> {said}", flush=True)
+    await database.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(sys.argv[1]))

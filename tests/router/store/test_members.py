@@ -1,0 +1,318 @@
+"""Gateways that share a PostgreSQL: who lives, whose runs are closed, and what each may spend."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from router.access import Tenant
+from router.amount import Amount
+from router.errors import QuotaExhausted, StoreFailed
+from router.ledger.journal import Admitted, EarlierRun
+from router.models import Usage
+from router.store import Database, LogJournal, SQLArchive
+from router.store.check import check
+from router.trace import Call
+from tests.router.store.entries import DAY, MONTH, NOW, ended, opened, rows, spent, start
+from tests.router.store.gateway import WORST, gateway
+from tests.router.store.postgres import running_postgres
+from tests.router.store.stored import put, run
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+def url(postgres: Callable[[], str]) -> str:
+    """The address of an empty database."""
+    return postgres()
+
+
+@asynccontextmanager
+async def journals(url: str, count: int) -> AsyncIterator[list[LogJournal]]:
+    """Journals of so many gateways, of one process."""
+    databases = [await Database.open(url) for _ in range(count)]
+    writing = [LogJournal.writing(database) for database in databases]
+    try:
+        yield [await each.__aenter__() for each in writing]
+    finally:
+        for each in reversed(writing):
+            await each.__aexit__(None, None, None)
+        for database in databases:
+            await database.close()
+
+
+async def eventually(met: Callable[[], Awaitable[object]]) -> None:
+    """Wait until a condition is met; a refusal is none."""
+    async with asyncio.timeout(60):
+        while True:
+            with suppress(QuotaExhausted, StoreFailed):
+                if await met():
+                    return
+            await asyncio.sleep(0.05)
+
+
+async def until(database: Database, query: str, wanted: Sequence[tuple[object, ...]]) -> None:
+    """Wait until a query finds this."""
+
+    async def found() -> bool:
+        return await rows(database, query) == wanted
+
+    await eventually(found)
+
+
+async def leased(database: Database) -> dict[str, int]:
+    """Tokens by period, over all gateways."""
+    found = await rows(database, "SELECT period, sum(tokens) FROM leases GROUP BY period")
+    return {period: int(tokens) for period, tokens in found if tokens}
+
+
+async def test_processes_share_a_quota(url: str) -> None:
+    """Three gateways: never is more spent and leased than allowed, and it is used to the last."""
+    database = await Database.open(url)
+    await put(database, tenants=[Tenant("acme", tokens_per_day=5000, nano_usd_per_month=10**6)])
+    async with gateway(url) as one, gateway(url) as two, gateway(url) as three:
+        children = [one, two, three]
+        for name, child in zip("abc", children, strict=True):
+            child.tell(f"spend(journal, 'run-{name}', 20)")
+        telling = asyncio.gather(*(child.said() for child in children))
+        most = 0
+        while not telling.done():
+            taken = "SELECT tokens + (SELECT coalesce(sum(tokens), 0) FROM leases WHERE period = :day) FROM spending"
+            found = await rows(database, f"{taken} WHERE period = :day", day=DAY)
+            most = max(most, *(int(sums) for (sums,) in found), 0)
+        said = await telling
+    assert 4000 < most <= 5000
+    ((tokens,),) = await rows(database, "SELECT tokens FROM spending WHERE period = :day", day=DAY)
+    assert 4900 < tokens <= 5000
+    assert await rows(database, "SELECT count(*), sum(prompt_tokens + completion_tokens) FROM calls") == [
+        (sum(map(int, said)), tokens)
+    ]
+    assert (await rows(database, "SELECT * FROM leases"), await rows(database, "SELECT * FROM gateways")) == ([], [])
+    assert (await check(database)).problems == []
+    await database.close()
+
+
+async def test_a_gateway_that_is_killed(url: str) -> None:
+    """Others close its runs; what it might have spent counts until its log is read, and then what it has spent."""
+    database = await Database.open(url)
+    await put(database, tenants=[Tenant("acme", tokens_per_day=1000)])
+    async with gateway(url) as child:
+        assert await child.do("journal.begin(start('run-1', 'acme', request_id='mine', hold=Amount(5, 5)))")
+        for number in range(3):
+            await child.do(f"journal.open(opened(ended('run-1', {number}, Amount(50, 60), tenant='acme')))")
+        await child.do("journal.settle(ended('run-1', 0, Amount(50, 60), tenant='acme'))")
+        await child.do("journal.begin(start('run-2', 'acme'))")
+        async with journals(url, 1) as (journal,):
+            await child.kill()
+            assert await journal.begin(start("run-3", "acme", request_id="mine")) == EarlierRun(
+                "run-1", "running", True
+            )
+            closed = "SELECT run_id, status FROM runs ORDER BY run_id"
+            await until(database, closed, [("run-1", "interrupted"), ("run-2", "interrupted")])
+            assert await journal.begin(start("run-3", "acme", request_id="mine")) == Admitted(limited=True)
+            kept = (await leased(database))[DAY]
+            assert kept >= 12 + 100 + 5
+            with pytest.raises(QuotaExhausted) as refused:
+                await journal.open(opened(ended("run-3", 0, Amount(1000 - kept + 1), tenant="acme")))
+            assert refused.value.contended
+            await journal.open(opened(ended("run-3", 0, Amount(1000 - kept), tenant="acme")))
+
+            async with journals(url, 1):  # it takes the log that is free
+                assert (await spent(database, "acme"))[DAY] == (3, 112, 127)
+                known = await SQLArchive(database).load("run-1")
+                assert (known.status, len(known.calls), known.request_id) == ("interrupted", 3, "mine")
+                await journal.open(opened(ended("run-3", 1, Amount(1000 - 112 - (1000 - kept)), tenant="acme")))
+            await journal.finish(run("run-3", NOW, tenant="acme"))
+    assert (await check(database)).problems == []
+    await database.close()
+
+
+async def test_a_gateway_that_is_stopped(url: str) -> None:
+    """For so long that others close its runs: when it goes on, these fail, and it begins anew."""
+    database = await Database.open(url)
+    await put(database, tenants=[Tenant("acme", tokens_per_day=1000, redact=True)])
+    call = "ended('run-1', 0, Amount(50, 60), tenant='acme')"
+    async with journals(url, 1) as (journal,), gateway(url) as child:
+        await child.do("journal.begin(start('run-1', 'acme', request_id='mine'))")
+        await child.do(f"journal.open(opened({call}))")
+        child.process.send_signal(signal.SIGSTOP)
+        await until(database, "SELECT status FROM runs", [("interrupted",)])
+        assert await journal.begin(start("run-2", "acme", request_id="mine")) == Admitted(limited=True, redact=True)
+        child.tell(f"journal.open(opened({call}))")
+        child.tell("journal.finish(run('run-1', NOW, tenant='acme'))")
+        child.process.send_signal(signal.SIGCONT)
+        assert (await child.said(), await child.said()) == ("StoreFailed", "StoreFailed")
+
+        async def admitted() -> bool:
+            return (await child.do("journal.begin(start('run-3', 'acme'))")).startswith("Admitted")
+
+        await eventually(admitted)
+        assert await child.do("journal.finish(run('run-3', NOW, tenant='acme'))") == "None"
+        await journal.finish(run("run-2", NOW, tenant="acme"))
+        await until(database, "SELECT count(*) FROM calls", [(1,)])
+    assert await rows(database, "SELECT run_id, status, request_id FROM runs ORDER BY run_id") == [
+        ("run-1", "interrupted", None),
+        ("run-2", "finished", "mine"),
+        ("run-3", "finished", None),
+    ]
+    cut = await SQLArchive(database).load("run-1")
+    assert (cut.redacted, [each.outcome for each in cut.calls]) == (True, ["interrupted"])
+    assert (await spent(database, "acme"))[DAY] == (3, 50, 60)
+    assert (await check(database)).problems == []
+    await database.close()
+
+
+async def test_requests_of_one_name_at_two_gateways(url: str) -> None:
+    """One of them begins, whoever is first."""
+    async with journals(url, 2) as both:
+        for turn in range(20):
+            starts = [start(f"run-{turn}-{number}", request_id=f"mine-{turn}") for number in range(4)]
+            begun = await asyncio.gather(*(both[number % 2].begin(each) for number, each in enumerate(starts)))
+            first = begun.index(Admitted())
+            assert begun.count(EarlierRun(f"run-{turn}-{first}", "running", True)) == 3
+            await both[first % 2].finish(run(f"run-{turn}-{first}", NOW, request_id=f"mine-{turn}"))
+
+
+async def test_a_session_that_is_cut(url: str) -> None:
+    """Comes back within the grace time: the gateway goes on as the one that it was."""
+    database = await Database.open(url)
+    cut = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted"
+    async with journals(url, 2) as (journal, _):
+        await journal.begin(start("run-1"))
+        members = await rows(database, "SELECT epoch FROM gateways ORDER BY epoch")
+        assert len(await rows(database, cut)) == 2
+        await until(database, "SELECT session FROM gateways", [(2,), (2,)])
+        assert await rows(database, "SELECT epoch FROM gateways ORDER BY epoch") == members
+        await journal.open(opened(ended("run-1")))
+        await journal.finish(run("run-1", NOW, [ended("run-1")]))
+        await journal.begin(start("run-2"))
+        await journal.finish(run("run-2", NOW))
+    assert await rows(database, "SELECT status FROM runs") == [("finished",)] * 2
+    await database.close()
+
+
+async def test_idle_leases_go_back(url: str) -> None:
+    """Soon after what they were for has ended, so that another gateway has them; and all when it ends."""
+    database = await Database.open(url)
+    await put(database, tenants=[Tenant("acme", tokens_per_day=1000, tokens_per_month=10_000)])
+    call = ended("run-1", 0, Amount(100), tenant="acme", usage=Usage(1, 1), nano_usd=None)
+    async with journals(url, 2) as (one, two):
+        await one.begin(start("run-1", "acme"))
+        await one.open(opened(call))
+        assert 100 < (await leased(database))[DAY] < 300
+        await until(
+            database, "SELECT period, sum(tokens) FROM leases GROUP BY period ORDER BY 1", [(MONTH, 100), (DAY, 100)]
+        )
+        one.settle(call)
+        await one.finish(run("run-1", NOW, [call], tenant="acme"))
+        await until(database, "SELECT * FROM leases", [])
+        await two.begin(start("run-2", "acme", hold=Amount(998)))
+        with pytest.raises(QuotaExhausted) as refused:
+            await one.begin(start("run-3", "acme", hold=Amount(1)))
+        assert (refused.value.contended, refused.value.retry_after_s) == (True, 1.0)
+        await two.reserve_for_answer("run-2", Amount(0, 0))
+        await eventually(lambda: one.begin(start("run-3", "acme", hold=Amount(998))))
+        for each, run_id in ((one, "run-3"), (two, "run-2")):
+            await each.finish(run(run_id, NOW, tenant="acme"))
+    assert await leased(database) == {}
+    assert (await spent(database, "acme"))[DAY] == (3, 2, 0)
+    await database.close()
+
+
+@pytest.mark.parametrize("limit", ["requests_per_day", "runs_in_flight"])
+async def test_runs_are_counted_by_all(url: str, limit: str) -> None:
+    """As they are asked for, and as they run, at whatever gateway; those that are taken back are not."""
+    database = await Database.open(url)
+    await put(database, tenants=[Tenant("acme", **{limit: 5})])  # type: ignore[arg-type]
+    async with journals(url, 2) as both:
+        starts = [start(f"run-{number}", "acme") for number in range(12)]
+        tried = (both[number % 2].begin(each) for number, each in enumerate(starts))
+        begun = await asyncio.gather(*tried, return_exceptions=True)
+        admitted = [number for number, outcome in enumerate(begun) if outcome == Admitted()]
+        assert len(admitted) == 5
+        assert sum(isinstance(outcome, QuotaExhausted) and limit in str(outcome) for outcome in begun) == 7
+        first = admitted[0]
+        both[first % 2].forget(f"run-{first}")
+        await eventually(lambda: both[1 - first % 2].begin(start("run-again", "acme")))
+        await both[1 - first % 2].finish(run("run-again", NOW, tenant="acme"))
+        for number in admitted[1:]:
+            await both[number % 2].finish(run(f"run-{number}", NOW, tenant="acme"))
+    assert (await spent(database, "acme"))[DAY][0] == 5
+    await database.close()
+
+
+async def test_runs_to_be_cancelled(url: str) -> None:
+    """Whoever asked for it at another gateway is heard by the one that runs it, and by no other."""
+    database = await Database.open(url)
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    others: asyncio.Queue[str] = asyncio.Queue()
+    async with (
+        LogJournal.writing(database, on_cancel=heard.put_nowait) as journal,
+        LogJournal.writing(database, on_cancel=others.put_nowait) as other,
+        asyncio.timeout(30),
+    ):
+        await journal.begin(start("run-1"))
+        await other.begin(start("run-2"))
+        await SQLArchive(database).request_cancel("run-1")
+        assert await heard.get() == "run-1"
+        await journal.finish(run("run-1", NOW, status="cancelled"))
+        await other.finish(run("run-2", NOW))
+    assert others.empty()
+    await database.close()
+
+
+async def test_postgresql_is_restarted_under_load() -> None:
+    """What was acknowledged is there, once; what is spent and what was leased agree; nobody is taken for dead."""
+    with running_postgres(durable=True) as server:
+        database = await Database.open(server.url)
+        await put(database, tenants=[Tenant("acme", tokens_per_day=10**6)])
+        acknowledged: set[str] = set()
+        stop = asyncio.Event()
+
+        async def client(journal: LogJournal, name: str) -> None:
+            number = 0
+            while not stop.is_set():
+                number += 1
+                run_id = f"run-{name}-{number}"
+                calls = [ended(run_id, each, WORST, tenant="acme", usage=Usage(4, 4), nano_usd=1) for each in range(3)]
+                try:
+                    await journal.begin(start(run_id, "acme"))
+                except (StoreFailed, QuotaExhausted):
+                    await asyncio.sleep(0.05)
+                    continue
+                made: list[Call] = []
+                with suppress(StoreFailed, QuotaExhausted):
+                    for call in calls:
+                        await journal.open(opened(call))
+                        await asyncio.sleep(0.005)
+                        journal.settle(call)
+                        made.append(call)
+                with suppress(StoreFailed):
+                    await journal.finish(run(run_id, NOW, made, tenant="acme"))
+                    acknowledged.add(run_id)
+
+        async with journals(server.url, 2) as both:
+            members = await rows(database, "SELECT epoch FROM gateways ORDER BY epoch")
+            async with asyncio.TaskGroup() as group:
+                for number in range(20):
+                    group.create_task(client(both[number % 2], str(number)))
+                for mode in ("fast", "immediate", "fast", None):
+                    wanted = len(acknowledged) + 100
+
+                    async def more(wanted: int = wanted) -> bool:
+                        return len(acknowledged) >= wanted
+
+                    await eventually(more)
+                    if mode:
+                        await asyncio.to_thread(server.restart, mode)
+                stop.set()
+            await until(database, "SELECT epoch FROM gateways ORDER BY epoch", members)
+        found = await rows(database, "SELECT run_id FROM runs WHERE status = 'finished'")
+        assert acknowledged <= {run_id for (run_id,) in found}
+        assert await rows(database, "SELECT * FROM leases") == []
+        ((tokens,),) = await rows(database, "SELECT sum(prompt_tokens + completion_tokens) FROM calls")
+        assert (await spent(database, "acme"))[DAY][1] == tokens
+        assert (await check(database)).problems == []
+        await database.close()
