@@ -39,8 +39,8 @@ asyncio.run(ask(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "killed"))
 
 
 async def ask(folder: Path, first: int, killed: bool) -> None:
-    """Ask a gateway on the store in `folder`, and tell each answer to a file there as soon as it has come. `killed`: it
-    ends as by a kill, with runs under way.
+    """Ask a gateway on the store in `folder`, and tell each answer to a file there as soon as it has come; its log has
+    many segments. `killed`: it ends as by a kill, with runs under way.
     """
     told = os.open(folder / "told", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     chance, numbers = random.Random(first), iter(range(first, first + _QUESTIONS))
@@ -52,8 +52,8 @@ async def ask(folder: Path, first: int, killed: bool) -> None:
                 os.write(told, msgspec.msgpack.encode((run.id, trace_of(run))))
                 if chance.random() < 0.2:
                     await archive.load(run.id)  # the database is to have it now
-                if chance.random() < 0.1:
-                    journal._log.start()
+                    if chance.random() < 0.5:
+                        journal._log.start()
                 if killed and number == first + _QUESTIONS - _ASKED_AGAIN:
                     os._exit(0)
 
