@@ -23,7 +23,7 @@ _MOST_HEAD, _INFLATED = 64 << 10, 64 << 10
 """Bytes that may come without any of a body, and those of one that are inflated at a time."""
 _DEFLATED = 32 + zlib.MAX_WBITS
 """Either of zlib's formats."""
-_MOST_HELD, _END = 32, b"\r\n\r\n"
+_MOST_HELD, _MUCH, _END = 32, 2 << 10, b"\r\n\r\n"
 _ENDS = _END, b"[DONE]\n\n\r\n"
 """What the last piece of a body in chunks ends with, and the last event of one."""
 
@@ -218,8 +218,9 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._held.append(data)
-        # A patient reader waits for more, unless this may be the end.
-        if not self._patient or len(self._held) == _MOST_HELD or len(data) < len(_END) or data.endswith(_ENDS):
+        # A patient reader waits for more, unless this is much, or may be the end.
+        enough = len(self._held) == _MOST_HELD or len(data) >= _MUCH
+        if not self._patient or enough or len(data) < len(_END) or data.endswith(_ENDS):
             self._parse()
 
     def _parse(self) -> None:

@@ -232,8 +232,8 @@ class _Reply:
             if event.strip() == _DONE:
                 return True
             self.streamed.take(self.decoded(event))
-            if self.streamed.abandoned:
-                raise _Left
+        if self.streamed.abandoned:  # what came with it may hold the usage
+            raise _Left
         self.streamed.tell()
         return False
 

@@ -89,8 +89,10 @@ class StreamedReply:
     def take(self, chunk: ChatReply) -> None:
         """Note what `chunk` adds to the output."""
         told = chunk.told
-        if told is not None and (counted := told.completion_tokens or 0) >= self._most_counted:  # it only grows
-            self._usage, self._most_counted = told, counted
+        if told is not None:
+            counted = told.completion_tokens or 0
+            if self._usage is None or counted >= self._most_counted:  # it only grows
+                self._usage, self._most_counted = told, counted
         choice = chunk.choice
         if choice is None or self._finish_reason is not None:
             return

@@ -187,7 +187,6 @@ class Database:
         return cls(await asyncio.to_thread(_opened, url))
 
     @property
-    @property
     def shared(self) -> bool:
         """Whether several gateways may write to it; PostgreSQL."""
         return not self._files

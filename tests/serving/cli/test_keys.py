@@ -84,7 +84,7 @@ def test_a_revoked_key_is_shown_as_revoked(commands: Commands) -> None:
     other = commands.read("keys create")
     made = commands.read("keys create --tenant acme")
     out, _ = commands.run(f"keys revoke {made['key_id']}")
-    assert out == f"Key {made['key_id']} is revoked; gateways that run refuse it within two seconds.\n"
+    assert out == f"Key {made['key_id']} is revoked; gateways that run refuse it within a second.\n"
     assert "It was the last good key" in commands.run(f"keys revoke {other['key_id']}")[0]
     _, listed = commands.read("keys list")
     assert listed["revoked_at"] > listed["created_at"]
