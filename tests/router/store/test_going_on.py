@@ -23,6 +23,7 @@ from router.store.log import RunLog
 from router.testing.retriever import FixedRetriever
 from router.trace import RoleName
 from router.trace.run import RoleSetting
+from router.trace.values import RunStarted
 from tests.router.deployment import PASSAGE, STOP, HeldModel, block, finds, role
 
 QUESTION = "Who directed Heat, and when was he born?"
@@ -154,6 +155,43 @@ async def test_a_second_kill(tmp_path: Path) -> None:
         "answer": 1,
     }
     assert run.result == await whole(tmp_path)
+
+
+async def test_kills_before_anything_was_taken_over(tmp_path: Path) -> None:
+    """Cost nothing either: the first run's turns are found behind those of the others, and what it spent is."""
+    (tmp_path / "first").mkdir()
+    left, run_id = await killed(tmp_path, Models("answer"), "answer", RequestOptions(request_id="mine"))
+    run_ids = [run_id]
+    for number in range(2):
+        kept = tmp_path / str(number)
+
+        def copy(event: object, left: Path = left, kept: Path = kept) -> None:
+            if isinstance(event, RunStarted):
+                run_ids.append(event.run_id)
+                shutil.copytree(left, kept)
+                (kept / "runs.db.log" / "owner").unlink()
+
+        async with gateway(left, Models()) as (asked, _, _):
+            await asked.answer(QUESTION, RequestOptions(request_id="mine"), copy)
+        left = kept
+    (tmp_path / "tight").mkdir()
+    shutil.copytree(left, tmp_path / "tight" / "store")
+    anew = Models()
+    async with gateway(left, anew) as (last, archive, _):
+        run = await last.answer(QUESTION, RequestOptions(request_id="mine"))
+        spent = sum(call.charged.tokens for call in (await archive.load(run_id)).calls)
+        chain = [run.resumed_from, *[(await archive.load(one)).resumed_from for one in reversed(run_ids)]]
+    assert chain == [*reversed(run_ids), ""]
+    assert {name: len(prompts) for name, prompts in anew.prompts.items()} == {
+        "delegation": 0,
+        "execution": 0,
+        "answer": 1,
+    }
+    assert run.result == await whole(tmp_path)
+    async with gateway(tmp_path / "tight" / "store", Models()) as (last, _, _):
+        tight = RequestOptions(request_id="mine", budget=Budget(max_total_tokens=spent + 1))
+        with pytest.raises(BudgetExhausted, match="max_total_tokens"):
+            await last.answer(QUESTION, tight)
 
 
 async def test_what_was_spent_counts(tmp_path: Path) -> None:
