@@ -232,7 +232,9 @@ class _Reply:
             if event.strip() == _DONE:
                 return True
             self.streamed.take(self.decoded(event))
-        if self.streamed.abandoned:  # what came with it may hold the usage
+            if self.streamed.overran:
+                raise _Left
+        if self.streamed.abandoned:
             raise _Left
         self.streamed.tell()
         return False

@@ -82,9 +82,14 @@ class StreamedReply:
         return self._finish_reason is not None or self._cut.met
 
     @property
+    def overran(self) -> bool:
+        """True where the engine writes on past a stop string, so that nothing that still comes is wanted."""
+        return self._writes_on and self._finish_reason is None
+
+    @property
     def abandoned(self) -> bool:
-        """True where nothing that still comes is wanted, because the engine writes on past its end."""
-        return self._exceeded or (self._writes_on and self._finish_reason is None)
+        """True where it does so, or past what it may write; then what has come already may tell its usage."""
+        return self._exceeded or self.overran
 
     def take(self, chunk: ChatReply) -> None:
         """Note what `chunk` adds to the output."""

@@ -39,7 +39,7 @@ class _Wish(NamedTuple):
     tenant: str
     at: float
     wanted: Amount
-    answer: "asyncio.Future[None]"
+    answer: "asyncio.Future[bool]"
 
 
 class _Size(NamedTuple):
@@ -86,12 +86,12 @@ class GroupCommit:
         self._news.set()
         return await answer
 
-    async def lease(self, tenant: str, at: float, wanted: Amount) -> None:
-        """Ask for a lease of so much more; there may be less, or none. Raises `StoreFailed`."""
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def lease(self, tenant: str, at: float, wanted: Amount) -> bool:
+        """Ask for a lease of so much more; False where nothing more is to be had. Raises `StoreFailed`."""
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._wishes.append(_Wish(tenant, at, wanted, answer))
         self._news.set()
-        await answer
+        return await answer
 
     def give_back(self) -> None:
         """Give back what is free of leases: all where nothing is used, or else half of it."""
@@ -125,7 +125,9 @@ class GroupCommit:
         for begin, told in zip(begins, answers, strict=True):
             _resolve(begin.answer, told)
         for wish in wishes:
-            _resolve(wish.answer, None)
+            keys = [(wish.tenant, period) for period in periods(wish.at)]
+            pairs = (pair for key in keys for pair in zip(leases[key], sizes[key], strict=True))
+            _resolve(wish.answer, all(size.limit is None or lease >= size.least for (_, lease), size in pairs))
         return closed
 
     def _note(self, leases: "_Leases", changes: Sequence[Change]) -> None:
@@ -155,7 +157,8 @@ class GroupCommit:
         tenant, tally = self._quotas.tenant(key[0]), self._quotas.tally(*key)
         used, amounts, limit = tally.used(of), [getattr(each, of) or 0 for each in asked], limit_of(tenant, of, key[1])
         if asked:
-            return _Size(used + min(amounts), used + sum(amounts), sum(amounts), limit)
+            wanted = max(sum(amounts), tally.free(of))  # what is free by now may be used meanwhile
+            return _Size(used + min(amounts), used + wanted, sum(amounts), limit)
         kept = max(0, tally.free(of)) // 2 if used else 0
         setattr(tally, f"most_{of}", getattr(tally, f"booked_{of}") + used + kept)
         return _Size(used + kept, used + kept, 0, limit)
@@ -185,6 +188,8 @@ def _write(
     spent = _locked(connection, sorted(keys))
     leases = _leases(connection, log, sizes, spent) if sizes else {}
     closed = project(connection, log, changes) if changes else set()
+    if begins and any(change.forgotten for change in changes):
+        spent = _locked(connection, sorted(keys))  # with fewer requests
     return _begin(connection, log, begins, spent) if begins else [], leases, closed
 
 
@@ -230,13 +235,15 @@ def _leases(connection: Connection, log: str, sizes: _Sizes, spent: dict[Period,
 
 
 def _granted(size: _Size, own: int, taken: int) -> int:
-    """The lease to be had where so much of the limit is taken by others: less than asked for is none more."""
+    """The lease to be had where so much of the limit is taken by others: less than asked for is none more. What there
+    is of what is wanted stays.
+    """
     if size.limit is None:
         return 0
     left = size.limit - taken
     ahead = min(_AHEAD * size.asked, max(0, left - size.wanted) // _LEFT_FOR_OTHERS)
     granted = min(size.wanted + ahead, left)
-    return granted if granted >= size.least else min(own, size.wanted)
+    return max(min(own, size.wanted), granted if granted >= size.least else 0)
 
 
 def _begin(

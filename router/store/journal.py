@@ -174,11 +174,15 @@ class LogJournal:
             raise StoreFailed(self._refusal)
         self._log.admit(len(self._runs))
         tenant = self._quotas.tenant(start.tenant)
-        try:
-            self._quotas.begin(start.tenant, start.started_at, start.hold)
-        except QuotaExhausted as refused:
-            await self._ask_for_lease(refused, start.tenant, start.started_at, start.hold)
-            self._quotas.begin(start.tenant, start.started_at, start.hold)
+        leased = True
+        while True:
+            try:
+                self._quotas.begin(start.tenant, start.started_at, start.hold)
+                break
+            except QuotaExhausted as refused:
+                if not leased:
+                    raise
+                leased = await self._lease(refused, start.tenant, start.started_at, start.hold)
         begun = Begun(replace(start, request="") if tenant.redact else start, tenant.redact)
         run, payload = _Running(begun, (before or self._log.end).segment), encode(begun)
         try:
@@ -314,24 +318,27 @@ class LogJournal:
         """
         if self._members:
             self._members.see_alive()
-        run = self._running(run_id)
-        freed = run.kept if answers else NOTHING
-        try:
-            self._check(run, freed, at, wanted)
-        except QuotaExhausted as refused:
-            known = freed if periods(at) == periods(run.start.started_at) else NOTHING
-            lacking = (max(0, (getattr(wanted, of) or 0) - (getattr(known, of) or 0)) for of in LIMITED)
-            await self._ask_for_lease(refused, run.start.tenant, at, Amount(*lacking))
+        leased = True
+        while True:
             run = self._running(run_id)
             freed = run.kept if answers else NOTHING
-            self._check(run, freed, at, wanted)
-        return run, freed
+            try:
+                self._check(run, freed, at, wanted)
+                return run, freed
+            except QuotaExhausted as refused:
+                if not leased:
+                    raise
+                known = freed if periods(at) == periods(run.start.started_at) else NOTHING
+                lacking = (max(0, (getattr(wanted, of) or 0) - (getattr(known, of) or 0)) for of in LIMITED)
+                leased = await self._lease(refused, run.start.tenant, at, Amount(*lacking))
 
-    async def _ask_for_lease(self, refused: QuotaExhausted, tenant: str, at: float, lacking: Amount) -> None:
-        """Ask for more where others may have what is left; else raise the refusal again, or `StoreFailed`."""
+    async def _lease(self, refused: QuotaExhausted, tenant: str, at: float, lacking: Amount) -> bool:
+        """Ask for a lease of more, after which it is to be tried again; False where that is for the last time. Raises
+        the refusal where others cannot have what is left, and `StoreFailed`.
+        """
         if self._commits is None or not refused.contended:
             raise refused
-        await self._commits.lease(tenant, at, lacking)
+        return await self._commits.lease(tenant, at, lacking)
 
     def _check(self, run: _Running, freed: Amount, at: float, wanted: Amount) -> None:
         """Raise what `Quotas.check` raises where `wanted` is too much even if what is kept, `freed`, is free again."""
@@ -500,6 +507,8 @@ class LogJournal:
 
     async def _delete_segments(self) -> None:
         """Delete the segments that nobody needs, once the database has them on disk."""
+        if self._commits and not self._changes:  # it has all that is behind this place
+            self._place = self._log.end
         begun = [run.segment for run in (*self._runs.values(), *self._unfinished.values())]
         begun += [change.segment for change in self._changes]
         needed = min([self._place.segment, *begun])

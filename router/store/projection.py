@@ -176,25 +176,20 @@ def keep_place(connection: Connection, log: str, place: Position) -> None:
 
 def _run_row(change: Change, log: str) -> Row:
     start, run = change.start, change.run
-    ended = run is not None
     result = run.result if run else None
     if run and change.redact:
         run = redacted(run)
     return {
         "run_id": start.id,
-        "tenant": start.tenant,
-        "key_id": start.key_id,
-        "kind": start.kind,
+        **{name: getattr(start, name) for name in ("tenant", "key_id", "kind", "fingerprint", "started_at")},
         "request_id": storable(start.request_id) or None,
-        "fingerprint": start.fingerprint,
         "request": "" if change.redact else storable(start.request),
         "status": run.status if run else "running",
         "outcome": result.outcome if isinstance(result, Trajectory) else "",
-        "started_at": start.started_at,
         "duration_s": run.duration_s if run else 0.0,
         "log": log,
         "cancel_requested": False,
-        "trace": trace_of(run) if run and ended else None,
+        "trace": trace_of(run) if run else None,
     }
 
 

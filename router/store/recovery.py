@@ -65,15 +65,17 @@ class Fold:
             self.interrupted[ended.id] = run
         return Change(run.start, run.redact, ended, ended is None, frame.end)
 
-    def damaged(self, segment: Segment) -> None:
-        """Note, behind its frames, that a part of a segment which was on disk cannot be read: whoever is running and
-        has no records behind that may have lost some.
+    def read(self, segment: Segment) -> list[Change]:
+        """Take the frames of a segment. Where a part of it that was on disk cannot be read, runs which are under way
+        and have no records behind it may have lost some.
         """
-        self.whole = False
+        changes = [change for frame in segment.frames if (change := self.apply(frame))]
+        self.whole = self.whole and not segment.damaged
         for start, _ in segment.holes:
             for run in self.running.values():
                 if start < segment.synced and run.end <= (segment.number, start):
                     run.gaps = max(run.gaps, 1)
+        return changes
 
     def left(self) -> dict[int, RecordedRun]:
         """The runs that have not ended, those included whose beginning is lost, where it can be told whose they are."""
@@ -84,9 +86,8 @@ class Fold:
 
     def _salvaged(self, key: int) -> RecordedRun | None:
         """A run whose beginning is lost, from what its other records say of it."""
-        numbered = self._headless.pop(key)
-        records, start = [record for _, record in numbered], None
-        for record in records:
+        numbered, start = self._headless.pop(key), None
+        for _, record in numbered:
             if isinstance(record, Ended):
                 run = record.run
                 start = RunStart(run.id, run.kind, run.tenant, "", run.request_id, run.request, "", run.started_at)
@@ -96,10 +97,10 @@ class Fold:
         if start is None:
             return None
         recorded = RecordedRun(Begun(start, False))
-        for record in records:
+        for _, record in numbered:
             recorded.apply(record)
         recorded.records = numbered[-1][0] + 1
-        recorded.gaps = recorded.records - len(records)
+        recorded.gaps = recorded.records - len(numbered)
         return recorded
 
 
@@ -109,25 +110,19 @@ async def recover(database: Database, folder: Path, name: str) -> Fold:
     `name`: of the log, in the database. Raises `StoreFailed`, and `BadConfig` where the log cannot be read.
     """
     place, fold = await database.read(partial(place_of, log=name)), Fold()
+    segments = read_all(folder)
     try:
-        async for changes in _pieces(folder, fold, place):
-            await database.write(partial(project, log=name, changes=changes), on_disk=False)
+        while segment := await asyncio.to_thread(next, segments, None):
+            if segment.damaged:
+                _log.error("log.damaged", file=str(segment.path), bytes=segment.damaged, holes=len(segment.holes))
+            changes = [change for change in fold.read(segment) if change.position > place]
+            for first in range(0, len(changes), _PIECE):
+                work = partial(project, log=name, changes=changes[first : first + _PIECE])
+                await database.write(work, on_disk=False)
     except (OSError, msgspec.DecodeError) as error:
         advice = "it may be another release's, which can finish it; or move it away, and its last runs are lost"
         raise BadConfig(f"server.store: the log {folder} cannot be read ({error}); {advice}.") from error
     return fold
-
-
-async def _pieces(folder: Path, fold: Fold, place: Position) -> AsyncIterator[list[Change]]:
-    segments = read_all(folder)
-    while segment := await asyncio.to_thread(next, segments, None):
-        if segment.damaged:
-            _log.error("log.damaged", file=str(segment.path), bytes=segment.damaged, holes=len(segment.holes))
-        changes = [change for frame in segment.frames if (change := fold.apply(frame)) and change.position > place]
-        if segment.damaged:
-            fold.damaged(segment)
-        for first in range(0, len(changes), _PIECE):
-            yield changes[first : first + _PIECE]
 
 
 def ended_among(connection: Connection, run_ids: list[str]) -> set[str]:
@@ -185,18 +180,14 @@ async def opened(url: str) -> AsyncIterator[Database]:
 async def _followed(database: Database, folder: Path) -> None:
     """Wait until the database has what the log in `folder` has now. Raises `StoreFailed`."""
 
-    def ended() -> Position:
-        changes = [frame.end for segment in read_all(folder) for frame in segment.frames if _changes(frame)]
-        return max(changes, default=Position())
+    def changes() -> list[Position]:
+        frames = (frame for segment in read_all(folder) for frame in segment.frames)
+        return [frame.end for frame in frames if isinstance(decode(frame.payload), Begun | Ended | Forgotten)]
 
-    wanted = await asyncio.to_thread(ended)
+    wanted = max(await asyncio.to_thread(changes), default=Position())
     try:
         async with asyncio.timeout(_WAIT_S):
             while await database.read(partial(place_of, log=SQLITE)) < wanted:  # noqa: ASYNC110 - it is elsewhere
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
         raise StoreFailed("The gateway's database is behind its log; try again.") from None
-
-
-def _changes(frame: Frame) -> bool:
-    return isinstance(decode(frame.payload), Begun | Ended | Forgotten)

@@ -17,17 +17,11 @@ _CALL = CALLS.c.keys()
 
 def call_row(call: Call) -> dict[str, object]:
     """A call as a row."""
-    return {name: _value(call, name) for name in _CALL}
-
-
-def _value(call: Any, column: str) -> object:
-    """The value of a call in a column: its own, that of a part of it, or an empty string for no version."""
-    if column in TOKEN_COUNTS:
-        return getattr(call.usage, column, None)
-    if column in RESERVED:
-        return getattr(call.reserved, RESERVED[column])
-    value = getattr(call, column)
-    return "" if value is None and column == "executor_version" else value
+    row = {name: getattr(call, name, None) for name in _CALL}
+    row |= {name: getattr(call.usage, name, None) for name in TOKEN_COUNTS}
+    row |= {column: getattr(call.reserved, name) for column, name in RESERVED.items()}
+    row["executor_version"] = call.executor_version or ""
+    return row
 
 
 def struct_of(struct: type[Value], row: RowMapping, **others: object) -> Value:

@@ -8,14 +8,14 @@ import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Integer, Select, func, literal_column, select
+from sqlalchemy import ColumnElement, Connection, Integer, Select, case, func, literal_column, select, union_all
 
 from router.errors import BadRequest
 from router.ledger import UsageQuery, UsageReport
-from router.ledger.usage import Bucket, UsageRow
+from router.ledger.usage import Bucket, Dimension, UsageRow
 from router.store.database import Database, begin_snapshot, storable
 from router.store.schema import CALLS, GROUPS, RUNS, USAGE_HOURS
 from router.trace import Call
@@ -25,8 +25,7 @@ HOUR_S = 3600
 _BUCKET_HOURS: dict[Bucket, int] = {"hour": 1, "day": 24, "month": 24}
 """The hours of what sums are grouped by; months are made of days."""
 _FOREVER = 10**8 * HOUR_S
-_Rows = dict[tuple[Any, ...], UsageRow]
-"""By time and what they are grouped by."""
+_COLUMNS = "hour", *get_args(Dimension), *SUMS
 
 
 class SQLUsages:
@@ -48,32 +47,21 @@ def usage_in(connection: Connection, query: UsageQuery) -> UsageReport:
     start, end = query.start or 0.0, _FOREVER if query.end is None else query.end
     first, last = -int(-start // HOUR_S), int(end // HOUR_S)
     pieces = [(start, first * HOUR_S), (last * HOUR_S, end)] if first <= last else [(start, end)]
-    rows: _Rows = {}
-    if first < last:
-        _add(rows, connection, _of_hours(query, first, last), query)
+    hours = USAGE_HOURS.c
+    whole = select(*(hours[name] for name in _COLUMNS)).where(hours.hour >= first, hours.hour < last)
+    runs = select(func.count()).where(RUNS.c.started_at >= start, RUNS.c.started_at < end)
+    if query.tenant is not None:
+        whole = whole.where(hours.tenant == storable(query.tenant))
+        runs = runs.where(RUNS.c.tenant == storable(query.tenant))
+    parts = [whole]
     for begun, ended in pieces:
         if begun < ended:
             hour = int(begun // HOUR_S)
             tenants = _tenants(connection, hour) if query.tenant is None else [storable(query.tenant)]
             _check_kept(connection, tenants, hour)
-            _add(rows, connection, _of_calls(query, tenants, hour, (begun, ended)), query)
-    runs = [RUNS.c.started_at >= start, RUNS.c.started_at < end]
-    if query.tenant is not None:
-        runs.append(RUNS.c.tenant == storable(query.tenant))
-    counted = connection.execute(select(func.count()).select_from(RUNS).where(*runs)).scalar_one()
-    return UsageReport(counted, tuple(rows[key] for key in sorted(rows)))
-
-
-def _of_hours(query: UsageQuery, first: int, last: int) -> Select[Any]:
-    hours = USAGE_HOURS.c
-    groups: list[ColumnElement[Any]] = [hours[name] for name in query.by]
-    if query.bucket is not None:
-        length = literal_column(str(_BUCKET_HOURS[query.bucket]), Integer)
-        groups.append((hours.hour // length * length).label("at"))
-    wanted = select(*groups, *(func.sum(hours[name]).label(name) for name in SUMS)).group_by(*groups)
-    if query.tenant is not None:
-        wanted = wanted.where(hours.tenant == storable(query.tenant))
-    return wanted.where(hours.hour >= first, hours.hour < last)
+            parts.append(_hourly(hour).where(*_ended(tenants, begun, ended)))
+    rows = _summed(connection, query, parts)
+    return UsageReport(connection.execute(runs).scalar_one(), tuple(rows[key] for key in sorted(rows)))
 
 
 def _tenants(connection: Connection, hour: int) -> list[str]:
@@ -81,10 +69,19 @@ def _tenants(connection: Connection, hour: int) -> list[str]:
     return list(connection.scalars(select(USAGE_HOURS.c.tenant).where(USAGE_HOURS.c.hour == hour).distinct()))
 
 
-def _of_calls(query: UsageQuery, tenants: list[str], hour: int, span: tuple[float, float]) -> Select[Any]:
-    groups = [CALLS.c[name] for name in query.by]
-    at = literal_column(str(hour), Integer).label("at")
-    return select(at, *groups, *sums_of_calls()).where(*_ended(tenants, *span)).group_by(*groups)
+def _hourly(hour: int) -> Select[Any]:
+    """Calls of an hour as rows of `usage_hours`, each alone."""
+    calls = CALLS.c
+    known = {name: func.coalesce(calls[name], 0) for name in SUMMED_COUNTS if not USAGE_HOURS.c[name].nullable}
+    columns: dict[str, ColumnElement[Any]] = {
+        **dict(calls.items()),
+        **known,
+        "hour": literal_column(str(hour), Integer),
+        "attempts": literal_column("1", Integer),
+        "attempts_without_usage": case((calls.prompt_tokens.is_(None), 1), else_=0),
+        "attempts_without_cost": case((calls.nano_usd.is_(None), 1), else_=0),
+    }
+    return select(*(columns[name].label(name) for name in _COLUMNS))
 
 
 def _ended(tenants: list[str], start: float, end: float) -> list[ColumnElement[bool]]:
@@ -112,17 +109,24 @@ def all_kept(connection: Connection, hours: _Conditions, calls: _Conditions) -> 
     return connection.execute(select(func.count()).select_from(CALLS).where(*calls)).scalar_one() >= int(summed)
 
 
-def _add(rows: _Rows, connection: Connection, wanted: Select[Any], query: UsageQuery) -> None:
-    """Add the sums that `wanted` finds; where time is split, `at` is the number of an hour."""
-    for found in connection.execute(wanted).mappings():
+def _summed(connection: Connection, query: UsageQuery, parts: list[Select[Any]]) -> dict[tuple[Any, ...], UsageRow]:
+    """The sums of rows as `_COLUMNS`, by time and what they are grouped by."""
+    columns, rows = union_all(*parts).subquery().c, dict[tuple[Any, ...], UsageRow]()
+    groups: list[ColumnElement[Any]] = [columns[name] for name in query.by]
+    if query.bucket is not None:
+        length = literal_column(str(_BUCKET_HOURS[query.bucket]), Integer)
+        groups.append((columns.hour // length * length).label("at"))
+    sums = (func.sum(columns[name]).label(name) for name in SUMS)
+    for found in connection.execute(select(*groups, *sums).group_by(*groups)).mappings():
         if not found["attempts"]:
             continue  # of no rows at all
         counts = {name: None if found[name] is None else int(found[name]) for name in SUMS}
         at = None if query.bucket is None else _bucket_start(query.bucket, found["at"])
-        groups: dict[str, Any] = {name: found[name] for name in query.by}
-        row = UsageRow(bucket_start=at, **groups, **counts)  # type: ignore[arg-type]
-        key = at or 0.0, *groups.values()
+        by: dict[str, Any] = {name: found[name] for name in query.by}
+        row = UsageRow(bucket_start=at, **by, **counts)  # type: ignore[arg-type]
+        key = at or 0.0, *by.values()
         rows[key] = msgspec.structs.replace(row, **added([rows[key], row])) if key in rows else row
+    return rows
 
 
 def _bucket_start(bucket: Bucket, hour: int) -> float:
@@ -138,15 +142,3 @@ def hourly_usage(calls: Iterable[Call]) -> list[dict[str, Any]]:
         row = msgspec.structs.asdict(call) | {"hour": int(call.started_at // HOUR_S)}
         groups.setdefault(tuple("" if row[name] is None else row[name] for name in GROUPS), []).append(call)
     return [{**dict(zip(GROUPS, key, strict=True)), **sums_of(members)} for key, members in groups.items()]
-
-
-def sums_of_calls() -> list[ColumnElement[Any]]:
-    """One column for each of `SUMS`, over rows of `calls`."""
-    attempts = {
-        "attempts": func.count(),
-        "attempts_without_usage": func.count() - func.count(CALLS.c.prompt_tokens),
-        "attempts_without_cost": func.count() - func.count(CALLS.c.nano_usd),
-    }
-    counts = {name: func.sum(CALLS.c[name]) for name in SUMMED_COUNTS}
-    known = {name: sum_ if USAGE_HOURS.c[name].nullable else func.coalesce(sum_, 0) for name, sum_ in counts.items()}
-    return [{**attempts, **known}[name].label(name) for name in SUMS]

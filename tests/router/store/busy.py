@@ -146,7 +146,9 @@ async def agree(database: Database, tenant: str, runs: list[Run], told: list[Run
                 counts = sums.setdefault(period, Counter())
                 counts.update(tokens=call.charged.tokens, nano_usd=call.charged.nano_usd or 0)
     assert await spent(database, tenant) == {
-        period: tuple(counts[name] for name in ("requests", "tokens", "nano_usd")) for period, counts in sums.items()
+        period: tuple(counts[name] for name in ("requests", "tokens", "nano_usd"))
+        for period, counts in sums.items()
+        if any(counts.values())
     }
     usage = await SQLUsages(database).usage(UsageQuery(tenant=tenant))
     summed = {(row.role, row.model): added([row]) for row in usage.rows}

@@ -1,5 +1,6 @@
 """A database of each kind, empty for each test."""
 
+import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -55,3 +56,11 @@ async def journal(database: Database) -> AsyncIterator[LogJournal]:
     """A journal that writes to it."""
     async with LogJournal.writing(database) as journal:
         yield journal
+
+
+@pytest.fixture
+def _open_to_all() -> Iterator[None]:
+    """New files may be read and written by everybody, unless whoever makes them says otherwise."""
+    before = os.umask(0)
+    yield
+    os.umask(before)

@@ -45,7 +45,7 @@ async def spent(database: Database, tenant: str = "default") -> dict[str, tuple[
     found = await rows(
         database, "SELECT period, requests, tokens, nano_usd FROM spending WHERE tenant = :tenant", tenant=tenant
     )
-    return {period: tuple(counts) for period, *counts in found}
+    return {period: tuple(counts) for period, *counts in found if any(counts)}
 
 
 async def change(database: Database, statement: str) -> None:

@@ -95,14 +95,14 @@ def run(run_id: str, started_at: float = 1000.0, calls: Sequence[Call] = (), **f
     return Run(id=run_id, started_at=started_at, calls=tuple(calls), **{**known, **fields})  # type: ignore[arg-type]
 
 
-async def put(database: Database, *runs: Run, tenants: Sequence[Tenant] = (), trace: bool = True) -> None:
-    """Write runs with their calls and the sums of these. Runs without `trace` have not ended."""
+async def put(database: Database, *runs: Run, tenants: Sequence[Tenant] = ()) -> None:
+    """Write runs with their calls and the sums of these."""
 
     def write(connection: Connection) -> None:
         for tenant in tenants:
             connection.execute(TENANTS.insert().values(msgspec.structs.asdict(tenant)))
         for each in runs:
-            connection.execute(RUNS.insert().values(run_row(each, trace=trace and each.status != "running")))
+            connection.execute(RUNS.insert().values(run_row(each)))
         if rows := [call_row(call) for each in runs for call in each.calls]:
             connection.execute(CALLS.insert(), rows)
         if hours := hourly_usage([call for each in runs for call in each.calls]):
@@ -111,9 +111,8 @@ async def put(database: Database, *runs: Run, tenants: Sequence[Tenant] = (), tr
     await database.write(write)
 
 
-def run_row(run: Run, *, trace: bool) -> dict[str, object]:
+def run_row(run: Run) -> dict[str, object]:
     """A run as a row."""
-    encoded = trace_of(run) if trace else None
     return {
         "run_id": run.id,
         "tenant": run.tenant,
@@ -128,5 +127,5 @@ def run_row(run: Run, *, trace: bool) -> dict[str, object]:
         "duration_s": run.duration_s,
         "log": "log",
         "cancel_requested": False,
-        "trace": encoded,
+        "trace": None if run.status == "running" else trace_of(run),
     }

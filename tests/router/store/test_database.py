@@ -1,11 +1,9 @@
 """Databases are opened, or said why not."""
 
 import asyncio
-import os
 import sqlite3
 import sys
 import tomllib
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -120,9 +118,7 @@ async def test_a_write_that_fails_changes_nothing(database: Database) -> None:
 
 _OPENING = """
 import asyncio, sys
-from router.store.check import check
-from router.store.database import WRITES, Database, engine_of
-from router.store.schema import SCHEMA_NUMBER
+from router.store import Database
 asyncio.run(asyncio.wait_for(Database.open(sys.argv[1]), 60))
 """
 
@@ -173,14 +169,6 @@ async def test_the_presets_own_folder_is_made(tmp_path: Path, monkeypatch: pytes
     database = await Database.open(f"sqlite:///{tmp_path}/.cache/rolegate/mini-1.db")
     await database.close()
     assert (tmp_path / ".cache" / "rolegate" / "mini-1.db").exists()
-
-
-@pytest.fixture
-def _open_to_all() -> Iterator[None]:
-    """New files may be read and written by everybody, unless whoever makes them says otherwise."""
-    before = os.umask(0)
-    yield
-    os.umask(before)
 
 
 def modes(folder: Path) -> dict[str, int]:

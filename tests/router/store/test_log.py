@@ -6,7 +6,7 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -228,13 +228,6 @@ async def test_a_disk_that_is_full(tmp_path: Path) -> None:
         log.append(1, written, b"")
         assert [number for _, number, _ in told(log.folder)] == list(range(written + 1))
         await log.synced()
-
-
-@pytest.fixture
-def _open_to_all() -> Iterator[None]:
-    before = os.umask(0)
-    yield
-    os.umask(before)
 
 
 @pytest.mark.usefixtures("_open_to_all")

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -47,6 +48,12 @@ class Counted(Database):
         """Wait until so many more writes are over."""
         wanted = self.done + count
         await self.until(lambda: self.done >= wanted)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """Of SQLite: PostgreSQL has a run's end before it is acknowledged."""
+    return f"sqlite:///{tmp_path / 'runs.db'}"
 
 
 @pytest.fixture

@@ -325,13 +325,8 @@ class Small:
         return segment, self._runs[read]
 
     def _folded(self, segment: Segment) -> dict[str, Run]:
-        fold, runs = Fold(), dict[str, Run]()
-        for frame in segment.frames:
-            made = fold.apply(frame)
-            if made and made.run:
-                runs[made.start.id] = made.run
-        if segment.damaged:
-            fold.damaged(segment)
+        fold = Fold()
+        runs = {made.start.id: made.run for made in fold.read(segment) if made.run}
         return runs | {left.start.id: left.interrupted() for left in fold.left().values()}
 
     def frame_at(self, byte: int) -> Frame | None:
