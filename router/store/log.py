@@ -217,6 +217,7 @@ class RunLog:
                 path.unlink()
                 raise
         if self._file != -1:
+            os.ftruncate(self._file, self._offset)  # the rest of its room is not needed
             self._unsynced.append(self._file)
         self._number, self._salt, self._file, self._path, self._new = number, salt, file, path, True
         self._offset, self._room, self._begun = 0, _STEP, time.monotonic()
