@@ -57,7 +57,8 @@ class Resumed(msgspec.Struct, frozen=True):
     """An interrupted run that is gone on with."""
 
     start: RunStart
-    turns: Turns
+    turns: tuple[Turns, ...]
+    """Its own, and those of the runs that it goes on with itself."""
     calls: tuple[Call, ...]
     """All that it has spent, calls in flight with their worst case."""
 

@@ -128,7 +128,7 @@ class Ledger:
         *,
         limited: bool = False,
         shadow: bool = False,
-        resumed: Turns | None = None,
+        resumed: tuple[Turns, ...] = (),
     ) -> None:
         """`limited`: whether the tenant has quotas. `shadow`: whether nobody asked for what is done. Without a journal,
         nothing is written down. `resumed`: turns and searches of the run that is gone on with.
@@ -210,14 +210,16 @@ class Ledger:
 
     def turn_before(self, agent: Agent, messages: tuple[Message, ...]) -> Completion | None:
         """The turn that an agent has completed in the run that is gone on with, where it was shown just this."""
-        output = self._resumed.next_turn(agent, messages) if self._resumed else None
+        outputs = [turns.next_turn(agent, messages) for turns in self._resumed]  # they all go on to the next
+        output = next((one for one in outputs if one is not None), None)
         if output is not None:
             self.turn(agent, messages, output)
         return output
 
     def search_before(self, agent: Agent, query: str) -> SearchRecord | None:
         """The search that an agent has done next in the run that is gone on with, if it was this one."""
-        return self._resumed.next_search(agent, query) if self._resumed else None
+        searches = [turns.next_search(agent, query) for turns in self._resumed]
+        return next((one for one in searches if one is not None), None)
 
     def spent_before(self, call: Call) -> None:
         """Count against the budget what the run that is gone on with has spent."""

@@ -186,7 +186,7 @@ class RunLifecycle:
                     Allowance(options.budget),
                     limited=began.limited,
                     shadow=shadow,
-                    resumed=began.resumed.turns if began.resumed else None,
+                    resumed=began.resumed.turns if began.resumed else (),
                 )
                 for call in began.resumed.calls if began.resumed else ():
                     ledger.spent_before(call)

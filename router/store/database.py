@@ -65,8 +65,8 @@ def _cannot_open(url: str, error: Exception) -> BadConfig:
     if address.password:
         said = said.replace(str(address.password), "***")
     if not isinstance(error, BadConfig):
-        missing = isinstance(error, ImportError)
-        said += f"; {'install rolegate[postgres]' if missing else 'is it there, and may it be written?'}"
+        there = "is it there, may it be written, and is its disk full?"
+        said += f"; {'install rolegate[postgres]' if isinstance(error, ImportError) else there}"
     return BadConfig(f"server.store: cannot open {address.render_as_string(hide_password=True)}: {said}")
 
 
@@ -109,6 +109,8 @@ def _begin(connection: Connection) -> None:
         statements = [*[_STOPPED] * bool(writes), *["SET LOCAL synchronous_commit TO off"] * bool(notes)]
     else:  # what is synchronous is fixed once it has begun; a writer locks before it reads, so that that stays so
         statements = [_NOTED if notes else _ON_DISK, "BEGIN IMMEDIATE"] if writes else ["BEGIN"]
+        if writes and not notes:  # where nothing changes, nothing is synced, not even what was noted before
+            statements.append("PRAGMA user_version=1")
     for statement in statements:
         connection.exec_driver_sql(statement)
 

@@ -184,7 +184,7 @@ class LogJournal:
                     raise
                 leased = await self._lease(refused, start.tenant, start.started_at, start.hold)
         begun = Begun(replace(start, request="") if tenant.redact else start, tenant.redact)
-        run, payload = _Running(begun, self._log.end.segment), encode(begun)
+        run, payload = _Running(begun, (before or self._log.end).segment), encode(begun)
         try:
             if self._commits and (earlier := await self._commits.begin(run.start, run.redact)):
                 self._take_back(run)
@@ -201,7 +201,10 @@ class LogJournal:
                 name = start.tenant, storable(start.request_id)
                 self._named[name] = Named(start.id, start.fingerprint, "running", start.started_at)
             self._change(Change(run.start, run.redact, position=self._log.end, segment=run.segment))
-        resumed = Resumed(before.start, before.turns, (*before.calls, *before.cut())) if before else None
+        resumed = None
+        if before:
+            calls = (call for run in before.chain for call in (*run.calls, *run.cut()))
+            resumed = Resumed(before.start, tuple(run.turns for run in before.chain), tuple(calls))
         return Admitted(tenant.limited, tenant.redact, tenant.training, resumed)
 
     def unfinished(self, run_id: str) -> RunStart | None:

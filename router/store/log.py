@@ -17,7 +17,7 @@ import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -170,16 +170,17 @@ class RunLog:
 
     @classmethod
     def open(cls, folder: Path) -> "RunLog":
-        """Take the folder. Raises `StoreInUse` where it has another owner, and `OSError`."""
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(folder / "owner", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            log = cls(folder, lock)
-            log.tell("")
-        except OSError as error:
-            os.close(lock)
-            raise _in_use(folder) if isinstance(error, BlockingIOError) else error from None
+        """Take the folder. Raises `StoreInUse` where it has another owner, and `StoreFailed`."""
+        with _explained(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(folder / "owner", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                log = cls(folder, lock)
+                log.tell("")
+            except OSError as error:
+                os.close(lock)
+                raise _in_use(folder) if isinstance(error, BlockingIOError) else error from None
         return log
 
     @property
@@ -202,19 +203,21 @@ class RunLog:
         return Position(self._number, self._offset + sum(map(len, self._buffer)))
 
     def start(self, *, after: int = 0) -> None:
-        """Begin a segment, with a number above `after`, too. Raises `OSError` and `StoreFailed`."""
+        """Begin a segment, with a number above `after`, too. Raises `StoreFailed`."""
         if self._file != -1:
             self.append(NOBODY, _LAST, _SYNCED.pack(self.end.offset))
         number, salt = max(self._number, after) + 1, secrets.token_bytes(4)
         path = self.folder / f"{number:08}-{salt.hex()}.log"
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.posix_fallocate(file, 0, _STEP)
-        except OSError:
-            os.close(file)
-            path.unlink()
-            raise
+        with _explained(self.folder):
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                os.posix_fallocate(file, 0, _STEP)
+            except OSError:
+                os.close(file)
+                path.unlink()
+                raise
         if self._file != -1:
+            os.ftruncate(self._file, self._offset)  # the rest of its room is not needed
             self._unsynced.append(self._file)
         self._number, self._salt, self._file, self._path, self._new = number, salt, file, path, True
         self._offset, self._room, self._begun = 0, _STEP, time.monotonic()
@@ -222,7 +225,7 @@ class RunLog:
     def rotate(self) -> None:
         """Begin the next segment where this one is large or old enough."""
         if self._offset >= SEGMENT_BYTES or (self._offset and time.monotonic() - self._begun >= SEGMENT_S):
-            with suppress(OSError, StoreFailed):  # then this one goes on
+            with suppress(StoreFailed):  # then this one goes on
                 self.start()
 
     def admit(self, running: int) -> None:
@@ -261,10 +264,8 @@ class RunLog:
         data = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
         end = self._offset + len(data)
         self._see_room(end)
-        try:
+        with _explained(self.folder):
             written = os.pwrite(self._file, data, self._offset)
-        except OSError as error:
-            raise StoreFailed(_full(error, self.folder)) from error
         if written != len(data):
             self._cut_back()
         self._offset = end
@@ -387,8 +388,8 @@ class RunLog:
         work.add_done_callback(done)
 
     def _sync_files(self, earlier: list[int], current: int, folder: bool) -> None:
-        if folder:
-            descriptor = os.open(self.folder, os.O_RDONLY)
+        for parent in (self.folder, self.folder.parent) if folder else ():  # which may be as new as its files
+            descriptor = os.open(parent, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
             finally:
@@ -415,6 +416,15 @@ def identity(file: int | Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """Raise `StoreFailed` for what goes wrong with a log's files, saying what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreFailed(_full(error, folder)) from error
 
 
 def _full(error: OSError, folder: Path) -> str:

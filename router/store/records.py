@@ -113,6 +113,15 @@ class RecordedRun:
         self.kept = begun.start.hold
         """The amount that is kept for its answer."""
         self.turns = Turns()
+        self.before: RecordedRun | None = None
+        """The one that it goes on with, some of whose turns it may not have come to."""
+
+    @property
+    def chain(self) -> "Iterator[RecordedRun]":
+        """Itself, the run that it goes on with, and so on."""
+        yield self
+        if self.before:
+            yield from self.before.chain
 
     @property
     def reserved(self) -> Iterator[tuple[float, Amount]]:
@@ -158,6 +167,7 @@ class RecordedRun:
         ended_at = max((call.started_at + call.duration_s for call in calls), default=begun)
         known = {name: value for name, value in asdict(self.start).items() if name in Run.__struct_fields__}
         known |= {"calls": calls, "duration_s": max(0.0, ended_at - begun), "redacted": self.redact}
+        known |= {"resumed_from": self.start.resumes}
         return Run(**known, status="interrupted", error=self.damage, result=None, settings={})
 
     def cut(self) -> Iterator[Call]:

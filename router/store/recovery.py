@@ -44,9 +44,9 @@ class Fold:
         """Take the next frame; return the change that it makes to the database, if it makes one."""
         record = decode(frame.payload)
         if isinstance(record, Begun):
-            self.running[frame.run] = RecordedRun(record)
-            self.running[frame.run].end, self.running[frame.run].segment = frame.end, frame.end.segment
-            self.interrupted.pop(record.start.resumes, None)
+            begun = self.running[frame.run] = RecordedRun(record)
+            begun.before = self.interrupted.pop(record.start.resumes, None)
+            begun.end, begun.segment = frame.end, (begun.before or frame.end).segment
             return Change(record.start, record.redact, position=frame.end)
         run = self.running.get(frame.run)
         if run is None:
@@ -149,7 +149,7 @@ SQLITE = "log"
 
 def own_log(database: Database, folder: Path | None = None) -> RunLog:
     """Take a log for a gateway of this database. `folder`: for it, where it is SQLite's, and else for the folders of
-    all; None for the usual one. Raises `StoreInUse` and `OSError`.
+    all; None for the usual one. Raises `StoreInUse` and `StoreFailed`.
     """
     folder = folder or database.log_folder
     for number in count(1):

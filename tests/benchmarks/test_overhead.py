@@ -39,7 +39,8 @@ def test_parts(part: str, tmp_path: Path) -> None:
     assert main(["overhead", "--quick", "--parts", part, "--folder", str(tmp_path), "--json", str(out)]) == 0
     figures = json.loads(out.read_bytes())
     assert {row["variant"] for row in figures["variants"]} == {f"{part}: {name}" for name in VARIANTS[part]}
-    assert all(0 < row["p50"] <= row["p99"] for row in figures["variants"] if row["variant"] != "paced: store")
+    least = {"paced: store": -1e9, "load: memory": 0.0}  # differences may be nothing, or noise
+    assert all(least.get(row["variant"], 1e-9) <= row["p50"] <= row["p99"] for row in figures["variants"])
     assert bool(figures["figures"]) == (part != "proxy")  # which is compared with LiteLLM's alone
     assert all(row["low"] <= row["high"] for row in figures["figures"])
 
