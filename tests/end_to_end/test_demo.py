@@ -13,10 +13,12 @@ import pytest
 from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import completion_service_pb2 as completion_pb
 from rolegate.v1 import execution_service_pb2 as execution_pb
+from rolegate.v1 import run_service_pb2 as run_pb
 from rolegate.v1 import usage_pb2
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
+from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, Question
@@ -90,10 +92,10 @@ async def test_ledger_equals_the_engines_own_counters(demo: Demo) -> None:
     stub = AnswerServiceStub(demo.channel)
     questions = [answer_pb.AnswerRequest(question=question.text) for question in _questions(20, single_search=False)]
     await stub.Answer(questions[0], timeout=60)
-    first = _rows(demo)
+    first = await _rows(demo)
     before = {name: await _counted(url) for name, url in demo.engines.items()}
     await asyncio.gather(*(stub.Answer(question, timeout=120) for question in questions))
-    booked = _rows(demo)[len(first) :]
+    booked = (await _rows(demo))[len(first) :]
     assert set(before) == {str(row["deployment"]) for row in booked}
     assert {row["outcome"] for row in booked} == {"completed"}
     for name, url in demo.engines.items():
@@ -140,6 +142,7 @@ async def test_a_cancelled_question_is_stored_and_its_engine_goes_idle(demo: Dem
     await call.read()
     call.cancel()
     await stub.Answer(answer_pb.AnswerRequest(question=question), timeout=60)
+    await _followed(demo)
     with sqlite3.connect(demo.database) as database:
         statuses = Counter(status for (status,) in database.execute("SELECT status FROM runs"))
     assert statuses["cancelled"] == 1
@@ -155,8 +158,14 @@ async def test_oversized_question_is_refused(demo: Demo) -> None:
     assert "at most 4000" in (caught.value.details() or "")
 
 
-def _rows(demo: Demo) -> list[dict[str, Any]]:
+async def _followed(demo: Demo) -> None:
+    """Wait until the database has what was acknowledged."""
+    await RunServiceStub(demo.channel).ListRuns(run_pb.ListRunsRequest(page_size=1), timeout=30)
+
+
+async def _rows(demo: Demo) -> list[dict[str, Any]]:
     """The ledger, in the order in which runs were stored."""
+    await _followed(demo)
     with sqlite3.connect(demo.database) as database:
         database.row_factory = sqlite3.Row
         return [dict(row) for row in database.execute("SELECT * FROM calls ORDER BY rowid")]
