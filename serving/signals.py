@@ -14,8 +14,16 @@ through: what a question leaves behind is not to wait for thousands of others.
 """
 
 
+_SWITCH_S = 1e-4
+"""How long a thread waits for the interpreter before it asks for it. Python's own 5 ms begin anew whenever the event
+loop has looked for news: one with much to do would never let go, and no search would come to its end."""
+
+
 def collect_seldom() -> None:
-    """Look for cycles less often, and never again among what is there by now, which will stay."""
+    """Look for cycles less often, and never again among what is there by now, which will stay; and let threads have
+    their turns beside the event loop.
+    """
+    sys.setswitchinterval(_SWITCH_S)
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, _MIDDLE, _OLD)

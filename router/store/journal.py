@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from itertools import islice, takewhile
+from itertools import count, islice, takewhile
 
 import structlog
 from msgspec.structs import replace
@@ -50,7 +50,7 @@ from router.trace.values import AnswerWritten
 _log = structlog.get_logger("store")
 _RECENT_S = 60.0
 """How long a run that has ended is known here by the client's name for it; by then the database has it."""
-_LEISURE_S = 0.2
+_LEISURE_S = 0.5
 """How long changes gather for the database, unless somebody wants to read them."""
 _MOST = 256
 """Changes of one transaction."""
@@ -58,8 +58,9 @@ _READING_S = 5.0
 """How long a reader waits for the database to have what was acknowledged."""
 _BACKLOG = 64 << 20
 """Bytes that wait for the database, beyond which no run may begin."""
-_WATCH_S, _DATABASE_TIMEOUT_S = 0.5, 5.0
-"""How often settings and disks are looked at, and the longest that the database may take until it counts as down."""
+_WATCH_S, _SELDOM, _DATABASE_TIMEOUT_S = 0.5, 4, 5.0
+"""How often settings and disks are looked at, after how many times of that the database is, and the longest that it may
+take until it counts as down."""
 _RESUMABLE_S = 3600.0
 """How long after its beginning an interrupted run can be gone on with."""
 _RETENTION_S = 600.0
@@ -518,8 +519,9 @@ class LogJournal:
             self._log.delete(needed)
 
     async def _keep_watching(self) -> None:
-        """See to settings, disks and the database, for ever."""
-        while True:
+        """See to settings, disks and, less often, to the database, for ever."""
+        wrong: str | None = None
+        for turn in count(1):
             await asyncio.sleep(_WATCH_S)
             for known, run in self._lost:
                 with suppress(StoreFailed):
@@ -528,29 +530,31 @@ class LogJournal:
             self._lost = [(known, run) for known, run in self._lost if run.id in self._runs]
             self._forget_old()
             self._log.rotate()
-            why = self._log.watch()
             if self._commits:
                 self._commits.give_back()
             try:
                 async with asyncio.timeout(_DATABASE_TIMEOUT_S):
                     await self._read_settings()
-                    await self._delete_segments()
-                    await self._database.write(
-                        partial(keep_place, log=self._name, place=self._place), on_disk=False, behind=True
-                    )
-                    for run_id in await self._database.read(partial(_to_cancel, name=self._name), behind=True):
-                        self._on_cancel(run_id)
+                    if wrong or not turn % _SELDOM:
+                        await self._look_at_database()
+                wrong = None
             except TimeoutError:
-                why = why or f"nothing was written within {_DATABASE_TIMEOUT_S:g} s"
+                wrong = f"nothing was written within {_DATABASE_TIMEOUT_S:g} s"
             except Exception as error:  # whatever it is: nobody else looks
-                why = why or str(error) or type(error).__name__
+                wrong = str(error) or type(error).__name__
+            why, self._refusal = self._log.watch() or wrong, self._log.failed or self._log.full
             backlog = self._log.end.offset - self._place.offset
             if self._log.end.segment > self._place.segment + 1 or backlog > _BACKLOG:
-                why = why or "the database is too far behind the log"
-                self._refusal = why
-            else:
-                self._refusal = self._log.failed or self._log.full
+                self._refusal = why = why or "the database is too far behind the log"
             self._on_health(why)
+
+    async def _look_at_database(self) -> None:
+        """See that it can be written, and what others have asked for by it. Raises `StoreFailed`."""
+        await self._delete_segments()
+        kept = partial(keep_place, log=self._name, place=self._place)
+        await self._database.write(kept, on_disk=False, behind=True)
+        for run_id in await self._database.read(partial(_to_cancel, name=self._name), behind=True):
+            self._on_cancel(run_id)
 
     def _forget_old(self) -> None:
         """Forget names that the database has known for a while."""

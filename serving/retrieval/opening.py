@@ -3,7 +3,6 @@ date, opened, and left for the next generation when there is one.
 """
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -34,9 +33,6 @@ Check = Callable[[], None]
 """Raises `Stopped` once the work is to end; to be called now and then."""
 
 _FOLLOW_INTERVAL_S, _LOG_INTERVAL_S = 1.0, 2.0
-_SWITCH_S = 1e-4
-"""How long a thread waits for the interpreter before it asks for it. Python's own 5 ms begin anew whenever the event
-loop has looked for news: one with much to do would never let go, and no search would come to its end."""
 _log = structlog.get_logger("retrieval")
 
 
@@ -135,7 +131,6 @@ async def _open_searcher(
     config: RetrievalConfig, embedder: Embedder, log: Callable[[str], None]
 ) -> AsyncIterator[IndexSearcher]:
     """Search the config's index, up to date, and go over to each new generation of it."""
-    sys.setswitchinterval(_SWITCH_S)
     index = await stoppable(partial(_open_up_to_date, config, embedder, log))
     searcher = IndexSearcher(index, embedder)
     try:
