@@ -20,9 +20,9 @@ from router.ledger import RunStart
 from router.ledger.journal import EarlierRun
 from router.store.database import Database, storable, unwritable
 from router.store.members import Members, see_member
+from router.store.names import Named
 from router.store.projection import Change, changed, project, put_leases, write
 from router.store.quotas import LIMITED, Period, Quotas, Tally, add_spent, limit_of, periods, see_counts
-from router.store.records import Named
 
 _AHEAD, _LEFT_FOR_OTHERS = 16, 8
 """A lease is larger than what is asked for: by so many times that, but no more than this part of what is left."""

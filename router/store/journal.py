@@ -10,7 +10,7 @@ from itertools import count, islice, takewhile
 
 import structlog
 from msgspec.structs import replace
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from router.access import Tenant
 from router.amount import NOTHING, Amount
@@ -23,13 +23,13 @@ from router.store.database import Database, storable, unwritable
 from router.store.group_commit import GroupCommit
 from router.store.log import Position, RunLog, number_of, segments
 from router.store.members import LOOK_S, Members
+from router.store.names import REQUEST_ID_S, Named, UsedNames
 from router.store.projection import Change, keep_place, place_of, project
 from router.store.quotas import LIMITED, Quotas, Tally, periods
 from router.store.records import (
     Begun,
     Ended,
     Forgotten,
-    Named,
     Opened,
     Record,
     RecordedRun,
@@ -99,6 +99,7 @@ class LogJournal:
         self._lost: list[tuple[_Running, Run]] = []
         """Runs whose end could not be written; they are to end as failed as soon as that is possible."""
         self._named: dict[tuple[str, str], Named] = {}
+        self._used = UsedNames()
         self._recent: deque[tuple[float, Position, tuple[str, str], str]] = deque()
         """Runs that have ended, by the time and the place in the log: their names and identifiers."""
         self._changes: deque[Change] = deque()
@@ -149,9 +150,9 @@ class LogJournal:
         if self._members:
             self._members.see_alive(begins=True)
         if start.request_id and (self._unfinished or not self._members):  # or else it is seen to when it is written
-            stored = (
-                None if name in self._named else await self._database.read(partial(_stored, name=name), behind=True)
-            )
+            stored = None
+            if name not in self._named and (self._members or name in self._used):
+                stored = await self._database.read(partial(_stored, name=name), behind=True)
             earlier = self._named.get(name) or stored
             if earlier and earlier.holds(start.started_at):
                 return earlier.told(start)
@@ -201,6 +202,7 @@ class LogJournal:
             if start.request_id:
                 name = start.tenant, storable(start.request_id)
                 self._named[name] = Named(start.id, start.fingerprint, "running", start.started_at)
+                self._used.add(name)
             self._change(Change(run.start, run.redact, position=self._log.end, segment=run.segment))
         resumed = None
         if before:
@@ -444,7 +446,16 @@ class LogJournal:
             await self._members.book_leases(whole=fold.whole)
         else:
             self._quotas.tallies = await self._database.read(_spent)
+            await self._database.read(self._read_names)
         await self._delete_segments()
+
+    def _read_names(self, connection: Connection) -> None:
+        """Note the names of the last day's requests."""
+        newest = connection.execute(select(func.max(RUNS.c.started_at))).scalar() or 0.0
+        named = RUNS.c.request_id.is_not(None), RUNS.c.started_at > newest - REQUEST_ID_S
+        wanted = select(RUNS.c.tenant, RUNS.c.request_id).where(*named)
+        for row in connection.execution_options(yield_per=1000).execute(wanted):
+            self._used.add((row.tenant, row.request_id))
 
     async def _read_settings(self) -> None:
         self._quotas.tenants = await self._database.read(_tenants, behind=True)

@@ -2,22 +2,17 @@
 
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import asdict, replace
 
 from router.amount import NOTHING, Amount
 from router.ledger import RunStart
-from router.ledger.journal import EarlierRun
 from router.models import Usage
 from router.store.log import Position
 from router.trace import Call, Run
 from router.trace.call import OpenedCall, Outcome
-from router.trace.run import RunStatus
 from router.trace.turns import Decided, Searched, Turn, Turns
-
-_REQUEST_ID_S = 86400
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag=10):
@@ -74,23 +69,6 @@ decode = msgspec.msgpack.Decoder(Record).decode
 def run_key(run_id: str) -> int:
     """The number by which frames name a run; never 0."""
     return int.from_bytes(blake2b(run_id.encode(), digest_size=8).digest()) or 1
-
-
-class Named(NamedTuple):
-    """A run by the client's name for its request."""
-
-    run_id: str
-    fingerprint: str
-    status: RunStatus
-    started_at: float
-
-    def holds(self, now: float) -> bool:
-        """Whether the name is taken."""
-        return now - self.started_at < _REQUEST_ID_S and self.status in ("running", "finished")
-
-    def told(self, start: RunStart) -> EarlierRun:
-        """The answer to the one that asks for it now."""
-        return EarlierRun(self.run_id, self.status, self.fingerprint == start.fingerprint)
 
 
 class RecordedRun:
