@@ -34,7 +34,7 @@ from serving.composition import running_gateway
 from serving.config.file import load_config
 from serving.logs import errors_only
 from serving.retrieval.services import RetrievalServicer
-from serving.signals import collect_seldom
+from serving.signals import tune_interpreter
 
 MAX_TOKENS = 64
 MODELS = {"delegation": "delegator", "execution": "executor", "answer": "answerer"}
@@ -172,7 +172,7 @@ async def _serve(config: Path, doubles: Sequence[str]) -> None:
     retriever, log = OnePassage() if "retriever" in doubles else None, told.append
     opened = running_gateway(load_config(config), _ANY, log, _ANY, retriever=retriever, journal=journal)
     async with opened as address:
-        collect_seldom()
+        tune_interpreter()
         print(address, told[-1].rpartition(" ")[2], flush=True)
         while await asyncio.to_thread(sys.stdin.readline):
             print(json.dumps([took_s for each in timed for took_s in each.look()]), flush=True)

@@ -16,13 +16,12 @@ through: what a question leaves behind is not to wait for thousands of others.
 
 _SWITCH_S = 1e-4
 """How long a thread waits for the interpreter before it asks for it. Python's own 5 ms begin anew whenever the event
-loop has looked for news: one with much to do would never let go, and no search would come to its end."""
+loop has looked for news: one with much to do would never let go, and neither a search nor the database's thread would
+come to an end."""
 
 
-def collect_seldom() -> None:
-    """Look for cycles less often, and never again among what is there by now, which will stay; and let threads have
-    their turns beside the event loop.
-    """
+def tune_interpreter() -> None:
+    """Look for cycles less often, and not among what is there by now; let threads have turns beside the event loop."""
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()
     gc.freeze()
@@ -53,7 +52,7 @@ async def until_stopped(service: AbstractAsyncContextManager[str]) -> None:
         loop.add_signal_handler(number, this.cancel)
     with suppress(asyncio.CancelledError):
         async with service as address:
-            collect_seldom()
+            tune_interpreter()
             _log.info("serve.ready", address=address)
             await asyncio.Event().wait()
     _log.info("serve.stopped")

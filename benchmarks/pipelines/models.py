@@ -25,7 +25,7 @@ import uvloop
 
 from benchmarks.gateway import at_once
 from router.testing.openai_server import ChatRequest, Reply, events, whole
-from serving.signals import collect_seldom
+from serving.signals import tune_interpreter
 
 Pace = Literal["paced", "at-once", "tokens"]
 _FIRST = 5
@@ -114,7 +114,7 @@ class _Connection(asyncio.Protocol):
 async def _play(pace: str, token_s: str) -> None:
     spans, loop = defaultdict[int, list[tuple[float, float]]](list), asyncio.get_running_loop()
     server = await loop.create_server(lambda: _Connection(pace, float(token_s), spans), "127.0.0.1", 0, backlog=4096)
-    collect_seldom()
+    tune_interpreter()
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
         print(msgspec.json.encode({number: together_s(each) for number, each in spans.items()}).decode(), flush=True)

@@ -39,7 +39,7 @@ from router.models import Message, Sampling
 from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import Passage
-from serving.signals import collect_seldom
+from serving.signals import tune_interpreter
 
 DRIVEN, TOKENS = "driven", 400
 """The line of a process that is told what to ask, and the tokens of a long stream."""
@@ -88,7 +88,7 @@ async def _serve(kind: str, base_url: str, retrieval: str, folder: str) -> None:
         server.add_generic_rpc_handlers((service,))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        collect_seldom()
+        tune_interpreter()
         print(f"127.0.0.1:{port}", flush=True)
         await asyncio.to_thread(sys.stdin.read)
         await server.stop(0)
@@ -108,7 +108,7 @@ async def _obey(kind: str, base_url: str, *_: str) -> None:
                     return await call({"model": "long", "messages": said, "max_tokens": TOKENS}, f"run-{number}-1")
             return await pipeline.answer(question(number))
 
-        collect_seldom()
+        tune_interpreter()
         print(DRIVEN, flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
             took_s = await ordered(ask, msgspec.json.decode(line, type=Order))

@@ -357,7 +357,7 @@ def test_a_retrieval_server_answers_both_ways_and_ends_at_sigterm(
     with reading, ThreadPoolExecutor(1) as client:  # a process of its own would load the embedder once more
         with writing, monkeypatch.context() as patched:
             patched.setattr("sys.stdout", writing)
-            patched.setattr("serving.signals.collect_seldom", lambda: None)  # it would hold for all tests after this
+            patched.setattr("serving.signals.tune_interpreter", lambda: None)  # it would hold for all tests after this
             asking = client.submit(asked)
             assert main(["retrieve", "serve", *arguments, "--top-k", "1"]) == 0
         found, posted = asking.result()
