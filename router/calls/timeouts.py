@@ -16,7 +16,7 @@ class Timeouts:
 
     @property
     def silent_s(self) -> float:
-        """How long it may take until it says something."""
+        """The longest that it may take until it says something."""
         return min(self.first_token_s, self.call_s)
 
     def passed(self, model: Model, *, wrote: bool) -> UpstreamUnavailable:

@@ -47,7 +47,7 @@ async def test_a_pace() -> None:
             PROMPT, lambda delta: times.append(time.perf_counter() - begun) if delta.text else None
         )
     assert reply.text == "abc"
-    assert times[0] >= 0.15 and times[-1] - times[0] >= 0.08
+    assert times[0] >= 0.15 and times[-1] >= 0.25
 
 
 async def test_tokens_at_a_time() -> None:
