@@ -1,13 +1,15 @@
 """The mini executor on real vLLM: sub-queries through the gateway (`ExecutionService`), then the very prompts of their
 turns straight to the engine, with the engine's prefix cache emptied before each; both with free output and held to its
 form. In each round the pairs follow one another, so compare ratios.
+
+Without a GPU, gateway and embedder compute on the engine's cores. With --apart, the engine has half of the cores to
+itself, both ways. With --searched, all searches are answered from memory, so that the embedder computes nothing.
 """
 
 import os
-import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -26,8 +28,10 @@ from benchmarks.gateway import gateway
 from benchmarks.harness import work_folder
 from benchmarks.load import in_flight
 from benchmarks.mini_deployment import MiniDeployment, mini_deployment
+from benchmarks.rounds import Figure, Round, Wanted, figure, mean
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
+from router.errors import BadRequest
 from router.models import Prompt, Sampling
 from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
@@ -48,10 +52,12 @@ class Options(harness.Options, frozen=True, kw_only=True):
 
     sub_queries: Annotated[int, Meta(ge=1, description="in each round")] = 100
     in_flight: Annotated[int, Meta(ge=1, description="sub-queries at once")] = 16
-    rounds: Annotated[int, Meta(ge=1, description="each with new sub-queries")] = 3
+    rounds: Annotated[int, Meta(ge=1, description="each with new sub-queries")] = 10
+    apart: Annotated[bool, Meta(description="half of the cores for the engine, half for all others")] = False
+    searched: Annotated[bool, Meta(description="work on all once before, so that no search computes")] = False
 
 
-class Round(msgspec.Struct, frozen=True):
+class Pair(msgspec.Struct, frozen=True):
     """Some sub-queries through the gateway, and their prompts straight to the engine."""
 
     structured: bool
@@ -68,39 +74,54 @@ class Round(msgspec.Struct, frozen=True):
     """Of the prompts', through the gateway."""
 
 
-class Summary(msgspec.Struct, frozen=True):
-    """All rounds with one kind of output."""
-
-    structured: bool
-    ratio: float
-    """The gateway's throughput as a share of the engine's; the median of the rounds."""
-    per_s: float
-    """Sub-queries through the gateway; the median of the rounds."""
-
-
 class Figures(msgspec.Struct, frozen=True):
-    """Rounds, and their medians."""
+    """Means of the pairs with their spread, and the pairs."""
 
-    summaries: list[Summary]
-    rounds: list[Round]
+    figures: list[Figure]
+    pairs: list[Pair]
 
 
 async def measure(options: Options) -> Figures:
     """Ask both ways, in turns. Raises `RolegateError`."""
     os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # for emptying the prefix cache
-    config, rounds = _config(), list[Round]()
+    config, pairs = _config(), list[Pair]()
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(work_folder(None))
+        move_away = stack.enter_context(two_halves()) if options.apart else lambda: None
         mini = await stack.enter_async_context(mini_deployment(config))
+        move_away()
         sides = [await _side(stack, structured, mini, folder) for structured in (False, True)]
         asked = export(World(7, "test"), folder / "world", 2 * options.sub_queries * (options.rounds + 1))
         fresh = iter(dict.fromkeys(one.text for question in asked for one in question.sub_queries))
         for number in range(options.rounds + 1):
             some = list(islice(fresh, options.sub_queries))
             for side in sides if number % 2 else sides[::-1]:
+                if options.searched:
+                    await side.executed(some, options.in_flight)
                 measured = await side.round(some, options.in_flight)
-                rounds += [measured] if number else []  # the first round warms up
-    return Figures([_summary(rounds, kind, options.sub_queries) for kind in (False, True)], rounds)
+                pairs += [measured] if number else []  # the first round warms up
+    return Figures([each for kind in (False, True) for each in figures(pairs, kind, options.sub_queries)], pairs)
+
+
+@contextmanager
+def two_halves() -> Iterator[Callable[[], None]]:
+    """Bind this process to half of its cores, and with it what it starts; what is yielded moves it alone to the others.
+    Raises `BadRequest` where that cannot be.
+    """
+    if not hasattr(os, "sched_setaffinity") or len(cores := sorted(os.sched_getaffinity(0))) < 2:
+        raise BadRequest("--apart: this system binds no process to cores, or has one only; leave the option out.")
+    half = len(cores) // 2
+    _bind(cores[:half])
+    try:
+        yield lambda: _bind(cores[half:])
+    finally:
+        _bind(cores)
+
+
+def _bind(cores: Sequence[int]) -> None:
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def _config() -> Config:
@@ -116,10 +137,15 @@ def _config() -> Config:
     )
 
 
-def _summary(rounds: Sequence[Round], structured: bool, sub_queries: int) -> Summary:
-    some = [one for one in rounds if one.structured == structured]
-    ratio = statistics.median(one.straight_s / one.gateway_s for one in some)
-    return Summary(structured, ratio, statistics.median(sub_queries / one.gateway_s for one in some))
+def figures(pairs: Sequence[Pair], structured: bool, sub_queries: int) -> list[Figure]:
+    """Figures of the pairs with one kind of output."""
+    some, output = [pair for pair in pairs if pair.structured == structured], "structured" if structured else "free"
+    found = {
+        "ratio": [Round([pair.straight_s / pair.gateway_s]) for pair in some],
+        "per_s": [Round([sub_queries / pair.gateway_s]) for pair in some],
+    }
+    ratio = Wanted(f"throughput of the gateway to the engine's, {output} output", mean, "ratio", least=0.97)
+    return [figure(ratio, found), figure(Wanted(f"sub-queries a second, {output} output", mean, "per_s"), found)]
 
 
 async def _side(stack: AsyncExitStack, structured: bool, mini: MiniDeployment, folder: Path) -> "_Side":
@@ -146,7 +172,7 @@ class _Side:
     session: aiohttp.ClientSession
     straight: OpenAIHTTP
 
-    async def round(self, sub_queries: Sequence[str], at_once: int) -> Round:
+    async def round(self, sub_queries: Sequence[str], at_once: int) -> Pair:
         """Ask all of them, both ways."""
         await self._empty()
         begun = time.perf_counter()
@@ -160,7 +186,7 @@ class _Side:
         straight_s = time.perf_counter() - begun
         calls = [call for run in runs for call in run.calls]
         usages = [call.usage for call in calls if call.usage]
-        return Round(
+        return Pair(
             structured=self.config.roles.execution.structured,
             gateway_s=gateway_s,
             straight_s=straight_s,

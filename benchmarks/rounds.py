@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import statistics
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
@@ -54,6 +55,11 @@ def p50(rounds: Sequence[Round]) -> float:
 def p99(rounds: Sequence[Round]) -> float:
     """The value that 99 % of all are at most."""
     return quantile((value for each in rounds for value in each.values), 0.99)
+
+
+def mean(rounds: Sequence[Round]) -> float:
+    """The mean of all values."""
+    return statistics.fmean(value for each in rounds for value in each.values)
 
 
 def cpu(rounds: Sequence[Round]) -> float:

@@ -93,7 +93,7 @@ class Attempts:
         """The output of one attempt. Its worst case is that of the prompt's bytes or, where that is too much, of its
         tokens, or of fewer tokens to write.
         """
-        async with self.health.place():
+        async with self.health:
             replica, bound, most = await self._chosen(), self.caller.prompt_bound, self.caller.max_tokens
             self._made += 1
             try:

@@ -2,8 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from unicodedata import decomposition, normalize
 
@@ -98,7 +97,7 @@ _MOST_FAILURES, _FAILING_S = 5, 2.0
 
 
 class RoleHealth:
-    """Places and retries of a role's calls, and the counts of its prompts."""
+    """Places and retries of a role's calls, and the counts of its prompts. As a context, one of the places."""
 
     def __init__(self, max_in_flight: int | None = None) -> None:
         """`max_in_flight`: attempts under way at a time, over all replicas; None for any number."""
@@ -126,9 +125,8 @@ class RoleHealth:
         lasting = asyncio.get_running_loop().time() - self._failing_since >= _FAILING_S
         return self.failures < _MOST_FAILURES or not lasting
 
-    @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Hold one of the places, once it is free; in the order of coming."""
+    async def __aenter__(self) -> None:
+        """Take one of the places, once it is free; in the order of coming."""
         if self._places:
             self.waiting += 1
             try:
@@ -136,9 +134,8 @@ class RoleHealth:
             finally:
                 self.waiting -= 1
         self.in_flight += 1
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
-            if self._places:
-                self._places.release()
+
+    async def __aexit__(self, *_error: object) -> None:
+        self.in_flight -= 1
+        if self._places:
+            self._places.release()

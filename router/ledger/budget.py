@@ -33,7 +33,7 @@ class Allowance:
     def __init__(self, budget: Budget = UNLIMITED) -> None:
         self._budget = budget
         self._taken, self._held = NOTHING, NOTHING
-        self._by_role = Counter[RoleName]()
+        self._by_role: Counter[RoleName] = Counter()
         self._under_way = 0
 
     @property

@@ -5,7 +5,7 @@ import socket
 import ssl
 import zlib
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from functools import cached_property
@@ -98,8 +98,9 @@ class ConnectionPool:
                 connection.close()
         await asyncio.sleep(0)  # which closes their sockets
 
-    async def post(self, target: Target, request: bytes, reader: Reader) -> None:
-        """Send one request, and return once its reply has ended, or once its reader wants no more of it.
+    async def post(self, target: Target, request: Callable[[], bytes], reader: Reader) -> None:
+        """Send one request, and return once its reply has ended, or once its reader wants no more. `request`: makes
+        it when it can leave, so that it is kept neither before nor afterwards.
 
         Raises `TransportError`, `httptools.HttpParserError`, and whatever `reader` raises.
         """
@@ -184,14 +185,14 @@ class _Connection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self.on_body = self._pieces.append
 
-    async def exchange(self, request: bytes, reader: Reader) -> None:
+    async def exchange(self, request: Callable[[], bytes], reader: Reader) -> None:
         """See `ConnectionPool.post`."""
         self._reader, self._run = reader, copy_context().run
         self._parser, self._headers = httptools.HttpResponseParser(self), dict[str, str]()
         self._status = self._bare = 0
         self._begun = self._chunked = self.free = False
         self._ended = asyncio.get_running_loop().create_future()
-        self.transport.write(request)
+        self.transport.write(request())
         try:
             await self._ended
         except asyncio.CancelledError:

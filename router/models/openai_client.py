@@ -2,9 +2,9 @@
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import aiohttp
@@ -110,7 +110,7 @@ class OpenAIHTTP:
         with suppress(*_FOREIGN, *JSON_ERRORS, UpstreamError, TimeoutError):
             target = Target(f"{self._base_url.removesuffix('/v1')}/tokenize", self._headers)
             async with asyncio.timeout(_TOKENIZING_S):
-                await self._pool.post(target, target.request(body), reply)
+                await self._pool.post(target, partial(target.request, body), reply)
             self._tokenizes = reply.status not in _NOT_THERE
             return msgspec.json.decode(reply.body, type=_Tokens).count if reply.status == 200 else None
         return None
@@ -131,7 +131,7 @@ class OpenAIHTTP:
             try:
                 with streamed or nullcontext():
                     interval = None if live else self._interval
-                    body = self._body(prompt, stream=on_delta is not None, options=options, interval=interval)
+                    body = partial(self._body, prompt, stream=on_delta is not None, options=options, interval=interval)
                     await self._post(prompt, body, reply)
                     if streamed and reply.events:
                         return streamed.end()
@@ -143,11 +143,11 @@ class OpenAIHTTP:
                 if (streamed and streamed.begun) or not self._gives_up(prompt, options, reply, failure):
                     raise
 
-    async def _post(self, prompt: Prompt, body: dict[str, Any], reply: "_Reply") -> None:
+    async def _post(self, prompt: Prompt, body: Callable[[], dict[str, Any]], reply: "_Reply") -> None:
         """Send a request, and let `reply` take what comes. Raises for every status but 200."""
         name = f"{REQUEST_ID}: {prompt.request_id}\r\n" if prompt.request_id else ""
         try:
-            await self._pool.post(self._chat, self._chat.request(msgspec.json.encode(body), name), reply)
+            await self._pool.post(self._chat, lambda: self._chat.request(msgspec.json.encode(body()), name), reply)
         except _Left:
             pass
         except _FOREIGN as error:

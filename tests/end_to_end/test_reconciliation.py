@@ -1,7 +1,7 @@
 """The ledger against a real engine's own counters, and against its log."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -152,7 +152,7 @@ async def cancelled_once_sent(served: Served, ledger: Ledger) -> None:
     sent = asyncio.Event()
 
     class Noticed(ConnectionPool):
-        async def post(self, target: Target, request: bytes, reader: Reader) -> None:
+        async def post(self, target: Target, request: Callable[[], bytes], reader: Reader) -> None:
             asyncio.get_running_loop().call_later(0.01, sent.set)
             await super().post(target, request, reader)
 

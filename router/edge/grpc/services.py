@@ -44,7 +44,7 @@ class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):
             parse.options_from_proto(request, context),
             parse.topology_from_proto(request),
         )
-        run = await self._gateway.answer(request.question, options, lambda _event: None, topology)
+        run = await self._gateway.answer(request.question, options, topology=topology)
         return await convert.answer_to_proto(run)
 
     async def StreamAnswer(

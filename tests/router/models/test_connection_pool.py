@@ -89,7 +89,7 @@ async def post(pool: ConnectionPool, server: Raw, reader: Kept | None = None, sc
     reader = reader or Kept()
     target = Target(f"{scheme}://localhost:{server.port}/v1", {"X-Common": "a\r\nb"})
     async with asyncio.timeout(10):
-        await pool.post(target, target.request(b"{}", "X-Own: 1\r\n"), reader)
+        await pool.post(target, lambda: target.request(b"{}", "X-Own: 1\r\n"), reader)
     return reader
 
 
