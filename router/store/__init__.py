@@ -5,7 +5,16 @@ from router.store.archive import SQLArchive
 from router.store.database import Database
 from router.store.journal import LogJournal
 from router.store.recovery import opened
-from router.store.usage import SQLUsages
+from router.store.usage import SQLLedgerSums, SQLUsages
 from router.store.versions import SQLVersionBook
 
-__all__ = ["Database", "LogJournal", "SQLAccounts", "SQLArchive", "SQLUsages", "SQLVersionBook", "opened"]
+__all__ = [
+    "Database",
+    "LogJournal",
+    "SQLAccounts",
+    "SQLArchive",
+    "SQLLedgerSums",
+    "SQLUsages",
+    "SQLVersionBook",
+    "opened",
+]

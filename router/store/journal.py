@@ -19,6 +19,7 @@ from router.errors import BadRequest, QuotaExhausted, RolegateError, StoreFailed
 from router.ledger import RunStart
 from router.ledger.journal import Admitted, EarlierRun, Resumed
 from router.models import Completion, Message
+from router.store.archive import delete_old
 from router.store.database import Database, storable, unwritable
 from router.store.group_commit import GroupCommit
 from router.store.log import Position, RunLog, number_of, segments
@@ -39,8 +40,7 @@ from router.store.records import (
     run_key,
 )
 from router.store.recovery import SQLITE, ended_among, left_over, own_log, recover
-from router.store.rows import struct_of
-from router.store.schema import CALLS, FEEDBACK, RUNS, SPENDING, TENANTS, VERSION_TRIALS
+from router.store.schema import RUNS, SPENDING, TENANTS, struct_of
 from router.trace import Call, Run
 from router.trace.call import OpenedCall
 from router.trace.redaction import redacted
@@ -64,8 +64,6 @@ take until it counts as down."""
 _RESUMABLE_S = 3600.0
 """How long after its beginning an interrupted run can be gone on with."""
 _RETENTION_S = 600.0
-_PIECE = 100
-"""Runs deleted at once, so that nobody who writes waits for long."""
 
 
 class _Running(RecordedRun):
@@ -611,24 +609,3 @@ def _spent(connection: Connection) -> dict[tuple[str, str], Tally]:
 def _to_cancel(connection: Connection, name: str) -> list[str]:
     running = RUNS.c.status == "running", RUNS.c.log == name, RUNS.c.cancel_requested
     return list(connection.scalars(select(RUNS.c.run_id).where(*running)))
-
-
-async def delete_old(database: Database, keep_days: float) -> None:
-    """Delete the runs that started longer ago, with all that belongs to them; those under way stay.
-
-    Raises `StoreFailed`.
-    """
-    ended = RUNS.c.status != "running", RUNS.c.started_at < time.time() - keep_days * 86400
-    oldest = select(RUNS.c.run_id).where(*ended).order_by(RUNS.c.started_at, RUNS.c.run_id).limit(_PIECE)
-
-    def delete(connection: Connection) -> int:
-        run_ids = connection.scalars(oldest).all()
-        for table in (VERSION_TRIALS, FEEDBACK, CALLS, RUNS):
-            connection.execute(table.delete().where(table.c.run_id.in_(run_ids)))
-        return len(run_ids)
-
-    deleted = 0
-    while count := await database.write(delete):
-        deleted += count
-    if deleted:
-        _log.info("store.runs_deleted", runs=deleted)

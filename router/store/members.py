@@ -21,8 +21,7 @@ from router.background import errors_logged
 from router.errors import StoreFailed
 from router.store.database import Database
 from router.store.recovery import left_over
-from router.store.rows import trace_of
-from router.store.schema import GATEWAYS, LEASES, RUNS
+from router.store.schema import GATEWAYS, LEASES, RUNS, trace_of
 
 _log = structlog.get_logger("store")
 LOOK_S = 1.0

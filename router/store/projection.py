@@ -29,8 +29,7 @@ from router.ledger import RunStart
 from router.store.database import storable
 from router.store.log import Position
 from router.store.quotas import Period, Tally, add_spent, periods
-from router.store.rows import call_row, trace_of
-from router.store.schema import CALLS, LEASES, LOGS, RUNS, SPENDING, USAGE_HOURS
+from router.store.schema import CALLS, LEASES, LOGS, RUNS, SPENDING, USAGE_HOURS, call_row, trace_of
 from router.store.usage import hourly_usage
 from router.trace import Run, Trajectory
 from router.trace.redaction import redacted

@@ -18,8 +18,7 @@ from router.store.database import Database
 from router.store.log import Frame, Position, RunLog, Segment, read_all, segments
 from router.store.projection import Change, place_of, project
 from router.store.records import Begun, Ended, Forgotten, Opened, Record, RecordedRun, decode
-from router.store.rows import struct_of
-from router.store.schema import CALLS, RUNS, TENANTS
+from router.store.schema import CALLS, RUNS, TENANTS, struct_of
 
 _log = structlog.get_logger("store")
 _PIECE = 256

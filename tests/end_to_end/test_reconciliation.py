@@ -21,8 +21,7 @@ from router.ledger.reconciliation import EngineCount, Reconciliation, Tokens, VL
 from router.models import Delta, Message, Prompt, Sampling
 from router.models.connection_pool import ConnectionPool, Reader, Target
 from router.models.openai_client import OpenAIHTTP
-from router.store import Database, LogJournal
-from router.store.reconciliation import SQLLedgerSums
+from router.store import Database, LogJournal, SQLLedgerSums
 from router.trace import Run
 from tests.end_to_end.conftest import Demo, Engine
 

@@ -38,8 +38,7 @@ from router.runs import Gateway, RunLifecycle, Runs
 from router.runs.live import LiveRuns
 from router.search import Executor, ReportCache, Topology
 from router.search.agent import ExecutorLimits
-from router.store import Database, LogJournal, SQLAccounts, SQLArchive, SQLUsages, SQLVersionBook
-from router.store.reconciliation import SQLLedgerSums
+from router.store import Database, LogJournal, SQLAccounts, SQLArchive, SQLLedgerSums, SQLUsages, SQLVersionBook
 from router.store.schema import FEEDBACK
 from router.trace.identity import SCOPES
 from router.trace.run import RoleSetting

@@ -4,8 +4,7 @@ import pytest
 
 from router.ledger.reconciliation import LedgerSum, Tokens
 from router.models import Usage
-from router.store import Database
-from router.store.reconciliation import SQLLedgerSums
+from router.store import Database, SQLLedgerSums
 from router.store.schema import CALLS
 from router.trace import Call
 from router.trace.call import Outcome
