@@ -35,9 +35,17 @@ from router.search import Executor, ReportCache, Retriever, Topology
 from router.search.executor import Executes
 from router.search.loop import settings_of
 from router.search.retrieval import IndexRetriever, WatchedRetriever
-from router.store import Database, LogJournal, SQLAccounts, SQLArchive, SQLLedgerSums, SQLUsages, SQLVersionBook
+from router.store import (
+    Database,
+    LogJournal,
+    SQLAccounts,
+    SQLArchive,
+    SQLLedgerSums,
+    SQLUsages,
+    SQLVersionBook,
+    own_log,
+)
 from router.store.log import RunLog
-from router.store.recovery import own_log
 from router.trace import RoleName
 from router.trace.values import TopologyName
 from router.versions import GateRule, Trials, VersionRouting, Versions

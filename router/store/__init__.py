@@ -3,8 +3,8 @@
 from router.store.accounts import SQLAccounts
 from router.store.archive import SQLArchive
 from router.store.database import Database
+from router.store.follower import opened, own_log
 from router.store.journal import LogJournal
-from router.store.recovery import opened
 from router.store.usage import SQLLedgerSums, SQLUsages
 from router.store.versions import SQLVersionBook
 
@@ -17,4 +17,5 @@ __all__ = [
     "SQLUsages",
     "SQLVersionBook",
     "opened",
+    "own_log",
 ]

@@ -171,6 +171,12 @@ def _place(page: str) -> tuple[float, str]:
     return started_at, storable(run_id)
 
 
+def runs_to_cancel(connection: Connection, log: str) -> list[str]:
+    """The runs of a gateway, by its log, that are to be cancelled."""
+    running = RUNS.c.status == "running", RUNS.c.log == log, RUNS.c.cancel_requested
+    return list(connection.scalars(select(RUNS.c.run_id).where(*running)))
+
+
 async def delete_old(database: Database, keep_days: float) -> None:
     """Delete the runs that started longer ago, with all that belongs to them; those under way stay.
 

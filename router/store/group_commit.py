@@ -20,9 +20,10 @@ from router.ledger import RunStart
 from router.ledger.journal import EarlierRun
 from router.store.database import Database, storable, unwritable
 from router.store.members import Members, see_member
-from router.store.names import Named
-from router.store.projection import Change, changed, project, put_leases, write
+from router.store.names import Named, name_of
+from router.store.projection import changed, project, put_leases, write
 from router.store.quotas import LIMITED, Period, Quotas, Tally, add_spent, limit_of, periods, see_counts
+from router.store.records import Change
 
 _AHEAD, _LEFT_FOR_OTHERS = 16, 8
 """A lease is larger than what is asked for: by so many times that, but no more than this part of what is left."""
@@ -61,10 +62,10 @@ _Leases = dict[Period, list[tuple[int, int]]]
 class GroupCommit:
     """Writes for one gateway. All is for the thread of its event loop, but for what runs in transactions."""
 
-    def __init__(self, database: Database, members: Members, quotas: Quotas, log: str, news: asyncio.Event) -> None:
-        """`news`: set where something waits, so that `commit` is called."""
+    def __init__(self, database: Database, members: Members, quotas: Quotas, log: str) -> None:
         self._database, self._members, self._quotas, self._log = database, members, quotas, log
-        self._news = news
+        self.news = asyncio.Event()
+        """Set where something waits, so that `commit` is to be called."""
         self._begins: list[_Begin] = []
         self._wishes: list[_Wish] = []
         self._idle: set[Period] = set()
@@ -83,14 +84,14 @@ class GroupCommit:
         """
         answer: asyncio.Future[EarlierRun | None] = asyncio.get_running_loop().create_future()
         self._begins.append(_Begin(start, redact, self._quotas.tenant(start.tenant), answer))
-        self._news.set()
+        self.news.set()
         return await answer
 
     async def lease(self, tenant: str, at: float, wanted: Amount) -> bool:
         """Ask for a lease of so much more; False where nothing more is to be had. Raises `StoreFailed`."""
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._wishes.append(_Wish(tenant, at, wanted, answer))
-        self._news.set()
+        self.news.set()
         return await answer
 
     def give_back(self) -> None:
@@ -98,7 +99,7 @@ class GroupCommit:
         tallies = self._quotas.tallies.items()
         self._idle |= {key for key, tally in tallies if any(tally.free(of) > 0 for of in LIMITED)}
         if self._idle:
-            self._news.set()
+            self.news.set()
 
     async def commit(self, changes: Sequence[Change]) -> set[str]:
         """Write changes and all that waits; the runs among them that others had closed. Raises `StoreFailed`."""
@@ -143,7 +144,7 @@ class GroupCommit:
             tally(*key).booked_nano_usd += sums.nano_usd
         if self._doubtful:
             self._doubtful, self._idle = False, set(self._quotas.tallies)
-            self._news.set()
+            self.news.set()
 
     def _sizes(self, wishes: Sequence[_Wish]) -> _Sizes:
         """The sizes that leases are to have. What is to be given back is not used from now on."""
@@ -261,7 +262,7 @@ def _begin(
     running = Counter[str](dict(connection.exec_driver_sql(_IN_FLIGHT, counted).all()) if counted["tenants"] else {})
     answers: list[EarlierRun | QuotaExhausted | None] = []
     for start, _, tenant, _ in begins:
-        name = start.tenant, storable(start.request_id)
+        name = name_of(start)
         if (earlier := named.get(name)) and earlier.holds(start.started_at):
             answers.append(earlier.told(start))
             continue
@@ -274,7 +275,7 @@ def _begin(
         for period in periods(start.started_at):
             spent[tenant.name, period].requests += 1
         if start.request_id:
-            named[name] = Named(start.id, start.fingerprint, "running", start.started_at)
+            named[name] = Named.of(start)
         answers.append(None)
     begun = [Change(each.start, each.redact) for each, answer in zip(begins, answers, strict=True) if answer is None]
     write(connection, log, begun)

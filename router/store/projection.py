@@ -7,7 +7,7 @@ Statements go straight to the driver, as SQLAlchemy's part would take several ti
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import asdict, replace
 from sqlalchemy import (
@@ -18,6 +18,7 @@ from sqlalchemy import (
     Table,
     bindparam,
     case,
+    exists,
     func,
     literal_column,
     null,
@@ -28,28 +29,16 @@ from sqlalchemy.dialects import postgresql, sqlite
 from router.ledger import RunStart
 from router.store.database import storable
 from router.store.log import Position
+from router.store.names import name_of
 from router.store.quotas import Period, Tally, add_spent, periods
-from router.store.schema import CALLS, LEASES, LOGS, RUNS, SPENDING, USAGE_HOURS, call_row, trace_of
+from router.store.records import Begun, Change, RecordedRun
+from router.store.schema import CALLS, LEASES, LOGS, RUNS, SPENDING, TENANTS, USAGE_HOURS, call_row, struct_of, trace_of
 from router.store.usage import hourly_usage
 from router.trace import Run, Trajectory
 from router.trace.redaction import redacted
 from router.trace.values import AnswerWritten
 
 Row = dict[str, Any]
-
-
-class Change(NamedTuple):
-    """The beginning or the end of a run, or that it never began."""
-
-    start: RunStart
-    redact: bool
-    run: Run | None = None
-    """How it ended."""
-    forgotten: bool = False
-    position: Position = Position()
-    """The place in the log behind its record."""
-    segment: int = 0
-    """The number of the segment in which the run began."""
 
 
 def project(connection: Connection, log: str, changes: Sequence[Change]) -> set[str]:
@@ -111,9 +100,9 @@ def write(connection: Connection, log: str, changes: Sequence[Change]) -> None:
             continue
         rows[start.id] = _run_row(change, log)
         if run is None:  # it takes the client's name from the one that had it before
-            owners[start.tenant, storable(start.request_id)] = start.id
+            owners[name_of(start)] = start.id
             continue
-        owners.setdefault((start.tenant, storable(start.request_id)), start.id)
+        owners.setdefault(name_of(start), start.id)
         runs.append(run)
     for run_id, row in rows.items():
         if owners.get((row["tenant"], row["request_id"]), run_id) != run_id:
@@ -138,6 +127,24 @@ def write(connection: Connection, log: str, changes: Sequence[Change]) -> None:
         ):
             if values:
                 cursor.executemany(_text(statement, dialect, tuple(values[0])), values)
+
+
+def ended_among(connection: Connection, run_ids: list[str]) -> set[str]:
+    """The runs that have ended by the database, of some; others may close one, but cannot know its calls."""
+    known = exists().where(CALLS.c.run_id == RUNS.c.run_id)
+    ended = RUNS.c.status.not_in(("running", "interrupted")) | ((RUNS.c.status == "interrupted") & known)
+    return set(connection.scalars(select(RUNS.c.run_id).where(RUNS.c.run_id.in_(run_ids), ended)))
+
+
+def left_over(connection: Connection, name: str) -> list[RecordedRun]:
+    """The runs that are running by the database."""
+    redact = select(TENANTS.c.redact).where(TENANTS.c.name == RUNS.c.tenant).scalar_subquery().label("redact")
+    wanted = select(RUNS, redact).where(RUNS.c.status == "running", RUNS.c.log == name)
+    return [
+        RecordedRun(Begun(start, bool(row["redact"])))
+        for row in connection.execute(wanted).mappings()
+        for start in [struct_of(RunStart, row, id=row["run_id"], request_id=row["request_id"] or "")]
+    ]
 
 
 def put_leases(connection: Connection, log: str, leases: Mapping[Period, Sequence[int]]) -> None:

@@ -87,10 +87,20 @@ class Quotas:
         self.in_flight[name] += 1
         self.reserve(name, at, kept)
 
-    def check(self, tenant: Tenant, at: float, amount: Amount, kept: Amount = NOTHING) -> None:
+    def check(
+        self,
+        tenant: Tenant,
+        at: float,
+        amount: Amount,
+        *,
+        kept: Amount = NOTHING,
+        freed: Amount = NOTHING,
+        freed_at: float = 0.0,
+    ) -> None:
         """Raise `QuotaExhausted` where `amount` is more than what is left; `PriceUnknown` where nobody can tell.
 
-        `kept`: what is reserved for whoever asks, and will not come back before it is done.
+        `kept`: what is reserved for whoever asks, and will not come back before it is done. `freed`: what was reserved
+        at `freed_at`, and comes back for this.
         """
         if not tenant.limited:
             return
@@ -107,9 +117,9 @@ class Quotas:
                         "call's model is not known; give it in [prices] of the config, or limit tokens instead."
                     )
                 left = limit - getattr(tally, of)
-                now = Remaining(of, left - getattr(tally, f"reserved_{of}"))
-                if self._shared:
-                    now = Remaining(of, min(now.count, tally.free(of)))
+                free = left - getattr(tally, f"reserved_{of}")
+                back = getattr(freed, of) or 0 if period in periods(freed_at) else 0
+                now = Remaining(of, back + (min(free, tally.free(of)) if self._shared else free))
                 alone = Remaining(of, left - (getattr(kept, of) or 0))
                 if not now.holds(amount):
                     contended = alone.holds(amount)

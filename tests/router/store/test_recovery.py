@@ -25,8 +25,7 @@ from router.store import Database, LogJournal, SQLArchive
 from router.store import opened as opened_for_command
 from router.store.check import check
 from router.store.log import Frame, RunLog, Segment, read_all, segments
-from router.store.records import run_key
-from router.store.recovery import Fold
+from router.store.records import Fold, run_key
 from router.trace import Run
 from tests.router.store.busy import agree, conduct, plans, stored_runs
 from tests.router.store.disks import put as put_content
