@@ -16,7 +16,7 @@ from router.background import errors_logged
 from router.errors import BadConfig, StoreFailed, StoreInUse
 from router.store.database import Database, unwritable
 from router.store.group_commit import GroupCommit
-from router.store.log import Position, RunLog, number_of, read_all, segments
+from router.store.log import Position, RunLog, give_back_room, number_of, read_all, segments
 from router.store.projection import ended_among, keep_place, left_over, place_of, project
 from router.store.records import Begun, Change, Ended, Fold, Forgotten, RecordedRun, decode, encode
 from router.trace import Run
@@ -148,6 +148,7 @@ class Follower:
                 if segment.damaged:
                     _log.error("log.damaged", file=str(segment.path), bytes=segment.damaged, holes=len(segment.holes))
                 await self._write_all([change for change in fold.read(segment) if change.position > place])
+                give_back_room(segment)
         except (OSError, msgspec.DecodeError) as error:
             advice = "it may be another release's, which can finish it; or move it away, and its last runs are lost"
             raise BadConfig(f"server.store: the log {self._log.folder} cannot be read ({error}); {advice}.") from error

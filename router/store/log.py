@@ -85,6 +85,8 @@ class Segment:
 
     whole: int = 0
     """Where it ended when the next one was begun; 0 where none was, or where it cannot be told."""
+    unwritten: bool = False
+    """Whether all behind its last frame is zeros: room that its owner has taken, and not used."""
 
     @property
     def damaged(self) -> int:
@@ -113,7 +115,15 @@ def read_segment(path: Path) -> Segment:
             segment.synced = max(segment.synced, place)
     if at < len(data):
         segment.holes.append((at, len(data)))
+        segment.unwritten = len(data.rstrip(b"\0")) <= at
     return segment
+
+
+def give_back_room(segment: Segment) -> None:
+    """Cut off what of a segment that was read is unwritten; for the next owner alone."""
+    if segment.unwritten:
+        with suppress(OSError), segment.path.open("r+b", buffering=0) as file:
+            file.truncate(segment.holes[-1][0])
 
 
 def _frame(data: bytes, start: int, salt: bytes, segment: int) -> Frame | None:

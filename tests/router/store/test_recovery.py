@@ -24,7 +24,7 @@ from router.ledger.journal import Admitted, EarlierRun
 from router.store import Database, LogJournal, SQLArchive
 from router.store import opened as opened_for_command
 from router.store.check import check
-from router.store.log import Frame, RunLog, Segment, read_all, segments
+from router.store.log import Frame, RunLog, Segment, read_all, read_segment, segments
 from router.store.records import Fold, run_key
 from router.trace import Run
 from tests.router.store.busy import agree, conduct, plans, stored_runs
@@ -263,6 +263,24 @@ async def test_a_command_sees_what_was_acknowledged(url_here: str, lives: bool) 
         assert segments(log_of(database)) == []
         async with opened_for_command(url_here) as beside:
             assert await SQLArchive(beside).load("run-1") == finished
+
+
+@pytest.mark.parametrize("cut_off", [b"", b"?"])
+async def test_room_that_a_killed_gateway_had_taken(url_here: str, cut_off: bytes) -> None:
+    """Goes back to the disk when its log is read; what may be a record that was cut off stays."""
+    async with at(url_here) as database:
+        async with cut_short(database) as journal:
+            finished = await _finish(journal, "run-1")
+        (path,) = segments(log_of(database))
+        ((end, size),) = read_segment(path).holes
+        with path.open("r+b") as file:
+            file.seek(end + 100)
+            file.write(cut_off)
+        for _ in range(2):
+            async with opened_for_command(url_here):
+                assert path.stat().st_size == (size if cut_off else end)
+        async with LogJournal.writing(database):
+            assert await SQLArchive(database).load("run-1") == finished
 
 
 MIDNIGHT = (time.time() // 86400 + 1) * 86400
