@@ -16,12 +16,13 @@ from functools import partial
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection
+from sqlalchemy import Connection, func, select
 
 from router.background import background_tasks, errors_logged
 from router.errors import StoreFailed
 from router.store.database import Database
 from router.store.projection import left_over
+from router.store.quotas import periods
 from router.store.schema import GATEWAYS, LEASES, RUNS, trace_of
 
 _log = structlog.get_logger("store")
@@ -33,6 +34,8 @@ _GRACE_S = 5.0
 """The time between a lock that is seen to be free and the fence."""
 _BEGINS_S, _OPENS_S = _GRACE_S - 2.0, _GRACE_S - 1.0
 """The time since the session was last known to be good, in which runs may begin and calls may be made."""
+_PAST_S = 86400.0
+"""How long after its end a day or a month is past for all gateways, whatever their clocks say."""
 _LOCKS = 1919118445
 """The class of the locks on epochs."""
 _LOOK = """
@@ -164,6 +167,10 @@ def see_member(connection: Connection, epoch: int) -> None:
 
 def _join(connection: Connection, log: str) -> int:
     connection.execute(GATEWAYS.delete().where(GATEWAYS.c.log == log))
+    lost = LEASES.c.log.not_in(select(GATEWAYS.c.log))  # which perhaps nobody will ever read
+    for period in periods(time.time() - _PAST_S):
+        past = LEASES.c.period < period, func.length(LEASES.c.period) == len(period)
+        connection.execute(LEASES.delete().where(lost, *past))
     joined = GATEWAYS.insert().values(log=log, session=0).returning(GATEWAYS.c.epoch)
     return int(connection.execute(joined).scalar_one())
 
