@@ -109,7 +109,7 @@ class GroupCommit:
 
     async def _commit(self, begins: Sequence[_Begin], wishes: Sequence[_Wish], changes: Sequence[Change]) -> set[str]:
         sizes, self._idle = self._sizes(wishes), set()
-        work = partial(_write, log=self._log, epoch=self._members.epoch, begins=begins, sizes=sizes, changes=changes)
+        work = partial(self._write, epoch=self._members.epoch, begins=begins, sizes=sizes, changes=changes)
         try:
             answers, leases, closed = await self._database.write(work)
         except Exception as error:
@@ -131,7 +131,21 @@ class GroupCommit:
             _resolve(wish.answer, all(size.limit is None or lease >= size.least for (_, lease), size in pairs))
         return closed
 
-    def _note(self, leases: "_Leases", changes: Sequence[Change]) -> None:
+    def _write(
+        self, connection: Connection, epoch: int, begins: Sequence[_Begin], sizes: _Sizes, changes: Sequence[Change]
+    ) -> tuple[list[EarlierRun | QuotaExhausted | None], _Leases, set[str]]:
+        """The transaction."""
+        see_member(connection, epoch)
+        keys = set(sizes) | set(changed(changes))
+        keys |= {(each.start.tenant, period) for each in begins for period in periods(each.start.started_at)}
+        spent = _locked(connection, sorted(keys))
+        leases = _leases(connection, self._log, sizes, spent) if sizes else {}
+        closed = project(connection, self._log, changes) if changes else set()
+        if begins and any(change.forgotten for change in changes):
+            spent = _locked(connection, sorted(keys))  # with fewer requests
+        return _begin(connection, self._log, begins, spent) if begins else [], leases, closed
+
+    def _note(self, leases: _Leases, changes: Sequence[Change]) -> None:
         """Note what the database has as spent now, and as leases."""
         tally = self._quotas.tally
         for key, found in leases.items():
@@ -174,37 +188,15 @@ def _resolve(answer: "asyncio.Future[Any]", outcome: object) -> None:
         answer.set_result(outcome)
 
 
-def _write(
-    connection: Connection,
-    *,
-    log: str,
-    epoch: int,
-    begins: Sequence[_Begin],
-    sizes: _Sizes,
-    changes: Sequence[Change],
-) -> tuple[list[EarlierRun | QuotaExhausted | None], _Leases, set[str]]:
-    see_member(connection, epoch)
-    keys = set(sizes) | set(changed(changes))
-    keys |= {(each.start.tenant, period) for each in begins for period in periods(each.start.started_at)}
-    spent = _locked(connection, sorted(keys))
-    leases = _leases(connection, log, sizes, spent) if sizes else {}
-    closed = project(connection, log, changes) if changes else set()
-    if begins and any(change.forgotten for change in changes):
-        spent = _locked(connection, sorted(keys))  # with fewer requests
-    return _begin(connection, log, begins, spent) if begins else [], leases, closed
-
-
 _LOCK = """
 INSERT INTO spending (tenant, period, requests, tokens, nano_usd)
 SELECT tenant, period, 0, 0, 0 FROM unnest(%(tenants)s::text[], %(periods)s::text[]) AS wanted (tenant, period)
 ORDER BY tenant, period ON CONFLICT (tenant, period) DO UPDATE SET requests = spending.requests
 RETURNING tenant, period, requests, tokens, nano_usd
 """
-_OTHERS = """
-SELECT tenant, period, sum(tokens)::bigint, sum(nano_usd)::bigint, (sum(tokens) FILTER (WHERE log = %(log)s))::bigint,
-    (sum(nano_usd) FILTER (WHERE log = %(log)s))::bigint
-FROM leases WHERE (tenant, period) IN (SELECT * FROM unnest(%(tenants)s::text[], %(periods)s::text[]))
-GROUP BY tenant, period
+_HELD = """
+SELECT tenant, period, log, tokens, nano_usd FROM leases
+WHERE (tenant, period) IN (SELECT * FROM unnest(%(tenants)s::text[], %(periods)s::text[]))
 """
 _NAMES = """
 SELECT tenant, request_id, run_id, fingerprint, status, started_at FROM runs
@@ -222,16 +214,18 @@ def _locked(connection: Connection, keys: Sequence[Period]) -> dict[Period, Tall
 
 def _leases(connection: Connection, log: str, sizes: _Sizes, spent: dict[Period, Tally]) -> _Leases:
     """Give leases the sizes that they are to have, as far as what is left suffices."""
-    asked = {"log": log, "tenants": [key[0] for key in sizes], "periods": [key[1] for key in sizes]}
-    found = {(tenant, period): sums for tenant, period, *sums in connection.exec_driver_sql(_OTHERS, asked)}
+    asked = {"tenants": [key[0] for key in sizes], "periods": [key[1] for key in sizes]}
+    own, others = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+    for tenant, period, holder, *sums in connection.exec_driver_sql(_HELD, asked):
+        for of, lease in zip(LIMITED, sums, strict=True):
+            (own if holder == log else others)[tenant, period, of] += lease
     leases: _Leases = {}
     for key, wanted in sizes.items():
-        every, own = found.get(key, [0] * 4)[:2], [count or 0 for count in found.get(key, [0] * 4)[2:]]
         leases[key] = []
-        for of, size, of_all, of_us in zip(LIMITED, wanted, every, own, strict=True):
+        for of, size in zip(LIMITED, wanted, strict=True):
             booked = getattr(spent[key], of)
-            leases[key].append((booked, _granted(size, of_us, booked + of_all - of_us)))
-    put_leases(connection, log, {key: tuple(lease for _, lease in each) for key, each in leases.items()})
+            leases[key].append((booked, _granted(size, own[*key, of], booked + others[*key, of])))
+    put_leases(connection, log, {key: [lease for _, lease in each] for key, each in leases.items()})
     return leases
 
 

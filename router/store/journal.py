@@ -26,13 +26,23 @@ from router.store.log import RunLog
 from router.store.members import Members
 from router.store.names import RequestNames
 from router.store.quotas import LIMITED, Period, Quotas, Tally, periods
-from router.store.records import Begun, Ended, Forgotten, Opened, Record, RecordedRun, Reserved, Settled, encode
+from router.store.records import (
+    Begun,
+    Ended,
+    Forgotten,
+    Opened,
+    Record,
+    RecordedRun,
+    Reserved,
+    Settled,
+    encode,
+    withheld,
+)
 from router.store.schema import SPENDING, struct_of
 from router.trace import Call, Run
 from router.trace.call import OpenedCall
 from router.trace.redaction import redacted
 from router.trace.turns import Agent, Decided, Searched
-from router.trace.values import AnswerWritten
 
 _log = structlog.get_logger("store")
 _WATCH_S, _SELDOM, _DATABASE_TIMEOUT_S = 0.5, 4, 5.0
@@ -109,8 +119,11 @@ class LogJournal:
             earlier = await self._names.earlier(start)
             if earlier and earlier.holds(start.started_at):
                 return earlier.told(start)
-            if earlier and earlier.fingerprint == start.fingerprint:
-                start = self._resuming(start, earlier.run_id)
+            if earlier and earlier.fingerprint == start.fingerprint and earlier.run_id in self._unfinished:
+                if why := _differs(self._unfinished[earlier.run_id], start):
+                    _log.warning("store.run_begun_anew", run_id=start.id, interrupted=earlier.run_id, why=why)
+                else:
+                    start = replace(start, resumes=earlier.run_id)
         if start.resumes and (why := _differs(self._unfinished.get(start.resumes), start)):
             raise BadRequest(f"run_id {start.resumes!r}: cannot be gone on with: {why}; ask the question anew.")
         before, began = self._unfinished.pop(start.resumes, None), None
@@ -208,9 +221,7 @@ class LogJournal:
         try:
             self._end(known, run)
         except StoreFailed:
-            events = tuple(event for event in run.events if not isinstance(event, AnswerWritten))
-            lost = replace(run, status="failed", error="StoreFailed", result=None, events=events)
-            self._lost.append((known, lost))
+            self._lost.append((known, withheld(run, "failed", "StoreFailed")))
             raise
         await (self._follower.committed(run.id) if self._commits else self._log.synced())
 
@@ -223,15 +234,6 @@ class LogJournal:
         """The calls of all runs under way here: those that have ended, and those that have not."""
         runs = self._runs.values()
         return [call for run in runs for call in run.calls], [call for run in runs for call in run.open.values()]
-
-    def _resuming(self, start: RunStart, run_id: str) -> RunStart:
-        """The run as one that goes on with an interrupted one, where that is possible."""
-        if run_id not in self._unfinished:
-            return start
-        if why := _differs(self._unfinished[run_id], start):
-            _log.warning("store.run_begun_anew", run_id=start.id, interrupted=run_id, why=why)
-            return start
-        return replace(start, resumes=run_id)
 
     def _running(self, run_id: str) -> RecordedRun:
         if (run := self._runs.get(run_id)) is None:

@@ -14,7 +14,9 @@ from router.models import Usage
 from router.store.log import Frame, Position, Segment
 from router.trace import Call, Run
 from router.trace.call import OpenedCall, Outcome
+from router.trace.run import RunStatus
 from router.trace.turns import Decided, Searched, Turn, Turns
+from router.trace.values import AnswerWritten
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag=10):
@@ -157,6 +159,12 @@ class RecordedRun:
         ended = Settled(0, "interrupted", None, None, None, 0.0, False)
         for number, opened in sorted(self.open.items()):
             yield Call(**(asdict(opened) | asdict(replace(ended, number=number))))
+
+
+def withheld(run: Run, status: RunStatus, error: str) -> Run:
+    """A run that has ended, as one whose answer nobody gets."""
+    events = tuple(event for event in run.events if not isinstance(event, AnswerWritten))
+    return replace(run, status=status, error=error, result=None, events=events)
 
 
 class Change(NamedTuple):

@@ -42,14 +42,38 @@ _COLUMNS = "hour", *get_args(Dimension), *SUMS
 
 
 class SQLUsages:
-    """Sums of what `LogJournal` writes."""
+    """Sums of what `LogJournal` writes: `Usages`, and `LedgerSums`."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(
+        self,
+        database: Database,
+        under_way: Callable[[], tuple[Sequence[Call], Sequence[OpenedCall]]] = lambda: ((), ()),
+    ) -> None:
+        """`under_way`: the calls of runs that have not ended: those that have, and those that have not."""
+        self._database, self._under_way = database, under_way
 
     async def usage(self, query: UsageQuery) -> UsageReport:
         """The sums. Raises `BadRequest` for a span whose calls are partly deleted, and `StoreFailed`."""
         return await self._database.read(partial(usage_in, query=query))
+
+    async def since(self, deployment: str, start: float) -> LedgerSum:
+        """The calls of `deployment` that started at the Unix time `start` or later. Raises `StoreFailed`."""
+        read = partial(_since, deployment=storable(deployment), start=start)
+        groups, uncertain, complete = await self._database.read(read)
+        ended, opened = self._under_way()
+        for call in (*ended, *opened):
+            if call.deployment == deployment and call.started_at >= start:
+                groups.append(group := _alone(call))
+                uncertain += [] if group.exact or group.nothing else [call.request_id]
+        groups = [group for group in groups if not group.nothing]
+        told = [group for group in groups if group.counted in ("reported", "lower_bound")]
+        least = Tokens(sum(group.read for group in told), sum(group.wrote for group in told))
+        most = Tokens(
+            sum(group.read if group in told else group.prompt_bound for group in groups),
+            sum(group.wrote if group.exact else group.max_tokens for group in groups),
+        )
+        whole = sum(group.calls for group in groups if group.outcome in WHOLE)
+        return LedgerSum(whole, tuple(uncertain[:_LISTED]), least, most, complete)
 
 
 def usage_in(connection: Connection, query: UsageQuery) -> UsageReport:
@@ -184,37 +208,6 @@ class _Calls(NamedTuple):
     def exact(self) -> bool:
         """Whether all is known that they spent."""
         return self.outcome in WHOLE and self.counted == "reported"
-
-
-class SQLLedgerSums:
-    """Sums over what `LogJournal` writes."""
-
-    def __init__(
-        self,
-        database: Database,
-        under_way: Callable[[], tuple[Sequence[Call], Sequence[OpenedCall]]] = lambda: ((), ()),
-    ) -> None:
-        """`under_way`: the calls of runs that have not ended: those that have, and those that have not."""
-        self._database, self._under_way = database, under_way
-
-    async def since(self, deployment: str, start: float) -> LedgerSum:
-        """The calls of `deployment` that started at the Unix time `start` or later. Raises `StoreFailed`."""
-        read = partial(_since, deployment=storable(deployment), start=start)
-        groups, uncertain, complete = await self._database.read(read)
-        ended, opened = self._under_way()
-        for call in (*ended, *opened):
-            if call.deployment == deployment and call.started_at >= start:
-                groups.append(group := _alone(call))
-                uncertain += [] if group.exact or group.nothing else [call.request_id]
-        groups = [group for group in groups if not group.nothing]
-        told = [group for group in groups if group.counted in ("reported", "lower_bound")]
-        least = Tokens(sum(group.read for group in told), sum(group.wrote for group in told))
-        most = Tokens(
-            sum(group.read if group in told else group.prompt_bound for group in groups),
-            sum(group.wrote if group.exact else group.max_tokens for group in groups),
-        )
-        whole = sum(group.calls for group in groups if group.outcome in WHOLE)
-        return LedgerSum(whole, tuple(uncertain[:_LISTED]), least, most, complete)
 
 
 def _alone(call: OpenedCall) -> _Calls:
