@@ -191,19 +191,16 @@ class Follower:
         except StoreFailed as error:
             if not unwritable(error):
                 raise
-            if len(batch) == 1:
-                await self._write_bare(batch[0], type(error.__cause__).__name__)
+            if len(batch) > 1:
+                for change in batch:
+                    await self._write([change])
                 return
-            for change in batch:
-                await self._write([change])
-
-    async def _write_bare(self, change: Change, why: str) -> None:
-        """Write a change that cannot be written without what it may not be possible with, as a failed run."""
-        _log.error("store.refused", run_id=change.start.id, error=why)
-        self._refused.add(change.start.id)
-        if change.run and (change.run.calls or change.run.events):
-            bare = replace(change.run, status="failed", error=why, result=None, calls=(), events=())
-            await self._write([change._replace(run=bare)])
+            start, run, why = batch[0].start, batch[0].run, type(error.__cause__).__name__
+            _log.error("store.refused", run_id=start.id, error=why)
+            self._refused.add(start.id)
+            if run and (run.calls or run.events):
+                bare = replace(run, status="failed", error=why, result=None, calls=(), events=())
+                await self._write([batch[0]._replace(run=bare)])
 
     async def _keep_place(self, *, on_disk: bool) -> None:
         place = Position() if self._changes else self._log.end  # else as it is

@@ -147,15 +147,14 @@ class GroupCommit:
 
     def _note(self, leases: _Leases, changes: Sequence[Change]) -> None:
         """Note what the database has as spent now, and as leases."""
-        tally = self._quotas.tally
         for key, found in leases.items():
             for of, (spent, lease) in zip(LIMITED, found, strict=True):
-                tally(*key).lease(of, spent, lease)
-        booked: dict[Period, Tally] = {}
+                self._quotas.tallies[key].lease(of, spent, lease)
+        booked = defaultdict[Period, Tally](Tally)
         add_spent(booked, [call for change in changes if change.run for call in change.run.calls])
         for key, sums in booked.items():
-            tally(*key).booked_tokens += sums.tokens
-            tally(*key).booked_nano_usd += sums.nano_usd
+            self._quotas.tallies[key].booked_tokens += sums.tokens
+            self._quotas.tallies[key].booked_nano_usd += sums.nano_usd
         if self._doubtful:
             self._doubtful, self._idle = False, set(self._quotas.tallies)
             self.news.set()
@@ -169,7 +168,7 @@ class GroupCommit:
         return {key: tuple(self._size(key, of, asked[key]) for of in LIMITED) for key in (*asked, *self._idle)}
 
     def _size(self, key: Period, of: str, asked: Sequence[Amount]) -> _Size:
-        tenant, tally = self._quotas.tenant(key[0]), self._quotas.tally(*key)
+        tenant, tally = self._quotas.tenant(key[0]), self._quotas.tallies[key]
         used, amounts, limit = tally.used(of), [getattr(each, of) or 0 for each in asked], limit_of(tenant, of, key[1])
         if asked:
             wanted = max(sum(amounts), tally.free(of))  # what is free by now may be used meanwhile

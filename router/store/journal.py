@@ -251,9 +251,9 @@ class LogJournal:
         while True:
             run = self._running(run_id)
             begun, tenant = run.start.started_at, self._quotas.tenant(run.start.tenant)
-            freed, kept = (run.kept, NOTHING) if answers else (NOTHING, run.kept)
+            freed = run.kept if answers else NOTHING
             try:
-                self._quotas.check(tenant, at, wanted, kept=kept, freed=freed, freed_at=begun)
+                self._quotas.check(tenant, at, wanted, run, answers=answers)
                 break
             except QuotaExhausted as refused:
                 if not leased:
@@ -291,7 +291,7 @@ class LogJournal:
         """Count a run no longer that never began."""
         self._quotas.end(run)
         for period in periods(run.start.started_at):
-            self._quotas.tally(run.start.tenant, period).requests -= 1
+            self._quotas.tallies[run.start.tenant, period].requests -= 1
 
     def _give_up_all(self) -> None:
         """Let the runs fail that others have closed, as they took this gateway for dead."""
@@ -314,7 +314,7 @@ class LogJournal:
         if self._members:
             await self._members.book_leases(whole=whole)
         else:
-            self._quotas.tallies = await self._database.read(_spent)
+            self._quotas.tallies.update(await self._database.read(_spent))
             await self._names.read()
         await self._delete_segments()
 

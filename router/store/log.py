@@ -159,8 +159,6 @@ class RunLog:
         self.folder, self._lock = folder, lock
         self.failed: str | None = None
         """The reason why nothing is taken any more; None while all is well."""
-        self.full: str | None = None
-        """The reason why no run is to begin, though those under way may end."""
         last = segments(folder)
         self._number = number_of(last[-1]) if last else 0
         self._file, self._path, self._offset, self._room = -1, folder, 0, 0
@@ -307,10 +305,8 @@ class RunLog:
                 return self.failed
         room = os.statvfs(self.folder)
         free = room.f_bavail * room.f_frsize
-        self.full = (
-            f"The disk of the log {self.folder} is full: {free >> 20} MiB are free." if free < _LEAST_FREE else None
-        )
-        return self.full
+        full = f"The disk of the log {self.folder} is full: {free >> 20} MiB are free."
+        return full if free < _LEAST_FREE else None
 
     def delete(self, before: int) -> None:
         """Delete the segments with numbers below this."""

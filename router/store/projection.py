@@ -4,6 +4,7 @@ So sums count every run exactly once, whatever is killed in between: what a batc
 Statements go straight to the driver, as SQLAlchemy's part would take several times as long as the database's.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cache
@@ -82,12 +83,11 @@ def write(connection: Connection, log: str, changes: Sequence[Change]) -> None:
     record before, when it begins.
     """
     counts_first = connection.dialect.name == "postgresql"
-    spent: dict[Period, Tally] = {}
+    spent = defaultdict[Period, Tally](Tally)
     for change in changes:
         if counts_first == (change.run is None):
             for period in periods(change.start.started_at):
-                tally = spent.setdefault((change.start.tenant, period), Tally())
-                tally.requests += -1 if change.forgotten else 1
+                spent[change.start.tenant, period].requests += -1 if change.forgotten else 1
     calls = [call for change in changes if change.run for call in change.run.calls]
     add_spent(spent, calls)
     rows, dialect = _run_rows(changes, log), connection.dialect.name

@@ -16,12 +16,11 @@ from sqlalchemy import (
     Connection,
     Integer,
     Select,
-    and_,
     case,
     func,
     literal_column,
-    or_,
     select,
+    tuple_,
     union_all,
 )
 
@@ -225,12 +224,8 @@ def _since(connection: Connection, deployment: str, start: float) -> tuple[list[
     sums = (func.count(), *(func.coalesce(func.sum(column), 0) for column in _SUMMED))
     rows = connection.execute(select(*_ALIKE, *sums).where(*wanted).group_by(*_ALIKE))
     groups = [_Calls._make((*row[:2], bool(row.silent), *map(int, row[3:]))) for row in rows]
-    uncertain = [
-        and_(*(column == value for column, value in zip(_ALIKE, group[:3], strict=True)))
-        for group in groups
-        if not group.exact and not group.nothing
-    ]
-    named = select(CALLS.c.run_id, CALLS.c.number).where(*wanted, or_(False, *uncertain))
+    uncertain = [group[:3] for group in groups if not group.exact and not group.nothing]
+    named = select(CALLS.c.run_id, CALLS.c.number).where(*wanted, tuple_(*_ALIKE).in_(uncertain))
     names = connection.execute(named.order_by(CALLS.c.started_at).limit(_LISTED))
     hour = -int(-start // _HOUR_S)  # the first whole one
     hours = USAGE_HOURS.c.deployment == deployment, USAGE_HOURS.c.hour >= hour

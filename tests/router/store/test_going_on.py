@@ -57,7 +57,6 @@ async def gateway(
 ) -> AsyncIterator[tuple[Gateway, SQLArchive, LogJournal]]:
     """A gateway on the store in `folder`."""
     database = await Database.open(f"sqlite:///{folder}/runs.db")
-    assert database.log_folder is not None
     retriever = FixedRetriever({text: [PASSAGE] for text in SUB_QUERIES})
     roles: dict[RoleName, Any] = {name: role(name, model) for name, model in models.models.items()}
     executor = Executor(roles["execution"], retriever, ExecutorLimits())
