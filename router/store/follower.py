@@ -67,8 +67,7 @@ class Follower:
 
     async def caught_up(self) -> None:
         """Wait until the database has all that was acknowledged by now. Raises `StoreFailed`."""
-        ready = self._ready(len(self._changes))
-        if not ready:
+        if not (ready := self._ready(len(self._changes))):
             return
         self._hurry.set()
         try:

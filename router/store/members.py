@@ -74,11 +74,11 @@ class Members:
             await self._join()
             async with background_tasks(self._keep_looking(on_fenced)):
                 yield
-        finally:
-            with suppress(StoreFailed):
-                if self.done:
+            if self.done:
+                with suppress(StoreFailed):
                     await self.book_leases(whole=True)
                     await self._database.write(partial(_leave, epoch=self.epoch))
+        finally:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._end_session)
             self._thread.shutdown()
 

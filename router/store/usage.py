@@ -36,6 +36,7 @@ from router.trace.call import SUMMED_COUNTS, SUMS, WHOLE, OpenedCall, added, sum
 _HOUR_S = 3600
 _BUCKET_HOURS: dict[Bucket, int] = {"hour": 1, "day": 24, "month": 24}
 """The hours of what sums are grouped by; months are made of days."""
+_UnderWay = Callable[[], tuple[Sequence[Call], Sequence[OpenedCall]]]
 _FOREVER = 10**8 * _HOUR_S
 _COLUMNS = "hour", *get_args(Dimension), *SUMS
 
@@ -43,11 +44,7 @@ _COLUMNS = "hour", *get_args(Dimension), *SUMS
 class SQLUsages:
     """Sums of what `LogJournal` writes: `Usages`, and `LedgerSums`."""
 
-    def __init__(
-        self,
-        database: Database,
-        under_way: Callable[[], tuple[Sequence[Call], Sequence[OpenedCall]]] = lambda: ((), ()),
-    ) -> None:
+    def __init__(self, database: Database, under_way: _UnderWay = lambda: ((), ())) -> None:
         """`under_way`: the calls of runs that have not ended: those that have, and those that have not."""
         self._database, self._under_way = database, under_way
 

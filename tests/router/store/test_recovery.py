@@ -36,8 +36,6 @@ _DYING = """
 import asyncio, sys
 from router.amount import Amount
 from router.store import Database, LogJournal
-from tests.router.store.busy import agree, conduct, plans, stored_runs
-from tests.router.store.disks import put as put_content
 from tests.router.store.entries import NOW, ended, opened, start
 from tests.router.store.stored import run
 
