@@ -35,8 +35,7 @@ from benchmarks.harness import Check, own_bytes, work_folder
 from benchmarks.load import ANSWERED, Ended, Outcomes, ask_until, at_rate, quantile, question
 from router.background import background_tasks
 from router.store import opened
-from router.store.rows import run_of
-from router.store.schema import CALLS, RUNS
+from router.store.schema import CALLS, RUNS, run_of
 from router.testing.fault_proxy import (
     FAULTS,
     SEARCH_FAULTS,

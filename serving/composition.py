@@ -36,9 +36,8 @@ from router.search.executor import Executes
 from router.search.loop import settings_of
 from router.search.retrieval import IndexRetriever, WatchedRetriever
 from router.store import Database, LogJournal, SQLAccounts, SQLArchive, SQLUsages, SQLVersionBook
+from router.store.follower import own_log
 from router.store.log import RunLog
-from router.store.reconciliation import SQLLedgerSums
-from router.store.recovery import own_log
 from router.trace import RoleName
 from router.trace.values import TopologyName
 from router.versions import GateRule, Trials, VersionRouting, Versions
@@ -219,13 +218,11 @@ async def _open_runs(
             vocabulary=Vocabulary.parse(Path(words).read_text("utf-8")) if words else None,
             on_answered=trials.consider,
         )
-        reconciler = Reconciler(
-            upstream.deployments, VLLMCounts(upstream.session), SQLLedgerSums(database, journal.under_way)
-        )
+        usages = SQLUsages(database, journal.under_way)
         services = (
             RetrievalServicer(retriever, default_top_k=config.search.top_k, index_id=lambda: retriever.index_id),
             RunServicer(Runs(archive, live, trials.judge)),
-            UsageServicer(SQLUsages(database), reconciler),
+            UsageServicer(usages, Reconciler(upstream.deployments, VLLMCounts(upstream.session), usages)),
             ExecutorVersionServicer(versions),
         )
         yield _Runs(gateway, services, executors, trials, observers)

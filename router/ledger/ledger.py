@@ -92,11 +92,6 @@ class Attempt:
         """Seconds that it has been going on, or took."""
         return time.monotonic() - self._begun if self._ended_s is None else self._ended_s
 
-    @property
-    def countable(self) -> bool:
-        """Whether the model's tokenizer can tell what a cut one has spent."""
-        return self.count is not None and self.first_token_s is not None
-
     async def counted(self) -> Usage | None:
         """Return what was written by the time of a cut, counted by the model's tokenizer."""
         usage = await self.count("".join(self._texts)) if self.count else None
@@ -180,9 +175,13 @@ class Ledger:
             raise
         finally:
             attempt.end(outcome)
-            if outcome == "completed" and self._is_early(caller.sub_query):
+            early = (
+                self._early_from is not None and caller.sub_query is not None and caller.sub_query >= self._early_from
+            )
+            countable = attempt.count is not None and attempt.first_token_s is not None  # by the model's tokenizer
+            if outcome == "completed" and early:
                 self._early.append(attempt)
-            elif outcome != "completed" and attempt.believed is None and attempt.countable:
+            elif outcome != "completed" and attempt.believed is None and countable:
                 self._cut.append(attempt)
             else:
                 self._settle(attempt, attempt.believed)
@@ -312,9 +311,6 @@ class Ledger:
                     raise
             await asyncio.sleep(random.uniform(0, pause_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-    def _is_early(self, sub_query: int | None) -> bool:
-        return self._early_from is not None and sub_query is not None and sub_query >= self._early_from
 
     def _book(self, early: list[Attempt], below: int) -> None:
         for attempt in early:

@@ -3,8 +3,8 @@
 from router.store.accounts import SQLAccounts
 from router.store.archive import SQLArchive
 from router.store.database import Database
+from router.store.follower import opened
 from router.store.journal import LogJournal
-from router.store.recovery import opened
 from router.store.usage import SQLUsages
 from router.store.versions import SQLVersionBook
 

@@ -7,8 +7,7 @@ from sqlalchemy import Connection, func, select
 
 from router.access import Key, Spent, Tenant
 from router.store.database import Database
-from router.store.rows import struct_of, structs
-from router.store.schema import KEYS, SPENDING, TENANTS
+from router.store.schema import KEYS, SPENDING, TENANTS, struct_of, structs
 
 
 class SQLAccounts:

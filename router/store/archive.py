@@ -1,4 +1,4 @@
-"""Stored runs, in a database."""
+"""Stored runs, in a database: read, judged, and deleted when they are old."""
 
 import base64
 import math
@@ -9,19 +9,22 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
 import msgspec
+import structlog
 from sqlalchemy import ColumnElement, Connection, Row, false, func, select, tuple_
 
 from router.errors import BadRequest, NotFound
 from router.runs import RunFilter
 from router.runs.archive import MAX_LISTED_CHARS, ExportedRun, RunPage, RunSummary, shortened
 from router.store.database import Database, storable
-from router.store.rows import run_of
-from router.store.schema import FEEDBACK, RUNS, TENANTS
+from router.store.schema import CALLS, FEEDBACK, RUNS, TENANTS, VERSION_TRIALS, run_of
 from router.trace import Call, Run
 from router.trace.run import MAX_A_RUN, Feedback
 
+_log = structlog.get_logger("store")
 _PIECE = 32
 """Runs that an export reads at once."""
+_DELETED = 100
+"""Runs deleted at once, so that nobody who writes waits for long."""
 _LISTED = (
     *(RUNS.c[name] for name in "run_id tenant kind request_id status outcome started_at duration_s".split()),
     func.substr(RUNS.c.request, 1, MAX_LISTED_CHARS + 1).label("request"),
@@ -166,3 +169,30 @@ def _place(page: str) -> tuple[float, str]:
     if not math.isfinite(started_at):
         raise BadRequest("page_token: no list gave this; leave it empty for the first page.")
     return started_at, storable(run_id)
+
+
+def runs_to_cancel(connection: Connection, log: str) -> list[str]:
+    """The runs of a gateway, by its log, that are to be cancelled."""
+    running = RUNS.c.status == "running", RUNS.c.log == log, RUNS.c.cancel_requested
+    return list(connection.scalars(select(RUNS.c.run_id).where(*running)))
+
+
+async def delete_old(database: Database, keep_days: float) -> None:
+    """Delete the runs that started longer ago, with all that belongs to them; those under way stay.
+
+    Raises `StoreFailed`.
+    """
+    ended = RUNS.c.status != "running", RUNS.c.started_at < time.time() - keep_days * 86400
+    oldest = select(RUNS.c.run_id).where(*ended).order_by(RUNS.c.started_at, RUNS.c.run_id).limit(_DELETED)
+
+    def delete(connection: Connection) -> int:
+        run_ids = connection.scalars(oldest).all()
+        for table in (VERSION_TRIALS, FEEDBACK, CALLS, RUNS):
+            connection.execute(table.delete().where(table.c.run_id.in_(run_ids)))
+        return len(run_ids)
+
+    deleted = 0
+    while count := await database.write(delete):
+        deleted += count
+    if deleted:
+        _log.info("store.runs_deleted", runs=deleted)

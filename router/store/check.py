@@ -15,8 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from router.errors import StoreFailed
 from router.store.database import Database, begin_snapshot
-from router.store.rows import call_row, run_of
-from router.store.schema import CALLS, METADATA, RUNS, SCHEMA_NUMBER
+from router.store.schema import CALLS, METADATA, RUNS, SCHEMA_NUMBER, call_row, run_of
 
 _PIECE = 100
 """Runs that are read at once."""

@@ -300,11 +300,9 @@ def _driver_errors(engine: Engine) -> Iterator[None]:
 
 
 def _opened(url: str) -> Engine:
+    engine = None
     try:
         engine = engine_of(url)
-    except (SQLAlchemyError, ImportError, ValueError) as error:
-        raise _cannot_open(url, error) from error
-    try:
         with engine.execution_options(**WRITES).connect() as connection:
             with connection.begin():
                 _create_tables(connection)
@@ -314,8 +312,9 @@ def _opened(url: str) -> Engine:
                 file.chmod(file.stat().st_mode & _OWNER_ALONE)
             except OSError as error:
                 _log.warning("store.not_private", file=str(file), error=str(error), advice="chmod 600")
-    except (SQLAlchemyError, OSError, BadConfig) as error:
-        engine.dispose()
+    except (SQLAlchemyError, ImportError, ValueError, OSError, BadConfig) as error:
+        if engine:
+            engine.dispose()
         raise _cannot_open(url, error) from error
     return engine
 

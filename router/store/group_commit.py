@@ -20,9 +20,10 @@ from router.ledger import RunStart
 from router.ledger.journal import EarlierRun
 from router.store.database import Database, storable, unwritable
 from router.store.members import Members, see_member
-from router.store.names import Named
-from router.store.projection import Change, changed, project, put_leases, write
+from router.store.names import Named, name_of
+from router.store.projection import changed, project, put_leases, write
 from router.store.quotas import LIMITED, Period, Quotas, Tally, add_spent, limit_of, periods, see_counts
+from router.store.records import Change
 
 _AHEAD, _LEFT_FOR_OTHERS = 16, 8
 """A lease is larger than what is asked for: by so many times that, but no more than this part of what is left."""
@@ -61,10 +62,10 @@ _Leases = dict[Period, list[tuple[int, int]]]
 class GroupCommit:
     """Writes for one gateway. All is for the thread of its event loop, but for what runs in transactions."""
 
-    def __init__(self, database: Database, members: Members, quotas: Quotas, log: str, news: asyncio.Event) -> None:
-        """`news`: set where something waits, so that `commit` is called."""
+    def __init__(self, database: Database, members: Members, quotas: Quotas, log: str) -> None:
         self._database, self._members, self._quotas, self._log = database, members, quotas, log
-        self._news = news
+        self.news = asyncio.Event()
+        """Set where something waits, so that `commit` is to be called."""
         self._begins: list[_Begin] = []
         self._wishes: list[_Wish] = []
         self._idle: set[Period] = set()
@@ -83,14 +84,14 @@ class GroupCommit:
         """
         answer: asyncio.Future[EarlierRun | None] = asyncio.get_running_loop().create_future()
         self._begins.append(_Begin(start, redact, self._quotas.tenant(start.tenant), answer))
-        self._news.set()
+        self.news.set()
         return await answer
 
     async def lease(self, tenant: str, at: float, wanted: Amount) -> bool:
         """Ask for a lease of so much more; False where nothing more is to be had. Raises `StoreFailed`."""
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._wishes.append(_Wish(tenant, at, wanted, answer))
-        self._news.set()
+        self.news.set()
         return await answer
 
     def give_back(self) -> None:
@@ -98,7 +99,7 @@ class GroupCommit:
         tallies = self._quotas.tallies.items()
         self._idle |= {key for key, tally in tallies if any(tally.free(of) > 0 for of in LIMITED)}
         if self._idle:
-            self._news.set()
+            self.news.set()
 
     async def commit(self, changes: Sequence[Change]) -> set[str]:
         """Write changes and all that waits; the runs among them that others had closed. Raises `StoreFailed`."""
@@ -108,7 +109,7 @@ class GroupCommit:
 
     async def _commit(self, begins: Sequence[_Begin], wishes: Sequence[_Wish], changes: Sequence[Change]) -> set[str]:
         sizes, self._idle = self._sizes(wishes), set()
-        work = partial(_write, log=self._log, epoch=self._members.epoch, begins=begins, sizes=sizes, changes=changes)
+        work = partial(self._write, epoch=self._members.epoch, begins=begins, sizes=sizes, changes=changes)
         try:
             answers, leases, closed = await self._database.write(work)
         except Exception as error:
@@ -130,20 +131,33 @@ class GroupCommit:
             _resolve(wish.answer, all(size.limit is None or lease >= size.least for (_, lease), size in pairs))
         return closed
 
-    def _note(self, leases: "_Leases", changes: Sequence[Change]) -> None:
+    def _write(
+        self, connection: Connection, epoch: int, begins: Sequence[_Begin], sizes: _Sizes, changes: Sequence[Change]
+    ) -> tuple[list[EarlierRun | QuotaExhausted | None], _Leases, set[str]]:
+        """The transaction."""
+        see_member(connection, epoch)
+        keys = set(sizes) | set(changed(changes))
+        keys |= {(each.start.tenant, period) for each in begins for period in periods(each.start.started_at)}
+        spent = _locked(connection, sorted(keys))
+        leases = _leases(connection, self._log, sizes, spent) if sizes else {}
+        closed = project(connection, self._log, changes) if changes else set()
+        if begins and any(change.forgotten for change in changes):
+            spent = _locked(connection, sorted(keys))  # with fewer requests
+        return _begin(connection, self._log, begins, spent) if begins else [], leases, closed
+
+    def _note(self, leases: _Leases, changes: Sequence[Change]) -> None:
         """Note what the database has as spent now, and as leases."""
-        tally = self._quotas.tally
         for key, found in leases.items():
             for of, (spent, lease) in zip(LIMITED, found, strict=True):
-                tally(*key).lease(of, spent, lease)
-        booked: dict[Period, Tally] = {}
+                self._quotas.tallies[key].lease(of, spent, lease)
+        booked = defaultdict[Period, Tally](Tally)
         add_spent(booked, [call for change in changes if change.run for call in change.run.calls])
         for key, sums in booked.items():
-            tally(*key).booked_tokens += sums.tokens
-            tally(*key).booked_nano_usd += sums.nano_usd
+            self._quotas.tallies[key].booked_tokens += sums.tokens
+            self._quotas.tallies[key].booked_nano_usd += sums.nano_usd
         if self._doubtful:
             self._doubtful, self._idle = False, set(self._quotas.tallies)
-            self._news.set()
+            self.news.set()
 
     def _sizes(self, wishes: Sequence[_Wish]) -> _Sizes:
         """The sizes that leases are to have. What is to be given back is not used from now on."""
@@ -154,7 +168,7 @@ class GroupCommit:
         return {key: tuple(self._size(key, of, asked[key]) for of in LIMITED) for key in (*asked, *self._idle)}
 
     def _size(self, key: Period, of: str, asked: Sequence[Amount]) -> _Size:
-        tenant, tally = self._quotas.tenant(key[0]), self._quotas.tally(*key)
+        tenant, tally = self._quotas.tenant(key[0]), self._quotas.tallies[key]
         used, amounts, limit = tally.used(of), [getattr(each, of) or 0 for each in asked], limit_of(tenant, of, key[1])
         if asked:
             wanted = max(sum(amounts), tally.free(of))  # what is free by now may be used meanwhile
@@ -173,37 +187,15 @@ def _resolve(answer: "asyncio.Future[Any]", outcome: object) -> None:
         answer.set_result(outcome)
 
 
-def _write(
-    connection: Connection,
-    *,
-    log: str,
-    epoch: int,
-    begins: Sequence[_Begin],
-    sizes: _Sizes,
-    changes: Sequence[Change],
-) -> tuple[list[EarlierRun | QuotaExhausted | None], _Leases, set[str]]:
-    see_member(connection, epoch)
-    keys = set(sizes) | set(changed(changes))
-    keys |= {(each.start.tenant, period) for each in begins for period in periods(each.start.started_at)}
-    spent = _locked(connection, sorted(keys))
-    leases = _leases(connection, log, sizes, spent) if sizes else {}
-    closed = project(connection, log, changes) if changes else set()
-    if begins and any(change.forgotten for change in changes):
-        spent = _locked(connection, sorted(keys))  # with fewer requests
-    return _begin(connection, log, begins, spent) if begins else [], leases, closed
-
-
 _LOCK = """
 INSERT INTO spending (tenant, period, requests, tokens, nano_usd)
 SELECT tenant, period, 0, 0, 0 FROM unnest(%(tenants)s::text[], %(periods)s::text[]) AS wanted (tenant, period)
 ORDER BY tenant, period ON CONFLICT (tenant, period) DO UPDATE SET requests = spending.requests
 RETURNING tenant, period, requests, tokens, nano_usd
 """
-_OTHERS = """
-SELECT tenant, period, sum(tokens)::bigint, sum(nano_usd)::bigint, (sum(tokens) FILTER (WHERE log = %(log)s))::bigint,
-    (sum(nano_usd) FILTER (WHERE log = %(log)s))::bigint
-FROM leases WHERE (tenant, period) IN (SELECT * FROM unnest(%(tenants)s::text[], %(periods)s::text[]))
-GROUP BY tenant, period
+_HELD = """
+SELECT tenant, period, log, tokens, nano_usd FROM leases
+WHERE (tenant, period) IN (SELECT * FROM unnest(%(tenants)s::text[], %(periods)s::text[]))
 """
 _NAMES = """
 SELECT tenant, request_id, run_id, fingerprint, status, started_at FROM runs
@@ -221,16 +213,18 @@ def _locked(connection: Connection, keys: Sequence[Period]) -> dict[Period, Tall
 
 def _leases(connection: Connection, log: str, sizes: _Sizes, spent: dict[Period, Tally]) -> _Leases:
     """Give leases the sizes that they are to have, as far as what is left suffices."""
-    asked = {"log": log, "tenants": [key[0] for key in sizes], "periods": [key[1] for key in sizes]}
-    found = {(tenant, period): sums for tenant, period, *sums in connection.exec_driver_sql(_OTHERS, asked)}
+    asked = {"tenants": [key[0] for key in sizes], "periods": [key[1] for key in sizes]}
+    own, others = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+    for tenant, period, holder, *sums in connection.exec_driver_sql(_HELD, asked):
+        for of, lease in zip(LIMITED, sums, strict=True):
+            (own if holder == log else others)[tenant, period, of] += lease
     leases: _Leases = {}
     for key, wanted in sizes.items():
-        every, own = found.get(key, [0] * 4)[:2], [count or 0 for count in found.get(key, [0] * 4)[2:]]
         leases[key] = []
-        for of, size, of_all, of_us in zip(LIMITED, wanted, every, own, strict=True):
+        for of, size in zip(LIMITED, wanted, strict=True):
             booked = getattr(spent[key], of)
-            leases[key].append((booked, _granted(size, of_us, booked + of_all - of_us)))
-    put_leases(connection, log, {key: tuple(lease for _, lease in each) for key, each in leases.items()})
+            leases[key].append((booked, _granted(size, own[*key, of], booked + others[*key, of])))
+    put_leases(connection, log, {key: [lease for _, lease in each] for key, each in leases.items()})
     return leases
 
 
@@ -261,7 +255,7 @@ def _begin(
     running = Counter[str](dict(connection.exec_driver_sql(_IN_FLIGHT, counted).all()) if counted["tenants"] else {})
     answers: list[EarlierRun | QuotaExhausted | None] = []
     for start, _, tenant, _ in begins:
-        name = start.tenant, storable(start.request_id)
+        name = name_of(start)
         if (earlier := named.get(name)) and earlier.holds(start.started_at):
             answers.append(earlier.told(start))
             continue
@@ -274,7 +268,7 @@ def _begin(
         for period in periods(start.started_at):
             spent[tenant.name, period].requests += 1
         if start.request_id:
-            named[name] = Named(start.id, start.fingerprint, "running", start.started_at)
+            named[name] = Named.of(start)
         answers.append(None)
     begun = [Change(each.start, each.redact) for each, answer in zip(begins, answers, strict=True) if answer is None]
     write(connection, log, begun)

@@ -85,6 +85,8 @@ class Segment:
 
     whole: int = 0
     """Where it ended when the next one was begun; 0 where none was, or where it cannot be told."""
+    unwritten: bool = False
+    """Whether all behind its last frame is zeros: room that its owner has taken, and not used."""
 
     @property
     def damaged(self) -> int:
@@ -113,7 +115,15 @@ def read_segment(path: Path) -> Segment:
             segment.synced = max(segment.synced, place)
     if at < len(data):
         segment.holes.append((at, len(data)))
+        segment.unwritten = len(data.rstrip(b"\0")) <= at
     return segment
+
+
+def give_back_room(segment: Segment) -> None:
+    """Cut off what of a segment that was read is unwritten; for the next owner alone."""
+    if segment.unwritten:
+        with suppress(OSError), segment.path.open("r+b", buffering=0) as file:
+            file.truncate(segment.holes[-1][0])
 
 
 def _frame(data: bytes, start: int, salt: bytes, segment: int) -> Frame | None:
@@ -149,8 +159,6 @@ class RunLog:
         self.folder, self._lock = folder, lock
         self.failed: str | None = None
         """The reason why nothing is taken any more; None while all is well."""
-        self.full: str | None = None
-        """The reason why no run is to begin, though those under way may end."""
         last = segments(folder)
         self._number = number_of(last[-1]) if last else 0
         self._file, self._path, self._offset, self._room = -1, folder, 0, 0
@@ -297,10 +305,8 @@ class RunLog:
                 return self.failed
         room = os.statvfs(self.folder)
         free = room.f_bavail * room.f_frsize
-        self.full = (
-            f"The disk of the log {self.folder} is full: {free >> 20} MiB are free." if free < _LEAST_FREE else None
-        )
-        return self.full
+        full = f"The disk of the log {self.folder} is full: {free >> 20} MiB are free."
+        return full if free < _LEAST_FREE else None
 
     def delete(self, before: int) -> None:
         """Delete the segments with numbers below this."""

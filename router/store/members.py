@@ -9,30 +9,33 @@ as long begins nothing by itself.
 import asyncio
 import math
 import time
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection
+from sqlalchemy import Connection, func, select
 
-from router.background import errors_logged
+from router.background import background_tasks, errors_logged
 from router.errors import StoreFailed
 from router.store.database import Database
-from router.store.recovery import left_over
-from router.store.rows import trace_of
-from router.store.schema import GATEWAYS, LEASES, RUNS
+from router.store.projection import left_over
+from router.store.quotas import periods
+from router.store.schema import GATEWAYS, LEASES, RUNS, trace_of
 
 _log = structlog.get_logger("store")
-LOOK_S = 1.0
+_LOOK_S = 1.0
 """How often a gateway uses its session."""
 _SESSION_S = 3.0
 """The time after which PostgreSQL ends a session that is not used: its gateway is stopped, or cannot be reached."""
-GRACE_S = 5.0
+_GRACE_S = 5.0
 """The time between a lock that is seen to be free and the fence."""
-_BEGINS_S, _OPENS_S = GRACE_S - 2.0, GRACE_S - 1.0
+_BEGINS_S, _OPENS_S = _GRACE_S - 2.0, _GRACE_S - 1.0
 """The time since the session was last known to be good, in which runs may begin and calls may be made."""
+_PAST_S = 86400.0
+"""How long after its end a day or a month is past for all gateways, whatever their clocks say."""
 _LOCKS = 1919118445
 """The class of the locks on epochs."""
 _LOOK = """
@@ -51,6 +54,8 @@ class Members:
     def __init__(self, database: Database, log: str) -> None:
         """`log`: the name of its log, which nobody else writes."""
         self.epoch = 0
+        self.done = False
+        """Whether nothing is under way any more, so that it may go, with its leases."""
         self._database, self._log = database, log
         self._thread = ThreadPoolExecutor(1, "session")
         self._session: Any = None
@@ -60,12 +65,22 @@ class Members:
         self._gone: dict[tuple[int, int], float] = {}
         """Epochs and sessions whose locks were seen to be free, and since when."""
 
-    async def join(self) -> None:
-        """Become a member with a new epoch, in place of whoever wrote this log before. Raises `StoreFailed`."""
-        self._locked, self._good = False, -math.inf
-        self.epoch = await self._database.write(partial(_join, log=self._log))
-        if not await self.look() or self._good == -math.inf:
-            raise StoreFailed("PostgreSQL gives this gateway no session of its own; try again.")
+    @asynccontextmanager
+    async def joined(self, on_fenced: Callable[[], None]) -> AsyncIterator[None]:
+        """Be a member while the context is open. `on_fenced`: called where others took this gateway for dead and closed
+        its runs; then it begins anew. Raises `StoreFailed`.
+        """
+        try:
+            await self._join()
+            async with background_tasks(self._keep_looking(on_fenced)):
+                yield
+            if self.done:
+                with suppress(StoreFailed):
+                    await self.book_leases(whole=True)
+                    await self._database.write(partial(_leave, epoch=self.epoch))
+        finally:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._end_session)
+            self._thread.shutdown()
 
     async def book_leases(self, *, whole: bool) -> None:
         """Give back the leases of this log, once all that it has is in the database; where it is not `whole`, they
@@ -75,22 +90,27 @@ class Members:
         lost = LEASES.update().where(own).values(log=f"{self._log} before {self.epoch}")
         await self._database.write(lambda connection: connection.execute(LEASES.delete().where(own) if whole else lost))
 
-    async def leave(self, *, whole: bool) -> None:
-        """End the session; where nothing is under way, be no member any more, with no leases."""
-        try:
-            if whole:
-                await self.book_leases(whole=True)
-                await self._database.write(partial(_leave, epoch=self.epoch))
-        finally:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._end_session)
-            self._thread.shutdown()
-
     def see_alive(self, *, begins: bool = False) -> None:
         """Raise `StoreFailed` where others may soon take this gateway for dead."""
         if time.monotonic() - self._good > (_BEGINS_S if begins else _OPENS_S):
             raise StoreFailed("This gateway has lost its session with the database; try again, or ask another one.")
 
-    async def look(self) -> bool:
+    async def _join(self) -> None:
+        """Become a member with a new epoch, in place of whoever wrote this log before. Raises `StoreFailed`."""
+        self._locked, self._good = False, -math.inf
+        self.epoch = await self._database.write(partial(_join, log=self._log))
+        if not await self._look() or self._good == -math.inf:
+            raise StoreFailed("PostgreSQL gives this gateway no session of its own; try again.")
+
+    async def _keep_looking(self, on_fenced: Callable[[], None]) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            with errors_logged(_log, "store.no_member"):
+                if not await self._look():
+                    on_fenced()
+                    await self._join()
+
+    async def _look(self) -> bool:
         """Use the session, and fence those that have lost theirs; False where this one was fenced itself."""
         asked = time.monotonic()
         try:
@@ -106,9 +126,9 @@ class Members:
         free = [key for key, held in seen.items() if not held and key[0] != self.epoch]
         self._gone = {key: self._gone.get(key, now) for key in free}
         for (epoch, session), since in self._gone.items():
-            if asked - since >= GRACE_S:
+            if asked - since >= _GRACE_S:
                 with errors_logged(_log, "store.not_fenced"), suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_S):  # to be asked for again, rather than lose the own session
+                    async with asyncio.timeout(_LOOK_S):  # to be asked for again, rather than lose the own session
                         await self._database.write(partial(_fence, epoch=epoch, session=session))
         return bool(own)
 
@@ -147,6 +167,10 @@ def see_member(connection: Connection, epoch: int) -> None:
 
 def _join(connection: Connection, log: str) -> int:
     connection.execute(GATEWAYS.delete().where(GATEWAYS.c.log == log))
+    lost = LEASES.c.log.not_in(select(GATEWAYS.c.log))  # which perhaps nobody will ever read
+    for period in periods(time.time() - _PAST_S):
+        past = LEASES.c.period < period, func.length(LEASES.c.period) == len(period)
+        connection.execute(LEASES.delete().where(lost, *past))
     joined = GATEWAYS.insert().values(log=log, session=0).returning(GATEWAYS.c.epoch)
     return int(connection.execute(joined).scalar_one())
 

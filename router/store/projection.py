@@ -4,12 +4,13 @@ So sums count every run exactly once, whatever is killed in between: what a batc
 Statements go straight to the driver, as SQLAlchemy's part would take several times as long as the database's.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 from sqlalchemy import (
     Column,
     ColumnElement,
@@ -18,6 +19,7 @@ from sqlalchemy import (
     Table,
     bindparam,
     case,
+    exists,
     func,
     literal_column,
     null,
@@ -28,29 +30,15 @@ from sqlalchemy.dialects import postgresql, sqlite
 from router.ledger import RunStart
 from router.store.database import storable
 from router.store.log import Position
+from router.store.names import Name, name_of
 from router.store.quotas import Period, Tally, add_spent, periods
-from router.store.rows import call_row, trace_of
-from router.store.schema import CALLS, LEASES, LOGS, RUNS, SPENDING, USAGE_HOURS
+from router.store.records import Begun, Change, RecordedRun, withheld
+from router.store.schema import CALLS, LEASES, LOGS, RUNS, SPENDING, TENANTS, USAGE_HOURS, call_row, struct_of, trace_of
 from router.store.usage import hourly_usage
-from router.trace import Run, Trajectory
+from router.trace import Trajectory
 from router.trace.redaction import redacted
-from router.trace.values import AnswerWritten
 
 Row = dict[str, Any]
-
-
-class Change(NamedTuple):
-    """The beginning or the end of a run, or that it never began."""
-
-    start: RunStart
-    redact: bool
-    run: Run | None = None
-    """How it ended."""
-    forgotten: bool = False
-    position: Position = Position()
-    """The place in the log behind its record."""
-    segment: int = 0
-    """The number of the segment in which the run began."""
 
 
 def project(connection: Connection, log: str, changes: Sequence[Change]) -> set[str]:
@@ -84,8 +72,7 @@ def _as_they_stand(
             continue
         if row is None or row.status not in ("running", run.status):
             closed.add(run.id)
-            events = tuple(event for event in run.events if not isinstance(event, AnswerWritten))
-            run = replace(run, status="interrupted", error="", result=None, events=events)
+            run = withheld(run, "interrupted", "")
         if change.position > place:
             name = row.request_id if row else None
             yield change._replace(start=replace(change.start, request_id=name or ""), run=run)
@@ -96,56 +83,57 @@ def write(connection: Connection, log: str, changes: Sequence[Change]) -> None:
     record before, when it begins.
     """
     counts_first = connection.dialect.name == "postgresql"
-    rows: dict[str, Row] = {}
-    owners: dict[tuple[str, str], str] = {}
-    runs: list[Run] = []
-    spent: dict[Period, Tally] = {}
-    forgotten: list[Row] = []
+    spent = defaultdict[Period, Tally](Tally)
     for change in changes:
-        start, run = change.start, change.run
-        if counts_first == (run is None):
-            for period in periods(start.started_at):
-                spent.setdefault((start.tenant, period), Tally()).requests += -1 if change.forgotten else 1
-        if change.forgotten:
-            rows.pop(start.id, None)
-            forgotten.append({"_run_id": start.id})
-            continue
-        rows[start.id] = _run_row(change, log)
-        if run is None:  # it takes the client's name from the one that had it before
-            owners[start.tenant, storable(start.request_id)] = start.id
-            continue
-        owners.setdefault((start.tenant, storable(start.request_id)), start.id)
-        runs.append(run)
-    for run_id, row in rows.items():
-        if owners.get((row["tenant"], row["request_id"]), run_id) != run_id:
-            row["request_id"] = None
-    named = [
-        {"_tenant": row["tenant"], "_request_id": row["request_id"], "_run_id": run_id}
-        for run_id, row in rows.items()
-        if row["request_id"]
-    ]
-    calls = [call for run in runs for call in run.calls]
+        if counts_first == (change.run is None):
+            for period in periods(change.start.started_at):
+                spent[change.start.tenant, period].requests += -1 if change.forgotten else 1
+    calls = [call for change in changes if change.run for call in change.run.calls]
     add_spent(spent, calls)
-    dialect = connection.dialect
-    with closing(connection.connection.cursor()) as cursor:
-        for statement, values in (
-            (_RELEASE, named),
-            (_put(RUNS, dialect.name), list(rows.values())),
-            (_put(CALLS, dialect.name), list(map(call_row, calls))),
-            (_adding(USAGE_HOURS, dialect.name), hourly_usage(calls)),
-            (_adding(SPENDING, dialect.name), _spent_rows(spent)),
-            (_SPEND_LEASE, _lease_rows(spent, log) if counts_first else []),
-            (_FORGET, forgotten),
-        ):
-            if values:
-                cursor.executemany(_text(statement, dialect, tuple(values[0])), values)
+    rows, dialect = _run_rows(changes, log), connection.dialect.name
+    _do(connection, _RELEASE, [{f"_{name}": row[name] for name in _NAMED} for row in rows if row["request_id"]])
+    _do(connection, _put(RUNS, dialect), rows)
+    _do(connection, _put(CALLS, dialect), list(map(call_row, calls)))
+    _do(connection, _adding(USAGE_HOURS, dialect), hourly_usage(calls))
+    sums = [
+        dict(zip(_SPENDING, (*key, each.requests, each.tokens, each.nano_usd), strict=True))
+        for key, each in spent.items()
+    ]
+    _do(connection, _adding(SPENDING, dialect), sums)
+    if counts_first:
+        more = [row for row in sums if row["tokens"] or row["nano_usd"]]
+        _do(connection, _SPEND_LEASE, [{"_log": log} | {f"_{name}": row[name] for name in row} for row in more])
+    _do(connection, _FORGET, [{"_run_id": change.start.id} for change in changes if change.forgotten])
+
+
+def _do(connection: Connection, statement: Any, rows: Sequence[Row]) -> None:
+    if rows:
+        with closing(connection.connection.cursor()) as cursor:
+            cursor.executemany(_text(statement, connection.dialect, tuple(rows[0])), rows)
+
+
+def ended_among(connection: Connection, run_ids: list[str]) -> set[str]:
+    """The runs that have ended by the database, of some; others may close one, but cannot know its calls."""
+    known = exists().where(CALLS.c.run_id == RUNS.c.run_id)
+    ended = RUNS.c.status.not_in(("running", "interrupted")) | ((RUNS.c.status == "interrupted") & known)
+    return set(connection.scalars(select(RUNS.c.run_id).where(RUNS.c.run_id.in_(run_ids), ended)))
+
+
+def left_over(connection: Connection, name: str) -> list[RecordedRun]:
+    """The runs that are running by the database."""
+    redact = select(TENANTS.c.redact).where(TENANTS.c.name == RUNS.c.tenant).scalar_subquery().label("redact")
+    wanted = select(RUNS, redact).where(RUNS.c.status == "running", RUNS.c.log == name)
+    return [
+        RecordedRun(Begun(start, bool(row["redact"])))
+        for row in connection.execute(wanted).mappings()
+        for start in [struct_of(RunStart, row, id=row["run_id"], request_id=row["request_id"] or "")]
+    ]
 
 
 def put_leases(connection: Connection, log: str, leases: Mapping[Period, Sequence[int]]) -> None:
     """Write what the gateway of a log may spend, in tokens and money; nothing leaves no row."""
-    rows = [{**dict(zip(_LEASE, (*key, log, *lease), strict=True))} for key, lease in leases.items()]
-    with closing(connection.connection.cursor()) as cursor:
-        cursor.executemany(_text(_put(LEASES, "postgresql"), connection.dialect, tuple(_LEASE)), rows)
+    rows = [dict(zip(_LEASE, (*key, log, *lease), strict=True)) for key, lease in leases.items()]
+    _do(connection, _put(LEASES, "postgresql"), rows)
     connection.execute(LEASES.delete().where(LEASES.c.log == log, LEASES.c.tokens == 0, LEASES.c.nano_usd == 0))
 
 
@@ -169,9 +157,26 @@ def place_of(connection: Connection, log: str) -> Position:
 def keep_place(connection: Connection, log: str, place: Position) -> None:
     """Write the place up to which a log was read, which never goes back."""
     place = max(place, place_of(connection, log))
-    values = {"log": log, "segment": place.segment, "bytes": place.offset}
-    with closing(connection.connection.cursor()) as cursor:
-        cursor.execute(_text(_put(LOGS, connection.dialect.name), connection.dialect, tuple(values)), values)
+    row = {"log": log, "segment": place.segment, "bytes": place.offset}
+    _do(connection, _put(LOGS, connection.dialect.name), [row])
+
+
+def _run_rows(changes: Sequence[Change], log: str) -> list[Row]:
+    """Rows of runs. One that begins takes the client's name from the one that had it before."""
+    rows: dict[str, Row] = {}
+    owners: dict[Name, str] = {}
+    for change in changes:
+        name, run_id = name_of(change.start), change.start.id
+        if change.forgotten:
+            rows.pop(run_id, None)
+            continue
+        rows[run_id] = _run_row(change, log)
+        if change.run is None or name not in owners:
+            owners[name] = run_id
+    for run_id, row in rows.items():
+        if owners.get((row["tenant"], row["request_id"]), run_id) != run_id:
+            row["request_id"] = None
+    return list(rows.values())
 
 
 def _run_row(change: Change, log: str) -> Row:
@@ -193,28 +198,15 @@ def _run_row(change: Change, log: str) -> Row:
     }
 
 
-def _spent_rows(spent: dict[Period, Tally]) -> list[Row]:
-    columns = SPENDING.c.keys()
-    rows = ({"tenant": tenant, "period": period, **asdict(tally)} for (tenant, period), tally in spent.items())
-    return [{name: row[name] for name in columns} for row in rows]
-
-
-def _lease_rows(spent: dict[Period, Tally], log: str) -> list[Row]:
-    return [
-        {"_tenant": tenant, "_period": period, "_log": log, "_tokens": sums.tokens, "_nano_usd": sums.nano_usd}
-        for (tenant, period), sums in spent.items()
-        if sums.tokens or sums.nano_usd
-    ]
-
-
-_LEASE = LEASES.c.keys()
+_SPENDING, _LEASE = SPENDING.c.keys(), LEASES.c.keys()
 _OF_LEASE = (LEASES.c[name] == bindparam(f"_{name}") for name in ("tenant", "period", "log"))
 _REST = {
     name: func.greatest(literal_column("0"), LEASES.c[name] - bindparam(f"_{name}")) for name in ("tokens", "nano_usd")
 }
 _SPEND_LEASE = LEASES.update().where(*_OF_LEASE).values(_REST)
-_NAMED = (RUNS.c.tenant == bindparam("_tenant")) & (RUNS.c.request_id == bindparam("_request_id"))
-_RELEASE = RUNS.update().where(_NAMED, RUNS.c.run_id != bindparam("_run_id")).values(request_id=null())
+_NAMED = "tenant", "request_id", "run_id"
+_OF_NAME = RUNS.c.tenant == bindparam("_tenant"), RUNS.c.request_id == bindparam("_request_id")
+_RELEASE = RUNS.update().where(*_OF_NAME, RUNS.c.run_id != bindparam("_run_id")).values(request_id=null())
 """A run that has a client's name for a request takes it from the one that had it before."""
 _PLACE = select(LOGS.c.segment, LOGS.c.bytes).where(LOGS.c.log == bindparam("_log"))
 _FORGET = RUNS.delete().where(RUNS.c.run_id == bindparam("_run_id"))

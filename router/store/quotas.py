@@ -5,7 +5,7 @@ is left, which it may spend without asking. What the database has as spent and a
 limit; so whatever becomes of a gateway, and of its transactions, what it has reserved counts.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -66,7 +66,7 @@ class Quotas:
         """`shared`: by several gateways, so that nothing is spent without a lease, and runs are not counted here."""
         self._shared = shared
         self.tenants: Mapping[str, Tenant] = {}
-        self.tallies: dict[Period, Tally] = {}
+        self.tallies = defaultdict[Period, Tally](Tally)
         self.in_flight: Counter[str] = Counter()
         """Runs that are under way."""
 
@@ -79,23 +79,25 @@ class Quotas:
         counted.
         """
         tenant = self.tenant(name)
-        self.check(tenant, at, kept)
+        self.check(tenant, at, kept, None, answers=False)
         if not self._shared:
             see_counts(tenant, at, self.in_flight[name], self.tallies)
         for period in periods(at):
-            self.tally(name, period).requests += 1
+            self.tallies[name, period].requests += 1
         self.in_flight[name] += 1
         self.reserve(name, at, kept)
 
-    def check(self, tenant: Tenant, at: float, amount: Amount, kept: Amount = NOTHING) -> None:
+    def check(self, tenant: Tenant, at: float, amount: Amount, run: RecordedRun | None, *, answers: bool) -> None:
         """Raise `QuotaExhausted` where `amount` is more than what is left; `PriceUnknown` where nobody can tell.
 
-        `kept`: what is reserved for whoever asks, and will not come back before it is done.
+        `run`: the one that asks, if it has begun: what it keeps for its answer will not come back before it is done,
+        but does where this `answers`.
         """
         if not tenant.limited:
             return
+        kept, kept_in = (run.kept, periods(run.start.started_at)) if run else (NOTHING, [])
         for period, unit in _periods(at):
-            tally = self.tally(tenant.name, period)
+            tally = self.tallies[tenant.name, period]
             for of in LIMITED:
                 name = f"{of}_per_{unit}"
                 limit: int | None = getattr(tenant, name)
@@ -106,21 +108,23 @@ class Quotas:
                         f"tenant {tenant.name} has a limit in dollars for each {unit}, and the price of the next "
                         "call's model is not known; give it in [prices] of the config, or limit tokens instead."
                     )
-                left = limit - getattr(tally, of)
-                now = Remaining(of, left - getattr(tally, f"reserved_{of}"))
-                if self._shared:
-                    now = Remaining(of, min(now.count, tally.free(of)))
-                alone = Remaining(of, left - (getattr(kept, of) or 0))
-                if not now.holds(amount):
-                    contended = alone.holds(amount)
-                    said = f"{name} is {limit}"
-                    raise _exhausted(tenant, said, unit, at, (now if contended else alone, amount), contended=contended)
+                left, own = limit - getattr(tally, of), getattr(kept, of) or 0
+                free = left - getattr(tally, f"reserved_{of}")
+                free = min(free, tally.free(of)) if self._shared else free
+                now = Remaining(of, free + own if answers and period in kept_in else free)
+                if now.holds(amount):
+                    continue
+                said, alone = f"tenant {tenant.name}: {name} is {limit}", Remaining(of, left if answers else left - own)
+                if not alone.holds(amount):
+                    raise _used_up(said, unit, at, alone, f": {alone.against(amount)}")
+                said += f", and what is left is reserved for runs that are under way: {now.against(amount)}."
+                raise QuotaExhausted(said, retry_after_s=_SOON_S, contended=True, left=now)
 
     def reserve(self, name: str, at: float, amount: Amount, *, sign: int = 1) -> None:
         """Set `amount` aside; with a `sign` of -1, give it back."""
         if amount != NOTHING:
             for period in periods(at):
-                tally = self.tally(name, period)
+                tally = self.tallies[name, period]
                 tally.reserved_tokens += sign * amount.tokens
                 tally.reserved_nano_usd += sign * (amount.nano_usd or 0)
 
@@ -135,13 +139,6 @@ class Quotas:
             self.reserve(run.start.tenant, at, amount, sign=-1)
         self.in_flight[run.start.tenant] -= 1
 
-    def tally(self, name: str, period: str) -> Tally:
-        """The sums of a tenant and a period."""
-        found = self.tallies.get((name, period))
-        if found is None:
-            found = self.tallies[name, period] = Tally()
-        return found
-
 
 def see_counts(tenant: Tenant, at: float, running: int, tallies: Mapping[Period, Tally]) -> None:
     """Raise `QuotaExhausted` where one more run is too much beside so many that are in flight, and those asked for."""
@@ -154,7 +151,7 @@ def see_counts(tenant: Tenant, at: float, running: int, tallies: Mapping[Period,
     for period, unit in _periods(at):
         limit = getattr(tenant, f"requests_per_{unit}")
         if limit is not None and tallies.get((tenant.name, period), Tally()).requests >= limit:
-            raise _exhausted(tenant, f"requests_per_{unit} is {limit}", unit, at)
+            raise _used_up(f"tenant {tenant.name}: requests_per_{unit} is {limit}", unit, at)
 
 
 def limit_of(tenant: Tenant, of: str, period: str) -> int | None:
@@ -163,12 +160,12 @@ def limit_of(tenant: Tenant, of: str, period: str) -> int | None:
     return limit
 
 
-def add_spent(tallies: dict[Period, Tally], calls: Iterable[Call]) -> None:
+def add_spent(tallies: defaultdict[Period, Tally], calls: Iterable[Call]) -> None:
     """Add what calls have spent to the sums of their tenants."""
     for call in calls:
         charged = call.charged
         for period in periods(call.started_at):
-            tally = tallies.setdefault((call.tenant, period), Tally())
+            tally = tallies[call.tenant, period]
             tally.tokens += charged.tokens
             tally.nano_usd += charged.nano_usd or 0
 
@@ -188,29 +185,9 @@ def _periods_of(day: int) -> tuple[tuple[str, Unit], tuple[str, Unit]]:
     return (date, "day"), (date[:7], "month")
 
 
-def _exhausted(
-    tenant: Tenant,
-    limit: str,
-    unit: Unit,
-    at: float,
-    lack: tuple[Remaining, Amount] | None = None,
-    *,
-    contended: bool = False,
-) -> QuotaExhausted:
-    left, lacking = (lack[0], f": {lack[0].against(lack[1])}") if lack else (None, "")
-    if contended:
-        return QuotaExhausted(
-            f"tenant {tenant.name}: {limit}, and what is left is reserved for runs that are under way{lacking}.",
-            retry_after_s=_SOON_S,
-            contended=True,
-            left=left,
-        )
+def _used_up(said: str, unit: Unit, at: float, left: Remaining | None = None, lacking: str = "") -> QuotaExhausted:
     now = datetime.fromtimestamp(at, UTC)
     begins = now.replace(hour=0, minute=0, second=0, microsecond=0)
     anew = begins + timedelta(days=1) if unit == "day" else (begins.replace(day=1) + timedelta(days=32)).replace(day=1)
-    return QuotaExhausted(
-        f"tenant {tenant.name}: {limit}, and what is left does not suffice{lacking}; it begins anew at "
-        f"{anew:%Y-%m-%d %H:%M} UTC.",
-        retry_after_s=(anew - now).total_seconds(),
-        left=left,
-    )
+    said += f", and what is left does not suffice{lacking}; it begins anew at {anew:%Y-%m-%d %H:%M} UTC."
+    return QuotaExhausted(said, retry_after_s=(anew - now).total_seconds(), left=left)

@@ -1,7 +1,9 @@
-"""Records of the log: the run of each is the fold of its records, while it runs and when the log is read again."""
+"""Records of the log, and runs as the fold of theirs: while they run, and when the log is read again."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from hashlib import blake2b
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -9,10 +11,12 @@ from msgspec.structs import asdict, replace
 from router.amount import NOTHING, Amount
 from router.ledger import RunStart
 from router.models import Usage
-from router.store.log import Position
+from router.store.log import Frame, Position, Segment
 from router.trace import Call, Run
 from router.trace.call import OpenedCall, Outcome
+from router.trace.run import RunStatus
 from router.trace.turns import Decided, Searched, Turn, Turns
+from router.trace.values import AnswerWritten
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag=10):
@@ -76,6 +80,8 @@ class RecordedRun:
 
     def __init__(self, begun: Begun) -> None:
         self.start, self.redact = begun.start, begun.redact
+        self.key = run_key(begun.start.id)
+        """By which frames name it."""
         self.records = 1
         """The number of them so far."""
         self.gaps = 0
@@ -153,3 +159,100 @@ class RecordedRun:
         ended = Settled(0, "interrupted", None, None, None, 0.0, False)
         for number, opened in sorted(self.open.items()):
             yield Call(**(asdict(opened) | asdict(replace(ended, number=number))))
+
+
+def withheld(run: Run, status: RunStatus, error: str) -> Run:
+    """A run that has ended, as one whose answer nobody gets."""
+    events = tuple(event for event in run.events if not isinstance(event, AnswerWritten))
+    return replace(run, status=status, error=error, result=None, events=events)
+
+
+class Change(NamedTuple):
+    """The beginning or the end of a run, or that it never began."""
+
+    start: RunStart
+    redact: bool
+    run: Run | None = None
+    """How it ended."""
+    forgotten: bool = False
+    position: Position = Position()
+    """The place in the log behind its record."""
+    segment: int = 0
+    """The number of the segment in which the run began."""
+
+
+class Fold:
+    """The runs of a log, as its frames come."""
+
+    def __init__(self) -> None:
+        self.whole = True
+        """Whether all of the log could be read that was on disk."""
+        self.running: dict[int, RecordedRun] = {}
+        """Those that have not ended, by their keys."""
+        self.interrupted: dict[str, RecordedRun] = {}
+        """Those that were closed because their gateway had ended, by their identifiers."""
+        self._headless: dict[int, list[tuple[int, Record]]] = defaultdict(list)
+        """Records, with their numbers, of runs whose beginning is lost."""
+
+    def apply(self, frame: Frame) -> Change | None:
+        """Take the next frame; return the change that it makes to the database, if it makes one."""
+        record = decode(frame.payload)
+        if isinstance(record, Begun):
+            begun = self.running[frame.run] = RecordedRun(record)
+            begun.before = self.interrupted.pop(record.start.resumes, None)
+            begun.end, begun.segment = frame.end, (begun.before or frame.end).segment
+            return Change(record.start, record.redact, position=frame.end)
+        run = self.running.get(frame.run)
+        if run is None:
+            self._headless[frame.run].append((frame.number, record))
+            if not isinstance(record, Ended) or not (run := self._salvaged(frame.run)):
+                return None
+        else:
+            run.gaps += frame.number - run.records
+            run.records, run.end = frame.number, frame.end
+            run.apply(record)
+        if not isinstance(record, Ended | Forgotten):
+            return None
+        self.running.pop(frame.run, None)
+        ended = run.ended(record.run) if isinstance(record, Ended) else None
+        if ended and ended.status == "interrupted":
+            self.interrupted[ended.id] = run
+        return Change(run.start, run.redact, ended, ended is None, frame.end)
+
+    def read(self, segment: Segment) -> list[Change]:
+        """Take the frames of a segment. Where a part of it that was on disk cannot be read, runs which are under way
+        and have no records behind it may have lost some.
+        """
+        changes = [change for frame in segment.frames if (change := self.apply(frame))]
+        self.whole = self.whole and not segment.damaged
+        for start, _ in segment.holes:
+            for run in self.running.values():
+                if start < segment.synced and run.end <= (segment.number, start):
+                    run.gaps = max(run.gaps, 1)
+        return changes
+
+    def left(self) -> dict[int, RecordedRun]:
+        """The runs that have not ended, those included whose beginning is lost, where it can be told whose they are."""
+        for key in list(self._headless):
+            if run := self._salvaged(key):
+                self.running[key] = run
+        return self.running
+
+    def _salvaged(self, key: int) -> RecordedRun | None:
+        """A run whose beginning is lost, from what its other records say of it."""
+        numbered, start = self._headless.pop(key), None
+        for _, record in numbered:
+            if isinstance(record, Ended):
+                run = record.run
+                start = RunStart(run.id, run.kind, run.tenant, "", run.request_id, run.request, "", run.started_at)
+            elif isinstance(record, Opened) and start is None:
+                call = record.call
+                start = RunStart(call.run_id, "answer", call.tenant, "", "", "", "", call.started_at)
+        if start is None:
+            return None
+        recorded = RecordedRun(Begun(start, False))
+        for _, record in numbered:
+            recorded.apply(record)
+        recorded.records = numbered[-1][0] + 1
+        recorded.gaps = recorded.records - len(numbered)
+        return recorded

@@ -1,14 +1,15 @@
-"""The tables. Columns that hold a struct follow from its fields."""
+"""The tables, and structs as their rows. Columns that hold a struct follow from its fields."""
 
 from collections.abc import Iterator
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Connection,
     Float,
     ForeignKey,
     Identity,
@@ -16,19 +17,25 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    Row,
+    RowMapping,
+    Select,
     String,
     Table,
 )
 
 from router.access import Key, Spent, Tenant
 from router.amount import Amount
+from router.errors import StoreFailed
 from router.models.model import TOKEN_COUNTS
-from router.trace import Call
+from router.trace import Call, Run
 from router.trace.call import UsageSums
 from router.trace.run import Feedback
+from router.trace.values import brief, whole
 from router.versions import ExecutorVersion, VersionDecision
 from router.versions.book import Judgement, Side, Trial
 
+Value = TypeVar("Value", bound=msgspec.Struct)
 _TYPES: dict[Any, type[Any]] = {int: BigInteger, float: Float, bool: Boolean}
 """Types of columns, by those of fields; all others are strings."""
 
@@ -156,3 +163,42 @@ VERSION_DECISIONS = Table(  # numbers are given under a lock, so in the order of
     Column("version", ForeignKey("executor_versions.version"), nullable=False, index=True),
     *_columns(VersionDecision, "number", without=("version",)),
 )
+_CALL = CALLS.c.keys()
+
+
+def call_row(call: Call) -> dict[str, object]:
+    """A call as a row."""
+    row = {name: getattr(call, name, None) for name in _CALL}
+    row |= {name: getattr(call.usage, name, None) for name in TOKEN_COUNTS}
+    row |= {column: getattr(call.reserved, name) for column, name in RESERVED.items()}
+    row["executor_version"] = call.executor_version or ""
+    return row
+
+
+def struct_of(struct: type[Value], row: RowMapping, **others: object) -> Value:
+    """A struct whose fields are columns, but for `others`."""
+    fields = {name: row[name] for name in struct.__struct_fields__ if name in row}
+    return msgspec.convert(fields | others, struct)
+
+
+def structs(connection: Connection, struct: type[Value], query: Select[Any]) -> list[Value]:
+    """Read a struct from each row of a query, whose columns are its fields."""
+    return [struct_of(struct, row) for row in connection.execute(query).mappings()]
+
+
+def trace_of(run: Run) -> bytes:
+    """MessagePack. Executions are left out of the events, as the result holds them."""
+    return msgspec.msgpack.encode(msgspec.structs.replace(run, events=brief(run.events)))
+
+
+def run_of(row: Row[Any]) -> Run:
+    """The run that a row of all columns of `runs` holds; without a trace, one without calls. Raises `StoreFailed`."""
+    if row.trace is None:
+        missing: dict[str, object] = {"error": "", "result": None, "settings": {}}
+        request_id = row.request_id or ""
+        return struct_of(Run, row._mapping, id=row.run_id, request_id=request_id, calls=(), **missing)
+    try:
+        run = msgspec.msgpack.decode(row.trace, type=Run)
+    except msgspec.DecodeError as error:
+        raise StoreFailed(f"The trace of run {row.run_id} is damaged; see `rolegate store check`.") from error
+    return msgspec.structs.replace(run, events=whole(run.events, run.result))

@@ -1,42 +1,75 @@
-"""Usage: sums over stored calls, by the database.
+"""Sums over stored calls, by the database: usage, and what reconciliation holds against an engine's own counters.
 
 Whole hours come from `usage_hours`, which is small and outlives the calls; what a span has of an hour more, from the
 calls of that hour, through their index by tenant and time.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Integer, Select, case, func, literal_column, select, union_all
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    Select,
+    case,
+    func,
+    literal_column,
+    select,
+    tuple_,
+    union_all,
+)
 
 from router.errors import BadRequest
 from router.ledger import UsageQuery, UsageReport
+from router.ledger.reconciliation import LedgerSum, Tokens
 from router.ledger.usage import Bucket, Dimension, UsageRow
 from router.store.database import Database, begin_snapshot, storable
 from router.store.schema import CALLS, GROUPS, RUNS, USAGE_HOURS
 from router.trace import Call
-from router.trace.call import SUMMED_COUNTS, SUMS, added, sums_of
+from router.trace.call import SUMMED_COUNTS, SUMS, WHOLE, OpenedCall, added, sums_of
 
-HOUR_S = 3600
+_HOUR_S = 3600
 _BUCKET_HOURS: dict[Bucket, int] = {"hour": 1, "day": 24, "month": 24}
 """The hours of what sums are grouped by; months are made of days."""
-_FOREVER = 10**8 * HOUR_S
+_UnderWay = Callable[[], tuple[Sequence[Call], Sequence[OpenedCall]]]
+_FOREVER = 10**8 * _HOUR_S
 _COLUMNS = "hour", *get_args(Dimension), *SUMS
 
 
 class SQLUsages:
-    """Sums of what `LogJournal` writes."""
+    """Sums of what `LogJournal` writes: `Usages`, and `LedgerSums`."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, under_way: _UnderWay = lambda: ((), ())) -> None:
+        """`under_way`: the calls of runs that have not ended: those that have, and those that have not."""
+        self._database, self._under_way = database, under_way
 
     async def usage(self, query: UsageQuery) -> UsageReport:
         """The sums. Raises `BadRequest` for a span whose calls are partly deleted, and `StoreFailed`."""
         return await self._database.read(partial(usage_in, query=query))
+
+    async def since(self, deployment: str, start: float) -> LedgerSum:
+        """The calls of `deployment` that started at the Unix time `start` or later. Raises `StoreFailed`."""
+        read = partial(_since, deployment=storable(deployment), start=start)
+        groups, uncertain, complete = await self._database.read(read)
+        ended, opened = self._under_way()
+        for call in (*ended, *opened):
+            if call.deployment == deployment and call.started_at >= start:
+                groups.append(group := _alone(call))
+                uncertain += [] if group.exact or group.nothing else [call.request_id]
+        groups = [group for group in groups if not group.nothing]
+        told = [group for group in groups if group.counted in ("reported", "lower_bound")]
+        least = Tokens(sum(group.read for group in told), sum(group.wrote for group in told))
+        most = Tokens(
+            sum(group.read if group in told else group.prompt_bound for group in groups),
+            sum(group.wrote if group.exact else group.max_tokens for group in groups),
+        )
+        whole = sum(group.calls for group in groups if group.outcome in WHOLE)
+        return LedgerSum(whole, tuple(uncertain[:_LISTED]), least, most, complete)
 
 
 def usage_in(connection: Connection, query: UsageQuery) -> UsageReport:
@@ -45,8 +78,8 @@ def usage_in(connection: Connection, query: UsageQuery) -> UsageReport:
         raise BadRequest("start_time is not before end_time; leave one of them out, or exchange them.")
     begin_snapshot(connection)
     start, end = query.start or 0.0, _FOREVER if query.end is None else query.end
-    first, last = -int(-start // HOUR_S), int(end // HOUR_S)
-    pieces = [(start, first * HOUR_S), (last * HOUR_S, end)] if first <= last else [(start, end)]
+    first, last = -int(-start // _HOUR_S), int(end // _HOUR_S)
+    pieces = [(start, first * _HOUR_S), (last * _HOUR_S, end)] if first <= last else [(start, end)]
     hours = USAGE_HOURS.c
     whole = select(*(hours[name] for name in _COLUMNS)).where(hours.hour >= first, hours.hour < last)
     runs = select(func.count()).where(RUNS.c.started_at >= start, RUNS.c.started_at < end)
@@ -56,7 +89,7 @@ def usage_in(connection: Connection, query: UsageQuery) -> UsageReport:
     parts = [whole]
     for begun, ended in pieces:
         if begun < ended:
-            hour = int(begun // HOUR_S)
+            hour = int(begun // _HOUR_S)
             tenants = _tenants(connection, hour) if query.tenant is None else [storable(query.tenant)]
             _check_kept(connection, tenants, hour)
             parts.append(_hourly(hour).where(*_ended(tenants, begun, ended)))
@@ -91,8 +124,8 @@ def _ended(tenants: list[str], start: float, end: float) -> list[ColumnElement[b
 
 def _check_kept(connection: Connection, tenants: list[str], hour: int) -> None:
     """Raise `BadRequest` where calls of that hour have been deleted, so that a part of it cannot be summed."""
-    start, hours = hour * HOUR_S, (USAGE_HOURS.c.hour == hour, USAGE_HOURS.c.tenant.in_(tenants))
-    if not all_kept(connection, hours, _ended(tenants, start, start + HOUR_S)):
+    start, hours = hour * _HOUR_S, (USAGE_HOURS.c.hour == hour, USAGE_HOURS.c.tenant.in_(tenants))
+    if not _all_kept(connection, hours, _ended(tenants, start, start + _HOUR_S)):
         begun = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start))
         raise BadRequest(
             f"calls of the hour from {begun} on have been deleted (server.keep_days), and only its sum "
@@ -103,7 +136,7 @@ def _check_kept(connection: Connection, tenants: list[str], hour: int) -> None:
 _Conditions = Iterable[ColumnElement[bool]]
 
 
-def all_kept(connection: Connection, hours: _Conditions, calls: _Conditions) -> bool:
+def _all_kept(connection: Connection, hours: _Conditions, calls: _Conditions) -> bool:
     """Tell whether all calls that some `hours` have summed are still there, as far as they are `calls`."""
     summed = connection.scalar(select(func.sum(USAGE_HOURS.c.attempts)).where(*hours)) or 0
     return connection.execute(select(func.count()).select_from(CALLS).where(*calls)).scalar_one() >= int(summed)
@@ -131,7 +164,7 @@ def _summed(connection: Connection, query: UsageQuery, parts: list[Select[Any]])
 
 def _bucket_start(bucket: Bucket, hour: int) -> float:
     """The beginning, in Unix time, of the bucket that an hour, by its number, is in."""
-    begun = hour // _BUCKET_HOURS[bucket] * _BUCKET_HOURS[bucket] * HOUR_S
+    begun = hour // _BUCKET_HOURS[bucket] * _BUCKET_HOURS[bucket] * _HOUR_S
     return datetime.fromtimestamp(begun, UTC).replace(day=1).timestamp() if bucket == "month" else float(begun)
 
 
@@ -139,6 +172,59 @@ def hourly_usage(calls: Iterable[Call]) -> list[dict[str, Any]]:
     """Rows of `usage_hours`."""
     groups: dict[tuple[Any, ...], list[Call]] = {}
     for call in calls:
-        row = msgspec.structs.asdict(call) | {"hour": int(call.started_at // HOUR_S)}
+        row = msgspec.structs.asdict(call) | {"hour": int(call.started_at // _HOUR_S)}
         groups.setdefault(tuple("" if row[name] is None else row[name] for name in GROUPS), []).append(call)
     return [{**dict(zip(GROUPS, key, strict=True)), **sums_of(members)} for key, members in groups.items()]
+
+
+_LISTED = 1000
+"""Uncertain calls that are named, at most."""
+_ALIKE = CALLS.c.outcome, CALLS.c.counted, CALLS.c.first_token_s.is_(None).label("silent")
+_SUMMED = CALLS.c.prompt_tokens, CALLS.c.completion_tokens, CALLS.c.prompt_bound, CALLS.c.max_tokens
+
+
+class _Calls(NamedTuple):
+    """Calls that ended alike, and their sums; those under way have no outcome."""
+
+    outcome: str
+    counted: str
+    silent: bool
+    calls: int
+    read: int
+    wrote: int
+    prompt_bound: int
+    max_tokens: int
+
+    @property
+    def nothing(self) -> bool:
+        """Whether their endpoint did not begin."""
+        return self.outcome in ("refused", "connect_error") and self.counted == "" and self.silent
+
+    @property
+    def exact(self) -> bool:
+        """Whether all is known that they spent."""
+        return self.outcome in WHOLE and self.counted == "reported"
+
+
+def _alone(call: OpenedCall) -> _Calls:
+    if not isinstance(call, Call):
+        return _Calls("", "", False, 1, 0, 0, call.prompt_bound, call.max_tokens)
+    read, wrote = (call.usage.prompt_tokens, call.usage.completion_tokens) if call.usage else (0, 0)
+    silent = call.first_token_s is None
+    return _Calls(call.outcome, call.counted, silent, 1, read, wrote, call.prompt_bound, call.max_tokens)
+
+
+def _since(connection: Connection, deployment: str, start: float) -> tuple[list[_Calls], list[str], bool]:
+    """The calls by how they ended, the names of those that are uncertain, and whether none have been deleted."""
+    begin_snapshot(connection)
+    wanted = CALLS.c.deployment == deployment, CALLS.c.started_at >= start
+    sums = (func.count(), *(func.coalesce(func.sum(column), 0) for column in _SUMMED))
+    rows = connection.execute(select(*_ALIKE, *sums).where(*wanted).group_by(*_ALIKE))
+    groups = [_Calls._make((*row[:2], bool(row.silent), *map(int, row[3:]))) for row in rows]
+    uncertain = [group[:3] for group in groups if not group.exact and not group.nothing]
+    named = select(CALLS.c.run_id, CALLS.c.number).where(*wanted, tuple_(*_ALIKE).in_(uncertain))
+    names = connection.execute(named.order_by(CALLS.c.started_at).limit(_LISTED))
+    hour = -int(-start // _HOUR_S)  # the first whole one
+    hours = USAGE_HOURS.c.deployment == deployment, USAGE_HOURS.c.hour >= hour
+    complete = _all_kept(connection, hours, [wanted[0], CALLS.c.started_at >= hour * _HOUR_S])
+    return groups, [f"{run_id}-{number}" for run_id, number in names], complete

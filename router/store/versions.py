@@ -9,8 +9,16 @@ from sqlalchemy import Connection, Row, RowMapping, func, select
 
 from router.errors import BadRequest
 from router.store.database import Database, storable
-from router.store.rows import struct_of, structs
-from router.store.schema import EXECUTOR_VERSIONS, RUNS, SIDES, TENANTS, VERSION_DECISIONS, VERSION_TRIALS
+from router.store.schema import (
+    EXECUTOR_VERSIONS,
+    RUNS,
+    SIDES,
+    TENANTS,
+    VERSION_DECISIONS,
+    VERSION_TRIALS,
+    struct_of,
+    structs,
+)
 from router.versions import ExecutorVersion, VersionDecision
 from router.versions.book import Judgement, Pair, Side, Stage, Trial, TrialFigures
 

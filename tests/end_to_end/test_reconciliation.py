@@ -21,8 +21,7 @@ from router.ledger.reconciliation import EngineCount, Reconciliation, Tokens, VL
 from router.models import Delta, Message, Prompt, Sampling
 from router.models.connection_pool import ConnectionPool, Reader, Target
 from router.models.openai_client import OpenAIHTTP
-from router.store import Database, LogJournal
-from router.store.reconciliation import SQLLedgerSums
+from router.store import Database, LogJournal, SQLUsages
 from router.trace import Run
 from tests.end_to_end.conftest import Demo, Engine
 
@@ -123,7 +122,7 @@ async def test_the_gateway_says_so(demo: Demo) -> None:
 
 
 async def compared(served: Served, database: Database) -> Reconciliation:
-    reconciler = Reconciler({"engine": served.engine.url}, served, SQLLedgerSums(database))
+    reconciler = Reconciler({"engine": served.engine.url}, served, SQLUsages(database))
     (found,) = await reconciler.reconcile()
     return found
 

@@ -39,7 +39,6 @@ from router.runs.live import LiveRuns
 from router.search import Executor, ReportCache, Topology
 from router.search.agent import ExecutorLimits
 from router.store import Database, LogJournal, SQLAccounts, SQLArchive, SQLUsages, SQLVersionBook
-from router.store.reconciliation import SQLLedgerSums
 from router.store.schema import FEEDBACK
 from router.trace.identity import SCOPES
 from router.trace.run import RoleSetting
@@ -152,7 +151,7 @@ async def _opened(stack: AsyncExitStack, folder: Path) -> World:
         gateway,
         RetrievalServicer(retriever),
         RunServicer(Runs(archive, live)),
-        UsageServicer(SQLUsages(database), Reconciler({"scripted": None}, NoCounts(), SQLLedgerSums(database))),
+        UsageServicer(SQLUsages(database), Reconciler({"scripted": None}, NoCounts(), SQLUsages(database))),
         ExecutorVersionServicer(Versions(SQLVersionBook(database), _load)),
         access=Access(accounts),
     )

@@ -10,8 +10,7 @@ from router.amount import NOTHING
 from router.models import Completion, Message, Usage
 from router.protocol import Passage, Report
 from router.store import Database
-from router.store.rows import call_row, trace_of
-from router.store.schema import CALLS, RUNS, TENANTS, USAGE_HOURS
+from router.store.schema import CALLS, RUNS, TENANTS, USAGE_HOURS, call_row, trace_of
 from router.store.usage import hourly_usage
 from router.trace import Call, Conversation, Event, Execution, Run, Trajectory
 from router.trace.citation import Citation

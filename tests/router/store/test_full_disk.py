@@ -93,7 +93,6 @@ async def test_log_and_database_are_full(tmp_path: Path, killed: bool) -> None:
 async def test_an_end_that_cannot_be_written(tmp_path: Path) -> None:
     """Is not acknowledged; the run is on record as failed as soon as that is possible, with what it spent."""
     database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
-    assert database.log_folder is not None
     log, call = RunLog.open(database.log_folder), ended("run-1")
     async with LogJournal.writing(database, log) as journal:
         await journal.begin(start("run-1"))
@@ -113,7 +112,6 @@ async def test_an_end_that_cannot_be_written(tmp_path: Path) -> None:
 async def test_a_call_that_cannot_be_written(tmp_path: Path) -> None:
     """Is not made, and reserves nothing; its run may go on as soon as that is possible."""
     database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
-    assert database.log_folder is not None
     log, call = RunLog.open(database.log_folder), ended("run-1")
     async with LogJournal.writing(database, log) as journal:
         await journal.begin(start("run-1"))

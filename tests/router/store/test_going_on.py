@@ -57,7 +57,6 @@ async def gateway(
 ) -> AsyncIterator[tuple[Gateway, SQLArchive, LogJournal]]:
     """A gateway on the store in `folder`."""
     database = await Database.open(f"sqlite:///{folder}/runs.db")
-    assert database.log_folder is not None
     retriever = FixedRetriever({text: [PASSAGE] for text in SUB_QUERIES})
     roles: dict[RoleName, Any] = {name: role(name, model) for name, model in models.models.items()}
     executor = Executor(roles["execution"], retriever, ExecutorLimits())
@@ -149,11 +148,7 @@ async def test_a_second_kill(tmp_path: Path) -> None:
     async with gateway(tmp_path / "again", anew) as (third, _, journal):
         assert journal.unfinished(run_id) is None
         run = await third.answer("", RequestOptions(resume=second_id))
-    assert {name: len(prompts) for name, prompts in anew.prompts.items()} == {
-        "delegation": 0,
-        "execution": 0,
-        "answer": 1,
-    }
+    assert {name: len(prompts) for name, prompts in anew.prompts.items() if prompts} == {"answer": 1}
     assert run.result == await whole(tmp_path)
 
 
@@ -182,11 +177,7 @@ async def test_kills_before_anything_was_taken_over(tmp_path: Path) -> None:
         spent = sum(call.charged.tokens for call in (await archive.load(run_id)).calls)
         chain = [run.resumed_from, *[(await archive.load(one)).resumed_from for one in reversed(run_ids)]]
     assert chain == [*reversed(run_ids), ""]
-    assert {name: len(prompts) for name, prompts in anew.prompts.items()} == {
-        "delegation": 0,
-        "execution": 0,
-        "answer": 1,
-    }
+    assert {name: len(prompts) for name, prompts in anew.prompts.items() if prompts} == {"answer": 1}
     assert run.result == await whole(tmp_path)
     async with gateway(tmp_path / "tight" / "store", Models()) as (last, _, _):
         tight = RequestOptions(request_id="mine", budget=Budget(max_total_tokens=spent + 1))

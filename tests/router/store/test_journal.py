@@ -14,8 +14,8 @@ from router.ledger.journal import Admitted, EarlierRun
 from router.models import Completion, Message, Usage
 from router.store import Database, LogJournal, SQLArchive
 from router.store.check import check
+from router.store.follower import own_log
 from router.store.log import read_segment, segments
-from router.store.recovery import own_log
 from router.trace.run import RunStatus
 from router.trace.turns import Agent, Searched
 from router.trace.values import SearchRecord

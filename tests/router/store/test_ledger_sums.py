@@ -4,8 +4,7 @@ import pytest
 
 from router.ledger.reconciliation import LedgerSum, Tokens
 from router.models import Usage
-from router.store import Database
-from router.store.reconciliation import SQLLedgerSums
+from router.store import Database, SQLUsages
 from router.store.schema import CALLS
 from router.trace import Call
 from router.trace.call import Outcome
@@ -16,12 +15,12 @@ from tests.router.store.stored import call, put, run
 async def summed(database: Database, *calls: Call, start: float = 900.0) -> LedgerSum:
     """The sum for `engine` after these calls of a run that has ended."""
     await put(database, run("run-1", calls=calls))
-    return await SQLLedgerSums(database).since("engine", start)
+    return await SQLUsages(database).since("engine", start)
 
 
 async def both(database: Database, *calls: Call) -> tuple[LedgerSum, LedgerSum]:
     """The sum for `engine` where a run has ended, and where it has not and its calls are not in the database."""
-    under_way = SQLLedgerSums(database, lambda: (calls, ()))
+    under_way = SQLUsages(database, lambda: (calls, ()))
     return await under_way.since("engine", 900.0), await summed(database, *calls)
 
 
@@ -73,7 +72,7 @@ async def test_a_running_call_is_uncertain(database: Database) -> None:
         opened(call("run-2", 2, deployment="other")),
         opened(call("run-2", 3, started_at=899.9)),
     ]
-    found = await SQLLedgerSums(database, lambda: ((), running)).since("engine", 900.0)
+    found = await SQLUsages(database, lambda: ((), running)).since("engine", 900.0)
     assert found == LedgerSum(1, ("run-2-1",), Tokens(10, 2), Tokens(109, 66))
 
 
@@ -89,7 +88,7 @@ async def test_deleted_calls(database: Database) -> None:
     """Where calls since the engine's start have been deleted, the sums are not the whole."""
     assert (await summed(database, call("run-1", started_at=7300.0), start=7000.0)).complete
     await database.write(lambda connection: connection.execute(CALLS.delete()))
-    sums = SQLLedgerSums(database)
+    sums = SQLUsages(database)
     assert not (await sums.since("engine", 7000.0)).complete
     assert (await sums.since("engine", 10801.0)).complete
     assert (await sums.since("other", 7000.0)).complete
@@ -97,4 +96,4 @@ async def test_deleted_calls(database: Database) -> None:
 
 async def test_nothing_at_all(database: Database) -> None:
     """No calls are no tokens."""
-    assert await SQLLedgerSums(database).since("engine", 0.0) == LedgerSum(0, (), Tokens(0, 0), Tokens(0, 0))
+    assert await SQLUsages(database).since("engine", 0.0) == LedgerSum(0, (), Tokens(0, 0), Tokens(0, 0))

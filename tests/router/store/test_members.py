@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
@@ -14,8 +15,9 @@ from router.ledger.journal import Admitted, EarlierRun
 from router.models import Usage
 from router.store import Database, LogJournal, SQLArchive
 from router.store.check import check
+from router.store.quotas import periods
 from router.trace import Call
-from tests.router.store.entries import DAY, MONTH, NOW, ended, opened, rows, spent, start
+from tests.router.store.entries import DAY, MONTH, NOW, change, ended, opened, rows, spent, start
 from tests.router.store.gateway import WORST, gateway
 from tests.router.store.postgres import running_postgres
 from tests.router.store.stored import put, run
@@ -218,6 +220,19 @@ async def test_idle_leases_go_back(url: str) -> None:
             await each.finish(run(run_id, NOW, tenant="acme"))
     assert await leased(database) == {}
     assert (await spent(database, "acme"))[DAY] == (3, 2, 0)
+    await database.close()
+
+
+async def test_leases_of_periods_that_are_past(url: str) -> None:
+    """Are deleted when a gateway joins, where they are of logs that perhaps nobody will ever read."""
+    database = await Database.open(url)
+    now = time.time()
+    kept = [*periods(now), *periods(now - 86400)]
+    for period in {*kept, *periods(now - 3 * 86400), "2026-09", "2026-10-31"}:
+        await change(database, f"INSERT INTO leases VALUES ('acme', '{period}', 'gone', 5, 7)")
+    async with journals(url, 1):
+        left = await rows(database, "SELECT period FROM leases")
+    assert {*kept} <= {period for (period,) in left} <= {*kept, periods(now - 3 * 86400)[1]}
     await database.close()
 
 

@@ -19,8 +19,7 @@ from sqlalchemy import select
 from router.runs import RequestOptions
 from router.store import Database, LogJournal
 from router.store.check import check
-from router.store.rows import trace_of
-from router.store.schema import RUNS
+from router.store.schema import RUNS, trace_of
 from tests.router.store.recorded import Disk, built, notes
 from tests.router.store.test_going_on import QUESTION, Models, gateway
 

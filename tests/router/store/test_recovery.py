@@ -24,9 +24,8 @@ from router.ledger.journal import Admitted, EarlierRun
 from router.store import Database, LogJournal, SQLArchive
 from router.store import opened as opened_for_command
 from router.store.check import check
-from router.store.log import Frame, RunLog, Segment, read_all, segments
-from router.store.records import run_key
-from router.store.recovery import Fold
+from router.store.log import Frame, RunLog, Segment, read_all, read_segment, segments
+from router.store.records import Fold, run_key
 from router.trace import Run
 from tests.router.store.busy import agree, conduct, plans, stored_runs
 from tests.router.store.disks import put as put_content
@@ -37,8 +36,6 @@ _DYING = """
 import asyncio, sys
 from router.amount import Amount
 from router.store import Database, LogJournal
-from tests.router.store.busy import agree, conduct, plans, stored_runs
-from tests.router.store.disks import put as put_content
 from tests.router.store.entries import NOW, ended, opened, start
 from tests.router.store.stored import run
 
@@ -157,12 +154,6 @@ async def at(url: str) -> AsyncIterator[Database]:
     await database.close()
 
 
-def log_of(database: Database) -> Path:
-    """The folder of its log."""
-    assert database.log_folder is not None
-    return database.log_folder
-
-
 async def everything(database: Database) -> dict[str, Sequence[tuple[Any, ...]]]:
     """All rows of what a journal writes."""
     orders = {"runs": "run_id", "calls": "run_id, number", "usage_hours": "hour, role", "spending": "tenant, period"}
@@ -231,7 +222,7 @@ async def test_a_log_that_was_deleted(url_here: str) -> None:
             await journal.begin(start("run-2", request_id="mine"))
             await journal.open(opened(ended("run-2", 0, Amount(50, 60))))
             assert await rows(database, "SELECT status FROM runs ORDER BY run_id") == [("finished",), ("running",)]
-        shutil.rmtree(log_of(database))
+        shutil.rmtree(database.log_folder)
         async with cut_short(database):
             closed = await SQLArchive(database).load("run-2")
             assert (closed.status, closed.calls, closed.request_id) == ("interrupted", (), "mine")
@@ -261,9 +252,27 @@ async def test_a_command_sees_what_was_acknowledged(url_here: str, lives: bool) 
         async with LogJournal.writing(database):
             assert (await SQLArchive(database).load("run-2")).status == "interrupted"
             assert await spent(database) == {DAY: (2, 12, 7), MONTH: (2, 12, 7)}
-        assert segments(log_of(database)) == []
+        assert segments(database.log_folder) == []
         async with opened_for_command(url_here) as beside:
             assert await SQLArchive(beside).load("run-1") == finished
+
+
+@pytest.mark.parametrize("cut_off", [b"", b"?"])
+async def test_room_that_a_killed_gateway_had_taken(url_here: str, cut_off: bytes) -> None:
+    """Goes back to the disk when its log is read; what may be a record that was cut off stays."""
+    async with at(url_here) as database:
+        async with cut_short(database) as journal:
+            finished = await _finish(journal, "run-1")
+        (path,) = segments(database.log_folder)
+        ((end, size),) = read_segment(path).holes
+        with path.open("r+b") as file:
+            file.seek(end + 100)
+            file.write(cut_off)
+        for _ in range(2):
+            async with opened_for_command(url_here):
+                assert path.stat().st_size == (size if cut_off else end)
+        async with LogJournal.writing(database):
+            assert await SQLArchive(database).load("run-1") == finished
 
 
 MIDNIGHT = (time.time() // 86400 + 1) * 86400
@@ -276,7 +285,7 @@ async def test_whatever_went_wrong_before_a_kill(data: st.DataObject, seed: int)
     luck, planned = random.Random(seed), data.draw(plans("acme", MIDNIGHT))
     with tempfile.TemporaryDirectory() as folder:
         async with at(f"sqlite:///{folder}/runs.db") as database:
-            log, names = RunLog.open(log_of(database)), ("spending", "elsewhere")
+            log, names = RunLog.open(database.log_folder), ("spending", "elsewhere")
 
             async def rename() -> None:
                 nonlocal names
@@ -356,7 +365,7 @@ async def small(tmp_path: Path) -> Small:
                 await journal.begin(start(f"run-{name}", request="?"))
             await journal.open(opened(calls["d"]))
             size = journal._log.end.offset
-        (path,) = segments(log_of(database))
+        (path,) = segments(database.log_folder)
     small = Small(folder / path.name, path.read_bytes()[:size])
     assert {name: (made.status, made.error) for name, made in small.runs.items()} == {
         "run-a": ("finished", ""),
@@ -408,8 +417,8 @@ async def test_a_record_that_is_damaged(tmp_path: Path, hit: int, known: bool, s
     flipped = bytearray(small.content)
     flipped[small.whole.frames[hit].end.offset - 1] ^= 1
     async with at(f"sqlite:///{tmp_path / 'other.db'}") as database:
-        log_of(database).mkdir()
-        placed = log_of(database) / small.path.name
+        database.log_folder.mkdir()
+        placed = database.log_folder / small.path.name
         placed.write_bytes(small.content)
         if known:
             async with opened_for_command(f"sqlite:///{tmp_path / 'other.db'}"):

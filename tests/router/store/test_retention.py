@@ -3,8 +3,8 @@
 import time
 
 from router.store import Database, LogJournal
+from router.store.archive import delete_old
 from router.store.check import check
-from router.store.journal import delete_old
 from tests.router.store.entries import ended, opened, rows, spent, start
 from tests.router.store.stored import put, run
 

@@ -16,8 +16,7 @@ from router.ledger import UsageQuery, UsageReport
 from router.ledger.usage import Bucket, Dimension, UsageRow
 from router.models import Usage
 from router.store import Database, SQLUsages
-from router.store.rows import call_row
-from router.store.schema import CALLS, RUNS, USAGE_HOURS
+from router.store.schema import CALLS, RUNS, USAGE_HOURS, call_row
 from router.store.usage import hourly_usage, usage_in
 from router.trace import Call, Run
 from router.trace.call import sum_known

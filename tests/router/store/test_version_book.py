@@ -9,8 +9,8 @@ import pytest
 from router.access import Tenant
 from router.errors import BadRequest
 from router.store import Database, SQLVersionBook
+from router.store.archive import delete_old
 from router.store.check import check
-from router.store.journal import delete_old
 from router.versions import ExecutorVersion, VersionDecision
 from router.versions.book import GateEvidence, Judgement, Pair, Side, Trial, TrialFigures, VersionState
 from tests.router.store.entries import rows

@@ -110,7 +110,6 @@ async def test_the_place_up_to_which_the_log_was_read(counted: Counted) -> None:
 async def test_segments_that_are_still_needed(counted: Counted) -> None:
     """Stay: those of runs under way, and of runs whose end is not in the database yet. Others go."""
     folder = counted.log_folder
-    assert folder is not None
     log, call = RunLog.open(folder), ended("run-1")
     async with cut_short(counted, log) as journal:
         first = segments(folder)
@@ -139,7 +138,6 @@ async def test_segments_that_are_still_needed(counted: Counted) -> None:
 async def test_segments_that_nobody_needs(counted: Counted) -> None:
     """Are deleted while the gateway runs."""
     folder = counted.log_folder
-    assert folder is not None
     log = RunLog.open(folder)
     async with LogJournal.writing(counted, log) as journal:
         first = segments(folder)

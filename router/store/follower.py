@@ -1,0 +1,253 @@
+"""The database follows the log: behind a gateway that writes it, and at the next start by what is left in it."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from itertools import count, islice, takewhile
+from pathlib import Path
+
+import msgspec
+import structlog
+from msgspec.structs import replace
+
+from router.background import errors_logged
+from router.errors import BadConfig, StoreFailed, StoreInUse
+from router.store.database import Database, unwritable
+from router.store.group_commit import GroupCommit
+from router.store.log import Position, RunLog, give_back_room, number_of, read_all, segments
+from router.store.projection import ended_among, keep_place, left_over, place_of, project
+from router.store.records import Begun, Change, Ended, Fold, Forgotten, RecordedRun, decode, encode
+from router.trace import Run
+
+_log = structlog.get_logger("store")
+SQLITE = "log"
+"""The name of its one log in a SQLite database."""
+_LEISURE_S = 0.5
+"""How long changes gather for the database, unless somebody wants to read them."""
+_MOST = 256
+"""Changes of one transaction."""
+_READING_S = 5.0
+"""How long a reader waits for the database to have what was acknowledged."""
+_BACKLOG = 64 << 20
+"""Bytes that wait for the database, beyond which no run may begin."""
+_WAIT_S, _LOOK_S = 10.0, 0.05
+"""How long a command waits for a gateway's database to have what the log has, and how often it looks."""
+
+
+class Follower:
+    """Writes to a database, in batches and in the order of the log, how runs begin and end."""
+
+    def __init__(self, database: Database, log: RunLog, name: str, commits: GroupCommit | None = None) -> None:
+        """`name`: of the log, in the database. `commits`: where gateways share that."""
+        self._database, self._log, self._name, self._commits = database, log, name, commits
+        self._changes: deque[Change] = deque()
+        """Those that the database does not have."""
+        self._news = commits.news if commits else asyncio.Event()
+        self._hurry, self._written = asyncio.Event(), asyncio.Condition()
+        self._refused: set[str] = set()
+        """Runs that are not to be acknowledged, as others had closed them, or they cannot be written."""
+
+    def take(self, run: RecordedRun, ended: Run | None = None, *, forgotten: bool = False) -> None:
+        """Take the beginning of a run, its end, or that it never began, which the log has just been told."""
+        self._changes.append(Change(run.start, run.redact, ended, forgotten, self._log.end, run.segment))
+        self._news.set()
+
+    def has(self, place: Position) -> bool:
+        """Whether the database has all that the log had before this place."""
+        return not self._changes or self._changes[0].position > place
+
+    @property
+    def behind(self) -> bool:
+        """Whether too much waits for the database."""
+        end = self._log.end
+        first = self._changes[0].position if self._changes else end
+        return end.segment > first.segment + 1 or end.offset - first.offset > _BACKLOG
+
+    async def caught_up(self) -> None:
+        """Wait until the database has all that was acknowledged by now. Raises `StoreFailed`."""
+        if not (ready := self._ready(len(self._changes))):
+            return
+        self._hurry.set()
+        try:
+            async with asyncio.timeout(_READING_S), self._written:
+                await self._written.wait_for(lambda: self.has(ready[-1].position))
+        except TimeoutError:
+            raise StoreFailed("The database is behind the log; try again.") from None
+
+    async def committed(self, run_id: str) -> None:
+        """Wait until the end of a run is in a database that gateways share. Raises `StoreFailed`."""
+        await self.caught_up()
+        if run_id in self._refused:
+            self._refused.remove(run_id)
+            raise StoreFailed(f"Run {run_id} was taken for dead, or cannot be written.")
+
+    async def keep_following(self) -> None:
+        """Let the database follow the log, for ever."""
+        while True:
+            await self._news.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0 if self._commits else _LEISURE_S):
+                    await self._hurry.wait()
+            with errors_logged(_log, "store.behind"):
+                await self._follow()
+                continue
+            await asyncio.sleep(_LEISURE_S)
+
+    async def finish(self) -> bool:
+        """Write the rest, on disk; whether that is all. Raises `StoreFailed`."""
+        await self._follow()
+        await self._keep_place(on_disk=True)
+        return not self._changes
+
+    async def delete_segments(self, needed: int) -> None:
+        """Note how far the database is, and delete the segments before `needed` that nobody needs once it has them on
+        disk. Raises `StoreFailed`.
+        """
+        needed = min([needed, *(change.segment for change in self._changes)])
+        done = any(number_of(path) < needed for path in segments(self._log.folder))
+        await self._keep_place(on_disk=done)
+        if done:
+            self._log.delete(needed)
+
+    async def recover(self) -> tuple[list[RecordedRun], bool]:
+        """Write what the last owner of the log has left in it, begin a segment, and close the runs that were under way.
+
+        Returns all interrupted runs that it tells of, and whether it is whole, as far as it was on disk. Raises
+        `StoreFailed`, and `BadConfig` where it cannot be read at all.
+        """
+        fold = await self.read()
+        place = await self._database.read(partial(place_of, log=self._name))
+        self._log.start(after=place.segment)
+        left = {run.start.id: run for run in await self._database.read(partial(left_over, name=self._name))}
+        left |= {run.start.id: run for run in fold.left().values()}
+        for run_id in await self._database.read(partial(ended_among, run_ids=list(left))):
+            del left[run_id]  # a record says so that cannot be read any more
+        changes = []
+        for run in left.values():
+            closed = run.interrupted()
+            self._log.append(run.key, run.records, encode(Ended(replace(closed, calls=()))))
+            changes.append(Change(run.start, run.redact, closed, position=self._log.end))
+            in_flight = [call.request_id for call in run.open.values()]
+            _log.warning("store.run_interrupted", run_id=closed.id, tenant=closed.tenant, calls_in_flight=in_flight)
+        await self._log.synced()
+        await self._write_all(changes)
+        return [*fold.interrupted.values(), *left.values()], fold.whole
+
+    async def read(self) -> Fold:
+        """Write what the last owner of the log has left in it; the runs that no record ends are left.
+
+        Raises `StoreFailed`, and `BadConfig` where the log cannot be read.
+        """
+        place, fold = await self._database.read(partial(place_of, log=self._name)), Fold()
+        every = read_all(self._log.folder)
+        try:
+            while segment := await asyncio.to_thread(next, every, None):
+                if segment.damaged:
+                    _log.error("log.damaged", file=str(segment.path), bytes=segment.damaged, holes=len(segment.holes))
+                await self._write_all([change for change in fold.read(segment) if change.position > place])
+                give_back_room(segment)
+        except (OSError, msgspec.DecodeError) as error:
+            advice = "it may be another release's, which can finish it; or move it away, and its last runs are lost"
+            raise BadConfig(f"server.store: the log {self._log.folder} cannot be read ({error}); {advice}.") from error
+        return fold
+
+    async def _follow(self) -> None:
+        """Write all changes that wait. Raises `StoreFailed`."""
+        self._hurry.clear()
+        while (batch := self._ready(_MOST)) or (self._commits and self._commits.waiting):
+            await self._write(batch)
+            for _ in batch:
+                self._changes.popleft()
+            async with self._written:
+                self._written.notify_all()
+        if not self._changes:
+            self._news.clear()
+
+    def _ready(self, most: int) -> list[Change]:
+        """The first changes that wait for the database, at most so many: ends only once they are on disk, so that
+        nobody reads what may be lost.
+        """
+
+        def ready(one: Change) -> bool:
+            return one.run is None or self._commits is not None or one.position <= self._log.durable
+
+        return list(takewhile(ready, islice(self._changes, most)))
+
+    async def _write_all(self, changes: Sequence[Change]) -> None:
+        for first in range(0, len(changes), _MOST):
+            await self._write(changes[first : first + _MOST])
+
+    async def _write(self, batch: Sequence[Change]) -> None:
+        """Write changes in one transaction; one of them that cannot be written at all keeps no others from it."""
+        try:
+            if self._commits:
+                self._refused |= await self._commits.commit(batch)
+            else:
+                work = partial(project, log=self._name, changes=batch)
+                await self._database.write(work, on_disk=False, behind=True)
+        except StoreFailed as error:
+            if not unwritable(error):
+                raise
+            if len(batch) > 1:
+                for change in batch:
+                    await self._write([change])
+                return
+            start, run, why = batch[0].start, batch[0].run, type(error.__cause__).__name__
+            _log.error("store.refused", run_id=start.id, error=why)
+            self._refused.add(start.id)
+            if run and (run.calls or run.events):
+                bare = replace(run, status="failed", error=why, result=None, calls=(), events=())
+                await self._write([batch[0]._replace(run=bare)])
+
+    async def _keep_place(self, *, on_disk: bool) -> None:
+        place = Position() if self._changes else self._log.end  # else as it is
+        kept = partial(keep_place, log=self._name, place=place)
+        await self._database.write(kept, on_disk=on_disk, behind=True)
+
+
+def own_log(database: Database, folder: Path | None = None) -> RunLog:
+    """Take a log for a gateway of this database. `folder`: for it, where it is SQLite's, and else for the folders of
+    all; None for the usual one. Raises `StoreInUse` and `StoreFailed`.
+    """
+    folder = folder or database.log_folder
+    for number in count(1):
+        with suppress(*([StoreInUse] if database.shared else [])):
+            return RunLog.open(folder / str(number) if database.shared else folder)
+    raise AssertionError
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Database]:
+    """A database for a command, with all that a gateway has acknowledged by now; where none lives, the log is read
+    here. Raises `BadConfig`, and `StoreFailed` where a gateway lives whose database does not keep up.
+    """
+    database = await Database.open(url)
+    try:
+        folder = database.log_folder
+        if not database.shared and segments(folder):
+            try:
+                with RunLog.open(folder) as log:
+                    await Follower(database, log, SQLITE).read()
+            except StoreInUse:
+                await _followed(database, folder)
+        yield database
+    finally:
+        await database.close()
+
+
+async def _followed(database: Database, folder: Path) -> None:
+    """Wait until the database has what the log in `folder` has now. Raises `StoreFailed`."""
+
+    def changes() -> list[Position]:
+        frames = (frame for segment in read_all(folder) for frame in segment.frames)
+        return [frame.end for frame in frames if isinstance(decode(frame.payload), Begun | Ended | Forgotten)]
+
+    wanted = max(await asyncio.to_thread(changes), default=Position())
+    try:
+        async with asyncio.timeout(_WAIT_S):
+            while await database.read(partial(place_of, log=SQLITE)) < wanted:  # noqa: ASYNC110 - it is elsewhere
+                await asyncio.sleep(_LOOK_S)
+    except TimeoutError:
+        raise StoreFailed("The gateway's database is behind its log; try again.") from None
