@@ -1,8 +1,6 @@
 """Versions are published whole or not at all, and what was changed since is refused."""
 
-import resource
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,6 +24,12 @@ MANIFEST = VersionManifest(
     created_at="2026-01-01T00:00:00+00:00",
     files={},
 )
+NO_ROOM = """
+import resource
+import signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0}))
+"""
 PUBLISH = """
 import sys
 from pathlib import Path
@@ -102,16 +106,13 @@ def test_a_full_disk_leaves_no_version(tmp_path: Path, content: Path, limit: int
         (content / "adapter_model.safetensors").write_bytes(b"")
     manifest = msgspec.structs.replace(MANIFEST, recipe={"long": "x" * 2_000})
 
-    def no_room() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    program = NO_ROOM.format(limit) + PUBLISH
 
     ran = subprocess.run(
-        [sys.executable, "-c", PUBLISH, tmp_path / "versions", content, msgspec.json.encode(manifest)],
+        [sys.executable, "-c", program, tmp_path / "versions", content, msgspec.json.encode(manifest)],
         capture_output=True,
         text=True,
         check=False,
-        preexec_fn=no_room,
         cwd=Path(__file__).parents[3],
         env={"PYTHONPATH": ".:protos", "PYTHONDONTWRITEBYTECODE": "1"},
     )
