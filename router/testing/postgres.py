@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import secrets
 import shutil
 import socket
 import subprocess
@@ -30,6 +31,8 @@ class Server(NamedTuple):
     """Of an empty database."""
     restart: Callable[[str], None]
     """Restarts it in a mode of pg_ctl, and waits until it is there."""
+    new: Callable[[], str]
+    """Makes another empty database, and gives its URL."""
 
 
 @contextmanager
@@ -55,11 +58,23 @@ def running_postgres(*, durable: bool = True) -> Iterator[Server]:
         probe.close()
         options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync={'on' if durable else 'off'}"
         control = (binaries / "pg_ctl", "-D", data, "-l", log)
+        address = f"postgresql://rolegate@127.0.0.1:{port}"
+
+        def new() -> str:
+            url = f"{address}/db{secrets.token_hex(4)}"
+            _run(
+                (binaries / "psql", "-q", "-d", f"{address}/postgres", "-c", f"CREATE DATABASE {url[-10:]}"),
+                folder,
+                whose,
+            )
+            return url
+
         _run((*control, "-w", "-o", options, "start"), folder, whose)
         try:
             yield Server(
-                f"postgresql://rolegate@127.0.0.1:{port}/postgres",
+                f"{address}/postgres",
                 lambda mode: _run((*control, "-w", "-m", mode, "-o", options, "restart"), folder, whose),
+                new,
             )
         finally:
             _run((*control, "-m", "immediate", "stop"), folder, whose)
