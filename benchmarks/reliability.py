@@ -34,8 +34,16 @@ from benchmarks import harness
 from benchmarks.gateway import gateway
 from benchmarks.harness import Check, own_bytes, work_folder
 from benchmarks.load import ANSWERED, Ended, ask_until, at_rate, quantile, question
-from benchmarks.reliability_checks import ended_and_booked, named
-from benchmarks.reliability_stand import BACKBONES, CUT, PAUSE_S, PartFigures, Place, Stand, canned, deployed
+from benchmarks.reliability_stand import (
+    BACKBONES,
+    CUT,
+    PartFigures,
+    Stand,
+    canned,
+    deployed,
+    ended_and_booked,
+    named,
+)
 from router.access import Tenant
 from router.background import background_tasks
 from router.errors import RolegateError
@@ -53,8 +61,6 @@ _EVERY_S = 0.5
 _DEATHS: tuple[State, ...] = "gone", "silent"
 _TIMES = 3
 """Deaths of a replica of each kind, with as many questions between as while it is dead."""
-_SHARED_S, _SHARED_PACE = 20.0, 20.0
-"""The deadline of questions at gateways that share a database, and tokens a second."""
 _RESTARTS = 5
 """PostgreSQL is restarted once in so many turns; in the others, gateways are stopped and killed."""
 _AGREE = {"EQUAL", "WITHIN_BOUNDS"}
@@ -63,9 +69,7 @@ _AGREE = {"EQUAL", "WITHIN_BOUNDS"}
 class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
-    parts: Annotated[tuple[Part, ...], Meta(description="of faults, kills, vllm, replica and gateways")] = get_args(
-        Part
-    )
+    parts: Annotated[tuple[Part, ...], Meta(description="of these, all without it")] = get_args(Part)
     questions: Annotated[int, Meta(ge=4, description="of faults and replica")] = 2000
     in_flight: Annotated[int, Meta(ge=1, description="questions at once")] = 32
     share: Annotated[float, Meta(ge=0, le=1, description="of calls at which something fails")] = 0.05
@@ -83,7 +87,8 @@ class Options(harness.Options, frozen=True, kw_only=True):
     folder: Annotated[Path, Meta(description="where the stores are put, and kept")] | None = None
 
 
-_Run = Callable[[Place, Options], Awaitable[tuple[Stand, list[Check]]]]
+_Found = tuple[Stand, list[Check]]
+_Work = Callable[[Path, str, Options], Awaitable[_Found]]
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -96,17 +101,17 @@ class Figures(msgspec.Struct, frozen=True):
 async def measure(options: Options) -> Figures:
     """Run the parts. Raises `RolegateError`."""
     checks, parts, on_postgres = list[Check](), list[PartFigures](), options.store == "postgres"
-    run: dict[str, _Run] = {"faults": _faults, "kills": _kills, "vllm": _vllm, "replica": _replica}
+    run: dict[str, _Work] = {"faults": _faults, "kills": _kills, "vllm": _vllm, "replica": _replica}
     run = {part: work for part, work in run.items() if part in options.parts}
     needed = running_postgres() if on_postgres or "gateways" in options.parts else nullcontext()
     with work_folder(options.folder) as folder, needed as server:
         if server and "gateways" in options.parts:
-            run |= {f"{count} gateways": partial(_gateways, server, count) for count in options.gateways}
+            run |= {f"{number} gateways": partial(_gateways, server, number) for number in options.gateways}
         for name, work in run.items():
             complain(f"reliability: {name}")
             shared = server and (on_postgres or name not in get_args(Part))
             store = server.new() if server and shared else f"sqlite:///{folder / name}/runs.db"
-            stand, found = await work(Place(folder / name, options.seed, store), options)
+            stand, found = await work(folder / name, store, options)
             parts.append(await stand.figures())
             late = [one for one in stand.ended if one.late_s > _LATE_S + stand.lag_s]
             found = [*ended_and_booked(stand.ended, late, parts[-1].accounts), *found]
@@ -114,9 +119,9 @@ async def measure(options: Options) -> Figures:
     return Figures(checks, parts)
 
 
-async def _faults(place: Place, options: Options) -> tuple[Stand, list[Check]]:
+async def _faults(folder: Path, store: str, options: Options) -> _Found:
     samples = list[tuple[float, float]]()
-    async with canned(place, FAULTS) as stand, gateway(stand.config) as process:
+    async with canned(folder, store, options.seed, FAULTS) as stand, gateway(stand.config) as process:
 
         async def sample() -> None:
             while True:
@@ -138,13 +143,13 @@ def _growth(name: str, samples: Sequence[float]) -> Iterator[Check]:
         yield Check(f"{name} within 10 %", last <= first * (1 + _GROWTH), f"{first:.1f}, then {last:.1f}")
 
 
-async def _kills(place: Place, options: Options) -> tuple[Stand, list[Check]]:
-    async with canned(place, CUT, pace=_PACE) as stand:
+async def _kills(folder: Path, store: str, options: Options) -> _Found:
+    async with canned(folder, store, options.seed, CUT, pace=_PACE) as stand:
         return stand, await _killed(stand, options)
 
 
-async def _vllm(place: Place, options: Options) -> tuple[Stand, list[Check]]:
-    async with deployed(place) as stand:
+async def _vllm(folder: Path, store: str, options: Options) -> _Found:
+    async with deployed(folder, store, options.seed) as stand:
         return stand, await _killed(stand, options)
 
 
@@ -167,10 +172,10 @@ async def _killed(stand: Stand, options: Options) -> list[Check]:
     return [Check("the ledger agrees with the upstreams' counters", held, named(sorted(verdicts)))]
 
 
-async def _replica(place: Place, options: Options) -> tuple[Stand, list[Check]]:
+async def _replica(folder: Path, store: str, options: Options) -> _Found:
     """Ask while an executor's replica is dead, and as much while it lives, in turns."""
     each = max(1, options.questions // (4 * _TIMES))
-    async with canned(place, CUT, 20.0, _PACE) as stand:
+    async with canned(folder, store, options.seed, CUT, timeout_s=20.0, pace=_PACE) as stand:
         name, dead = list(stand.deployments.items())[BACKBONES]
         by_state: dict[State, list[Ended]] = {"well": [], "gone": [], "silent": []}
         async with gateway(stand.config) as process, AsyncClient(process.words[0]) as client:
@@ -197,20 +202,20 @@ def _untouched(ended: Sequence[Ended], called: set[str]) -> list[float]:
     return [one.took_s for one in ended if one.outcome == ANSWERED and one.run_id not in called]
 
 
-async def _gateways(server: Server, gateways: int, place: Place, options: Options) -> tuple[Stand, list[Check]]:
+async def _gateways(server: Server, number: int, folder: Path, store: str, options: Options) -> _Found:
     """Ask gateways on one database that are killed and stopped, as clients of one tenant that has a quota."""
-    async with canned(place, CUT, _SHARED_S, _SHARED_PACE) as stand:
+    async with canned(folder, store, options.seed, CUT, timeout_s=20.0, pace=20.0) as stand:
         async with opened(stand.store) as database:
             await SQLAccounts(database).set_tenant(Tenant("default", tokens_per_month=options.quota))
         stand.shared = True
         shared = _Shared(stand, options, server)
-        async with shared.clients, asyncio.TaskGroup() as group:
-            for work in (*[shared.keep] * gateways, *[shared.ask] * options.clients, shared.disturb):
+        async with shared.connections, asyncio.TaskGroup() as group:
+            for work in (*[shared.keep] * number, *[shared.ask] * options.clients, shared.disturb):
                 group.create_task(work())
             await asyncio.sleep(options.seconds)
             shared.over.set()
         async with AsyncExitStack() as stack:  # to read the log of each that was killed
-            for _ in range(gateways):
+            for _ in range(number):
                 await stack.enter_async_context(gateway(stand.config))
     spent, left, of = stand.spent, shared.left or [0], options.quota
     early = sum(each > of / 100 for each in shared.left)
@@ -224,31 +229,33 @@ class _Shared:
     """Gateways on one database, of which each is started anew where it has ended, and their clients."""
 
     def __init__(self, stand: Stand, options: Options, server: Server) -> None:
-        self.stand, self.over, self.clients = stand, asyncio.Event(), AsyncExitStack()
+        self.stand, self.over, self.connections = stand, asyncio.Event(), AsyncExitStack()
         self.left: list[int] = []
         """The part of the quota that is left at each refusal, by the upstreams' own count."""
         self._options, self._server, self._chance = options, server, stand.chance
-        self._awake: dict[psutil.Process, AsyncClient] = {}
-        self._stopped: dict[psutil.Process, AsyncClient] = {}
+        self._clients: dict[psutil.Process, AsyncClient] = {}
+        """By the gateways that live."""
+        self._stopped: set[psutil.Process] = set()
 
     async def keep(self) -> None:
         """Let there be a gateway, until all is over."""
         while not self.over.is_set():
             with suppress(RolegateError):  # the database is not there
                 async with gateway(self.stand.config) as process:
-                    client = await self.clients.enter_async_context(AsyncClient(process.words[0]))
-                    self._awake[process.watched] = client
+                    client = await self.connections.enter_async_context(AsyncClient(process.words[0]))
+                    self._clients[process.watched] = client
                     ends = [asyncio.create_task(each) for each in (process.process.wait(), self.over.wait())]
                     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-                    self._awake.pop(process.watched, None)
+                    del self._clients[process.watched]
 
     async def ask(self) -> None:
         """Ask any of the gateways, those that are stopped among them, until there is an answer."""
         text = next(self.stand.questions)
-        while not await self._is_over(self._chance.uniform(0, 2 * PAUSE_S)):
-            if not (all_clients := [*self._awake.values(), *self._stopped.values()]):
+        while not await self._is_over(self._chance.uniform(0, _EVERY_S)):
+            if not self._clients:
                 continue
-            ended = await ask_until(self._chance.choice(all_clients), text, self.stand.timeout_s, hurried=True)
+            client = self._chance.choice(list(self._clients.values()))
+            ended = await ask_until(client, text, self.stand.timeout_s, hurried=True)
             if ended.outcome.startswith("UNAVAILABLE,"):
                 continue
             self.stand.ended.append(ended)
@@ -258,28 +265,29 @@ class _Shared:
                 self.left.append(self._options.quota - self.stand.spent)
 
     async def disturb(self) -> None:
-        """Kill and stop gateways, one of which stays awake, and restart the database."""
+        """Kill gateways, stop them as long as there is another one, and restart the database."""
         async with asyncio.TaskGroup() as group:
             for turn in count(1):
                 if await self._is_over(self._options.every):
                     return
-                if turn % _RESTARTS == 0:
+                awake = [each for each in self._clients if each not in self._stopped]
+                what = "restarted" if turn % _RESTARTS == 0 else "stopped" if turn % 2 else "killed"
+                if what == "restarted":
                     await asyncio.to_thread(self._server.restart, self._chance.choice(("fast", "immediate")))
-                    self.stand.happened["restarted"] += 1
-                elif turn % 2 and len(self._awake) > 1:
-                    group.create_task(self._stop(self._chance.choice(list(self._awake))))
-                    self.stand.happened["stopped"] += 1
-                elif self._awake:
-                    self._chance.choice(list(self._awake)).kill()
-                    self.stand.happened["killed"] += 1
+                elif what == "stopped" and len(awake) > 1:
+                    group.create_task(self._stop(self._chance.choice(awake)))
+                elif what == "killed" and awake:
+                    self._chance.choice(awake).kill()
+                else:
+                    continue
+                self.stand.happened[what] += 1
 
     async def _stop(self, process: psutil.Process) -> None:
-        client = self._stopped[process] = self._awake.pop(process)
+        self._stopped.add(process)
         process.suspend()
         await self._is_over(self._chance.uniform(1, self._options.stop))
         process.resume()
-        self._awake[process] = client
-        del self._stopped[process]
+        self._stopped.remove(process)
 
     async def _is_over(self, within_s: float) -> bool:
         with suppress(TimeoutError):

@@ -12,7 +12,7 @@ from sqlalchemy import create_engine
 
 from benchmarks.__main__ import main
 from benchmarks.load import Ended
-from benchmarks.reliability_checks import Accounts, compared, ended_and_booked
+from benchmarks.reliability_stand import Accounts, compared, ended_and_booked
 from router.store import Database
 from router.testing.fault_proxy import Counted
 from tests.router.store import stored
@@ -166,6 +166,6 @@ def test_gateways_that_share_a_quota(tmp_path: Path) -> None:
     wrong = {check["check"] for check in figures["checks"] if not check["held"]}
     assert wrong <= {f"2 gateways: {LATE}", "2 gateways: some are answered"}
     (part,) = figures["parts"]
-    assert set(part["faults"]) >= {"killed", "stopped", "restarted"}
+    assert set(part["faults"]) > {"none", "restarted"}
     (spent,) = [check["seen"] for check in figures["checks"] if "own count" in check["check"]]
     assert 0 < int(spent.split()[0].replace(",", "")) <= 30_000
