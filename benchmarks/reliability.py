@@ -83,6 +83,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     seconds: Annotated[float, Meta(gt=0, description="that these ask")] = 60.0
     every: Annotated[float, Meta(gt=0, description="seconds until something is done to gateways or PostgreSQL")] = 4.0
     stop: Annotated[float, Meta(gt=0, description="seconds that a gateway is stopped at most")] = 60.0
+    quick: Annotated[bool, Meta(description="a little of each part, to see that all work")] = False
     seed: Annotated[int, Meta(description="of the faults")] = 0
     folder: Annotated[Path, Meta(description="where the stores are put, and kept")] | None = None
 
@@ -100,6 +101,9 @@ class Figures(msgspec.Struct, frozen=True):
 
 async def measure(options: Options) -> Figures:
     """Run the parts. Raises `RolegateError`."""
+    if options.quick:
+        few = {"questions": 40, "kills": 2, "clients": 20, "quota": 30_000, "seconds": 12.0, "every": 2.0, "stop": 5.0}
+        options = msgspec.structs.replace(options, **few)
     checks, parts, on_postgres = list[Check](), list[PartFigures](), options.store == "postgres"
     run: dict[str, _Work] = {"faults": _faults, "kills": _kills, "vllm": _vllm, "replica": _replica}
     run = {part: work for part, work in run.items() if part in options.parts}
@@ -208,31 +212,38 @@ async def _gateways(server: Server, number: int, folder: Path, store: str, optio
         async with opened(stand.store) as database:
             await SQLAccounts(database).set_tenant(Tenant("default", tokens_per_month=options.quota))
         stand.shared = True
-        shared = _Shared(stand, options, server)
+        shared = _Shared(stand, options, server, number)
         async with shared.connections, asyncio.TaskGroup() as group:
             for work in (*[shared.keep] * number, *[shared.ask] * options.clients, shared.disturb):
                 group.create_task(work())
+            await shared.begun.wait()
             await asyncio.sleep(options.seconds)
             shared.over.set()
         async with AsyncExitStack() as stack:  # to read the log of each that was killed
             for _ in range(number):
                 await stack.enter_async_context(gateway(stand.config))
+        async with opened(stand.store) as database:
+            booked = max((each.tokens for each in await SQLAccounts(database).spending("default")), default=0)
     spent, left, of = stand.spent, shared.left or [0], options.quota
     early = sum(each > of / 100 for each in shared.left)
     seen = f"{len(shared.left):,} refusals; left of it at the first {left[0]:,}, at most {max(left):,}, and in the end "
     seen += f"{of - spent:,}; with more than 1 % of it left {early:,}"
-    within = Check("no more is spent than the quota, by the upstreams' own count", spent <= of, f"{spent:,} of {of:,}")
-    return stand, [within, Check("the quota is spent, until requests are refused", bool(shared.left), seen)]
+    told = f"{spent:,} of {of:,}; booked as {booked:,}"
+    return stand, [
+        Check("no more is spent than the quota, by the upstreams' own count", spent <= of, told),
+        Check("the quota is spent, until requests are refused", bool(shared.left), seen),
+    ]
 
 
 class _Shared:
     """Gateways on one database, of which each is started anew where it has ended, and their clients."""
 
-    def __init__(self, stand: Stand, options: Options, server: Server) -> None:
-        self.stand, self.over, self.connections = stand, asyncio.Event(), AsyncExitStack()
+    def __init__(self, stand: Stand, options: Options, server: Server, number: int) -> None:
+        self.stand, self.connections = stand, AsyncExitStack()
+        self.begun, self.over = asyncio.Event(), asyncio.Event()
         self.left: list[int] = []
         """The part of the quota that is left at each refusal, by the upstreams' own count."""
-        self._options, self._server, self._chance = options, server, stand.chance
+        self._options, self._server, self._number, self._chance = options, server, number, stand.chance
         self._clients: dict[psutil.Process, AsyncClient] = {}
         """By the gateways that live."""
         self._stopped: set[psutil.Process] = set()
@@ -244,6 +255,8 @@ class _Shared:
                 async with gateway(self.stand.config) as process:
                     client = await self.connections.enter_async_context(AsyncClient(process.words[0]))
                     self._clients[process.watched] = client
+                    if len(self._clients) == self._number:
+                        self.begun.set()
                     ends = [asyncio.create_task(each) for each in (process.process.wait(), self.over.wait())]
                     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                     del self._clients[process.watched]
@@ -266,6 +279,7 @@ class _Shared:
 
     async def disturb(self) -> None:
         """Kill gateways, stop them as long as there is another one, and restart the database."""
+        await self.begun.wait()
         async with asyncio.TaskGroup() as group:
             for turn in count(1):
                 if await self._is_over(self._options.every):

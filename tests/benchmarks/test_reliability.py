@@ -160,8 +160,7 @@ def test_kills_lose_nothing(tmp_path: Path, part: str, store: str) -> None:
 def test_gateways_that_share_a_quota(tmp_path: Path) -> None:
     """They come and go, and spend no more than it is; what is left in the end is told."""
     out = tmp_path / "out.json"
-    options = ["--gateways", "2", "--clients", "20", "--quota", "30000", "--seconds", "12", "--every", "2"]
-    main(["reliability", "--parts", "gateways", *options, "--stop", "5", "--json", str(out)])
+    main(["reliability", "--parts", "gateways", "--quick", "--gateways", "2", "--json", str(out)])
     figures = json.loads(out.read_bytes())
     wrong = {check["check"] for check in figures["checks"] if not check["held"]}
     assert wrong <= {f"2 gateways: {LATE}", "2 gateways: some are answered"}
