@@ -43,7 +43,7 @@ class OpenAIServer:
         """`recording`: keep what was asked, and serve `MODEL` only; without it any model is there."""
         self.base_url, self.recording = base_url, recording
         self.tokens = Counter[str]()
-        """`prompt` and `generation` tokens of what was answered by `writes`."""
+        """`prompt` and `generation` tokens of what was answered by `writes`, as far as it was written."""
         self.bodies: list[dict[str, Any]] = []
         """The JSON of every request."""
         self.headers: list[dict[str, str]] = []
@@ -223,7 +223,7 @@ def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
             await response.prepare(request)
             due = clock() + reply.first_token_s
             if reply.token_s:
-                counts["generation"] = 1  # what is cut is not written
+                counts["generation"] = min(wrote, 1)  # what is cut is not written
             else:
                 first, *others = [delta for _, delta in deltas] or [b""]
                 deltas = [(0, piece) for piece in (first, b"".join(others)) if piece]
