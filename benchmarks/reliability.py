@@ -225,9 +225,8 @@ async def _gateways(server: Server, number: int, folder: Path, store: str, optio
         async with opened(stand.store) as database:
             booked = max((each.tokens for each in await SQLAccounts(database).spending("default")), default=0)
     spent, left, of = stand.spent, shared.left or [0], options.quota
-    early = sum(each > of / 100 for each in shared.left)
-    seen = f"{len(shared.left):,} refusals; left of it at the first {left[0]:,}, at most {max(left):,}, and in the end "
-    seen += f"{of - spent:,}; with more than 1 % of it left {early:,}"
+    seen = f"{len(shared.left):,} refusals; left of it at the first {left[0]:,}, at half of them "
+    seen += f"{statistics.median(left):,.0f} or more, in the end {of - spent:,}"
     told = f"{spent:,} of {of:,}; booked as {booked:,}"
     return stand, [
         Check("no more is spent than the quota, by the upstreams' own count", spent <= of, told),
@@ -269,7 +268,7 @@ class _Shared:
                 continue
             client = self._chance.choice(list(self._clients.values()))
             ended = await ask_until(client, text, self.stand.timeout_s, hurried=True)
-            if ended.outcome.startswith("UNAVAILABLE,"):
+            if ended.outcome.startswith(("UNAVAILABLE,", "CANCELLED,")):  # the gateway has ended, or ends
                 continue
             self.stand.ended.append(ended)
             if ended.outcome == ANSWERED:
