@@ -118,7 +118,7 @@ async def measure(options: Options) -> Figures:
             stand, found = await work(folder / name, store, options)
             parts.append(await stand.figures())
             late = [one for one in stand.ended if one.late_s > _LATE_S + stand.lag_s]
-            found = [*ended_and_booked(stand.ended, late, parts[-1].accounts), *found]
+            found = [*ended_and_booked(stand.ended, late, parts[-1].accounts, shared=stand.shared), *found]
             checks += [msgspec.structs.replace(one, check=f"{name}: {one.check}") for one in found]
     return Figures(checks, parts)
 

@@ -171,8 +171,6 @@ class Stand:
         counted = {name: usage for proxy in self.deployments.values() for name, usage in proxy.counted.items()}
         shown = {name: told for proxy in self.deployments.values() for name, told in proxy.conversations.items()}
         found = await self.read(lambda connection: compared(connection, self.ended, seen, counted, shown))
-        if self.shared:
-            found = msgspec.structs.replace(found, begun_anew=[])
         name, ended = self.config.parent.name, Outcomes.of(self.ended)
         return PartFigures(name, ended, self.lag_s * 1000, dict(faults.most_common()), found)
 
@@ -231,8 +229,10 @@ def _kept(folder: Path, store: str) -> dict[str, str]:
     return {"store": store} | ({} if store.startswith("sqlite") else {"log": f"{folder}/logs"})
 
 
-def ended_and_booked(ended: Sequence[Ended], late: Sequence[Ended], found: Accounts) -> Iterator[Check]:
-    """Checks that hold wherever questions are asked."""
+def ended_and_booked(
+    ended: Sequence[Ended], late: Sequence[Ended], found: Accounts, *, shared: bool = False
+) -> Iterator[Check]:
+    """Checks that hold wherever questions are asked. `shared`: as for `Stand`."""
     untyped, answered = [one.outcome for one in ended if not one.typed], sum(one.outcome == ANSWERED for one in ended)
     yield Check("none ends 100 ms after its deadline", not late, f"{len(late)} of {len(ended)}")
     yield Check("each ends in an answer or a typed error", not untyped, named(untyped))
@@ -248,7 +248,7 @@ def ended_and_booked(ended: Sequence[Ended], late: Sequence[Ended], found: Accou
         ("no answer is lost", found.lost, f"{answered:,}"),
         ("nothing is left open", found.stuck, ""),
         ("no completed call is made again", found.repeated, f"{went_on}; {found.in_flight:,} had been in flight"),
-        ("who asks again goes on", found.begun_anew, went_on),
+        *([] if shared else [("who asks again goes on", found.begun_anew, went_on)]),
     ):
         yield Check(text, not names, named(names, of))
 
