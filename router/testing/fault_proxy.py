@@ -53,8 +53,8 @@ class FaultPlan:
         self.chance, self.share = random.Random(seed), share
         self.seen = Counter[str]()
         """Calls by what went wrong with them."""
-        self._faults, self._clock = tuple(faults), clock
-        self._weights = [_STORM_WEIGHT if fault in STORMS else 1.0 for fault in self._faults]
+        self.faults, self._clock = tuple(faults), clock
+        self._weights = [_STORM_WEIGHT if fault in STORMS else 1.0 for fault in self.faults]
         self._storm: Fault | None = None
         self._storm_until = 0.0
 
@@ -70,7 +70,7 @@ class FaultPlan:
         self._storm = None
         if self.chance.random() >= self.share:
             return None
-        fault = self.chance.choices(self._faults, self._weights)[0]
+        fault = self.chance.choices(self.faults, self._weights)[0]
         if fault in STORMS:
             self._storm, self._storm_until = fault, self._clock() + self.chance.uniform(*_STORM_S)
         return fault
@@ -192,8 +192,9 @@ class FaultProxy:
         return response
 
     async def _other(self, request: web.Request) -> web.Response:
-        """Pass on what else is asked, such as the health; half of all faults let it hang."""
-        if self.state == "silent" or self.plan.chance.random() < self.plan.share * _STUCK_SHARE:
+        """Pass on what else is asked, such as the health; it may hang where completions do, half as often as faults."""
+        hangs = "black_hole" in self.plan.faults and self.plan.chance.random() < self.plan.share * _STUCK_SHARE
+        if self.state == "silent" or hangs:
             self.plan.seen["stuck"] += 1
             await asyncio.Event().wait()
         async with self._asked(request, await request.read()) as reply:

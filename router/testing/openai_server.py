@@ -43,7 +43,7 @@ class OpenAIServer:
         """`recording`: keep what was asked, and serve `MODEL` only; without it any model is there."""
         self.base_url, self.recording = base_url, recording
         self.tokens = Counter[str]()
-        """`prompt` and `generation` tokens of what was answered by `writes`."""
+        """`prompt` and `generation` tokens of what was answered by `writes`, as far as it was written."""
         self.bodies: list[dict[str, Any]] = []
         """The JSON of every request."""
         self.headers: list[dict[str, str]] = []
@@ -214,7 +214,7 @@ def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
         asked = msgspec.json.decode(await request.read(), type=ChatRequest)
         reply = script(msgspec.structs.replace(asked, request_id=request.headers.get(REQUEST_ID, "")))
         read, wrote = sum(len(text.split()) for text in asked.texts), len(reply.reasoning) + len(reply.tokens)
-        request[_TOKENS] = {"prompt": read, "generation": wrote}
+        request[_TOKENS] = counts = {"prompt": read, "generation": wrote}
         if not asked.stream:
             return web.Response(body=whole(reply, read), content_type="application/json")
         *deltas, (_, end) = events(reply, read)
@@ -222,13 +222,16 @@ def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
         with suppress(ConnectionResetError):  # who asked has left
             await response.prepare(request)
             due = clock() + reply.first_token_s
-            if reply.token_s is None:
+            if reply.token_s:
+                counts["generation"] = min(wrote, 1)  # what is cut is not written
+            else:
                 first, *others = [delta for _, delta in deltas] or [b""]
                 deltas = [(0, piece) for piece in (first, b"".join(others)) if piece]
             for more, delta in deltas:
                 if reply.token_s:
                     due += sum(reply.token_s() for _ in range(more))
                     await asyncio.sleep(due - clock())
+                    counts["generation"] += more
                 await response.write(delta)
             await response.write(end)
         return response

@@ -12,7 +12,7 @@ from sqlalchemy import create_engine
 
 from benchmarks.__main__ import main
 from benchmarks.load import Ended
-from benchmarks.reliability import Accounts, compared, ended_and_booked
+from benchmarks.reliability_stand import Accounts, compared, ended_and_booked
 from router.store import Database
 from router.testing.fault_proxy import Counted
 from tests.router.store import stored
@@ -138,12 +138,33 @@ async def test_runs_that_go_on(tmp_path: Path) -> None:
     assert (found.gone_on, found.in_flight, found.repeated, found.begun_anew) == (2, 1, ["run-3-0"], ["run-5"])
 
 
-@pytest.mark.slow
-def test_kills_lose_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("part", "store"),
+    [
+        pytest.param("kills", "sqlite", marks=pytest.mark.slow),
+        pytest.param("kills", "postgres", marks=pytest.mark.postgres),
+        pytest.param("vllm", "sqlite", marks=pytest.mark.engines),
+    ],
+)
+def test_kills_lose_nothing(tmp_path: Path, part: str, store: str) -> None:
     """A gateway that is killed again and again has all that was acknowledged, and books what its upstreams count."""
     out = tmp_path / "out.json"
     options = ["--kills", "3", "--longest", "8", "--in-flight", "8", "--share", "0.1", "--json", str(out)]
-    assert main(["reliability", "--parts", "kills", *options]) == 0
-    assert "kills: the ledger agrees with the upstreams' counters" in {
+    assert main(["reliability", "--parts", part, "--store", store, *options]) == 0
+    assert f"{part}: the ledger agrees with the upstreams' counters" in {
         check["check"] for check in json.loads(out.read_bytes())["checks"]
     }
+
+
+@pytest.mark.postgres
+def test_gateways_that_share_a_quota(tmp_path: Path) -> None:
+    """They come and go, and spend no more than it is; what is left in the end is told."""
+    out = tmp_path / "out.json"
+    main(["reliability", "--parts", "gateways", "--quick", "--gateways", "2", "--json", str(out)])
+    figures = json.loads(out.read_bytes())
+    wrong = {check["check"] for check in figures["checks"] if not check["held"]}
+    assert wrong <= {f"2 gateways: {LATE}", "2 gateways: some are answered"}
+    (part,) = figures["parts"]
+    assert set(part["faults"]) > {"none", "restarted"}
+    (spent,) = [check["seen"] for check in figures["checks"] if "own count" in check["check"]]
+    assert 0 < int(spent.split()[0].replace(",", "")) <= 30_000

@@ -1,16 +1,13 @@
 """A database of each kind, empty for each test."""
 
 import os
-import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
-from sqlalchemy.engine import make_url
 
 from router.store import Database, LogJournal
-from tests.router.store.postgres import postgres_binaries, running_postgres
+from router.testing.postgres import postgres_binaries, running_postgres
 
 
 @pytest.fixture(scope="session")
@@ -18,14 +15,8 @@ def postgres() -> Iterator[Callable[[], str]]:
     """Makes a new database on a server of the tests' own, and gives its URL."""
     if postgres_binaries() is None:
         pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
-    with running_postgres(durable=False) as server, psycopg.connect(server.url, autocommit=True) as connection:
-
-        def new() -> str:
-            name = f"db{secrets.token_hex(4)}"
-            connection.execute(f"CREATE DATABASE {name}".encode())
-            return make_url(server.url).set(database=name).render_as_string(hide_password=False)
-
-        yield new
+    with running_postgres(durable=False) as server:
+        yield server.new
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])

@@ -2,8 +2,8 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from router.access import Tenant
-from router.errors import BadRequest, BudgetExhausted
+from router.errors import BadRequest, BudgetExhausted, StoreFailed
 from router.ledger import Budget
 from router.models import Prompt, ScriptedModel
 from router.runs import Gateway, RequestOptions, RunFilter, RunLifecycle
@@ -19,7 +19,6 @@ from router.runs.live import LiveRuns
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, Topology
 from router.search.agent import ExecutorLimits
 from router.store import Database, LogJournal, SQLAccounts, SQLArchive
-from router.store.log import RunLog
 from router.testing.retriever import FixedRetriever
 from router.trace import RoleName
 from router.trace.run import RoleSetting
@@ -53,17 +52,17 @@ def _decide(prompt: Prompt) -> str:
 
 @asynccontextmanager
 async def gateway(
-    folder: Path, models: Models, index: str = "one"
+    store: Path | str, models: Models, index: str = "one"
 ) -> AsyncIterator[tuple[Gateway, SQLArchive, LogJournal]]:
-    """A gateway on the store in `folder`."""
-    database = await Database.open(f"sqlite:///{folder}/runs.db")
+    """A gateway on the store in a folder, or at a URL."""
+    database = await Database.open(store if isinstance(store, str) else f"sqlite:///{store}/runs.db")
     retriever = FixedRetriever({text: [PASSAGE] for text in SUB_QUERIES})
     roles: dict[RoleName, Any] = {name: role(name, model) for name, model in models.models.items()}
     executor = Executor(roles["execution"], retriever, ExecutorLimits())
     search = FactorizedSearch(Delegator(roles["delegation"]), executor, Answerer(roles["answer"]))
     settings = {name: RoleSetting(name, "0" * 64) for name in roles}
     try:
-        async with LogJournal.writing(database, RunLog.open(database.log_folder)) as journal:
+        async with LogJournal.writing(database) as journal:
             archive = SQLArchive(database, journal.calls)
             lifecycle = RunLifecycle(journal, archive, LiveRuns(), settings, 60.0, conditions=lambda: {"index": index})
             topologies = {"factorized": Topology(search, roles)}
@@ -122,6 +121,41 @@ async def test_only_what_was_in_flight_is_asked_again(
     assert (stored, run.result) == (run, await whole(tmp_path))
     assert len(run.calls) == sum(again.values())
     assert {call.outcome for call in interrupted.calls} <= {"completed", "interrupted"}
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("way", WAYS)
+async def test_on_postgresql(postgres: Callable[[], str], tmp_path: Path, way: str) -> None:
+    """The gateway that takes the log goes on with its runs; others may share the database meanwhile."""
+    url, models, asked = postgres(), Models("execution", 3), RequestOptions(request_id="mine")
+    with suppress(_Killed):
+        async with gateway(url, models) as (first, archive, _):
+            asking = asyncio.create_task(first.answer(QUESTION, asked))
+            await asyncio.wait_for(models.models["execution"].called.wait(), 10)
+            await asyncio.sleep(0)
+            run_id = (await archive.list(ALL, 1)).runs[0].id
+            raise _Killed
+    models.models["execution"].let.set()
+    with pytest.raises(StoreFailed):
+        await asking
+    anew = Models()
+    async with gateway(url, anew) as (second, archive, _), gateway(url, Models()):
+        options = asked if way == WAYS[0] else RequestOptions(resume=run_id)
+        run = await second.answer(QUESTION if way == WAYS[0] else "", options)
+        assert (await archive.load(run_id)).status == "interrupted"
+        assert await archive.load(run.id) == run
+        assert (await second.answer(QUESTION, asked)).id == run.id
+    assert (run.status, run.resumed_from, run.request_id) == ("finished", run_id, "mine")
+    assert {name: len(prompts) for name, prompts in anew.prompts.items()} == {
+        "delegation": 1,
+        "execution": 1,
+        "answer": 1,
+    }
+    assert run.result == await whole(tmp_path)
+
+
+class _Killed(Exception):
+    pass
 
 
 async def whole(folder: Path) -> object:

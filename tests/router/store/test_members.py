@@ -16,10 +16,10 @@ from router.models import Usage
 from router.store import Database, LogJournal, SQLArchive
 from router.store.check import check
 from router.store.quotas import periods
+from router.testing.postgres import running_postgres
 from router.trace import Call
 from tests.router.store.entries import DAY, MONTH, NOW, change, ended, opened, rows, spent, start
 from tests.router.store.gateway import WORST, gateway
-from tests.router.store.postgres import running_postgres
 from tests.router.store.stored import put, run
 
 pytestmark = pytest.mark.postgres

@@ -47,7 +47,19 @@ async def test_a_pace() -> None:
             PROMPT, lambda delta: times.append(time.perf_counter() - begun) if delta.text else None
         )
     assert reply.text == "abc"
+    assert server.tokens == {"prompt": 5, "generation": 4}
     assert times[0] >= 0.15 and times[-1] >= 0.25
+
+
+async def test_a_cut_reply() -> None:
+    """Counts with the tokens that were written by then."""
+    async with serving(recording=False) as server, aiohttp.ClientSession() as session:
+        server.plays(writes(lambda _asked: Reply("abcdefgh" * 100, (), 0.0, lambda: 0.01)))
+        asked = {"model": "any", "messages": [], "stream": True}
+        async with session.post(f"{server.base_url}/chat/completions", json=asked) as reply:
+            await reply.content.readany()
+        await server.sees_disconnect()
+    assert 0 < server.tokens["generation"] < 800
 
 
 async def test_tokens_at_a_time() -> None:

@@ -2,14 +2,15 @@
 
 import os
 import pwd
+import secrets
 import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from router.errors import RolegateError
 
@@ -30,6 +31,8 @@ class Server(NamedTuple):
     """Of an empty database."""
     restart: Callable[[str], None]
     """Restarts it in a mode of pg_ctl, and waits until it is there."""
+    new: Callable[[], str]
+    """Makes another empty database, and gives its URL."""
 
 
 @contextmanager
@@ -42,28 +45,37 @@ def running_postgres(*, durable: bool = True) -> Iterator[Server]:
     if binaries is None:
         raise RolegateError("PostgreSQL is not installed; install it (Debian: apt-get install postgresql).")
     user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
-    whose = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user else {}
+    # Not by Python, which would fork, beside gRPC's threads.
+    whose = ("setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups") if user else ()
     with tempfile.TemporaryDirectory() as name, socket.socket() as probe:
         folder = Path(name)
         if user:
             os.chown(folder, user.pw_uid, user.pw_gid)
         data, log = folder / "data", folder / "log"
         initdb = (binaries / "initdb", "-D", data, "-U", "rolegate", "--auth=trust", "--no-sync", "--encoding=UTF8")
-        _run(initdb, folder, whose)
+        _run((*whose, *initdb), folder)
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         probe.close()
         options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync={'on' if durable else 'off'}"
-        control = (binaries / "pg_ctl", "-D", data, "-l", log)
-        _run((*control, "-w", "-o", options, "start"), folder, whose)
+        control = (*whose, binaries / "pg_ctl", "-D", data, "-l", log)
+        address = f"postgresql://rolegate@127.0.0.1:{port}"
+
+        def new() -> str:
+            name = f"db{secrets.token_hex(4)}"
+            _run((binaries / "createdb", "-h", "127.0.0.1", "-p", str(port), "-U", "rolegate", name), folder)
+            return f"{address}/{name}"
+
+        _run((*control, "-w", "-o", options, "start"), folder)
         try:
             yield Server(
-                f"postgresql://rolegate@127.0.0.1:{port}/postgres",
-                lambda mode: _run((*control, "-w", "-m", mode, "-o", options, "restart"), folder, whose),
+                f"{address}/postgres",
+                lambda mode: _run((*control, "-w", "-m", mode, "-o", options, "restart"), folder),
+                new,
             )
         finally:
-            _run((*control, "-m", "immediate", "stop"), folder, whose)
+            _run((*control, "-m", "immediate", "stop"), folder)
 
 
-def _run(command: Sequence[str | Path], folder: Path, whose: Mapping[str, Any]) -> None:
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=folder, **whose)
+def _run(command: Sequence[str | Path], folder: Path) -> None:
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=folder)
