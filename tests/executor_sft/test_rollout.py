@@ -140,7 +140,7 @@ async def test_rollout(ran: Ran, config: Path, listed: Path, endpoint: Endpoint,
     assert status == 0, said
     assert [one.question.id for one in rollouts(tmp_path / "out")] == ["q0", "q1", "q2"]
     figures = read_manifest(tmp_path / "out").figures
-    assert figures["selection"] == {"read": 5, "duplicates": 1, "excluded": 1, "over_limit": 0}
+    assert figures["selection"] == {"read": 5, "duplicates": 1, "excluded": 1, "nearly_excluded": 0, "over_limit": 0}
     assert (figures["questions"], figures["failed"], figures["exact_match"]) == (3, {}, 1.0)
     executors = [list(figures["executors"][name].values()) for name in ("teacher", "student")]
     assert executors == [[6, 1.5, 0, 3, 3, "teacher", 0, 1.0], [6, 1.0, 0, 6, 0, "student", 0, 0.5]]

@@ -21,6 +21,7 @@ from tests.router.deployment import lasting, role
 
 MINI = Path(load_config(preset("mini")).engines["executor"].path)
 PAGE = Passage("1", "Heat", "Heat is a film by Michael Mann.")
+DIRECTORS = Passage("2", "Directors", "A director makes films.")
 REPORT = "<answer>Michael Mann</answer><evidence>Heat is a film by Michael Mann.</evidence>"
 
 
@@ -30,8 +31,8 @@ def search(query: str) -> str:
 
 
 def executed(*turns: Answer, sub_query: str = "Who made Heat?", limits: ExecutorLimits | None = None) -> Execution:
-    """What the executor makes of a model that says `turns`; every search finds the same page."""
-    found = FixedRetriever({query: [PAGE] for query in ("Heat", "Michael Mann", "director")})
+    """What the executor makes of a model that says `turns`; all searches find the same page, but for directors'."""
+    found = FixedRetriever({"Heat": [PAGE], "Michael Mann": [PAGE], "director": [DIRECTORS]})
     executor = Executor(role("execution", ScriptedModel(turns)), found, limits or ExecutorLimits())
 
     async def run() -> Execution:
@@ -41,7 +42,7 @@ def executed(*turns: Answer, sub_query: str = "Who made Heat?", limits: Executor
 
 
 ONE = (search("Heat"), REPORT)
-TWO = (search("Heat"), search("Michael Mann"), REPORT)
+TWO = (search("director"), search("Heat"), REPORT)
 RIGHT, WRONG, DOUBTED = Verdict(True, True, True), Verdict(False), Verdict(True, False, True)
 
 
