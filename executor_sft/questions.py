@@ -88,12 +88,12 @@ class HeldOut:
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._keys = {question_key(text): text for text in texts}
-        self._triples = [_triples(text) for text in self._keys.values()]
-        self._common = Counter(triple for triples in self._triples for triple in triples)
-        self._having: dict[str, list[frozenset[str]]] = {}
-        for triples in self._triples:
+        told = [(_triples(text), _numbers(text)) for text in self._keys.values()]
+        self._common = Counter(triple for triples, _ in told for triple in triples)
+        self._having: dict[str, list[tuple[frozenset[str], set[str]]]] = {}
+        for triples, numbers in told:
             for triple in self._telling(triples):
-                self._having.setdefault(triple, []).append(triples)
+                self._having.setdefault(triple, []).append((triples, numbers))
 
     @classmethod
     def read(cls, paths: Sequence[Path]) -> "HeldOut":
@@ -105,14 +105,16 @@ class HeldOut:
         return cls([*(text for _, text in lines), *asked])
 
     def likeness(self, text: str) -> Likeness | None:
-        """How a text is one of them: the same by `question_key`, or nearly the same by its letter triples."""
+        """How a text is one of them: the same by `question_key`, or nearly the same by its letter triples, unless each
+        has a number that the other lacks: that is another question.
+        """
         if question_key(text) in self._keys:
             return "same"
-        triples = _triples(text)
+        triples, numbers = _triples(text), _numbers(text)
         near = (
-            len(triples & held) >= _NEAR * len(triples | held)
+            len(triples & held) >= _NEAR * len(triples | held) and (numbers <= its or its <= numbers)
             for triple in self._telling(triples)
-            for held in self._having.get(triple, ())
+            for held, its in self._having.get(triple, ())
         )
         return "near" if any(near) else None
 
@@ -134,6 +136,10 @@ def _words(text: str) -> list[str]:
     plain = unicodedata.normalize("NFKC", "".join(one for one in apart if not "\u0300" <= one <= "\u036f"))
     kept = "".join(one for one in plain if one.isspace() or unicodedata.category(one)[0] in "LMN")
     return [word for word in kept.split() if word not in _ARTICLES]
+
+
+def _numbers(text: str) -> set[str]:
+    return {word for word in _words(text) if any(map(str.isdigit, word))}
 
 
 def _triples(text: str) -> frozenset[str]:

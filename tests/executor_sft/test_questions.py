@@ -99,7 +99,8 @@ HELD_OUT = "In which city was the director of Straße’s film “Café Noir –
         (HELD_OUT.replace("director", "direktor"), "near"),
         (HELD_OUT.replace("In which city was", "Which city was").replace("born", "born in"), "near"),
         (HELD_OUT.replace("city", "exact city"), "near"),
-        (HELD_OUT.replace("1947", "1948"), "near"),
+        (HELD_OUT.replace("– 1947", ""), "near"),
+        (HELD_OUT.replace("1947", "1948"), None),
         (HELD_OUT.replace("i", "і"), None),  # Cyrillic letters that look alike are others, where they are many
         (HELD_OUT.replace("Straße’s film “Café Noir – 1947”", "the film Heat"), None),
         ("Where was Mann born?", None),
@@ -107,7 +108,7 @@ HELD_OUT = "In which city was the director of Straße’s film “Café Noir –
     ],
 )
 def test_held_out_questions_are_recognised(text: str, likeness: str | None) -> None:
-    """However they are written; another name in the same words is another question."""
+    """However they are written; another name or number in the same words is another question."""
     assert HeldOut([HELD_OUT, "Who made Heat?"]).likeness(text) == likeness
 
 
