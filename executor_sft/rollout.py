@@ -328,7 +328,7 @@ async def _rolled_out(
     config: Config, questions: Sequence[Question], selection: dict[str, int], options: RolloutOptions
 ) -> dict[str, Any]:
     path = options.out / ROLLOUTS
-    async with open_runtime(config, complain, cache=options.out / CALLS, teacher=True) as runtime:
+    async with open_runtime(config, complain, cache=options.out / CALLS, teacher=True, token_ids=True) as runtime:
         with progress_bar() as bar:
             task = bar.add_task("rolling out", total=len(questions))
             worker = rollout_worker(runtime, options.capped)

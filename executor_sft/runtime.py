@@ -49,6 +49,8 @@ class Runtime:
     """Of all roles but the judge; None for the config's."""
     temperature: float | None = None
     """The same."""
+    token_ids: bool = False
+    """Whether executors' endpoints are asked for the tokens of each call."""
     upstreams: Upstreams = field(default_factory=Upstreams)
     """Health of endpoints, and how many calls of a role may be under way; shared by all runs."""
 
@@ -67,6 +69,8 @@ class Runtime:
         is_teacher = config == self.config.distillation.teacher  # perhaps under the student's name, elsewhere
         if version is not None:
             config = msgspec.structs.replace(config, model=version)
+        if self.token_ids and name == "execution" and (config.engine or config.base_url):
+            config = msgspec.structs.replace(config, extra_body={"return_token_ids": True, **config.extra_body})
         if name != "judge" and self.seed is not None:
             temperature = config.temperature if self.temperature is None else self.temperature
             config = msgspec.structs.replace(config, seed=self.seed, temperature=temperature)
@@ -124,13 +128,15 @@ async def open_runtime(
     cache: Path | None = None,
     adapters: Mapping[str, Path] = {},
     teacher: bool = False,
+    token_ids: bool = False,
     extra_roles: Mapping[str, RoleConfig] = {},
 ) -> AsyncIterator[Runtime]:
     """Start what the config names, and stop it again.
 
     `log`: called with a line for each part that starts. `cache`: a file in which every completed model call is kept, so
     that none is made twice, now or later. `adapters`: folders by name, loaded into the executor's engine meanwhile.
-    `teacher`: the teacher is needed. `extra_roles`: further roles that are, by the names that refusals give them.
+    `teacher`: the teacher is needed. `token_ids`: as of `Runtime`. `extra_roles`: further roles that are, by the names
+    that refusals give them.
     Raises `BadConfig`, `BadIndex`, `BadVersion` and `UpstreamUnavailable`.
     """
     distillation = config.distillation
@@ -156,4 +162,4 @@ async def open_runtime(
             for name, folder in adapters.items():
                 if await loading.load(name, folder.resolve()):
                     stack.push_async_callback(loading.unload, name)
-        yield Runtime(config, retriever, session, pool, engines, opened_cache)
+        yield Runtime(config, retriever, session, pool, engines, opened_cache, token_ids=token_ids)

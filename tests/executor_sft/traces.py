@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from executor_sft.dataset import NO_LOSS, TrainingRow
 from executor_sft.filter import FilteredSample
 from executor_sft.questions import Question
 from executor_sft.rollout import Rollout, Sample, SubQueryRollout, Verdict
@@ -54,6 +55,12 @@ def sample(turns: Sequence[Answer], verdict: Verdict, sub_query: str = "Who made
 def filtered(*executions: Execution) -> list[FilteredSample]:
     """Executions as the filter passes them on."""
     return [FilteredSample("teacher_multi", f"q{number}", "", one) for number, one in enumerate(executions)]
+
+
+def row(prompt: tuple[int, ...], turn: tuple[int, ...]) -> TrainingRow:
+    """A row of these tokens."""
+    labels = (NO_LOSS,) * len(prompt) + turn
+    return TrainingRow(prompt + turn, labels, (1,) * len(labels), 0, 0, "teacher_single", "q0")
 
 
 def rollout(*sub_queries: SubQueryRollout, question: str = "q1", source: str = "musique") -> Rollout:
