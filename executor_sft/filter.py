@@ -171,7 +171,10 @@ def _not_needed(who: Who, execution: Execution, capped: Sequence[Sample]) -> str
     """The reason why a second search is not to be learnt: none of the tries without it may have found the answer."""
     if who == "student":
         return "student searched twice"
-    if all(cite(execution.report.evidence, execution.searches[0].shown)):
+    points = execution.report.evidence
+    found = cite(points, execution.searches[0].shown)
+    later = [point for point, first in zip(points, found, strict=True) if not first]
+    if not later or not _says(later, execution.report.answer):
         return "evidence found by the first search"
     tested = [one for one in capped if one.execution.outcome not in _UPSTREAM]
     if not tested:
@@ -188,8 +191,12 @@ def flaw_of(execution: Execution) -> str | None:
         return "found nothing"
     if not all(execution.citations(report.evidence)):
         return "evidence in no passage"
-    answer, evidence = normal_answer(report.answer), normal_answer(" ".join(report.evidence))
-    return None if answer in ("yes", "no") or f" {answer} " in f" {evidence} " else "answer not in its evidence"
+    return None if _says(report.evidence, report.answer) else "answer not in its evidence"
+
+
+def _says(points: Sequence[str], answer: str) -> bool:
+    wanted = normal_answer(answer)
+    return wanted in ("yes", "no") or f" {wanted} " in f" {normal_answer(' '.join(points))} "
 
 
 def _stands(sample: Sample) -> bool:

@@ -92,6 +92,18 @@ def test_a_second_search_is_needed_where_no_try_without_it_finds_the_answer() ->
     assert fates(sample(TWO, RIGHT), failed, failed) == ["second search not tested"]
 
 
+def test_the_second_search_finds_the_evidence_of_the_answer() -> None:
+    """What the first one found, and an answer that stands in that alone, needs no second one."""
+    made, both = "A director makes films.", (search("director"), search("Heat"))
+    for answer, points, fate in (
+        ("Michael Mann", (made, FOUND), "teacher_multi"),
+        ("yes", (made, FOUND), "teacher_multi"),
+        ("films", (made, FOUND), "evidence found by the first search"),
+        ("yes", (made,), "evidence found by the first search"),
+    ):
+        assert fates(sample((*both, report(answer, *points)), RIGHT), sample(ONE, WRONG)) == [fate]
+
+
 FOUND = "Heat is a film by Michael Mann."
 
 
