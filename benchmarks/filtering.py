@@ -9,6 +9,7 @@ import asyncio
 import html
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -40,7 +41,7 @@ from executor_sft.runtime import Runtime, open_runtime
 from executor_sft.step import Step
 from router.calls import Role
 from router.errors import BadConfig, RolegateError
-from router.models import Completion, Delta, Model, OnDelta, Prompt, ScriptedModel, Usage
+from router.models import Completion, Model, OnDelta, Prompt, ScriptedModel, Usage
 from router.protocol import Report, normal_answer, parse_turn, prompts
 from router.protocol.turns import ReportTurn
 from router.trace import Execution
@@ -59,14 +60,18 @@ _MULTI: Mix = {"teacher_multi": 668}
 class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
-    worlds: Annotated[tuple[int, ...], Meta(description="seeds of those to train on")] = (9001, 9002, 9003, 9004)
+    worlds: Annotated[tuple[int, ...], Meta(description="seeds of those to train on; of unseen ones with --noise")] = (
+        9001,
+        9002,
+        9003,
+        9004,
+    )
     questions: Annotated[int, Meta(ge=1, description="of each of them")] = 300
     held_out: Annotated[int, Meta(description="seed of the world to ask about")] = 13
     asked: Annotated[int, Meta(ge=1, description="questions about it")] = 200
     recipe: Annotated[str, Meta(description="of the trainings")] = "mini"
     work: Annotated[Path, Meta(description="keeps the steps' folders, to go on after a kill")] | None = None
     noise: Annotated[str, Meta(description="SEARCHES,REPORTS: chances of what is needless or wrong, as 0.3,0.15")] = ""
-    unseen: Annotated[tuple[int, ...], Meta(description="seeds of the worlds that --noise asks about")] = (9601, 9602)
 
 
 class Arm(msgspec.Struct, frozen=True):
@@ -107,7 +112,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class NoiseFigures(msgspec.Struct, frozen=True):
-    """The filter's table, and what it rejected for which reason, by teacher."""
+    """The filter's table, and how many it rejected for which reason, by teacher."""
 
     kept: list[Kept]
     rejected: dict[str, dict[str, int]]
@@ -211,28 +216,33 @@ async def _against_gold(config: Config, work: Path, options: Options) -> NoiseFi
         searches, reports = map(float, options.noise.split(","))
     except ValueError:
         raise BadConfig(f"--noise {options.noise}: give two chances, as 0.3,0.15.") from None
-    teachers: dict[str, list[Rollout]] = {"clean": [], "noisy": []}
+    rates = {"clean": (0.0, 0.0), "noisy": (searches, reports)}
+    rollouts: dict[str, list[Rollout]] = {name: [] for name in rates}
     gold: dict[str, SubQuery] = {}
     async with mini_deployment(config, teacher=True) as mini:
-        for seed in options.unseen:
-            folder, world = work / f"world-{seed}", World(seed, "test")
+        for seed in options.worlds:
+            folder, world = work / f"unseen-{seed}", World(seed, "test")
             asked = [Question(one.id, one.text, (one.answer,)) for one in _export(folder, world, options.questions)]
             gold |= {question_key(one.text): one for one in _every_sub_query(world)}
             of = load_config(_config(mini, folder))
             async with open_runtime(of, lambda _step: None, cache=folder / CALLS, teacher=True) as bench:
-                for name, rates in {"clean": (0.0, 0.0), "noisy": (searches, reports)}.items():
-                    worker = rollout_worker(bench, teaching=partial(_noisy, rates=rates))
+                for name, chances in rates.items():
+                    worker = rollout_worker(bench, teaching=partial(_noisy, chances=chances))
                     path = folder / f"{name}.jsonl"
                     failed = await roll_out_all(worker, asked, path, _AT_ONCE, lambda: None)
-                    if failed:
-                        raise RolegateError(f"{len(failed)} questions failed: {next(iter(failed.values()))}")
-                    teachers[name] += [rollout for _, rollout in read_jsonl(path, Rollout, ADVICE)]
-    rows: list[Kept] = []
-    rejected = {}
-    for name, rollouts in teachers.items():
-        kept, reasons = filtered(rollouts, {})
-        rejected[name] = dict(reasons.most_common())
-        rows += kept_of(name, filtered(rollouts, {}, none=True)[0], kept, gold)
+                    for why in failed.values():
+                        raise RolegateError(f"{len(failed)} questions failed: {why}")
+                    rollouts[name] += [rollout for _, rollout in read_jsonl(path, Rollout, ADVICE)]
+    kept = {name: filtered(its, {}) for name, its in rollouts.items()}
+    rows = [
+        row
+        for name, its in rollouts.items()
+        for row in kept_of(name, filtered(its, {}, none=True)[0], kept[name][0], gold)
+    ]
+    every = Counter[str]()
+    for _, reasons in kept.values():
+        every += reasons
+    rejected = {why: {name: its[why] for name, (_, its) in kept.items()} for why, _ in every.most_common()}
     return NoiseFigures(rows, rejected)
 
 
@@ -267,8 +277,9 @@ def _is_good(execution: Execution, gold: SubQuery) -> bool:
     return same and len(execution.searches) == len(gold.searches)
 
 
-def _noisy(role: Role, rates: tuple[float, float]) -> Role:
-    return replace(role, model=NoisyTeacher(role.model, *rates))
+def _noisy(role: Role, chances: tuple[float, float]) -> Role:
+    model = role.model
+    return replace(role, model=NoisyTeacher(model, model.name, model.endpoint, *chances))
 
 
 def _every_sub_query(world: World) -> Iterator[SubQuery]:
@@ -287,6 +298,8 @@ class NoisyTeacher:
     """A teacher with flaws, each by a chance that hangs on what it was shown and how it is sampled: they come again."""
 
     model: Model
+    name: str
+    endpoint: str
     searches: float
     """The chance that it searches again, in the same words, where one search was enough to report."""
     reports: float
@@ -294,26 +307,14 @@ class NoisyTeacher:
     evidence of the right one.
     """
 
-    @property
-    def name(self) -> str:
-        """The teacher's."""
-        return self.model.name
-
-    @property
-    def endpoint(self) -> str:
-        """The teacher's."""
-        return self.model.endpoint
-
     async def complete(self, prompt: Prompt) -> Completion:
         """The teacher's turn, as it comes out."""
         completion = await self.model.complete(prompt)
         return msgspec.structs.replace(completion, text=self._spoilt(prompt, completion.text))
 
     async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
-        """The whole turn in one piece."""
-        whole = await self.complete(prompt)
-        on_delta(Delta(whole.text, whole.reasoning, whole.usage))
-        return whole
+        """The same; nobody follows it."""
+        return await self.complete(prompt)
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
         """The teacher's own count."""

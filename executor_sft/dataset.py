@@ -1,8 +1,8 @@
 """`rolegate sft dataset`: filtered samples as the very tokens that the serving engine will see.
 
 A row is one turn of the executor: the prompt as the engine reads it there, without loss, and the turn itself, with
-loss: the tokens that the engine returned, or, where it returned none of this model, the text tokenised again. TRL takes
-both files as they are: rows.jsonl has `input_ids` and `labels`, messages.jsonl `messages` with their `assistant_masks`.
+loss: the tokens that the engine returned, or, where it returned none of this model, the text tokenised again. TRL
+trains on rows.jsonl as it is, by `input_ids` with `labels` or with `assistant_masks`; `messages` has the same as text.
 
 Chat templates show earlier turns in other words than these were written in (thinking is dropped), so only a row
 for each turn trains on what serving sees (TBSS appendix D). Passages, prompts and corrections carry no loss, and turns
@@ -34,7 +34,7 @@ from router.trace import Execution
 from serving.dependencies import need
 from serving.files import write_atomically
 
-RESULT, MESSAGES = "rows.jsonl", "messages.jsonl"
+RESULT = "rows.jsonl"
 NEEDED = ("transformers",)
 """Modules that are loaded late, so that `--help` can do without."""
 NO_LOSS = -100
@@ -73,8 +73,12 @@ class TrainingRow(msgspec.Struct, frozen=True):
     """
     labels: tuple[int, ...]
     """Those of the turn, after -100 for each token before it, which carries no loss."""
+    assistant_masks: tuple[int, ...]
+    """1 for each token of the turn, 0 before it."""
     attention_mask: tuple[int, ...]
     """All ones."""
+    messages: tuple[dict[str, str | bool], ...]
+    """The same as text: each with `role`, `content`, and `train`, which is true of the last one, the turn."""
     turn: int
     """The number of the turn in its trajectory, from 0."""
     trajectory: int
@@ -85,8 +89,8 @@ class TrainingRow(msgspec.Struct, frozen=True):
     """These are the very tokens that the engine returned; else the text was tokenised again."""
 
     def __post_init__(self) -> None:
-        if not self.completion_ids or not len(self.input_ids) == len(self.labels) == len(self.attention_mask):
-            raise ValueError("nothing to learn, or lists of several lengths")
+        if not self.completion_ids or len(self.input_ids) != len(self.labels):
+            raise ValueError("nothing to learn, or labels for other tokens")
 
     @property
     def completion_ids(self) -> tuple[int, ...]:
@@ -97,18 +101,6 @@ class TrainingRow(msgspec.Struct, frozen=True):
     def prompt_ids(self) -> tuple[int, ...]:
         """Token ids before it."""
         return self.input_ids[: -len(self.completion_ids)]
-
-
-class MessagesRow(msgspec.Struct, frozen=True):
-    """The same turn as a conversation, whose last message is the one to learn."""
-
-    messages: tuple[dict[str, str | bool], ...]
-    """Each with `role`, `content`, and `train`, which is true of the last one only."""
-    input_ids: tuple[int, ...]
-    assistant_masks: tuple[int, ...]
-    """1 for each token of the turn, 0 before it."""
-    stratum: Stratum
-    question_id: str
 
 
 class _Generation(msgspec.Struct):
@@ -202,11 +194,9 @@ def run(options: Options) -> int:
     step = Step.begin(options.out, "dataset", inputs, settings)
     if (manifest := step.finished) is None:
         tokens = ServedTokens(options.model, thinking=options.thinking, system_role=options.system_role)
-        samples = list(read_samples(options.filtered))
-        rows, turns = rows_of(samples, tokens)
+        rows, turns = rows_of(read_samples(options.filtered), tokens)
         _check(rows, turns, options.max_length)
         write_atomically(options.out / RESULT, msgspec.json.Encoder().encode_lines(rows))
-        write_atomically(options.out / MESSAGES, msgspec.json.Encoder().encode_lines(messages_of(samples, rows)))
         figures = {
             "rows": len(rows),
             "trajectories": len({row.trajectory for row in rows}),
@@ -216,7 +206,7 @@ def run(options: Options) -> int:
             "completion_tokens": sum(len(row.completion_ids) for row in rows),
             "longest": max(len(row.input_ids) for row in rows),
         }
-        manifest = step.finish(figures, [RESULT, MESSAGES])
+        manifest = step.finish(figures, [RESULT])
     show(manifest.figures, as_json=options.json)
     return 0
 
@@ -254,22 +244,19 @@ def rows_of(samples: Iterable[FilteredSample], tokens: ServedTokens) -> tuple[li
                 kind = "shown passages that the trace lost"
             if kind in LEARNT:
                 ids, returned = tokens.row(messages, output)
-                labels = (NO_LOSS,) * len(ids.prompt) + ids.completion
-                whole, ones = ids.prompt + ids.completion, (1,) * len(labels)
-                about = turn, number, sample.stratum, sample.question_id
-                rows.append(TrainingRow(whole, labels, ones, *about, returned))
+                said = [{**msgspec.structs.asdict(message), "train": False} for message in messages]
+                said.append({"role": "assistant", "content": output.text, "train": True})
+                about = turn, number, sample.stratum, sample.question_id, returned
+                rows.append(training_row(ids, said, *about))
             turns[kind] += 1
     return rows, turns
 
 
-def messages_of(samples: Sequence[FilteredSample], rows: Iterable[TrainingRow]) -> Iterator[MessagesRow]:
-    """The rows, made of these samples, as conversations."""
-    for row in rows:
-        before, output, _ = list(_turns(samples[row.trajectory].execution))[row.turn]
-        said = [{**msgspec.structs.asdict(message), "train": False} for message in before]
-        said.append({"role": "assistant", "content": output.text, "train": True})
-        masks = tuple(int(label != NO_LOSS) for label in row.labels)
-        yield MessagesRow(tuple(said), row.input_ids, masks, row.stratum, row.question_id)
+def training_row(ids: TokenIds, messages: Sequence[dict[str, str | bool]], *about: Any) -> TrainingRow:
+    """The row of a prompt and a turn. `about`: its further fields, from `turn` on."""
+    before, turn = len(ids.prompt), len(ids.completion)
+    labels, masks = (NO_LOSS,) * before + ids.completion, (0,) * before + (1,) * turn
+    return TrainingRow(ids.prompt + ids.completion, labels, masks, (1,) * (before + turn), tuple(messages), *about)
 
 
 def _turns(execution: Execution) -> Iterator[tuple[tuple[Message, ...], Completion, Message | None]]:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from executor_sft.__main__ import run
-from executor_sft.dataset import MESSAGES, NO_LOSS, RESULT, MessagesRow, ServedTokens, read_rows, rows_of
+from executor_sft.dataset import NO_LOSS, RESULT, ServedTokens, read_rows, rows_of
 from executor_sft.minimodel.model import load_tokenizer
 from executor_sft.step import read_manifest
 from router.errors import BadConfig, ContextTooLong
@@ -178,13 +178,11 @@ def test_the_step_writes_rows_and_figures(tmp_path: Path) -> None:
     rows, manifest = read_rows(tmp_path / "data" / RESULT), read_manifest(tmp_path / "data")
     assert rows == rows_of(samples, ServedTokens(MINI))[0]
     assert {(row.stratum, row.question_id) for row in rows} == {("teacher_multi", "q0"), ("teacher_multi", "q1")}
-    lines = (tmp_path / "data" / MESSAGES).read_bytes().splitlines()
-    for made, line in zip(rows, lines, strict=True):
-        told = msgspec.json.decode(line, type=MessagesRow)
-        shown = msgspec.convert(told.messages, tuple[Message, ...])
+    for made in rows:
+        shown = msgspec.convert(made.messages, tuple[Message, ...])
         assert ServedTokens(MINI).prompt(shown[:-1]) == made.prompt_ids
-        assert [message["train"] for message in told.messages] == [False] * (len(shown) - 1) + [True]
-        masked = [token for token, mask in zip(told.input_ids, told.assistant_masks, strict=True) if mask]
+        assert [message["train"] for message in made.messages] == [False] * (len(shown) - 1) + [True]
+        masked = [token for token, mask in zip(made.input_ids, made.assistant_masks, strict=True) if mask]
         assert tuple(masked) == made.completion_ids
     figures = manifest.figures
     assert figures["as_returned"] == 0

@@ -175,15 +175,16 @@ def test_rows_that_the_base_cannot_hold_are_refused(base: Path, one: TrainingRow
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", ["rows.jsonl", "messages.jsonl"])
-def test_plain_trl_trains_on_the_rows_as_they_are(base: Path, data: Path, tmp_path: Path, file: str) -> None:
-    """Both files, in ten lines: the same labels, and weights that move."""
+@pytest.mark.parametrize("without", [[], ["labels"]])
+def test_plain_trl_trains_on_the_rows_as_they_are(base: Path, data: Path, tmp_path: Path, without: list[str]) -> None:
+    """In ten lines, with their labels, or by their masks: the same labels, and weights that move."""
     import torch
     from datasets import load_dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import SFTConfig, SFTTrainer
 
-    rows = load_dataset("json", data_files=str(data / file), split="train", cache_dir=str(tmp_path / "cache"))
+    rows = load_dataset("json", data_files=str(data / "rows.jsonl"), split="train", cache_dir=str(tmp_path / "cache"))
+    rows = rows.remove_columns(without)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     before = [weights.clone() for weights in model.parameters()]
     settings = SFTConfig(str(tmp_path), max_steps=1, use_cpu=True, bf16=False, report_to="none", max_length=None)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from executor_sft.dataset import NO_LOSS, TrainingRow
+from executor_sft.dataset import TrainingRow, training_row
 from executor_sft.filter import FilteredSample
 from executor_sft.questions import Question
 from executor_sft.rollout import Rollout, Sample, SubQueryRollout, Verdict
 from router.models import ScriptedModel
-from router.models.model import Answer
+from router.models.model import Answer, TokenIds
 from router.protocol import Passage
 from router.search import Executor
 from router.search.agent import ExecutorLimits
@@ -59,8 +59,7 @@ def filtered(*executions: Execution) -> list[FilteredSample]:
 
 def row(prompt: tuple[int, ...], turn: tuple[int, ...]) -> TrainingRow:
     """A row of these tokens."""
-    labels = (NO_LOSS,) * len(prompt) + turn
-    return TrainingRow(prompt + turn, labels, (1,) * len(labels), 0, 0, "teacher_single", "q0")
+    return training_row(TokenIds(prompt, turn), [], 0, 0, "teacher_single", "q0")
 
 
 def rollout(*sub_queries: SubQueryRollout, question: str = "q1", source: str = "musique") -> Rollout:
