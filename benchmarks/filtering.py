@@ -60,12 +60,7 @@ _MULTI: Mix = {"teacher_multi": 668}
 class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
-    worlds: Annotated[tuple[int, ...], Meta(description="seeds of those to train on; of unseen ones with --noise")] = (
-        9001,
-        9002,
-        9003,
-        9004,
-    )
+    worlds: Annotated[tuple[int, ...], Meta(description="seeds of those to work on")] = (9001, 9002, 9003, 9004)
     questions: Annotated[int, Meta(ge=1, description="of each of them")] = 300
     held_out: Annotated[int, Meta(description="seed of the world to ask about")] = 13
     asked: Annotated[int, Meta(ge=1, description="questions about it")] = 200
@@ -233,17 +228,13 @@ async def _against_gold(config: Config, work: Path, options: Options) -> NoiseFi
                     for why in failed.values():
                         raise RolegateError(f"{len(failed)} questions failed: {why}")
                     rollouts[name] += [rollout for _, rollout in read_jsonl(path, Rollout, ADVICE)]
-    kept = {name: filtered(its, {}) for name, its in rollouts.items()}
-    rows = [
-        row
-        for name, its in rollouts.items()
-        for row in kept_of(name, filtered(its, {}, none=True)[0], kept[name][0], gold)
-    ]
-    every = Counter[str]()
-    for _, reasons in kept.values():
-        every += reasons
-    rejected = {why: {name: its[why] for name, (_, its) in kept.items()} for why, _ in every.most_common()}
-    return NoiseFigures(rows, rejected)
+    rows: list[Kept] = []
+    rejected: dict[str, Counter[str]] = {}
+    for name, its in rollouts.items():
+        kept, rejected[name] = filtered(its, {})
+        rows += kept_of(name, filtered(its, {}, none=True)[0], kept, gold)
+    whys = dict.fromkeys(why for reasons in rejected.values() for why in reasons)
+    return NoiseFigures(rows, {why: {name: its[why] for name, its in rejected.items()} for why in whys})
 
 
 def kept_of(

@@ -4,9 +4,9 @@ A row is one turn of the executor: the prompt as the engine reads it there, with
 loss: the tokens that the engine returned, or, where it returned none of this model, the text tokenised again. TRL
 trains on rows.jsonl as it is, by `input_ids` with `labels` or with `assistant_masks`; `messages` has the same as text.
 
-Chat templates show earlier turns in other words than these were written in (thinking is dropped), so only a row
-for each turn trains on what serving sees (TBSS appendix D). Passages, prompts and corrections carry no loss, and turns
-that were corrected have no row.
+Chat templates show earlier turns in other words than these were written in (thinking is dropped), so only a row for
+each turn trains on what serving sees (TBSS appendix D). Passages, prompts and corrections carry no loss, and turns that
+were corrected have no row.
 """
 
 from collections import Counter
@@ -245,7 +245,8 @@ def rows_of(samples: Iterable[FilteredSample], tokens: ServedTokens) -> tuple[li
             if kind in LEARNT:
                 ids, returned = tokens.row(messages, output)
                 said = [{**msgspec.structs.asdict(message), "train": False} for message in messages]
-                said.append({"role": "assistant", "content": output.text, "train": True})
+                written, _ = end_at_stop(output.text, STOP, "stop", None)
+                said.append({"role": "assistant", "content": written, "train": True})
                 about = turn, number, sample.stratum, sample.question_id, returned
                 rows.append(training_row(ids, said, *about))
             turns[kind] += 1

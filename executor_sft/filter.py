@@ -139,7 +139,7 @@ def mixed(samples: Sequence[FilteredSample], mix: Mix, seed: int) -> list[Filter
 
 
 def _leaked(rollout: Rollout, held_out: HeldOut) -> str | None:
-    """How a rollout asks what is held out, as its question or on its way; None where it does not."""
+    """The way in which a rollout asks what is held out; None where it does not."""
     if likeness := held_out.likeness(rollout.question.text):
         return f"held out: {likeness} question"
     asked = (sub_query.teacher.execution.sub_query for sub_query in rollout.sub_queries)

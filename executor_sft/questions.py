@@ -105,7 +105,7 @@ class HeldOut:
         return cls([*(text for _, text in lines), *asked])
 
     def likeness(self, text: str) -> Likeness | None:
-        """How a text is one of them: the same by `question_key`, or nearly the same by its letter triples, unless each
+        """Tell whether a text is one of them: the same by `question_key`, or nearly by its letter triples, unless each
         has a number that the other lacks: that is another question.
         """
         if question_key(text) in self._keys:
