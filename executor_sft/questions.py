@@ -16,8 +16,8 @@ _ANSWERS = ("answers", "golden_answers", "golds", "answer")
 _ARTICLES = frozenset(("a", "an", "the"))
 _NEAR = 0.8
 """The Jaccard index of two questions' letter triples from which on they count as one. A misspelt, moved, added or
-missing word leaves more in common; no two questions of different splits of the paper's data, or of two mini worlds,
-have as much (at most 0.79), though they share their wordings.
+missing word leaves more in common; other questions in the same words hardly ever have as much: none of 3,000 for
+training with one of 4,125 of the paper's test sets, and 0.4 % of five mini worlds' with one of five others'.
 """
 Likeness = Literal["same", "near"]
 
@@ -111,12 +111,13 @@ class HeldOut:
         if question_key(text) in self._keys:
             return "same"
         triples, numbers = _triples(text), _numbers(text)
-        near = (
-            len(triples & held) >= _NEAR * len(triples | held) and (numbers <= its or its <= numbers)
+        alike = (
+            held
             for triple in self._telling(triples)
             for held, its in self._having.get(triple, ())
+            if _NEAR <= len(held) / len(triples) <= 1 / _NEAR and (numbers <= its or its <= numbers)
         )
-        return "near" if any(near) else None
+        return "near" if any(len(triples & held) >= _NEAR * len(triples | held) for held in alike) else None
 
     def _telling(self, triples: frozenset[str]) -> list[str]:
         """The rarest triples, so many that two texts that are nearly the same share one of them."""
