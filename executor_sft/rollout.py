@@ -201,10 +201,11 @@ def teacher_config(config: Config) -> RoleConfig:
 
 
 def rollout_worker(runtime: Runtime, capped: int = 3, teaching: Callable[[Role], Role] = replace) -> RolloutWorker:
-    """A worker with the config's teacher and student. `capped`: tries with one search, sampled but for the first, as
-    they would else be the same. `teaching`: makes another role of the teacher's. Raises `BadConfig`.
+    """A worker with the config's teacher and student, which tell their tokens. `capped`: tries with one search, sampled
+    but for the first, as they would else be the same. `teaching`: makes another role of the teacher's. Raises
+    `BadConfig`.
     """
-    config = teacher_config(runtime.config)
+    runtime, config = replace(runtime, token_ids=True), teacher_config(runtime.config)
     once = replace(executor_limits(runtime.config.search), max_searches=1)
     warm = max(config.temperature, _TEMPERATURE)
     again = [runtime, *(runtime.sampled(seed, warm) for seed in range(1, capped))]
@@ -328,7 +329,7 @@ async def _rolled_out(
     config: Config, questions: Sequence[Question], selection: dict[str, int], options: RolloutOptions
 ) -> dict[str, Any]:
     path = options.out / ROLLOUTS
-    async with open_runtime(config, complain, cache=options.out / CALLS, teacher=True, token_ids=True) as runtime:
+    async with open_runtime(config, complain, cache=options.out / CALLS, teacher=True) as runtime:
         with progress_bar() as bar:
             task = bar.add_task("rolling out", total=len(questions))
             worker = rollout_worker(runtime, options.capped)

@@ -128,15 +128,13 @@ async def open_runtime(
     cache: Path | None = None,
     adapters: Mapping[str, Path] = {},
     teacher: bool = False,
-    token_ids: bool = False,
     extra_roles: Mapping[str, RoleConfig] = {},
 ) -> AsyncIterator[Runtime]:
     """Start what the config names, and stop it again.
 
     `log`: called with a line for each part that starts. `cache`: a file in which every completed model call is kept, so
     that none is made twice, now or later. `adapters`: folders by name, loaded into the executor's engine meanwhile.
-    `teacher`: the teacher is needed. `token_ids`: as of `Runtime`. `extra_roles`: further roles that are, by the names
-    that refusals give them.
+    `teacher`: the teacher is needed. `extra_roles`: further roles that are, by the names that refusals give them.
     Raises `BadConfig`, `BadIndex`, `BadVersion` and `UpstreamUnavailable`.
     """
     distillation = config.distillation
@@ -162,4 +160,4 @@ async def open_runtime(
             for name, folder in adapters.items():
                 if await loading.load(name, folder.resolve()):
                     stack.push_async_callback(loading.unload, name)
-        yield Runtime(config, retriever, session, pool, engines, opened_cache, token_ids=token_ids)
+        yield Runtime(config, retriever, session, pool, engines, opened_cache)
