@@ -1,11 +1,19 @@
 """The filter's worth: the same training on everything that the rollouts hold, on what the filter lets through, and on
 gold trajectories of the same sub-queries; each compared with the untuned executor on a held-out world.
+
+With --noise, nothing is trained: a teacher that searches needlessly and reports what is wrong works on unseen worlds,
+and one that does not; what the filter keeps of either is compared with gold, stratum by stratum.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import html
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated
@@ -18,18 +26,27 @@ from benchmarks.harness import work_folder
 from benchmarks.mini_deployment import MiniDeployment, mini_deployment
 from executor_sft.__main__ import run
 from executor_sft.evaluate import BASE, Answered, Evaluation, answers, evaluation_of
-from executor_sft.filter import RESULT, FilteredSample, Mix, Stratum, mixed
+from executor_sft.filter import RESULT, FilteredSample, Mix, Stratum, filtered, mixed
+from executor_sft.jsonl import read_jsonl
 from executor_sft.miniworld.dialogues import report_text
 from executor_sft.miniworld.export import export, over
+from executor_sft.miniworld.passages import Library
+from executor_sft.miniworld.questions import Examiner, SubQuery
 from executor_sft.miniworld.questions import Question as MiniQuestion
-from executor_sft.miniworld.questions import SubQuery
+from executor_sft.miniworld.relations import BY_SUBJECT
 from executor_sft.miniworld.world import World
-from executor_sft.questions import Question
+from executor_sft.questions import Question, question_key
+from executor_sft.rollout import ADVICE, CALLS, Rollout, roll_out_all, rollout_worker
 from executor_sft.runtime import Runtime, open_runtime
 from executor_sft.step import Step
-from router.errors import RolegateError
-from router.models import ScriptedModel
+from router.calls import Role
+from router.errors import BadConfig, RolegateError
+from router.models import Completion, Model, OnDelta, Prompt, ScriptedModel, Usage
+from router.protocol import Report, normal_answer, parse_turn, prompts
+from router.protocol.turns import ReportTurn
 from router.trace import Execution
+from router.trace.citation import sentences
+from serving.config.config import Config
 from serving.config.file import load_config, preset
 from serving.files import write_atomically
 
@@ -43,12 +60,13 @@ _MULTI: Mix = {"teacher_multi": 668}
 class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
-    worlds: Annotated[tuple[int, ...], Meta(description="seeds of those to train on")] = (9001, 9002, 9003, 9004)
+    worlds: Annotated[tuple[int, ...], Meta(description="seeds of those to work on")] = (9001, 9002, 9003, 9004)
     questions: Annotated[int, Meta(ge=1, description="of each of them")] = 300
     held_out: Annotated[int, Meta(description="seed of the world to ask about")] = 13
     asked: Annotated[int, Meta(ge=1, description="questions about it")] = 200
     recipe: Annotated[str, Meta(description="of the trainings")] = "mini"
     work: Annotated[Path, Meta(description="keeps the steps' folders, to go on after a kill")] | None = None
+    noise: Annotated[str, Meta(description="SEARCHES,REPORTS: chances of what is needless or wrong, as 0.3,0.15")] = ""
 
 
 class Arm(msgspec.Struct, frozen=True):
@@ -69,9 +87,38 @@ class Figures(msgspec.Struct, frozen=True):
     evaluation: Evaluation
 
 
-async def measure(options: Options) -> Figures:
-    """Roll out, train three times, and evaluate. Raises `RolegateError`."""
+class Kept(msgspec.Struct, frozen=True):
+    """A stratum: what its trajectories are worth before the filter and after. One is good that has the searches and the
+    report of the gold plan.
+    """
+
+    teacher: str
+    """`clean` or `noisy`."""
+    stratum: Stratum
+    candidates: int
+    """Trajectories with a report."""
+    good: float
+    """Share of them."""
+    kept: int
+    precision: float
+    """The share of good ones of those kept."""
+    recall: float
+    """The share of the good ones whose sub-query is kept in this stratum."""
+
+
+class NoiseFigures(msgspec.Struct, frozen=True):
+    """The filter's table, and how many it rejected for which reason, by teacher."""
+
+    kept: list[Kept]
+    rejected: dict[str, dict[str, int]]
+
+
+async def measure(options: Options) -> Figures | NoiseFigures:
+    """Roll out, train three times, and evaluate; or compare with gold. Raises `RolegateError`."""
     config = load_config(preset("mini"))
+    if options.noise:
+        with work_folder(options.work) as work:
+            return await _against_gold(config, work, options)
     student, arms = Path(config.engines["executor"].path), dict.fromkeys((BASE, *_ARMS), 0)
     with work_folder(options.work) as work:
         async with mini_deployment(config, teacher=True) as mini:
@@ -156,3 +203,129 @@ async def _step(command: str, *arguments: object) -> None:
     """Run a step of the distillation in a thread, as it runs an event loop of its own."""
     if status := await asyncio.to_thread(run, [command, *map(str, arguments)]):
         raise RolegateError(f"{command} ended with status {status}.")
+
+
+async def _against_gold(config: Config, work: Path, options: Options) -> NoiseFigures:
+    """What the filter keeps of a clean and of a noisy teacher's work on the same questions."""
+    try:
+        searches, reports = map(float, options.noise.split(","))
+    except ValueError:
+        raise BadConfig(f"--noise {options.noise}: give two chances, as 0.3,0.15.") from None
+    rates = {"clean": (0.0, 0.0), "noisy": (searches, reports)}
+    rollouts: dict[str, list[Rollout]] = {name: [] for name in rates}
+    gold: dict[str, SubQuery] = {}
+    async with mini_deployment(config, teacher=True) as mini:
+        for seed in options.worlds:
+            folder, world = work / f"unseen-{seed}", World(seed, "test")
+            asked = [Question(one.id, one.text, (one.answer,)) for one in _export(folder, world, options.questions)]
+            gold |= {question_key(one.text): one for one in _every_sub_query(world)}
+            of = load_config(_config(mini, folder))
+            async with open_runtime(of, lambda _step: None, cache=folder / CALLS, teacher=True) as bench:
+                for name, chances in rates.items():
+                    worker = rollout_worker(bench, teaching=partial(_noisy, chances=chances))
+                    path = folder / f"{name}.jsonl"
+                    failed = await roll_out_all(worker, asked, path, _AT_ONCE, lambda: None)
+                    for why in failed.values():
+                        raise RolegateError(f"{len(failed)} questions failed: {why}")
+                    rollouts[name] += [rollout for _, rollout in read_jsonl(path, Rollout, ADVICE)]
+    rows: list[Kept] = []
+    rejected: dict[str, Counter[str]] = {}
+    for name, its in rollouts.items():
+        kept, rejected[name] = filtered(its, {})
+        rows += kept_of(name, filtered(its, {}, none=True)[0], kept, gold)
+    whys = dict.fromkeys(why for reasons in rejected.values() for why in reasons)
+    return NoiseFigures(rows, {why: {name: its[why] for name, its in rejected.items()} for why in whys})
+
+
+def kept_of(
+    teacher: str, everything: Sequence[FilteredSample], kept: Sequence[FilteredSample], gold: Mapping[str, SubQuery]
+) -> Iterator[Kept]:
+    """A row for each stratum that the filter can keep, of those sub-queries that `gold` has, by their key."""
+
+    def known(samples: Sequence[FilteredSample], stratum: Stratum) -> list[tuple[str, bool]]:
+        keyed = [(question_key(one.execution.sub_query), one) for one in samples if one.stratum == stratum]
+        return [(key, _is_good(one.execution, gold[key])) for key, one in keyed if key in gold]
+
+    strata: tuple[Stratum, ...] = ("student_single", "teacher_single", "teacher_multi")
+    for stratum in strata:
+        candidates, passed = known(everything, stratum), known(kept, stratum)
+        good = [key for key, is_good in candidates if is_good]
+        keys = {key for key, _ in passed}
+        yield Kept(
+            teacher,
+            stratum,
+            len(candidates),
+            len(good) / max(1, len(candidates)),
+            len(passed),
+            sum(is_good for _, is_good in passed) / max(1, len(passed)),
+            sum(key in keys for key in good) / max(1, len(good)),
+        )
+
+
+def _is_good(execution: Execution, gold: SubQuery) -> bool:
+    """True for the gold report, after as many searches as it takes."""
+    same = normal_answer(execution.report.answer) == normal_answer(gold.report.answer)
+    return same and len(execution.searches) == len(gold.searches)
+
+
+def _noisy(role: Role, chances: tuple[float, float]) -> Role:
+    model = role.model
+    return replace(role, model=NoisyTeacher(model, model.name, model.endpoint, *chances))
+
+
+def _every_sub_query(world: World) -> Iterator[SubQuery]:
+    """The gold of everything that can be asked about one fact."""
+    examiner = Examiner(world, Library(world))
+    for entity in world.entities:
+        for relation in (one for one in BY_SUBJECT[entity.kind] if one.name in entity.values):
+            plain = world.facts[entity.mention, relation.name].detour is None
+            for wording in relation.ask:
+                for by_alias in {False, plain and bool(entity.alias)}:
+                    yield examiner.sub_query(entity, relation, wording, by_alias)
+
+
+@dataclass(frozen=True, slots=True)
+class NoisyTeacher:
+    """A teacher with flaws, each by a chance that hangs on what it was shown and how it is sampled: they come again."""
+
+    model: Model
+    name: str
+    endpoint: str
+    searches: float
+    """The chance that it searches again, in the same words, where one search was enough to report."""
+    reports: float
+    """The chance that its report names something else that it was shown: with the sentence that has it, or with the
+    evidence of the right one.
+    """
+
+    async def complete(self, prompt: Prompt) -> Completion:
+        """The teacher's turn, as it comes out."""
+        completion = await self.model.complete(prompt)
+        return msgspec.structs.replace(completion, text=self._spoilt(prompt, completion.text))
+
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
+        """The same; nobody follows it."""
+        return await self.complete(prompt)
+
+    async def count(self, prompt: Prompt, text: str) -> Usage | None:
+        """The teacher's own count."""
+        return await self.model.count(prompt, text)
+
+    def _spoilt(self, prompt: Prompt, text: str) -> str:
+        turn = parse_turn(text)
+        if not isinstance(turn, ReportTurn):
+            return text
+        rng = random.Random(f"{prompt.sampling.seed}/{prompt.messages}")
+        shown = [one.content for one in prompt.messages[2:] if one.content.startswith("<documents>")]
+        if len(shown) == 1 and prompts.LAST_SEARCH not in shown[0] and rng.random() < self.searches:
+            return prompt.messages[2].content
+        if rng.random() >= self.reports:
+            return text
+        texts = re.findall("<text>(.*?)</text>", " ".join(shown), re.DOTALL)
+        said = [sentence for one in texts for sentence in sentences(html.unescape(one))]
+        named = [(name, one) for one in said for name in re.findall(r"[A-Z]\w+(?: [A-Z]\w+)*|\d{4}", one)]
+        others = [both for both in named if normal_answer(both[0]) not in normal_answer(turn.report.answer)]
+        if not others:
+            return text
+        name, sentence = rng.choice(others)
+        return report_text(Report(name, (sentence,) if rng.random() < 0.5 else turn.report.evidence))

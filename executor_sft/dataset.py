@@ -1,9 +1,12 @@
 """`rolegate sft dataset`: filtered samples as the very tokens that the serving engine will see.
 
 A row is one turn of the executor: the prompt as the engine reads it there, without loss, and the turn itself, with
-loss. Chat templates show earlier turns in other words than these were written in (thinking is dropped), so only a row
-for each turn trains on what serving sees (TBSS appendix D). Passages, prompts and corrections carry no loss, and turns
-that were corrected have no row.
+loss: the tokens that the engine returned, or, where it returned none of this model, the text tokenised again. TRL
+trains on rows.jsonl as it is, by `input_ids` with `labels` or with `assistant_masks`; `messages` has the same as text.
+
+Chat templates show earlier turns in other words than these were written in (thinking is dropped), so only a row for
+each turn trains on what serving sees (TBSS appendix D). Passages, prompts and corrections carry no loss, and turns that
+were corrected have no row.
 """
 
 from collections import Counter
@@ -17,12 +20,12 @@ from msgspec import Meta
 
 from executor_sft.command import POSITIONAL, StepOptions, show
 from executor_sft.filter import RESULT as SAMPLES
-from executor_sft.filter import FilteredSample
+from executor_sft.filter import FilteredSample, Stratum
 from executor_sft.jsonl import read_jsonl
 from executor_sft.step import Step
 from router.errors import BadConfig
 from router.models import Completion, Message
-from router.models.model import end_at_stop
+from router.models.model import TokenIds, end_at_stop
 from router.protocol import parse_turn
 from router.protocol.prompts import without_system_role
 from router.protocol.turns import ReportTurn, SearchTurn
@@ -34,6 +37,7 @@ from serving.files import write_atomically
 RESULT = "rows.jsonl"
 NEEDED = ("transformers",)
 """Modules that are loaded late, so that `--help` can do without."""
+NO_LOSS = -100
 LEARNT = ("search", "report")
 """The turns that have a row."""
 TOKENIZER_FILES = (
@@ -63,19 +67,40 @@ class Options(StepOptions, frozen=True, kw_only=True):
 class TrainingRow(msgspec.Struct, frozen=True):
     """A prompt that the engine shows the model, and the turn that the model is to write."""
 
-    prompt_ids: tuple[int, ...]
-    """Token ids of the conversation before the turn, exactly as the serving engine sees it, without loss."""
-    completion_ids: Annotated[tuple[int, ...], Meta(min_length=1)]
-    """Token ids of the turn, its end included."""
+    input_ids: tuple[int, ...]
+    """Token ids of the conversation before the turn, exactly as the serving engine sees it, and of the turn, its end
+    included.
+    """
+    labels: tuple[int, ...]
+    """Those of the turn, after -100 for each token before it, which carries no loss."""
+    assistant_masks: tuple[int, ...]
+    """1 for each token of the turn, 0 before it."""
+    attention_mask: tuple[int, ...]
+    """All ones."""
+    messages: tuple[dict[str, str | bool], ...]
+    """The same as text: each with `role`, `content`, and `train`, which is true of the last one, the turn."""
     turn: int
     """The number of the turn in its trajectory, from 0."""
     trajectory: int
     """The number of its trajectory among the filtered ones, from 0."""
+    stratum: Stratum
+    question_id: str
+    as_returned: bool = False
+    """These are the very tokens that the engine returned; else the text was tokenised again."""
+
+    def __post_init__(self) -> None:
+        if not self.completion_ids or len(self.input_ids) != len(self.labels):
+            raise ValueError("nothing to learn, or labels for other tokens")
 
     @property
-    def length(self) -> int:
-        """Tokens of prompt and turn."""
-        return len(self.prompt_ids) + len(self.completion_ids)
+    def completion_ids(self) -> tuple[int, ...]:
+        """Token ids of the turn."""
+        return tuple(label for label in self.labels if label != NO_LOSS)
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """Token ids before it."""
+        return self.input_ids[: -len(self.completion_ids)]
 
 
 class _Generation(msgspec.Struct):
@@ -109,6 +134,21 @@ class ServedTokens:
         Reasoning stands in a thinking block where the role thinks, and is left out where it does not.
         """
         return tuple(self._tokenizer.encode(self._written(output), add_special_tokens=False)) + self._end
+
+    def row(self, messages: Sequence[Message], output: Completion) -> tuple[TokenIds, bool]:
+        """The tokens of prompt and turn; whether they are those that the engine returned, which they are where these
+        are the same text, in whichever tokens: it may have told none, or those of another model.
+        """
+        made, told = TokenIds(self.prompt(messages), self.completion(output)), output.tokens
+        if told is msgspec.UNSET:
+            return made, False
+        ended = told.completion if told.completion[-1:] == self._end[-1:] else told.completion + self._end
+        returned = TokenIds(told.prompt, ended)
+        same = self._texts(returned) == self._texts(made)
+        return (returned, True) if same else (made, False)
+
+    def _texts(self, tokens: TokenIds) -> list[str]:
+        return [self._tokenizer.decode(list(ids)) for ids in (tokens.prompt, tokens.completion)]
 
     def _written(self, output: Completion) -> str:
         thought, closed, said = output.text.rpartition(_THOUGHT)
@@ -161,9 +201,10 @@ def run(options: Options) -> int:
             "rows": len(rows),
             "trajectories": len({row.trajectory for row in rows}),
             "turns": dict(turns),
+            "as_returned": sum(row.as_returned for row in rows),
             "prompt_tokens": sum(len(row.prompt_ids) for row in rows),
             "completion_tokens": sum(len(row.completion_ids) for row in rows),
-            "longest": max(row.length for row in rows),
+            "longest": max(len(row.input_ids) for row in rows),
         }
         manifest = step.finish(figures, [RESULT])
     show(manifest.figures, as_json=options.json)
@@ -202,9 +243,21 @@ def rows_of(samples: Iterable[FilteredSample], tokens: ServedTokens) -> tuple[li
             if kind in LEARNT and not _as_served(sample.execution, turn):
                 kind = "shown passages that the trace lost"
             if kind in LEARNT:
-                rows.append(TrainingRow(tokens.prompt(messages), tokens.completion(output), turn, number))
+                ids, returned = tokens.row(messages, output)
+                said = [{**msgspec.structs.asdict(message), "train": False} for message in messages]
+                written, _ = end_at_stop(output.text, STOP, "stop", None)
+                said.append({"role": "assistant", "content": written, "train": True})
+                about = turn, number, sample.stratum, sample.question_id, returned
+                rows.append(training_row(ids, said, *about))
             turns[kind] += 1
     return rows, turns
+
+
+def training_row(ids: TokenIds, messages: Sequence[dict[str, str | bool]], *about: Any) -> TrainingRow:
+    """The row of a prompt and a turn. `about`: its further fields, from `turn` on."""
+    before, turn = len(ids.prompt), len(ids.completion)
+    labels, masks = (NO_LOSS,) * before + ids.completion, (0,) * before + (1,) * turn
+    return TrainingRow(ids.prompt + ids.completion, labels, masks, (1,) * (before + turn), tuple(messages), *about)
 
 
 def _turns(execution: Execution) -> Iterator[tuple[tuple[Message, ...], Completion, Message | None]]:
@@ -242,7 +295,7 @@ def _check(rows: Sequence[TrainingRow], turns: Counter[str], max_length: int) ->
             f"Nothing to learn: no turn that passed the filter searched or reported (turns: {dict(turns)}); look at "
             "the tables of `rolegate sft filter`."
         )
-    if long := [row.length for row in rows if row.length > max_length]:
+    if long := [len(row.input_ids) for row in rows if len(row.input_ids) > max_length]:
         raise BadConfig(
             f"{len(long)} of {len(rows)} rows are longer than {max_length} tokens, the longest has {max(long)}; raise "
             "--max-length, or show fewer or shorter passages. Nothing is cut: that would lose the report."

@@ -3,8 +3,8 @@
 Three strata are kept: what the untuned student does right with one search (student_single), what the teacher does
 right with one (teacher_single), and what the teacher does right with more, where it fails with one at most
 (teacher_multi): so the student learns when a second search is needed, and when it is not. *Right* means that the final
-answer it leads to is an exact match and the judge, where there is one, accepts it (TBSS 3.4). Everything else is
-counted by its reason.
+answer it leads to is an exact match and the judge, where there is one, accepts it (TBSS 3.4), and that the report
+stands on its evidence: a right answer may have been guessed. Everything else is counted by its reason.
 """
 
 import random
@@ -18,11 +18,14 @@ from msgspec import Meta
 
 from executor_sft.command import POSITIONAL, StepOptions, show
 from executor_sft.jsonl import read_jsonl
-from executor_sft.questions import question_key
+from executor_sft.questions import HeldOut, question_key
 from executor_sft.rollout import ROLLOUTS, Rollout, Sample, SubQueryRollout
 from executor_sft.step import Step
 from router.errors import BadConfig
+from router.protocol import normal_answer
 from router.trace import Execution
+from router.trace.citation import cite
+from router.trace.values import says_not_found
 from serving.files import write_atomically
 from serving.terminal import complain
 
@@ -49,6 +52,9 @@ class Options(StepOptions, frozen=True, kw_only=True):
         ),
     ] = ""
     none: Annotated[bool, Meta(description="keep all that has a report, to see what the filter is for")] = False
+    exclude: Annotated[
+        tuple[Path, ...], Meta(description="files of held-out questions; rollouts that ask any of them are left out")
+    ] = ()
     seed: Annotated[int, Meta(description="of what --mix picks")] = 1
 
 
@@ -67,12 +73,14 @@ def run(options: Options) -> int:
     mix = parse_mix(options.mix)
     settings = {"mix": mix, "none": options.none, "seed": options.seed}
     inputs = {f"rollouts.{number}": path for number, path in enumerate(options.rollouts)}
+    inputs |= {f"exclude {path}": path for path in options.exclude}
     step = Step.begin(options.out, "filter", inputs, settings)
     if (manifest := step.finished) is None:
         advice = "remove the line, or run `rolegate sft rollout` again into another folder"
         lines = (read_jsonl(path, Rollout, advice, ROLLOUTS) for path in options.rollouts)
         rollouts = (rollout for file in lines for _, rollout in file)
-        samples, rejected = filtered(rollouts, mix, none=options.none, seed=options.seed)
+        held_out = HeldOut.read(options.exclude)
+        samples, rejected = filtered(rollouts, mix, none=options.none, seed=options.seed, held_out=held_out)
         write_atomically(options.out / RESULT, msgspec.json.Encoder().encode_lines(samples))
         manifest = step.finish(_figures(samples, rejected), [RESULT])
     show(manifest.figures, as_json=options.json)
@@ -91,20 +99,21 @@ def parse_mix(text: str) -> Mix:
 
 
 def filtered(
-    rollouts: Iterable[Rollout], mix: Mix, *, none: bool = False, seed: int = 1
+    rollouts: Iterable[Rollout], mix: Mix, *, none: bool = False, seed: int = 1, held_out: HeldOut | None = None
 ) -> tuple[list[FilteredSample], Counter[str]]:
     """The samples that pass, in order, and how many were rejected for which reason; together, all there are."""
     samples: list[FilteredSample] = []
     rejected: Counter[str] = Counter()
     seen: set[tuple[Stratum, str]] = set()
     for rollout in rollouts:
+        leaked = _leaked(rollout, held_out) if held_out else None
         for sub_query in rollout.sub_queries:
             for who in get_args(Who):
                 sample: Sample = getattr(sub_query, who)
                 searches = "single" if len(sample.execution.searches) == 1 else "multi"
                 stratum: Stratum = f"{who}_{searches}"  # type: ignore[assignment] # it is one
                 key = stratum, question_key(sample.execution.sub_query)
-                reason = _no_report(sample) or (None if none else _reason(who, sample, sub_query))
+                reason = leaked or _no_report(sample) or (None if none else _reason(who, sample, sub_query))
                 if reason is None and not none and key in seen:
                     reason = "duplicate sub-query"
                 if reason:
@@ -129,6 +138,14 @@ def mixed(samples: Sequence[FilteredSample], mix: Mix, seed: int) -> list[Filter
     return [sample for place, sample in enumerate(samples) if place in wanted]
 
 
+def _leaked(rollout: Rollout, held_out: HeldOut) -> str | None:
+    """The way in which a rollout asks what is held out; None where it does not."""
+    if likeness := held_out.likeness(rollout.question.text):
+        return f"held out: {likeness} question"
+    asked = (sub_query.teacher.execution.sub_query for sub_query in rollout.sub_queries)
+    return "held out: as a sub-query" if any(map(held_out.likeness, asked)) else None
+
+
 def _no_report(sample: Sample) -> str | None:
     if sample.execution.outcome == "reported":
         return None
@@ -137,19 +154,61 @@ def _no_report(sample: Sample) -> str | None:
 
 def _reason(who: Who, sample: Sample, sub_query: SubQueryRollout) -> str | None:
     """The reason why a trajectory that has a report is not worth learning from; None where it is."""
-    verdict, capped = sample.verdict, sub_query.capped
+    verdict = sample.verdict
     if verdict.exact_match is False:
         return "wrong answer"
     if not verdict.correct:
         refusal = "judge's reply not readable" if verdict.accepted is None else "judge rejected it"
         return refusal if verdict.judged else "right answer not known"
-    if len(sample.execution.searches) == 1:
-        return None
+    if flaw := flaw_of(sample.execution):
+        return flaw
+    if _disagree(sub_query):
+        return "teacher and student report otherwise"
+    return None if len(sample.execution.searches) == 1 else _not_needed(who, sample.execution, sub_query.capped)
+
+
+def _not_needed(who: Who, execution: Execution, capped: Sequence[Sample]) -> str | None:
+    """The reason why a second search is not to be learnt: none of the tries without it may have found the answer."""
     if who == "student":
         return "student searched twice"
-    if capped is None or capped.execution.outcome in _UPSTREAM:
+    points = execution.report.evidence
+    found = cite(points, execution.searches[0].shown)
+    later = [point for point, first in zip(points, found, strict=True) if not first]
+    if not later or not _says(later, execution.report.answer):
+        return "evidence found by the first search"
+    tested = [one for one in capped if one.execution.outcome not in _UPSTREAM]
+    if not tested:
         return "second search not tested"
-    return "second search not needed" if capped.verdict.correct else None
+    return "second search not needed" if any(map(_stands, tested)) else None
+
+
+def flaw_of(execution: Execution) -> str | None:
+    """The reason why a report does not stand on its evidence; None where it does: each point is in a passage that the
+    executor was shown, and the answer is in a point, word for word, unless it is yes or no.
+    """
+    report = execution.report
+    if says_not_found(report.answer):
+        return "found nothing"
+    if not all(execution.citations(report.evidence)):
+        return "evidence in no passage"
+    return None if _says(report.evidence, report.answer) else "answer not in its evidence"
+
+
+def _says(points: Sequence[str], answer: str) -> bool:
+    wanted = normal_answer(answer)
+    return wanted in ("yes", "no") or f" {wanted} " in f" {normal_answer(' '.join(points))} "
+
+
+def _stands(sample: Sample) -> bool:
+    """True where it leads to the right answer by what it found, and not by a guess."""
+    return sample.verdict.correct and not sample.execution.failed and flaw_of(sample.execution) is None
+
+
+def _disagree(sub_query: SubQueryRollout) -> bool:
+    """True where teacher and student report different answers that both seem to stand: nobody knows which is wrong."""
+    both = [sub_query.teacher, sub_query.student]
+    one, other = (f" {normal_answer(sample.execution.report.answer)} " for sample in both)
+    return all(map(_stands, both)) and one not in other and other not in one
 
 
 def _figures(samples: Sequence[FilteredSample], rejected: Counter[str]) -> dict[str, Any]:

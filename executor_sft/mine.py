@@ -7,7 +7,7 @@ liked), or from the judge. Prints what that would take and asks; then it does wh
 
 import argparse
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +17,7 @@ from rich.console import Console
 
 from executor_sft.command import agreed, show
 from executor_sft.jsonl import read_json
-from executor_sft.questions import Question, question_key, read_texts
+from executor_sft.questions import HeldOut, Question, question_key
 from executor_sft.rollout import RolloutOptions, begin_step, roll_out_step, teacher_config
 from executor_sft.step import write_json
 from router.errors import BadRequest, NotFound, StoreFailed
@@ -62,6 +62,10 @@ class Counts(msgspec.Struct):
     """Their traces are damaged, or written by another release."""
     evaluation: int = 0
     """Questions that must not be trained on."""
+    nearly_evaluation: int = 0
+    """Questions that are nearly such ones."""
+    evaluation_sub_query: int = 0
+    """They asked such a one on their way."""
     right_answer_unknown: int = 0
     """No feedback tells the right answer, and there is no judge."""
     same_question: int = 0
@@ -79,13 +83,13 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 async def select(
-    log: Archive, wanted: RunFilter, evaluation: Collection[str], *, judge: bool, limit: int | None = None
+    log: Archive, wanted: RunFilter, evaluation: HeldOut, *, judge: bool, limit: int | None = None
 ) -> tuple[Selection, list[Call]]:
     """The logged questions that can be rolled out again, newest first (of those that are the same, the newest), and
     the calls of their runs.
 
-    `wanted` leaves out tenants that have opted out. `evaluation`: normalised questions to leave out. `judge`: whether
-    somebody can tell right answers that no feedback tells. Raises `StoreFailed`.
+    `wanted` leaves out tenants that have opted out. `evaluation`: what to leave out. `judge`: whether somebody can
+    tell right answers that no feedback tells. Raises `StoreFailed`.
     """
     counts, chosen, calls = Counts(), list[Question](), list[Call]()
     asked: set[str] = set()
@@ -96,8 +100,11 @@ async def select(
         sub_queries = frozenset(question_key(execution.sub_query) for execution in executions)
         if run.redacted:
             counts.redacted += 1
-        elif normal in evaluation:
-            counts.evaluation += 1
+        elif likeness := evaluation.likeness(run.request):
+            counts.evaluation += likeness == "same"
+            counts.nearly_evaluation += likeness == "near"
+        elif any(evaluation.likeness(execution.sub_query) for execution in executions):
+            counts.evaluation_sub_query += 1
         elif not (question := question_of(run, await log.feedback(run.id))).golds and not judge:
             counts.right_answer_unknown += 1
         elif normal in asked:
@@ -158,7 +165,7 @@ async def _ended(log: Archive, wanted: RunFilter, counts: Counts) -> AsyncIterat
 
 _TIMES: Mapping[str, tuple[RoleName, float]] = {
     "delegation": ("delegation", 2.0),  # once, and at most again, where other reports lead to other ends
-    "teacher": ("execution", 1.4),  # 40 % of its executor runs search twice (TBSS Table 4), and may be repeated
+    "teacher": ("execution", 2.2),  # 40 % of its runs search twice (TBSS Table 4), and may be tried again, three times
     "student": ("execution", 1.0),
     "answer": ("answer", 2.0),
 }
@@ -211,7 +218,7 @@ async def _selected(config: Config, options: Options) -> Selection | None:
         training=True,
     )
     roles, teacher = config.roles, teacher_config(config)
-    evaluation, judge = read_texts(options.evaluation), config.distillation.judge is not None
+    evaluation, judge = HeldOut.read(options.evaluation), config.distillation.judge is not None
     async with opened_store(argparse.Namespace(config=options.config, preset=None)) as database:
         with Console(stderr=True).status("reading logged runs"):
             archive = SQLArchive(database)

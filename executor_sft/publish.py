@@ -3,10 +3,11 @@
 The version (executor-000001, …) goes into the config's `versions.folder`, with a manifest that says what it was made of
 and the SHA-256 of every file. With --address, the gateway there checks it, loads it into its running engine and puts it
 on record; --traffic shadow then lets it work beside the active version. Without --address, nothing but the folder is
-written, and `rolegate versions register` does the rest.
+written, and `rolegate versions register` does the rest. With --push, any running vLLM or SGLang loads the adapter.
 """
 
 import argparse
+import asyncio
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,8 @@ from executor_sft.jsonl import read_json
 from executor_sft.step import digest_of, read_manifest
 from executor_sft.train import MODEL
 from router.errors import BadVersion
+from router.models.adapters import Adapters
+from router.models.session import upstream_session
 from serving.cli.options import with_client
 from serving.config.config import Config
 from serving.config.file import load_config
@@ -45,6 +48,9 @@ class Options(GatewayOptions, frozen=True, kw_only=True):
 
     trained: Annotated[Path, POSITIONAL, Meta(description="the folder of `rolegate sft train`")]
     evaluation: Annotated[Path, Meta(description="evaluation.json of `rolegate sft evaluate`")] | None = None
+    push: Annotated[str, Meta(description="base URL of a vLLM or SGLang that is to load it, as http://…/v1")] | None = (
+        None
+    )
     traffic: Annotated[Literal["none", "shadow"], Meta(description="work that it gets there")] = "none"
 
 
@@ -52,6 +58,11 @@ def run(options: Options) -> int:
     """Publish, and register where that is asked for; the exit status."""
     version = publish(options.trained, load_config(options.config), options.evaluation)
     print(f"{version}: published")
+    if options.push is not None:
+        asyncio.run(_push(version, options.push))
+        print(
+            f"{version.name}: loaded at {options.push}; ask for model {version.name}, of SGLang for BASE:{version.name}"
+        )
     if options.address is None:
         print(f"to register it with a running gateway: rolegate versions register {version.name}")
         return 0
@@ -114,6 +125,12 @@ def check_engine(what: str, config: Config, trained_on: str, rank: int | None) -
         )
     if rank is not None and rank > (engine.adapter_rank or 0):
         raise BadVersion(f"{what}: makes an adapter of rank {rank}; set engines.{name}.adapter_rank = {rank} or more.")
+
+
+async def _push(folder: Path, base_url: str) -> None:
+    """Load an adapter into a running engine, which sees the same folder. Raises `BadVersion`, `UpstreamUnavailable`."""
+    async with upstream_session() as session:
+        await Adapters(session, base_url).load(folder.name, folder.resolve())
 
 
 def _register(client: Client, folder: Path, options: Options) -> int:

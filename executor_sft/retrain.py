@@ -86,7 +86,8 @@ def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[st
     )
     yield "mine", mine.run(mining), ""
     filtered = work / "filtered"
-    status = run_filter(FilterOptions(rollouts=(mining.out,), out=filtered, mix=options.mix))
+    filtering = FilterOptions(rollouts=(mining.out,), out=filtered, mix=options.mix, exclude=(options.evaluation,))
+    status = run_filter(filtering)
     samples = read_manifest(filtered).figures["samples"]
     too_few = f"{samples} trajectories are worth learning from, and --least wants {options.least}; log more questions."
     yield "filter", status, too_few if samples < options.least else ""

@@ -2,7 +2,7 @@
 
 The backbone answers each question with the teacher as its executor; the student works on every sub-query beside it, and
 where its report differs, the run goes on from there to see which answer that leads to. What the teacher found with two
-searches it looks for again with one. So `rolegate sft filter` can tell what is worth learning.
+searches it looks for again with one, several times. So `rolegate sft filter` can tell what is worth learning.
 
 Interrupted, the same command goes on where it was, and no model call is paid for twice.
 """
@@ -21,9 +21,10 @@ from msgspec import Meta
 from executor_sft.asking import failures
 from executor_sft.command import StepOptions, show
 from executor_sft.jsonl import JsonlFile, read_jsonl
-from executor_sft.questions import Question, question_key, read_questions, read_texts
+from executor_sft.questions import HeldOut, Question, read_questions
 from executor_sft.runtime import Runtime, open_runtime
 from executor_sft.step import Step, config_settings
+from router.calls import Role
 from router.errors import BadConfig, OutOfTime
 from router.protocol import exact_match
 from router.search import Executor, FactorizedSearch, RunContext
@@ -38,6 +39,8 @@ from serving.topologies import executor_limits
 ROLLOUTS, CALLS = "rollouts.jsonl", "calls.jsonl"
 ADVICE = "remove this line, and it is rolled out again"
 """For a line that is no rollout."""
+_TEMPERATURE = 0.7
+"""At least, of what is tried again."""
 _TIME = "time ran out; allow more with server.timeout_s, or ask for less at once with --concurrency."
 
 
@@ -48,6 +51,7 @@ class RolloutOptions(StepOptions, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, description="so many questions at most")] | None = None
     leave_failed: Annotated[bool, Meta(description="finish without the questions that failed")] = False
     concurrency: Annotated[int, Meta(ge=1, description="questions in flight")] = 8
+    capped: Annotated[int, Meta(ge=1, description="tries of the teacher with one search, where it made more")] = 3
 
 
 class Options(RolloutOptions, frozen=True, kw_only=True):
@@ -86,8 +90,8 @@ class SubQueryRollout(msgspec.Struct, frozen=True):
 
     teacher: Sample
     student: Sample
-    capped: Sample | None = None
-    """The teacher's once more, with one search at most; only where it was correct with two or more."""
+    capped: tuple[Sample, ...] = ()
+    """The teacher's again, with one search at most; only where it was correct with two or more."""
 
 
 class Rollout(msgspec.Struct, frozen=True):
@@ -127,8 +131,8 @@ class RolloutWorker:
     search: FactorizedSearch
     """With the teacher as executor."""
     student: Executor
-    capped: Executor
-    """The teacher with one search at most."""
+    capped: Sequence[Executor]
+    """The teacher with one search at most, each with another seed."""
     judge: Judge | None
     context: Callable[[], RunContext]
     """For one run."""
@@ -146,7 +150,8 @@ class RolloutWorker:
             for place, execution in enumerate(trajectory.block(number)):
                 student = await self._sample(self.student, run, number, place)
                 needed = run.verdict.correct and len(execution.searches) >= 2
-                capped = await self._sample(self.capped, run, number, place) if needed else None
+                tries = self.capped if needed else ()
+                capped = tuple([await self._sample(executor, run, number, place) for executor in tries])
                 rollouts.append(SubQueryRollout(Sample(execution, trajectory.answer, run.verdict), student, capped))
         return msgspec.structs.replace(run, sub_queries=tuple(rollouts))
 
@@ -195,13 +200,19 @@ def teacher_config(config: Config) -> RoleConfig:
     return teacher
 
 
-def rollout_worker(runtime: Runtime) -> RolloutWorker:
-    """A worker with the config's teacher and student. Raises `BadConfig`."""
-    teacher = runtime.role("execution", teacher_config(runtime.config))
+def rollout_worker(runtime: Runtime, capped: int = 3, teaching: Callable[[Role], Role] = replace) -> RolloutWorker:
+    """A worker with the config's teacher and student, which tell their tokens. `capped`: tries with one search, sampled
+    but for the first, as they would else be the same. `teaching`: makes another role of the teacher's. Raises
+    `BadConfig`.
+    """
+    runtime, config = replace(runtime, token_ids=True), teacher_config(runtime.config)
     once = replace(executor_limits(runtime.config.search), max_searches=1)
-    capped = runtime.executor(teacher, once)
-    search = runtime.search(runtime.executor(teacher))
-    return RolloutWorker(search, runtime.executor(), capped, runtime.judge, runtime.context)
+    warm = max(config.temperature, _TEMPERATURE)
+    again = [runtime, *(runtime.sampled(seed, warm) for seed in range(1, capped))]
+    first, *others = [teaching(one.role("execution", config)) for one in again]
+    tries = [runtime.executor(role, once) for role in (first, *others)]
+    search = runtime.search(runtime.executor(first))
+    return RolloutWorker(search, runtime.executor(), tries, runtime.judge, runtime.context)
 
 
 async def roll_out_all(
@@ -272,12 +283,14 @@ def figures_of(path: Path, models: Mapping[str, str]) -> dict[str, Any]:
 def run(options: Options) -> int:
     """Run the step; the exit status."""
     listed, duplicates = read_questions(options.questions)
-    excluded = read_texts(options.exclude)
-    chosen = [question for question in listed if question_key(question.text) not in excluded]
+    held_out = HeldOut.read(options.exclude)
+    likeness = [held_out.likeness(question.text) for question in listed]
+    chosen = [question for question, like in zip(listed, likeness, strict=True) if like is None]
     selection = {
         "read": len(listed) + duplicates,
         "duplicates": duplicates,
-        "excluded": len(listed) - len(chosen),
+        "excluded": likeness.count("same"),
+        "nearly_excluded": likeness.count("near"),
         "over_limit": len(chosen) - len(chosen[: options.limit]),
     }
     inputs = {"questions": options.questions, **{f"exclude {path}": path for path in options.exclude}}
@@ -289,7 +302,7 @@ def begin_step(name: str, options: RolloutOptions, inputs: Mapping[str, Path], s
     """Begin a step that rolls out. Raises `BadConfig` where nobody teaches."""
     config = load_config(options.config)
     extra_roles = {"teacher": teacher_config(config), "judge": config.distillation.judge}
-    made_with = {"limit": options.limit, **settings, **config_settings(config, extra_roles)}
+    made_with = {"limit": options.limit, "capped": options.capped, **settings, **config_settings(config, extra_roles)}
     return Step.begin(options.out, name, inputs, made_with)
 
 
@@ -319,7 +332,7 @@ async def _rolled_out(
     async with open_runtime(config, complain, cache=options.out / CALLS, teacher=True) as runtime:
         with progress_bar() as bar:
             task = bar.add_task("rolling out", total=len(questions))
-            worker = rollout_worker(runtime)
+            worker = rollout_worker(runtime, options.capped)
             failed = await roll_out_all(worker, questions, path, options.concurrency, lambda: bar.advance(task))
         assert runtime.cache is not None
         spent = msgspec.to_builtins(runtime.cache.spent)

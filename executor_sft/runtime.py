@@ -49,6 +49,8 @@ class Runtime:
     """Of all roles but the judge; None for the config's."""
     temperature: float | None = None
     """The same."""
+    token_ids: bool = False
+    """Whether executors' endpoints are asked for the tokens of each call."""
     upstreams: Upstreams = field(default_factory=Upstreams)
     """Health of endpoints, and how many calls of a role may be under way; shared by all runs."""
 
@@ -67,6 +69,8 @@ class Runtime:
         is_teacher = config == self.config.distillation.teacher  # perhaps under the student's name, elsewhere
         if version is not None:
             config = msgspec.structs.replace(config, model=version)
+        if self.token_ids and name == "execution" and (config.engine or config.base_url):
+            config = msgspec.structs.replace(config, extra_body={"return_token_ids": True, **config.extra_body})
         if name != "judge" and self.seed is not None:
             temperature = config.temperature if self.temperature is None else self.temperature
             config = msgspec.structs.replace(config, seed=self.seed, temperature=temperature)

@@ -36,7 +36,6 @@ _SHIPPED = Path(__file__).resolve().parent / "recipes"
 _Count = Annotated[int, Meta(ge=1)]
 _Share = Annotated[float, Meta(ge=0, lt=1)]
 _Positive = Annotated[float, Meta(gt=0)]
-_NO_LOSS = -100
 _SMOOTHED = 20
 """Last steps, whose mean loss is told."""
 
@@ -193,14 +192,14 @@ def load_base(model: Path, rows: Sequence[TrainingRow], recipe: Recipe) -> Any:
         raise BadConfig(f"{model}: cannot be loaded ({error}); copy the model again.") from None
     if missing := loaded["missing_keys"]:
         raise BadConfig(f"{model}: has no weights for {min(missing)} and {len(missing) - 1} others; copy it again.")
-    longest = max(row.length for row in rows)
+    longest = max(len(row.input_ids) for row in rows)
     most = min(recipe.max_length, base.config.max_position_embeddings)
     if longest > most:
         raise BadConfig(
             f"{model}: the longest row has {longest} tokens, and {most} are allowed, by the recipe's max_length = "
             f"{recipe.max_length} and by the model; make a data set of shorter rows, or raise max_length."
         )
-    highest = max(max(row.prompt_ids + row.completion_ids) for row in rows)
+    highest = max(max(row.input_ids) for row in rows)
     if highest >= base.config.vocab_size:
         raise BadConfig(f"{model}: knows {base.config.vocab_size} tokens, and the data set has token {highest}.")
     return base
@@ -218,10 +217,7 @@ def _trainer(rows: Sequence[TrainingRow], base: Path, recipe: Recipe, checkpoint
     huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True  # TRL would report each training
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    examples = {
-        "input_ids": [[*row.prompt_ids, *row.completion_ids] for row in rows],
-        "labels": [[*[_NO_LOSS] * len(row.prompt_ids), *row.completion_ids] for row in rows],
-    }
+    examples = {name: [list(getattr(row, name)) for row in rows] for name in ("input_ids", "labels")}
     modules = recipe.target_modules if recipe.target_modules == "all-linear" else list(recipe.target_modules)
     adapter = LoraConfig(
         r=recipe.rank,

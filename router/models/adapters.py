@@ -1,4 +1,4 @@
-"""LoRA adapters of a running vLLM engine."""
+"""LoRA adapters of a running vLLM engine, or an SGLang one."""
 
 import asyncio
 import re
@@ -49,9 +49,10 @@ class Adapters:
             async with asyncio.timeout(_LOADING_S):
                 if await self._knows(name):
                     return False
-                wanted, url = {"lora_name": name, "lora_path": str(folder)}, f"{self._base_url}/load_lora_adapter"
-                async with self._session.post(url, json=wanted, headers=self._headers) as reply:
-                    status, said = reply.status, await read_body(reply)
+                wanted = {"lora_name": name, "lora_path": str(folder)}
+                status, said = await self._post(self._base_url, wanted)
+                if status == 404 and b"adapter" not in said:  # SGLang's stands at the root
+                    status, said = await self._post(self._base_url.removesuffix("/v1"), wanted)
                 if status != 200 and not await self._knows(name):  # another gateway may have been quicker
                     raise BadVersion(f"{name}: the engine at {self._base_url} refuses it: {_reason(said, folder)}")
                 return status == 200
@@ -59,6 +60,11 @@ class Adapters:
             raise UpstreamUnavailable(
                 f"loading {name} failed: {type(error).__name__}", endpoint=self._base_url
             ) from error
+
+    async def _post(self, base_url: str, wanted: dict[str, str]) -> tuple[int, bytes]:
+        url = f"{base_url}/load_lora_adapter"
+        async with self._session.post(url, json=wanted, headers=self._headers) as reply:
+            return reply.status, await read_body(reply)
 
     async def unload(self, name: str) -> None:
         """Let the engine forget an adapter, if it can be reached and has it."""

@@ -66,6 +66,15 @@ TOKEN_COUNTS = tuple(field.name for field in msgspec.structs.fields(Usage) if fi
 """The fields of `Usage` that are counts."""
 
 
+class TokenIds(msgspec.Struct, frozen=True):
+    """The very tokens of a call, by its engine."""
+
+    prompt: tuple[int, ...]
+    """Template included."""
+    completion: tuple[int, ...]
+    """As they were sampled, reasoning and what follows a stop string included."""
+
+
 class Completion(msgspec.Struct, frozen=True):
     """A whole output."""
 
@@ -76,6 +85,8 @@ class Completion(msgspec.Struct, frozen=True):
     usage: Usage | None = None
     overran: bool = False
     """True where the engine wrote on past a stop string and the text was cut here."""
+    tokens: TokenIds | msgspec.UnsetType = msgspec.UNSET
+    """Set where they were asked for, which is not done in service."""
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):

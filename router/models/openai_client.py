@@ -14,7 +14,7 @@ import msgspec
 from router.errors import JSON_ERRORS, UpstreamError, UpstreamRefused
 from router.models.connection_pool import ConnectionPool, Target, TransportError
 from router.models.failures import Upstream, without_userinfo
-from router.models.model import Completion, Delta, OnDelta, Prompt, Usage
+from router.models.model import Completion, Delta, OnDelta, Prompt, TokenIds, Usage
 from router.models.openai_wire import (
     MAX_EVENT_BYTES,
     REQUEST_ID,
@@ -33,6 +33,7 @@ _RENDERED = ("messages", "chat_template_kwargs", "add_generation_prompt", "conti
 _NOT_THERE = frozenset({401, 403, 404, 405, 501})
 _TOKENIZING_S = 5.0
 _DONE = b"[DONE]"
+_RETURNS = "return_token_ids"
 _MOST_BYTES, _MOST_STREAMED, _MOST_SAID, _MOST_A_TOKEN = 8 << 20, 64 << 20, 64 << 10, 2 << 10
 """Bytes of a whole reply, of a stream with all that stands around its pieces, of what a server says of a failure, and
 of a stream for each token. No model writes as much, and what does not end must not be kept.
@@ -46,6 +47,17 @@ _failure = msgspec.json.Decoder(FailureReply)
 
 class _Tokens(msgspec.Struct, frozen=True):
     count: int
+
+
+class _Sampled(msgspec.Struct, frozen=True):
+    token_ids: tuple[int, ...]
+
+
+class _TokensReply(msgspec.Struct, frozen=True):
+    """What vLLM adds to a whole reply for `return_token_ids`."""
+
+    prompt_token_ids: tuple[int, ...]
+    choices: tuple[_Sampled, ...]
 
 
 class OpenAIHTTP:
@@ -165,12 +177,21 @@ class OpenAIHTTP:
         read = reply.decoded(reply.body)
         if read.choice is None:
             raise self._upstream.protocol_error("a reply without choices")
-        return completion(read.choice, read.counted, prompt, thinks=self._thinking is not False)
+        whole = completion(read.choice, read.counted, prompt, thinks=self._thinking is not False)
+        with suppress(msgspec.ValidationError):  # others than vLLM may not know the option
+            if _RETURNS in (self._extra or ()):
+                told = msgspec.json.decode(reply.body, type=_TokensReply)
+                tokens = TokenIds(told.prompt_token_ids, told.choices[0].token_ids)
+                whole = msgspec.structs.replace(whole, tokens=tokens)
+        return whole
 
     def _gives_up(
         self, prompt: Prompt, options: Mapping[str, bool] | None, reply: "_Reply", failure: UpstreamError
     ) -> bool:
-        """Tell whether it is the prompt's pattern or a stream's option that is refused; it is not sent from then on."""
+        """Tell whether it is the prompt's pattern or an option that is refused; it is not sent from then on."""
+        if _RETURNS in (self._extra or ()) and reply.status in (400, 422) and _RETURNS in reply.said:
+            self._extra = {name: value for name, value in (self._extra or {}).items() if name != _RETURNS}
+            return True
         structure = isinstance(failure, UpstreamRefused) and _STRUCTURE.search(str(failure)) is not None
         if prompt.pattern is not None and structure:
             self._structures = False

@@ -7,6 +7,7 @@ import msgspec
 from msgspec.inspect import LiteralType, StructType, type_info
 
 from router.models import Completion, Usage
+from router.models.model import TokenIds
 from router.trace.call import Call
 from router.trace.run import RoleSetting, Run
 from router.trace.values import Execution, RunStarted
@@ -30,6 +31,8 @@ def redacted(run: Run) -> Run:
 def _blank(value: Value) -> Value:
     if isinstance(value, str):
         return type(value)()
+    if isinstance(value, TokenIds):
+        return type(value)((), ())
     if isinstance(value, tuple):
         return type(value)(map(_blank, value))
     if not isinstance(value, msgspec.Struct) or isinstance(value, _WHOLE):

@@ -121,7 +121,12 @@ def whole(events: Iterable[Event], result: "Result | None") -> tuple[Event, ...]
 
 
 NOT_FOUND = "not found in your documents"
-_SAID_NOT_FOUND = ("", "not found", NOT_FOUND)
+
+
+def says_not_found(answer: str) -> bool:
+    """True for an answer, or a report's, that only says that there is none."""
+    return answer.casefold().rstrip(" .!") in ("", "not found", NOT_FOUND)
+
 
 TopologyName = Literal["factorized", "single_agent", "homogeneous", "searcher", "no_retrieval"]
 
@@ -150,7 +155,7 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
 
     def answered(self, answer: str) -> "Trajectory":
         """The same with this answer; one that only says that there is none becomes `NOT_FOUND`."""
-        if answer.casefold().rstrip(" .!") not in _SAID_NOT_FOUND:
+        if not says_not_found(answer):
             return msgspec.structs.replace(self, answer=answer)
         cut = self.outcome in ("budget_exhausted", "time_exhausted")
         return msgspec.structs.replace(self, answer=NOT_FOUND, outcome=self.outcome if cut else "not_found")

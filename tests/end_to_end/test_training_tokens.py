@@ -125,6 +125,7 @@ async def test_rows_are_what_the_engine_read_and_wrote(
         assert len(replies) == len(execution.conversation.outputs)
         for row in rows(execution):
             reply = replies[row.turn]
+            assert row.as_returned
             assert row.prompt_ids == reply.prompt_token_ids
             assert row.completion_ids[: len(reply.choices[0].token_ids)] == reply.choices[0].token_ids
             assert len(row.completion_ids) - len(reply.choices[0].token_ids) in (0, 1)

@@ -125,7 +125,7 @@ class ScriptedRoles:
         return RolloutWorker(
             search,
             Executor(role("execution", self.student), page, limits),
-            Executor(teacher, page, replace(limits, max_searches=1)),
+            [Executor(teacher, page, replace(limits, max_searches=1))] * 2,
             Judge(role("judge", self.judge)) if self.judge else None,
             lasting,
         )

@@ -4,17 +4,19 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from executor_sft.__main__ import run
-from executor_sft.dataset import RESULT, ServedTokens, TrainingRow, read_rows, rows_of
+from executor_sft.dataset import NO_LOSS, RESULT, ServedTokens, read_rows, rows_of
 from executor_sft.minimodel.model import load_tokenizer
 from executor_sft.step import read_manifest
 from router.errors import BadConfig, ContextTooLong
 from router.models import Completion, Message
+from router.models.model import TokenIds
 from router.search.agent import ExecutorLimits
 from router.trace import Execution
-from tests.executor_sft.traces import MINI, ONE, REPORT, TWO, executed, filtered, search, write_lines
+from tests.executor_sft.traces import MINI, ONE, REPORT, TWO, executed, filtered, row, search, write_lines
 
 QWEN3 = """\
 {%- set last = namespace(at=0) -%}
@@ -175,7 +177,15 @@ def test_the_step_writes_rows_and_figures(tmp_path: Path) -> None:
     assert run(["dataset", str(file), "--model", str(MINI), "--out", str(tmp_path / "data")]) == 0
     rows, manifest = read_rows(tmp_path / "data" / RESULT), read_manifest(tmp_path / "data")
     assert rows == rows_of(samples, ServedTokens(MINI))[0]
+    assert {(row.stratum, row.question_id) for row in rows} == {("teacher_multi", "q0"), ("teacher_multi", "q1")}
+    for made in rows:
+        shown = msgspec.convert(made.messages, tuple[Message, ...])
+        assert ServedTokens(MINI).prompt(shown[:-1]) == made.prompt_ids
+        assert [message["train"] for message in made.messages] == [False] * (len(shown) - 1) + [True]
+        masked = [token for token, mask in zip(made.input_ids, made.assistant_masks, strict=True) if mask]
+        assert tuple(masked) == made.completion_ids
     figures = manifest.figures
+    assert figures["as_returned"] == 0
     assert (figures["rows"], figures["trajectories"]) == (5, 2)
     assert figures["turns"] == {"search": 3, "report": 2, "malformed": 1}
     assert figures["completion_tokens"] == sum(len(row.completion_ids) for row in rows)
@@ -191,9 +201,29 @@ def refused(folder: Path, executions: list[Execution], options: list[object], wh
     assert not (folder / "data" / RESULT).exists()
 
 
+def test_the_engines_own_tokens_are_taken_where_they_are_the_same_text(tmp_path: Path) -> None:
+    """Which the tokenizer would cut otherwise; those of another model, or of another prompt, are not."""
+    tokens = ServedTokens(MINI)
+    (first, last), _ = rows_of(filtered(executed(*ONE)), tokens)
+    tokenizer = load_tokenizer(MINI)
+    parts = [[part] if part.startswith("<") else list(part) for part in tokenizer.tokenize(search("Heat"))]
+    letters = tuple(tokenizer.convert_tokens_to_ids([letter for part in parts for letter in part]))
+    sampled = Completion(search("Heat"), "stop", tokens=TokenIds(first.prompt_ids, letters))
+    ended = Completion(REPORT, "stop", tokens=TokenIds(last.prompt_ids, last.completion_ids))
+    rows, _ = rows_of(filtered(executed(sampled, ended)), tokens)
+    assert [row.as_returned for row in rows] == [True, True]
+    assert rows[0].completion_ids == letters + first.completion_ids[-1:] != first.completion_ids
+    assert rows[0].labels == (NO_LOSS,) * len(first.prompt_ids) + rows[0].completion_ids
+    assert rows[1].completion_ids == last.completion_ids
+    for strange in (TokenIds(first.prompt_ids, letters[:-2]), TokenIds(first.prompt_ids[1:], letters)):
+        other = Completion(search("Heat"), "stop", tokens=strange)
+        (made, _), _ = rows_of(filtered(executed(other, REPORT)), tokens)
+        assert made == first
+
+
 def test_no_row_is_cut(tmp_path: Path) -> None:
     """Rows that are too long are counted, and nothing is written."""
-    lengths = [row.length for row in rows_of(filtered(executed(*TWO)), ServedTokens(MINI))[0]]
+    lengths = [len(row.input_ids) for row in rows_of(filtered(executed(*TWO)), ServedTokens(MINI))[0]]
     why = f"2 of 3 rows are longer .* the longest has {max(lengths)}"
     refused(tmp_path, [executed(*TWO)], ["--max-length", min(lengths)], why)
 
@@ -214,11 +244,11 @@ def test_no_data_set_is_made_of_what_cannot_be_learnt(
 
 
 @pytest.mark.parametrize(
-    "second", [b'{"prompt_ids":[1],"completion_ids":[],"turn":0,"trajectory":1}', b'{"prompt_ids":[']
+    "second", [msgspec.json.encode(row((1,), (2,))).replace(b"[-100,2]", b"[-100,-100]"), b'{"input_ids":[']
 )
 def test_rows_that_are_torn_or_have_nothing_to_learn_are_refused(tmp_path: Path, second: bytes) -> None:
     """The loss of an empty one would be nothing, in silence."""
-    file = write_lines(tmp_path / RESULT, [TrainingRow((1, 2), (3,), 0, 0)])
+    file = write_lines(tmp_path / RESULT, [row((1, 2), (3,))])
     file.write_bytes(file.read_bytes() + second)
     with pytest.raises(BadConfig, match=r"rows\.jsonl:2: .*make the data set again"):
         read_rows(file)

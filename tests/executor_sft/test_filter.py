@@ -8,24 +8,57 @@ import pytest
 
 from executor_sft.__main__ import run
 from executor_sft.dataset import read_samples
-from executor_sft.filter import RESULT, Stratum, filtered, parse_mix
+from executor_sft.filter import RESULT, Stratum, filtered, flaw_of, parse_mix
+from executor_sft.questions import HeldOut
 from executor_sft.rollout import Rollout, Sample, SubQueryRollout, Verdict
 from executor_sft.step import read_manifest
 from router.errors import BadConfig, UpstreamUnavailable
-from tests.executor_sft.traces import DOUBTED, ONE, RIGHT, TWO, WRONG, rollout, sample, search, write_lines
+from tests.executor_sft.traces import (
+    DOUBTED,
+    ONE,
+    REPORT,
+    RIGHT,
+    TWO,
+    WRONG,
+    executed,
+    rollout,
+    sample,
+    search,
+    write_lines,
+)
 
 GOOD = sample(ONE, RIGHT)
 DOWN = UpstreamUnavailable("down", endpoint="x")
 
 
-def only(teacher: Sample, student: Sample, capped: Sample | None = None) -> Rollout:
+GUESS = (search("director"), REPORT)
+
+
+LINE = "\n"
+
+
+def report(answer: str, *points: str) -> str:
+    return f"<answer>{answer}</answer><evidence>{LINE.join(points)}</evidence>"
+
+
+def only(teacher: Sample, student: Sample, *capped: Sample) -> Rollout:
     return rollout(SubQueryRollout(teacher, student, capped))
+
+
+def fates(teacher: Sample, *capped: Sample, student: Sample | None = None) -> list[str]:
+    """What becomes of a teacher's work."""
+    samples, rejected = filtered([only(teacher, student or sample(ONE, WRONG), *capped)], {})
+    if student is None:
+        rejected["wrong answer"] -= 1  # the student's
+    return [one.stratum for one in samples] + list(rejected.elements())
 
 
 @pytest.mark.parametrize(
     ("teacher", "capped", "fate"),
     [
         (sample(ONE, RIGHT), None, "teacher_single"),
+        (sample(TWO, RIGHT), sample(GUESS, RIGHT), "teacher_multi"),
+        (sample((search("Heat"), *GUESS), RIGHT), sample(ONE, WRONG), "evidence found by the first search"),
         (sample(TWO, RIGHT), sample(ONE, WRONG), "teacher_multi"),
         (sample(TWO, RIGHT), sample([search("Heat")] * 3, WRONG), "teacher_multi"),
         (sample(TWO, RIGHT), sample(ONE, RIGHT), "second search not needed"),
@@ -46,10 +79,77 @@ def test_the_teachers_work_is_kept_or_rejected_for_one_reason(
     teacher: Sample, capped: Sample | None, fate: str
 ) -> None:
     """A second search is learnt where the answer needs it, and only right answers are."""
-    samples, rejected = filtered([only(teacher, sample(ONE, WRONG), capped)], {})
-    rejected["wrong answer"] -= 1  # the student's
-    fates = [one.stratum for one in samples] + list(rejected.elements())
-    assert fates == [fate]
+    assert fates(teacher, *([capped] if capped else [])) == [fate]
+
+
+def test_a_second_search_is_needed_where_no_try_without_it_finds_the_answer() -> None:
+    """One that does so suffices, of any number; one that guesses does not, nor one that an endpoint failed."""
+    wrong, guessed, right = sample(ONE, WRONG), sample(GUESS, RIGHT), sample(ONE, RIGHT)
+    failed = sample([DOWN] * 3, WRONG)
+    assert fates(sample(TWO, RIGHT), wrong, guessed, wrong) == ["teacher_multi"]
+    assert fates(sample(TWO, RIGHT), wrong, guessed, right) == ["second search not needed"]
+    assert fates(sample(TWO, RIGHT), failed, wrong) == ["teacher_multi"]
+    assert fates(sample(TWO, RIGHT), failed, failed) == ["second search not tested"]
+
+
+def test_the_second_search_finds_the_evidence_of_the_answer() -> None:
+    """What the first one found, and an answer that stands in that alone, needs no second one."""
+    made, both = "A director makes films.", (search("director"), search("Heat"))
+    for answer, points, fate in (
+        ("Michael Mann", (made, FOUND), "teacher_multi"),
+        ("yes", (made, FOUND), "teacher_multi"),
+        ("films", (made, FOUND), "evidence found by the first search"),
+        ("yes", (made,), "evidence found by the first search"),
+    ):
+        assert fates(sample((*both, report(answer, *points)), RIGHT), sample(ONE, WRONG)) == [fate]
+
+
+FOUND = "Heat is a film by Michael Mann."
+
+
+@pytest.mark.parametrize(
+    ("written", "flaw"),
+    [
+        (report("Michael Mann", FOUND), None),
+        (report("the michael mann", "A film, Heat, is by Michael Mann"), None),
+        (report("yes", FOUND), None),
+        (report("Not found.", "not found"), "found nothing"),
+        (report("not found in your documents", FOUND), "found nothing"),
+        (report("Michael Mann", "Michael Mann was born in Chicago."), "evidence in no passage"),
+        (report("Michael Mann", FOUND, "It was shot in Los Angeles."), "evidence in no passage"),
+        (report("Vincent Hanna", FOUND), "answer not in its evidence"),
+        (report("Michael", FOUND.replace("Michael", "Michaels")), "evidence in no passage"),
+        (report("Mich", FOUND), "answer not in its evidence"),
+    ],
+)
+def test_a_report_stands_on_its_evidence(written: str, flaw: str | None) -> None:
+    """Its points are in passages, and its answer is in its points, whatever answer it led to."""
+    assert fates(sample((search("Heat"), written), RIGHT)) == [flaw or "teacher_single"]
+    assert flaw_of(executed(search("Heat"), written)) == flaw
+
+
+def test_where_teacher_and_student_disagree_the_one_that_stands_is_kept() -> None:
+    """Where both stand, neither is: nobody knows which is wrong, though both lead to the right answer."""
+    teacher, vague = sample(ONE, RIGHT), sample((search("Heat"), report("Mann", FOUND)), RIGHT)
+    other, guessed = (sample((search("Heat"), report(said, FOUND)), RIGHT) for said in ("Heat", "Pacino"))
+    assert fates(teacher, student=vague) == ["student_single", "teacher_single"]
+    assert fates(teacher, student=guessed) == ["teacher_single", "answer not in its evidence"]
+    assert fates(guessed, student=teacher) == ["student_single", "answer not in its evidence"]
+    assert fates(teacher, student=other) == ["teacher and student report otherwise"] * 2
+
+
+@pytest.mark.parametrize(
+    ("held_out", "reason"),
+    [
+        ("who made IT", "held out: same question"),
+        ("Who made Heat", "held out: as a sub-query"),
+        ("Who made Heat, the film of 1995?", None),
+    ],
+)
+def test_what_asks_a_held_out_question_is_not_learnt(held_out: str, reason: str | None) -> None:
+    """As its question, or on its way to the answer."""
+    samples, rejected = filtered([only(GOOD, GOOD)], {}, held_out=HeldOut([held_out]))
+    assert (len(samples), rejected) == ((0, {reason: 2}) if reason else (2, {}))
 
 
 def test_of_the_students_own_work_single_searches_are_kept() -> None:

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import update
 
 from executor_sft.mine import Counts, Selection, estimate, select
-from executor_sft.questions import Question
+from executor_sft.questions import HeldOut, Question
 from router.access import Tenant
 from router.errors import StoreFailed
 from router.models import Usage
@@ -43,7 +43,7 @@ async def say(database: Database, run_id: str, **said: Any) -> None:
 
 
 async def selected(database: Database, evaluation: Collection[str] = (), **options: Any) -> Selection:
-    selection, _ = await select(SQLArchive(database), WANTED, evaluation, **{"judge": False, **options})
+    selection, _ = await select(SQLArchive(database), WANTED, HeldOut(evaluation), **{"judge": False, **options})
     return selection
 
 
@@ -140,13 +140,17 @@ async def test_duplicates_and_evaluation_questions(database: Database) -> None:
         asked("none", "Without a sub-query?", 6.0, result=Trajectory("x", "no_search")),
         asked("neither", "Nor with one?", 5.0, result=Trajectory("x", "no_search")),
         asked("held-out", "Held out?", 4.0),
+        asked("nearly", "Was it held out of all training from the very beginning?", 3.0),
+        asked("on its way", "And this?", 2.0),
     )
-    for name in ("old", "new", "one", "other", "none", "neither", "held-out"):
+    for name in ("old", "new", "one", "other", "none", "neither", "held-out", "nearly", "on its way"):
         await say(database, name, accepted=True)
-    selection = await selected(database, {"held out"})
+    held_out = {"held out", "Was it held out of any training from the very beginning?", "Sub-query of on its way?"}
+    selection = await selected(database, held_out)
     assert [question.id for question in selection.questions] == ["new", "one", "none", "neither"]
-    assert selection.counts == Counts(read=7, evaluation=1, same_question=1, same_sub_queries=1, selected=4)
-    limited = await selected(database, {"held out"}, limit=1)
+    left_out = {"evaluation": 1, "nearly_evaluation": 1, "evaluation_sub_query": 1}
+    assert selection.counts == Counts(read=9, **left_out, same_question=1, same_sub_queries=1, selected=4)
+    limited = await selected(database, held_out, limit=1)
     assert [question.id for question in limited.questions] == ["new"]
     assert limited.counts.over_limit == 3
 
@@ -183,13 +187,13 @@ async def test_what_it_would_take(database: Database) -> None:
         call("a", 3, role="answer", model="fixed", usage=Usage(200, 10)),
     ]
     await put(database, asked("a", "A?", calls=calls))
-    _, logged = await select(SQLArchive(database), WANTED, set(), judge=True)
+    _, logged = await select(SQLArchive(database), WANTED, HeldOut(), judge=True)
     price = Price(prompt=1.0, completion=10.0)
     prices = {"delegation": price, "teacher": price, "student": None, "answer": price}
     needed = {name: tuple(share.values()) for name, share in estimate(logged, prices).items()}
     assert needed == {
         "delegation": (2000, 200, 0.004),
-        "teacher": (1400, 140, 0.0028),
+        "teacher": (2200, 220, 0.0044),
         "student": (1000, 100, None),
         "answer": (400, 20, 0.0006),
     }

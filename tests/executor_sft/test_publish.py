@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import AsyncIterator
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ from router.store import Database, SQLVersionBook
 from router.versions import GateRule, Versions
 from serving.engines.versions import base_sha256, verified
 from serving.logs import errors_only
+from tests.router.vllm_adapters import adapter_server
 
 ROLE = 'model = "backbone"\nprompt = "shipped:prompts/mini/answer.txt"\nbase_url = "http://127.0.0.1:9/v1"\n'
 CONFIG = f"""
@@ -149,6 +151,19 @@ async def test_a_running_gateway_takes_it_in(config: Path, trained: Path, gatewa
             assert await asyncio.to_thread(run, command) == 0
             assert {version.version: version.state for version in await client.versions()} == states
             assert states.keys() == {"executor-000001", "mini-executor"} and len(set(states.values())) == 2
+
+
+@pytest.mark.parametrize("root", ["/v1", ""])
+async def test_any_engine_loads_it(config: Path, trained: Path, root: str, tmp_path: Path) -> None:
+    """A vLLM or an SGLang that no gateway stands before; the second time it is there."""
+    (trained / "model" / "adapter_config.json").write_text('{"r": 8}')
+    manifest = trained / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(sha256(b"{}").hexdigest(), sha256(b'{"r": 8}').hexdigest()))
+    async with adapter_server(root=root) as server:
+        for _ in range(2):
+            command = ["publish", str(trained), "--config", str(config), "--push", server.base_url]
+            assert await asyncio.to_thread(run, command) == 0
+        assert server.adapters == {"executor-000001": str(tmp_path / "versions" / "executor-000001")}
 
 
 async def test_a_name_that_stands_for_another_version_there_is_refused(

@@ -1,12 +1,14 @@
 """Lists of questions, as data sets write them."""
 
+import random
+import unicodedata
 from pathlib import Path
 
 import pytest
 
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
-from executor_sft.questions import Question, read_questions, read_texts
+from executor_sft.questions import HeldOut, Question, _triples, read_questions
 from router.errors import BadConfig
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -67,11 +69,74 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         read_questions(tmp_path / "nothing.jsonl")
 
 
-def test_excluded_questions_need_no_answers(tmp_path: Path) -> None:
-    """Only what they ask counts, normalised."""
+HELD_OUT = "In which city was the director of Straße’s film “Café Noir – 1947” born?"
+
+
+@pytest.mark.parametrize(
+    ("text", "likeness"),
+    [
+        (HELD_OUT, "same"),
+        (HELD_OUT.upper(), "same"),  # ß is SS
+        (HELD_OUT.replace("Straße", "STRAẞE"), "same"),
+        (HELD_OUT.replace("i", "İ"), "same"),
+        ("".join(chr(ord(one) + 0xFEE0) if "!" <= one <= "~" else one for one in HELD_OUT), "same"),  # full width
+        (unicodedata.normalize("NFD", HELD_OUT), "same"),
+        (HELD_OUT.replace("é", "e"), "same"),
+        (HELD_OUT.replace("city", "ci\u00adty"), "same"),  # a soft hyphen
+        (HELD_OUT.replace("city", "c\u200bi\u200dt\ufefff\u2060y".replace("f", "")), "same"),  # no width
+        (HELD_OUT.replace(" ", "\u00a0"), "same"),
+        (HELD_OUT.replace(" ", "\u2003 "), "same"),
+        (HELD_OUT.replace("’", "'").replace("“", '"').replace("”", '"'), "same"),
+        (HELD_OUT.replace("“", "«").replace("”", "»"), "same"),
+        (HELD_OUT.replace("–", "—"), "same"),
+        (HELD_OUT.replace(" – ", "-"), "same"),
+        (HELD_OUT.replace("?", "؟!…"), "same"),
+        (HELD_OUT.replace("film", "film™ №").replace("™ №", " ✨©"), "same"),
+        (HELD_OUT.replace("the director", "a director"), "same"),
+        (HELD_OUT.replace("fi", "ﬁ"), "same"),  # a ligature
+        (HELD_OUT.replace("1947", "¹⁹⁴⁷"), "same"),
+        (HELD_OUT.replace("city", "\u202ecity\u202c"), "same"),  # from right to left
+        (HELD_OUT.replace("director", "direktor"), "near"),
+        (HELD_OUT.replace("In which city was", "Which city was").replace("born", "born in"), "near"),
+        (HELD_OUT.replace("city", "exact city"), "near"),
+        (HELD_OUT.replace("– 1947", ""), "near"),
+        (HELD_OUT.replace("1947", "1948"), None),
+        (HELD_OUT.replace("i", "і"), None),  # Cyrillic letters that look alike are others, where they are many
+        (HELD_OUT.replace("Straße’s film “Café Noir – 1947”", "the film Heat"), None),
+        ("Where was Mann born?", None),
+        ("", None),
+    ],
+)
+def test_held_out_questions_are_recognised(text: str, likeness: str | None) -> None:
+    """However they are written; another name or number in the same words is another question."""
+    assert HeldOut([HELD_OUT, "Who made Heat?"]).likeness(text) == likeness
+
+
+def test_nearly_the_same_is_found_among_many() -> None:
+    """The index of rare triples finds what comparing each with each finds."""
+    rng = random.Random(3)
+    names = ["".join(rng.choices("abcdefghij", k=rng.randint(3, 9))) for _ in range(40)]
+    texts = [f"Who was the {rng.choice(names)} of {rng.choice(names)} and {rng.choice(names)}?" for _ in range(300)]
+    held_out = HeldOut(texts[:150])
+
+    def alike(one: str, other: str) -> bool:
+        mine, its = _triples(one), _triples(other)
+        return len(mine & its) >= 0.8 * len(mine | its)
+
+    found = [held_out.likeness(text) is not None for text in texts]
+    assert found == [any(alike(text, other) for other in texts[:150]) for text in texts]
+    assert 150 < sum(found) < 300
+
+
+def test_held_out_files_need_no_answers(tmp_path: Path) -> None:
+    """Their sub-queries are held out with them, as the mini world writes them, or as a list."""
     path = tmp_path / "held-out.jsonl"
-    path.write_text('{"question": "Who directed the film Heat?"}\n', "utf-8")
-    assert read_texts([path]) == {"who directed film heat"}
+    path.write_text('{"question": "Who made Heat?", "sub_queries": ["Who is Vincent Hanna?"]}\n', "utf-8")
+    (question, *_) = export(World(3, "test"), tmp_path, 5)
+    held_out = HeldOut.read([path, tmp_path / "questions.jsonl"])
+    for text in ("who made HEAT", "Who is Vincent Hanna", question.text, question.sub_queries[0].text):
+        assert held_out.likeness(text) == "same"
+    assert held_out.likeness("Who is Michael Mann?") is None
 
 
 def test_the_mini_world(tmp_path: Path) -> None:

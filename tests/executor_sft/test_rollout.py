@@ -40,6 +40,8 @@ class Endpoint:
         """Calls that were answered, by model and messages."""
         self.models: dict[str, Callable[[Prompt], str]] = dict(MODELS)
         self.down: set[str] = set()
+        self.tell_tokens: set[str] = set()
+        """Models that were asked for their tokens."""
         self.unwanted = ""
         """Calls with this in them are refused."""
         self.free = 10**6
@@ -48,7 +50,10 @@ class Endpoint:
         self.both_held = asyncio.Event()
 
     async def play(self, request: web.Request) -> web.StreamResponse:
-        asked = msgspec.json.decode(await request.read(), type=ChatRequest)
+        body = await request.read()
+        asked = msgspec.json.decode(body, type=ChatRequest)
+        if b'"return_token_ids":true' in body:
+            self.tell_tokens.add(asked.model)
         if asked.model in self.down:
             return await fails(503, "overloaded")(request)
         if self.unwanted and self.unwanted in asked.texts[-1]:
@@ -140,8 +145,9 @@ async def test_rollout(ran: Ran, config: Path, listed: Path, endpoint: Endpoint,
     assert status == 0, said
     assert [one.question.id for one in rollouts(tmp_path / "out")] == ["q0", "q1", "q2"]
     figures = read_manifest(tmp_path / "out").figures
-    assert figures["selection"] == {"read": 5, "duplicates": 1, "excluded": 1, "over_limit": 0}
+    assert figures["selection"] == {"read": 5, "duplicates": 1, "excluded": 1, "nearly_excluded": 0, "over_limit": 0}
     assert (figures["questions"], figures["failed"], figures["exact_match"]) == (3, {}, 1.0)
+    assert endpoint.tell_tokens == {"teacher", "student"}
     executors = [list(figures["executors"][name].values()) for name in ("teacher", "student")]
     assert executors == [[6, 1.5, 0, 3, 3, "teacher", 0, 1.0], [6, 1.0, 0, 6, 0, "student", 0, 0.5]]
     assert sum(one["calls"] for one in figures["spent"]) == endpoint.answered.total()

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from executor_sft.__main__ import run
-from executor_sft.dataset import TrainingRow
+from executor_sft.dataset import TrainingRow, read_rows
 from executor_sft.minimodel.model import Shape, load_tokenizer, new_model
 from executor_sft.step import read_manifest
 from executor_sft.train import Recipe, StepLoss, _last_checkpoint, base_files, load_base, load_recipe
 from router.errors import BadConfig
 from serving.engines.versions import base_sha256
-from tests.executor_sft.traces import MINI, TWO, executed, filtered, write_lines
+from tests.executor_sft.traces import MINI, TWO, executed, filtered, row, write_lines
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """
@@ -155,23 +155,45 @@ def test_a_base_that_does_not_fit_is_named(base: Path, data: Path, tmp_path: Pat
     weights = (base / "model.safetensors").read_bytes()
     (copy / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     with pytest.raises(BadConfig, match="copy: cannot be loaded"):
-        load_base(copy, [TrainingRow((1,), (2,), 0, 0)], ADAPTER)
+        load_base(copy, [row((1,), (2,))], ADAPTER)
     (copy / "model.safetensors").unlink()
     with pytest.raises(BadConfig, match="copy: is no model"):
         base_files(copy, data)
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("one", "said"),
     [
-        (TrainingRow((1,) * 60, (2,) * 5, 0, 0), "the longest row has 65 tokens, and 64 are allowed"),
-        (TrainingRow((1,), (9_999,), 0, 0), "knows 1256 tokens, and the data set has token 9999"),
+        (row((1,) * 60, (2,) * 5), "the longest row has 65 tokens, and 64 are allowed"),
+        (row((1,), (9_999,)), "knows 1256 tokens, and the data set has token 9999"),
     ],
 )
-def test_rows_that_the_base_cannot_hold_are_refused(base: Path, row: TrainingRow, said: str) -> None:
+def test_rows_that_the_base_cannot_hold_are_refused(base: Path, one: TrainingRow, said: str) -> None:
     """Nothing is cut."""
     with pytest.raises(BadConfig, match=said):
-        load_base(base, [row], ADAPTER)
+        load_base(base, [one], ADAPTER)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("without", [[], ["labels"]])
+def test_plain_trl_trains_on_the_rows_as_they_are(base: Path, data: Path, tmp_path: Path, without: list[str]) -> None:
+    """In ten lines, with their labels, or by their masks: the same labels, and weights that move."""
+    import torch
+    from datasets import load_dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    rows = load_dataset("json", data_files=str(data / "rows.jsonl"), split="train", cache_dir=str(tmp_path / "cache"))
+    rows = rows.remove_columns(without)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    before = [weights.clone() for weights in model.parameters()]
+    settings = SFTConfig(str(tmp_path), max_steps=1, use_cpu=True, bf16=False, report_to="none", max_length=None)
+    trainer = SFTTrainer(model, settings, train_dataset=rows, processing_class=AutoTokenizer.from_pretrained(base))
+    trainer.train()
+    made = read_rows(data / "rows.jsonl")
+    assert trainer.train_dataset["labels"][:] == [list(row.labels) for row in made]
+    assert trainer.train_dataset["input_ids"][:] == [list(row.input_ids) for row in made]
+    assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
 def test_the_shipped_recipes() -> None:

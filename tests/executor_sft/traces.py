@@ -6,11 +6,12 @@ from pathlib import Path
 
 import msgspec
 
+from executor_sft.dataset import TrainingRow, training_row
 from executor_sft.filter import FilteredSample
 from executor_sft.questions import Question
 from executor_sft.rollout import Rollout, Sample, SubQueryRollout, Verdict
 from router.models import ScriptedModel
-from router.models.model import Answer
+from router.models.model import Answer, TokenIds
 from router.protocol import Passage
 from router.search import Executor
 from router.search.agent import ExecutorLimits
@@ -21,6 +22,7 @@ from tests.router.deployment import lasting, role
 
 MINI = Path(load_config(preset("mini")).engines["executor"].path)
 PAGE = Passage("1", "Heat", "Heat is a film by Michael Mann.")
+DIRECTORS = Passage("2", "Directors", "A director makes films.")
 REPORT = "<answer>Michael Mann</answer><evidence>Heat is a film by Michael Mann.</evidence>"
 
 
@@ -30,8 +32,8 @@ def search(query: str) -> str:
 
 
 def executed(*turns: Answer, sub_query: str = "Who made Heat?", limits: ExecutorLimits | None = None) -> Execution:
-    """What the executor makes of a model that says `turns`; every search finds the same page."""
-    found = FixedRetriever({query: [PAGE] for query in ("Heat", "Michael Mann", "director")})
+    """What the executor makes of a model that says `turns`; all searches find the same page, but for directors'."""
+    found = FixedRetriever({"Heat": [PAGE], "Michael Mann": [PAGE], "director": [DIRECTORS]})
     executor = Executor(role("execution", ScriptedModel(turns)), found, limits or ExecutorLimits())
 
     async def run() -> Execution:
@@ -41,7 +43,7 @@ def executed(*turns: Answer, sub_query: str = "Who made Heat?", limits: Executor
 
 
 ONE = (search("Heat"), REPORT)
-TWO = (search("Heat"), search("Michael Mann"), REPORT)
+TWO = (search("director"), search("Heat"), REPORT)
 RIGHT, WRONG, DOUBTED = Verdict(True, True, True), Verdict(False), Verdict(True, False, True)
 
 
@@ -53,6 +55,11 @@ def sample(turns: Sequence[Answer], verdict: Verdict, sub_query: str = "Who made
 def filtered(*executions: Execution) -> list[FilteredSample]:
     """Executions as the filter passes them on."""
     return [FilteredSample("teacher_multi", f"q{number}", "", one) for number, one in enumerate(executions)]
+
+
+def row(prompt: tuple[int, ...], turn: tuple[int, ...]) -> TrainingRow:
+    """A row of these tokens."""
+    return training_row(TokenIds(prompt, turn), [], 0, 0, "teacher_single", "q0")
 
 
 def rollout(*sub_queries: SubQueryRollout, question: str = "q1", source: str = "musique") -> Rollout:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 BASE, LARGEST_RANK = "mini-executor", 32
 _REFUSED = "Call to add_lora method failed: "
@@ -60,14 +61,25 @@ def _failure(status: int, message: str) -> web.Response:
     return web.json_response({"error": error}, status=status)
 
 
+@web.middleware
+async def _as_fastapi(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """A route that is not there, in FastAPI's words."""
+    try:
+        return await handler(request)
+    except web.HTTPNotFound:
+        return web.Response(status=404, text='{"detail":"Not Found"}', content_type="application/json")
+
+
 @asynccontextmanager
-async def adapter_server(*, updating: bool = True) -> AsyncIterator[AdapterServer]:
-    """On a free port. `updating`: whether it was started so that adapters come and go."""
-    server, app = AdapterServer(), web.Application()
+async def adapter_server(*, updating: bool = True, root: str = "/v1") -> AsyncIterator[AdapterServer]:
+    """On a free port. `updating`: whether it was started so that adapters come and go. `root`: where, SGLang's is
+    empty.
+    """
+    server, app = AdapterServer(), web.Application(middlewares=[_as_fastapi])
     app.add_routes([web.get("/v1/models", server.models)])
     if updating:
-        app.add_routes([web.post("/v1/load_lora_adapter", server.load)])
-        app.add_routes([web.post("/v1/unload_lora_adapter", server.unload)])
+        app.add_routes([web.post(f"{root}/load_lora_adapter", server.load)])
+        app.add_routes([web.post(f"{root}/unload_lora_adapter", server.unload)])
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -42,6 +42,13 @@ async def test_an_adapter_is_forgotten(session: aiohttp.ClientSession, tmp_path:
     await adapters.unload(NAME)
 
 
+async def test_sglang(session: aiohttp.ClientSession, tmp_path: Path) -> None:
+    """Its route stands elsewhere."""
+    async with adapter_server(root="") as server:
+        assert await Adapters(session, server.base_url).load(NAME, adapter(tmp_path))
+        assert server.adapters == {NAME: str(tmp_path)}
+
+
 async def test_gateways_that_load_at_once(session: aiohttp.ClientSession, tmp_path: Path) -> None:
     """All but one are told that it is there already, which is what they want."""
     async with adapter_server() as server:

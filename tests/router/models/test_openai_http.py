@@ -11,6 +11,7 @@ from aiohttp import web
 from router.errors import ContextTooLong, UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.models import Completion, Delta, Message, Prompt, Sampling, Usage
 from router.models.connection_pool import ConnectionPool
+from router.models.model import TokenIds
 from router.models.openai_client import OpenAIHTTP
 from router.testing.openai_server import (
     DONE,
@@ -101,6 +102,19 @@ async def test_request_id(model: OpenAIHTTP, openai_server: OpenAIServer) -> Non
     await streamed(model, msgspec.structs.replace(PROMPT, request_id="run-1-1"))
     await model.complete(PROMPT)
     assert openai_server.request_ids == ["run-1-0", "run-1-1", None]
+
+
+async def test_tokens_that_are_asked_for(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
+    """They come with whole replies, where the endpoint has them; one that refuses the option is not asked again."""
+    body = (
+        b'{"choices":[{"message":{"content":"a"},"token_ids":[7,8],"finish_reason":"stop"}],"prompt_token_ids":[1,2]}'
+    )
+    openai_server.plays(replies(body), replies(body), says("a"), fails(400, "Unknown: return_token_ids"), says("a"))
+    asking = OpenAIHTTP(pool, openai_server.base_url, MODEL, extra_body={"return_token_ids": True})
+    plain = OpenAIHTTP(pool, openai_server.base_url, MODEL)
+    found = [(await model.complete(PROMPT)).tokens for model in (asking, plain, asking, asking, asking)]
+    assert found == [TokenIds((1, 2), (7, 8)), *[msgspec.UNSET] * 4]
+    assert ["return_token_ids" in one for one in openai_server.bodies] == [True, False, True, True, False, False]
 
 
 UNKNOWN = [
