@@ -37,6 +37,7 @@ BENCHMARKS = {
     "mini-study": ("study.mini_study", "the paper's study in miniature: models of three sizes in every role"),
     "executors": ("study.executors", "the naive, the distilled and the teaching executor on held-out mini worlds"),
     "filtering": ("filtering", "what an executor learns with the filter, without it, and from gold trajectories"),
+    "gate": ("gate", "the gate's errors under twenty kinds of feedback and under attack, by simulation"),
     "loop": ("loop", "from logged traffic to a better executor in service, and a degraded one out of it"),
     "overhead": (
         "overhead",

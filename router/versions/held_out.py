@@ -1,0 +1,72 @@
+"""Questions of the operator's that no version has learnt from, asked with two versions before one is promoted."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from router.errors import ContextTooLong, OutOfTime
+from router.protocol import exact_match
+from router.runs import RequestOptions, RunLifecycle
+from router.runs.lifecycle import OpenRun, RunRequest
+from router.search import FactorizedSearch
+from router.search.executor import Executes
+from router.trace import Run, Trajectory
+from router.versions.routing import VersionRouting
+from router.versions.trials import hindered
+
+_AT_ONCE = 4
+
+
+class HeldOutQuestion(msgspec.Struct, frozen=True):
+    """A question of the operator's that no version has learnt from."""
+
+    text: str
+    golds: tuple[str, ...]
+    """Any of them is right."""
+
+
+class HeldOut:
+    """Asks them."""
+
+    def __init__(
+        self,
+        questions: Sequence[HeldOutQuestion],
+        executors: VersionRouting,
+        search: Callable[[Executes], FactorizedSearch],
+        lifecycle: RunLifecycle,
+    ) -> None:
+        """`search`: the search loop with an executor."""
+        self._questions, self._executors, self._search, self._lifecycle = questions, executors, search, lifecycle
+        self.size = len(questions)
+
+    async def compare(self, candidate: str, active: str, since: float) -> list[tuple[bool, bool]]:
+        """Whether the candidate and the active version are right on questions, each in runs of its own, which are the
+        operator's; without those that something else spoiled. Asked again with the same `since`, runs that are stored
+        are not made anew. Raises what `RunLifecycle.open` and the search raise.
+        """
+        places = asyncio.Semaphore(_AT_ONCE)
+
+        async def both(number: int, question: HeldOutQuestion) -> tuple[bool | None, bool | None]:
+            async with places:
+                name = f"held-out {number} of {candidate} since {since}"
+                return await self._right(question, candidate, name), await self._right(question, active, name)
+
+        found = await asyncio.gather(*(both(number, question) for number, question in enumerate(self._questions)))
+        return [(one, other) for one, other in found if one is not None and other is not None]
+
+    async def _right(self, question: HeldOutQuestion, version: str, name: str) -> bool | None:
+        """Whether a version is right on a question; None where that is not known."""
+        request, begun = RunRequest("shadow", question.text, (version, question.text)), False
+        try:
+            async with self._lifecycle.open(request, RequestOptions(request_id=f"{name} with {version}")) as run:
+                begun = True
+                if isinstance(run, OpenRun):
+                    search = self._search(self._executors.of(version))
+                    run.context.draft.result = await search.run(question.text, run.context)
+        except (ContextTooLong, OutOfTime):
+            return False if begun else None
+        ended = run if isinstance(run, Run) else run.stored
+        assert isinstance(ended.result, Trajectory)
+        lost = any(execution.outcome == "model_failed" for execution in ended.result.executions)
+        return None if lost or hindered(ended) else exact_match(ended.result.answer, question.golds)
