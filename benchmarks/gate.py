@@ -1,8 +1,8 @@
 """The gate's errors under feedback as it comes, and under attack, by simulation.
 
 Every trial is a pair of answers; clients say what they say of the answer that they were shown. Candidates that are just
-as bad as `margin` excludes must not be promoted, equal ones not be rolled back, more often than the stated error, however
-often one looks; and hostile clients, a twentieth of the traffic, must not bring a worse one into service.
+as bad as `margin` excludes must not be promoted, and equal ones not be rolled back, more often than the stated error,
+however often one looks; and hostile clients, a twentieth of the traffic, must not bring a worse one into service.
 """
 
 import math
@@ -33,8 +33,8 @@ class Options(harness.Options, frozen=True, kw_only=True):
     repetitions: Annotated[int, Meta(ge=1, description="of each kind of feedback, accuracy and direction")] = 200
     attacks: Annotated[int, Meta(ge=1, description="of each kind")] = 1000
     trials: Annotated[int, Meta(ge=1, description="of a canary, at most")] = 1500
-    seed: int = 0
-    accuracies: tuple[float, ...] = (0.3, 0.5, 0.8)
+    accuracies: Annotated[tuple[float, ...], Meta(description="of the active version")] = (0.3, 0.5, 0.8)
+    seed: Annotated[int, Meta(description="of all draws")] = 0
 
 
 class Seen(msgspec.Struct, frozen=True):

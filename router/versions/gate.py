@@ -16,9 +16,9 @@ assumptions.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from router.versions.book import EvidenceSource, GateEvidence, Judgement, Pair, Stage, TrialFigures
 
@@ -33,6 +33,7 @@ _MORE_FAILURES = 0.05
 _MEASURES = 3
 _MOST_LOG = 500.0
 """Evidence is cut at e to this, which every format can hold."""
+Item = TypeVar("Item")
 GateVerdict = Literal["promote", "wait", "stop", "roll_back"]
 
 
@@ -122,7 +123,7 @@ def figures_of(pairs: Sequence[Pair], rule: GateRule | None, stage: Stage) -> Tr
         for pair in pairs
         if pair.judgement and pair.judgement.sign and not pair.candidate_failed and not pair.active_failed
     ]
-    counted = _counted(decisive)
+    counted = within_share(sorted(decisive, key=lambda each: each.judged_at), lambda each: each.tenant)
     evidence: tuple[GateEvidence, ...] = ()
     if rule is not None:
         failures = [pair.active_failed - pair.candidate_failed for pair in pairs]
@@ -149,34 +150,28 @@ def figures_of(pairs: Sequence[Pair], rule: GateRule | None, stage: Stage) -> Tr
 def balanced(pairs: Sequence[Pair]) -> list[Pair]:
     """As many of the pairs that the candidate served as of the others, of either the first ones."""
     served = sum(pair.candidate_served for pair in pairs)
-    left = dict.fromkeys((True, False), min(served, len(pairs) - served))
-    found = []
-    for pair in pairs:
-        if left[pair.candidate_served]:
-            left[pair.candidate_served] -= 1
-            found.append(pair)
-    return found
+    most = min(served, len(pairs) - served)
+    return _first(pairs, lambda pair: pair.candidate_served, {True: most, False: most})
 
 
-def most_of_each(given: Mapping[str, int], others: int) -> int:
-    """The most of what a tenant has given that may count, so that none has more than `MOST_OF_ONE` of all that counts.
-    `given`: by tenant. `others`: how much comes from nobody's tenant.
+def within_share(items: Sequence[Item], tenant_of: Callable[[Item], str]) -> list[Item]:
+    """As many of the items that no client's tenant has more than `MOST_OF_ONE` of them, of each the first ones.
+    `tenant_of`: empty for the operator's and the judge's.
     """
-    most = max(given.values(), default=0)
-    while most > (allowed := int(MOST_OF_ONE * (others + sum(min(count, most) for count in given.values())))):
+    given = Counter(map(tenant_of, items))
+    own, most = given.pop("", 0), max(given.values(), default=0)
+    while most > (allowed := int(MOST_OF_ONE * (own + sum(min(count, most) for count in given.values())))):
         most = allowed
-    return most
+    return _first(items, tenant_of, {**dict.fromkeys(given, most), "": own})
 
 
-def _counted(decisive: Sequence[Judgement]) -> list[Judgement]:
-    """The judgements that are evidence: of each client's tenant the first ones."""
-    given = Counter(each.tenant for each in decisive)
-    left = dict.fromkeys(given, most_of_each({name: count for name, count in given.items() if name}, given[""]))
-    left[""], found = given[""], []
-    for each in sorted(decisive, key=lambda each: each.judged_at):
-        if left[each.tenant]:
-            left[each.tenant] -= 1
-            found.append(each)
+def _first(items: Sequence[Item], key: Callable[[Item], Any], most: Mapping[Any, int]) -> list[Item]:
+    """Of the items of each key the first ones, so many at most."""
+    left, found = Counter(most), list[Item]()
+    for item in items:
+        if left[key(item)] > 0:
+            left[key(item)] -= 1
+            found.append(item)
     return found
 
 
