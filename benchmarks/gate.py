@@ -8,7 +8,7 @@ however often one looks; and hostile clients, a twentieth of the traffic, must n
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -23,6 +23,8 @@ from router.versions.gate import GateRule, GateVerdict, decide, on_held_out
 RULE = GateRule(margin=0.1, error=0.05, most_tokens=2.0, most_trials=10_000, least_right=0.1)
 """The default's."""
 _TENANTS, _HELD_OUT, _HOSTILE = 10, 200, 0.05
+_FIRST_LOOK = 90
+"""Trials before that cannot suffice."""
 _SPREAD = 0.2
 """How much more often, and less often, the easier and the harder half of all questions are answered rightly."""
 
@@ -30,9 +32,9 @@ _SPREAD = 0.2
 class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
-    repetitions: Annotated[int, Meta(ge=1, description="of each kind of feedback, accuracy and direction")] = 200
+    repetitions: Annotated[int, Meta(ge=1, description="of each kind of feedback, accuracy and direction")] = 100
     attacks: Annotated[int, Meta(ge=1, description="of each kind")] = 1000
-    trials: Annotated[int, Meta(ge=1, description="of a canary, at most")] = 1500
+    trials: Annotated[int, Meta(ge=1, description="of a canary, at most")] = 1000
     accuracies: Annotated[tuple[float, ...], Meta(description="of the active version")] = (0.3, 0.5, 0.8)
     seed: Annotated[int, Meta(description="of all draws")] = 0
 
@@ -45,15 +47,19 @@ class Seen(msgspec.Struct, frozen=True):
     other: str
     hard: bool
     """Whether its question is one of the harder half."""
-    right: bool
-    """Whether the answer that was shown is right."""
     by_candidate: bool
     """Which version's it is; clients do not know."""
     chance: float
     """Drawn from 0 to 1."""
     tenant: int
 
+    @property
+    def right(self) -> bool:
+        """Whether the answer that was shown is right."""
+        return self.shown == _GOLD
 
+
+Array = np.ndarray[Any, Any]
 Said = tuple[str, float] | None
 Hostile = tuple[int, Callable[[Seen], "Said"]]
 """A right answer, as somebody says, and after how many trials; None for no word."""
@@ -129,50 +135,43 @@ def simulate(
     """One canary: how it ends by its own evidence, and with the held-out questions, and after how many trials.
     `accuracies`: the candidate's, and the active version's; their errors are independent given a question's hardness.
     """
-    hard, chance, side = draw.random(trials) < 0.5, draw.random(trials), draw.random(trials) < 0.5
-    spread = _SPREAD * np.where(hard, -1, 1)
-    one, other = (draw.random(trials) < accuracy + spread for accuracy in accuracies)
-    alike = draw.random(trials) < 0.3
-    tenants, foes = draw.integers(0, _TENANTS, trials), draw.random(trials) < _HOSTILE * bool(hostile)
+    hard, chance, side = draw.random(trials) < 0.5, draw.random(trials).tolist(), (draw.random(trials) < 0.5).tolist()
+    one, other = ((draw.random(trials) < _accuracies(accuracy, hard)).tolist() for accuracy in accuracies)
+    alike, tenants = draw.random(trials) < 0.3, draw.integers(0, _TENANTS, trials).tolist()
+    foes = draw.random(trials) < _HOSTILE * bool(hostile)
     words: list[tuple[float, int, Judgement]] = []
-    pairs = [Pair(False, False, 100, 100, bool(served)) for served in side]
+    pairs = [Pair(False, False, 100, 100, served) for served in side]
     for number in range(trials):
         answers = _GOLD if one[number] else "Lyon", _GOLD if other[number] else "Lyon" if alike[number] else "Nice"
         shown, unseen = answers if side[number] else answers[::-1]
-        seen = Seen(
-            number,
-            shown,
-            unseen,
-            bool(hard[number]),
-            shown == _GOLD,
-            bool(side[number]),
-            chance[number],
-            int(tenants[number]),
-        )
+        seen = Seen(number, shown, unseen, bool(hard[number]), side[number], chance[number], tenants[number])
         foe = hostile if foes[number] else None
         tenant = f"foe {int(chance[number] * 1e6) % foe[0]}" if foe else f"tenant {seen.tenant}"
-        if said := (foe[1] if foe else says)(seen):
-            judged = _judgement(*answers, seen.by_candidate, said[0], tenant)
-            if judged is not None:
-                words.append((number + said[1], number, judged))
+        said = (foe[1] if foe else says)(seen)
+        judged = said and _judgement(*answers, seen.by_candidate, said[0], tenant)
+        if said and judged:
+            words.append((number + said[1], number, judged))
     words.sort(key=lambda word: word[0])
-    heard, look = 0, 40
+    heard, look = 0, _FIRST_LOOK
     while True:
         while heard < len(words) and words[heard][0] <= look:
             at, number, judged = words[heard]
-            pairs[number] = msgspec.structs.replace(
-                pairs[number], judgement=msgspec.structs.replace(judged, judged_at=at)
-            )
+            judged = Judgement(judged.candidate_right, judged.active_right, judged.source, judged.tenant, at)
+            pairs[number] = Pair(False, False, 100, 100, side[number], judged)
             heard += 1
-        verdict, _, _ = decide(pairs[: min(look, trials)], RULE, "canary")
+        verdict, _, _ = decide(pairs[:look], RULE, "canary")
         if verdict != "wait" or (look >= trials and heard == len(words)):
             break
-        look += max(10, look // 8) if look < trials else 200
+        look = min(look * 5 // 4, trials) if look < trials else look + 200
     if verdict != "promote":
         return verdict, verdict, look
-    spread = _SPREAD * np.where(draw.random(_HELD_OUT) < 0.5, -1, 1)
-    right = [tuple(draw.random(_HELD_OUT) < accuracy + spread) for accuracy in accuracies]
-    return verdict, on_held_out([(bool(a), bool(b)) for a, b in zip(*right, strict=True)], RULE)[0], look
+    hard = draw.random(_HELD_OUT) < 0.5
+    right = [(draw.random(_HELD_OUT) < _accuracies(accuracy, hard)).tolist() for accuracy in accuracies]
+    return verdict, on_held_out(list(zip(*right, strict=True)), RULE)[0], look
+
+
+def _accuracies(accuracy: float, hard: Array) -> Array:
+    return np.where(hard, accuracy - _SPREAD, accuracy + _SPREAD)
 
 
 def upper_bound(count: int, of: int) -> float:
@@ -228,9 +227,10 @@ def measure(options: Options) -> Figures:
 
         worse, equal, better = ends(worst[accuracy], times), ends(accuracy), ends(accuracy + 0.1)
         promoted = sum(end == "promote" for _, end in worse)
-        shares = [sum(end == "roll_back" for end, _ in each) / len(each) for each in (equal, better)]
-        passed = [sum(end == "promote" for end, _ in each) / len(each) for each in (worse, better)]
-        return Row(accuracy, kind, passed[0], promoted / times, upper_bound(promoted, times), *shares, passed[1])
+        equal_back, better_back = (sum(end == "roll_back" for end, _ in each) / len(each) for each in (equal, better))
+        passed, rightly = (sum(end == "promote" for end, _ in each) / len(each) for each in (worse, better))
+        bound = upper_bound(promoted, times)
+        return Row(accuracy, kind, passed, promoted / times, bound, equal_back, better_back, rightly)
 
     feedback = [
         row(accuracy, kind, says, options.repetitions, None)

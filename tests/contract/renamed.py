@@ -109,6 +109,9 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "commands: search": "Passages of a running gateway's index.",
         "commands: runs show --prompts": "It shows what each model read and wrote.",
         "commands: serve --log-format": "Logs for programs.",
+        "fields: EvidenceSource": "Every decision on a version says whose evidence it rests on.",
+        "fields: sources": "Every decision on a version says whose evidence it rests on.",
+        "commands: bench gate": "The gate's errors under feedback as it comes.",
         "commands: bench reliability": "Kills and failing upstreams in one benchmark instead of four.",
     },
 }
