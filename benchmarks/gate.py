@@ -32,7 +32,7 @@ _SPREAD = 0.2
 class Options(harness.Options, frozen=True, kw_only=True):
     """Its options."""
 
-    repetitions: Annotated[int, Meta(ge=1, description="of each kind of feedback, accuracy and direction")] = 100
+    repetitions: Annotated[int, Meta(ge=1, description="of each kind of feedback, accuracy and direction")] = 60
     attacks: Annotated[int, Meta(ge=1, description="of each kind")] = 1000
     trials: Annotated[int, Meta(ge=1, description="of a canary, at most")] = 1000
     accuracies: Annotated[tuple[float, ...], Meta(description="of the active version")] = (0.3, 0.5, 0.8)
@@ -218,14 +218,13 @@ class Figures(msgspec.Struct, frozen=True):
 def measure(options: Options) -> Figures:
     """Simulate all kinds at all accuracies."""
     draw = np.random.default_rng(options.seed)
-    worst = {accuracy: at_the_margin(accuracy, RULE.margin) for accuracy in options.accuracies}
 
     def row(accuracy: float, kind: str, says: Callable[[Seen], Said], times: int, hostile: Hostile | None) -> Row:
         def ends(candidate: float, times: int = options.repetitions) -> list[tuple[GateVerdict, GateVerdict]]:
             both = candidate, accuracy
             return [simulate(draw, both, says, trials=options.trials, hostile=hostile)[:2] for _ in range(times)]
 
-        worse, equal, better = ends(worst[accuracy], times), ends(accuracy), ends(accuracy + 0.1)
+        worse, equal, better = ends(at_the_margin(accuracy, RULE.margin), times), ends(accuracy), ends(accuracy + 0.1)
         promoted = sum(end == "promote" for _, end in worse)
         equal_back, better_back = (sum(end == "roll_back" for end, _ in each) / len(each) for each in (equal, better))
         passed, rightly = (sum(end == "promote" for end, _ in each) / len(each) for each in (worse, better))
@@ -243,7 +242,7 @@ def measure(options: Options) -> Figures:
         Check("no kind of feedback errs beyond chance", all(_fits(each, options) for each in feedback)),
         Check("attacks promote no worse version", worst_of <= RULE.error, f"upper bound {worst_of:.4f}"),
     ]
-    points = {f"{accuracy:g}": 100 * (accuracy - candidate) for accuracy, candidate in worst.items()}
+    points = {f"{each:g}": 100 * (each - at_the_margin(each, RULE.margin)) for each in options.accuracies}
     return Figures(points, feedback, attacks, checks)
 
 

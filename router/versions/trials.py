@@ -184,6 +184,7 @@ def hindered(run: Run) -> bool:
     return not outcomes.isdisjoint(_HINDERED) or any(
         call.outcome == "connect_error" or (call.purpose == "fallback" and call.executor_version is None)
         for call in run.calls
+        if call.role != "judge"
     )
 
 

@@ -24,7 +24,12 @@ from router.trace.values import TopologyName
 
 STOP = "<stop/>Enough evidence<stop>"
 PASSAGE = Passage("p1", "Heat", "Heat is a film by Michael Mann.", 0.9)
-SYSTEMS: Mapping[RoleName, str] = {"delegation": "delegate", "execution": "execute", "answer": "answer"}
+SYSTEMS: Mapping[RoleName, str] = {
+    "delegation": "delegate",
+    "execution": "execute",
+    "answer": "answer",
+    "judge": "judge",
+}
 
 
 def block(*sub_queries: str) -> str:

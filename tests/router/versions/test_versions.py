@@ -55,8 +55,8 @@ class Setting:
         return [(each.version, each.decision, each.decided_by) for each in found][2:]
 
     async def show(self, times: int, *, right: bool | None, candidate_tokens: int = 100) -> None:
-        """Trials of whoever is tried by now, which either version serves in turn; the active one is right three times of
-        four. `right`: None where nobody says.
+        """Trials of whoever is tried by now, which either version serves in turn; the active one is right three times
+        of four. `right`: None where nobody says.
         """
         traffic = await self.versions.traffic()
         assert traffic.candidate and traffic.stage
@@ -287,7 +287,7 @@ async def test_the_gate_takes_a_good_version_all_the_way(setting: Setting) -> No
     assert "are asked 40 held-out questions now, for about 8,000 executor tokens and what leads them" in waits.reason
     assert (retired.version, retired.to_state, promoted.decision) == (BASE, "retired", "promote")
     assert promoted.reason.startswith("Not worse than the active version by more than 0.1: right in 96 of 96")
-    assert promoted.reason.endswith("30 that the other has wrong and 0 the other way (p = 1.6e-08).")
+    assert promoted.reason.endswith("30 that the other has wrong and 0 the other way (p = 3.9e-11).")
     assert promoted.figures and (promoted.figures.trials, promoted.figures.active_right) == (96, 72)
     assert promoted.figures.sources == (EvidenceSource("judge", "", 24, 24),)
     assert [(log["version"], log["decision"], log["judged"]) for log in logs if log["event"] == "gate.decided"] == [
