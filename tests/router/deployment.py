@@ -197,8 +197,8 @@ class Kept(NoJournal):
             if wanted.tenant in (None, run.tenant):
                 yield ExportedRun(run, await self.feedback(run.id))
 
-    async def add_feedback(self, feedback: Feedback, tenant: str | None = None) -> str:
-        await self.load(feedback.run_id, tenant)
+    async def add_feedback(self, feedback: Feedback) -> str:
+        await self.load(feedback.run_id, feedback.tenant)
         self.given.append(feedback)
         return f"feedback-{len(self.given)}"
 
