@@ -22,9 +22,10 @@ from router.versions.gate import GateRule, GateVerdict, decide, on_held_out
 
 RULE = GateRule(margin=0.1, error=0.05, most_tokens=2.0, most_trials=10_000, least_right=0.1)
 """The default's."""
+_ACCURACIES = 0.3, 0.5, 0.8
 _TENANTS, _HELD_OUT, _HOSTILE = 10, 200, 0.05
-_FIRST_LOOK = 90
-"""Trials before that cannot suffice."""
+_FIRST_LOOK, _TRIALS = 90, 1000
+"""Fewer trials cannot suffice, and more are not simulated."""
 _SPREAD = 0.2
 """How much more often, and less often, the easier and the harder half of all questions are answered rightly."""
 
@@ -34,8 +35,6 @@ class Options(harness.Options, frozen=True, kw_only=True):
 
     repetitions: Annotated[int, Meta(ge=1, description="of each kind of feedback, accuracy and direction")] = 60
     attacks: Annotated[int, Meta(ge=1, description="of each kind")] = 1000
-    trials: Annotated[int, Meta(ge=1, description="of a canary, at most")] = 1000
-    accuracies: Annotated[tuple[float, ...], Meta(description="of the active version")] = (0.3, 0.5, 0.8)
     seed: Annotated[int, Meta(description="of all draws")] = 0
 
 
@@ -129,11 +128,11 @@ def simulate(
     accuracies: tuple[float, float],
     says: Callable[[Seen], Said],
     *,
-    trials: int,
+    trials: int = _TRIALS,
     hostile: Hostile | None = None,
-) -> tuple[GateVerdict, GateVerdict, int]:
-    """One canary: how it ends by its own evidence, and with the held-out questions, and after how many trials.
-    `accuracies`: the candidate's, and the active version's; their errors are independent given a question's hardness.
+) -> tuple[GateVerdict, GateVerdict]:
+    """One canary: how it ends by its own evidence, and with the held-out questions. `accuracies`: the candidate's, and
+    the active version's; their errors are independent given a question's hardness.
     """
     hard, chance, side = draw.random(trials) < 0.5, draw.random(trials).tolist(), (draw.random(trials) < 0.5).tolist()
     one, other = ((draw.random(trials) < _accuracies(accuracy, hard)).tolist() for accuracy in accuracies)
@@ -164,10 +163,10 @@ def simulate(
             break
         look = min(look * 5 // 4, trials) if look < trials else look + 200
     if verdict != "promote":
-        return verdict, verdict, look
+        return verdict, verdict
     hard = draw.random(_HELD_OUT) < 0.5
     right = [(draw.random(_HELD_OUT) < _accuracies(accuracy, hard)).tolist() for accuracy in accuracies]
-    return verdict, on_held_out(list(zip(*right, strict=True)), RULE)[0], look
+    return verdict, on_held_out(list(zip(*right, strict=True)), RULE)[0]
 
 
 def _accuracies(accuracy: float, hard: Array) -> Array:
@@ -190,26 +189,24 @@ def at_the_margin(accuracy: float, margin: float) -> float:
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One kind of feedback or attack; shares of canaries. `worse`: by the margin; `better`: by ten points."""
+    """One kind of feedback or attack, as shares of canaries: of those that are worse by the margin, and of equal ones
+    and of ones that are better by ten points.
+    """
 
     accuracy: float
     feedback: str
     worse_passed: float
     """The canary's evidence sufficed, wrongly."""
     worse_promoted: float
-    """And the held-out questions did."""
+    """And so did the held-out questions; with its upper 95 % bound."""
     upper_bound: float
-    """Of the latter."""
     equal_rolled_back: float
-    better_rolled_back: float
     better_passed: float
 
 
 class Figures(msgspec.Struct, frozen=True):
     """Errors of the gate."""
 
-    margin_in_points: dict[str, float]
-    """By the active version's accuracy: how much less the accuracy of a candidate is that the margin excludes."""
     feedback: list[Row]
     attacks: list[Row]
     checks: list[Check]
@@ -219,34 +216,26 @@ def measure(options: Options) -> Figures:
     """Simulate all kinds at all accuracies."""
     draw = np.random.default_rng(options.seed)
 
-    def row(accuracy: float, kind: str, says: Callable[[Seen], Said], times: int, hostile: Hostile | None) -> Row:
+    def row(
+        accuracy: float, kind: str, says: Callable[[Seen], Said], times: int, hostile: Hostile | None = None
+    ) -> Row:
         def ends(candidate: float, times: int = options.repetitions) -> list[tuple[GateVerdict, GateVerdict]]:
-            both = candidate, accuracy
-            return [simulate(draw, both, says, trials=options.trials, hostile=hostile)[:2] for _ in range(times)]
+            return [simulate(draw, (candidate, accuracy), says, hostile=hostile) for _ in range(times)]
 
         worse, equal, better = ends(at_the_margin(accuracy, RULE.margin), times), ends(accuracy), ends(accuracy + 0.1)
-        promoted = sum(end == "promote" for _, end in worse)
-        equal_back, better_back = (sum(end == "roll_back" for end, _ in each) / len(each) for each in (equal, better))
         passed, rightly = (sum(end == "promote" for end, _ in each) / len(each) for each in (worse, better))
+        promoted, back = sum(end == "promote" for _, end in worse), sum(end == "roll_back" for end, _ in equal)
         bound = upper_bound(promoted, times)
-        return Row(accuracy, kind, passed, promoted / times, bound, equal_back, better_back, rightly)
+        return Row(accuracy, kind, passed, promoted / times, bound, back / len(equal), rightly)
 
-    feedback = [
-        row(accuracy, kind, says, options.repetitions, None)
-        for kind, says in KINDS.items()
-        for accuracy in options.accuracies
-    ]
+    kinds = [(accuracy, *kind) for kind in KINDS.items() for accuracy in _ACCURACIES]
+    feedback = [row(*kind, options.repetitions) for kind in kinds]
     attacks = [row(0.5, kind, _HONEST, options.attacks, hostile) for kind, hostile in ATTACKS.items()]
-    worst_of = max(each.upper_bound for each in attacks)
+    by_chance = RULE.error + 3 * math.sqrt(RULE.error * (1 - RULE.error) / options.repetitions)
+    most = max(max(each.worse_passed, each.equal_rolled_back) for each in feedback)
+    promoted = max(each.upper_bound for each in attacks)
     checks = [
-        Check("no kind of feedback errs beyond chance", all(_fits(each, options) for each in feedback)),
-        Check("attacks promote no worse version", worst_of <= RULE.error, f"upper bound {worst_of:.4f}"),
+        Check("no kind of feedback errs more often than stated", most <= by_chance, f"{most:.3f} at most"),
+        Check("attacks bring no worse version into service", promoted <= RULE.error, f"upper bound {promoted:.4f}"),
     ]
-    points = {f"{each:g}": 100 * (each - at_the_margin(each, RULE.margin)) for each in options.accuracies}
-    return Figures(points, feedback, attacks, checks)
-
-
-def _fits(row: Row, options: Options) -> bool:
-    """Whether what was counted is compatible with the stated error, at three standard deviations."""
-    most = RULE.error + 3 * math.sqrt(RULE.error * (1 - RULE.error) / options.repetitions)
-    return max(row.worse_passed, row.equal_rolled_back, row.better_rolled_back) <= most
+    return Figures(feedback, attacks, checks)

@@ -42,12 +42,11 @@ from router.store.reconciliation import SQLLedgerSums
 from router.store.recovery import own_log
 from router.trace import RoleName
 from router.trace.values import TopologyName
-from router.versions import GateRule, HeldOut, Trials, VersionRouting, Versions
+from router.versions import GateRule, HeldOut, HeldOutQuestion, Trials, VersionRouting, Versions
 from serving.config.config import Config, RoleConfig
 from serving.config.secrets import missing
 from serving.engines.engine import Log
 from serving.engines.loading import Loading
-from serving.held_out import read_held_out
 from serving.retrieval.opening import open_retriever
 from serving.retrieval.services import RetrievalServicer
 from serving.roles import all_roles, deployments, new_role
@@ -217,8 +216,7 @@ async def _open_runs(
             judge=Judge(upstream.new_role("judge", judged_by)) if judged_by else None,
         )
         if config.versions.held_out:
-            questions = read_held_out(Path(config.versions.held_out))
-            versions.held_out = HeldOut(questions, executors, search, lifecycle)
+            versions.held_out = HeldOut(_held_out(config.versions.held_out), executors, search, lifecycle)
         executor = watched.executor = _shared(config, executors, lambda: retriever.index_id)
         baselines = {
             name: new_topology(name, config, upstream.roles, role, retriever)
@@ -274,6 +272,15 @@ async def _open_versions(
 def _judge(config: Config) -> RoleConfig | None:
     """The judge that trials need; None where there is none, or no gate."""
     return config.distillation.judge if config.versions.gate.enabled else None
+
+
+def _held_out(path: str) -> list[HeldOutQuestion]:
+    """The questions of a file. Raises `BadConfig`."""
+    try:
+        return msgspec.json.Decoder(HeldOutQuestion).decode_lines(Path(path).read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        advice = "write lines of JSON, each with question and golden_answers"
+        raise BadConfig(f"versions.held_out: {path} cannot be read ({error}); {advice}.") from None
 
 
 def _new_executor(config: Config, upstream: _Upstream, retriever: Retriever, version: str) -> Executor:

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from router.errors import ContextTooLong, OutOfTime
 from router.protocol import exact_match
@@ -19,10 +21,10 @@ _AT_ONCE = 4
 
 
 class HeldOutQuestion(msgspec.Struct, frozen=True):
-    """A question of the operator's that no version has learnt from."""
+    """A question of the operator's that no version has learnt from; a line of a file, where other keys are ignored."""
 
-    text: str
-    golds: tuple[str, ...]
+    question: Annotated[str, Meta(min_length=1)]
+    golden_answers: Annotated[tuple[str, ...], Meta(min_length=1)]
     """Any of them is right."""
 
 
@@ -37,8 +39,9 @@ class HeldOut:
         lifecycle: RunLifecycle,
     ) -> None:
         """`search`: the search loop with an executor."""
-        self._questions, self._executors, self._search, self._lifecycle = questions, executors, search, lifecycle
-        self.size = len(questions)
+        self._questions = list(dict.fromkeys(questions))
+        self._executors, self._search, self._lifecycle = executors, search, lifecycle
+        self.size = len(self._questions)
 
     async def compare(self, candidate: str, active: str, since: float) -> list[tuple[bool, bool]]:
         """Whether the candidate and the active version are right on questions, each in runs of its own, which are the
@@ -57,16 +60,16 @@ class HeldOut:
 
     async def _right(self, question: HeldOutQuestion, version: str, name: str) -> bool | None:
         """Whether a version is right on a question; None where that is not known."""
-        request, begun = RunRequest("shadow", question.text, (version, question.text)), False
+        request, begun = RunRequest("shadow", question.question, (version, question.question)), False
         try:
             async with self._lifecycle.open(request, RequestOptions(request_id=f"{name} with {version}")) as run:
                 begun = True
                 if isinstance(run, OpenRun):
                     search = self._search(self._executors.of(version))
-                    run.context.draft.result = await search.run(question.text, run.context)
+                    run.context.draft.result = await search.run(question.question, run.context)
         except (ContextTooLong, OutOfTime):
             return False if begun else None
         ended = run if isinstance(run, Run) else run.stored
         assert isinstance(ended.result, Trajectory)
         lost = any(execution.outcome == "model_failed" for execution in ended.result.executions)
-        return None if lost or hindered(ended) else exact_match(ended.result.answer, question.golds)
+        return None if lost or hindered(ended) else exact_match(ended.result.answer, question.golden_answers)

@@ -241,8 +241,8 @@ class VersionsConfig(Section, frozen=True):
     start: Version | None = None
     """The folder of the version that is active until another one is promoted; absent for the model itself."""
     held_out: File | None = None
-    """Questions with right answers, JSON lines, which a canary has to pass before the gate promotes it: both versions
-    are asked all of them, at the cost of the tenant `default`. Absent: only operators promote."""
+    """Lines of JSON with `question` and `golden_answers`, which a canary has to pass before the gate promotes it: both
+    versions are asked all of them, at the cost of the tenant `default`. Absent: only operators promote."""
     gate: GateConfig = GateConfig()
 
 
