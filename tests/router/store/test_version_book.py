@@ -157,15 +157,15 @@ async def test_the_most_trusted_judgement_stands(book: SQLVersionBook) -> None:
         return pair.judgement and msgspec.structs.replace(pair.judgement, judged_at=0.0)
 
     assert await judged() is None
-    client, judge, operator = Judgement(True, False, "client", "acme"), Judgement(True, True, "judge"), "operator"
+    client, judge = Judgement(True, False, "client", "acme"), Judgement(True, True, "judge")
     for given, stands in (
         (client, client),
         (Judgement(False, True, "client", "acme"), client),
         (judge, judge),
         (client, judge),
-        (Judgement(False, True, operator), Judgement(False, True, operator)),
-        (Judgement(True, True, operator), Judgement(False, True, operator)),
-        (judge, Judgement(False, True, operator)),
+        (Judgement(False, True, "operator"), Judgement(False, True, "operator")),
+        (Judgement(True, True, "operator"), Judgement(False, True, "operator")),
+        (judge, Judgement(False, True, "operator")),
     ):
         await book.judge("run-1", given)
         await book.judge("run-2", given)

@@ -49,6 +49,21 @@ def test_attacks(kind: str) -> None:
     assert ends.count("promote") <= MOST
 
 
+@pytest.mark.parametrize(("accuracy", "points"), [(0.3, 4.2), (0.5, 5.0), (0.8, 3.2)])
+def test_the_margin_in_points(accuracy: float, points: float) -> None:
+    """Of versions whose errors are independent, as the manual says; and of those of the simulation."""
+    draw, count, margin = np.random.default_rng(8), 400_000, RULE.margin
+    for spread in (0.0, 0.2):
+        odds = (1 - margin) / (1 + margin) * accuracy / (1 - accuracy)
+        candidate = odds / (1 + odds) if spread == 0 else at_the_margin(accuracy, margin)
+        harder = np.where(draw.random(count) < 0.5, spread, -spread)
+        one, other = draw.random(count) < candidate - harder, draw.random(count) < accuracy - harder
+        wins, losses = (one & ~other).sum(), (other & ~one).sum()
+        assert (losses - wins) / (losses + wins) == pytest.approx(margin, abs=0.01)
+        if spread == 0:
+            assert 100 * (accuracy - candidate) == pytest.approx(points, abs=0.2)
+
+
 def test_bounds() -> None:
     """Those of Clopper and Pearson, one-sided."""
     assert upper_bound(0, 1000) == pytest.approx(1 - 0.05 ** (1 / 1000), abs=1e-5)

@@ -310,7 +310,7 @@ async def test_a_judge_that_fails_or_agrees_is_no_evidence(tmp_path: Path) -> No
             await here.ask()
             await here.next_review()
         models.executors[NEW] = models.executors[BASE]
-        here.executors.of.cache_clear()  # type: ignore[attr-defined]
+        here.executors.of.cache_clear()
         await here.ask()
         await here.next_review()
         pairs = await here.book.pairs(NEW, "shadow", 0.0)
