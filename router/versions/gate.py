@@ -31,6 +31,8 @@ MOST_OF_ONE = 0.25
 _MORE_FAILURES = 0.05
 """How much more often the candidate may fail, as a share of runs."""
 _MEASURES = 3
+_MOST_NAMED = 10
+"""Tenants in a reason; figures have all."""
 _MOST_LOG = 500.0
 """Evidence is cut at e to this, which every format can hold."""
 Item = TypeVar("Item")
@@ -222,6 +224,7 @@ def _summary(figures: TrialFigures, trials: int, stage: Stage) -> str:
     shares = [
         f"{each.source}{f' {each.tenant}' if each.tenant else ''} {each.counted}"
         + (f" of {each.decisive}" if each.counted < each.decisive else "")
-        for each in figures.sources
+        for each in sorted(figures.sources, key=lambda each: -each.counted)[:_MOST_NAMED]
     ]
+    shares += [f"{more} more tenants"] if (more := len(figures.sources) - _MOST_NAMED) > 0 else []
     return f"{said}; pairs in which one alone is right: {', '.join(shares)}" if shares else said

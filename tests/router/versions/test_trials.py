@@ -32,7 +32,7 @@ from router.testing.retriever import FixedRetriever
 from router.trace import RoleName, Run, Trajectory
 from router.trace.identity import LOCAL, SCOPES, Identity
 from router.trace.run import Feedback
-from router.versions import HeldOut, HeldOutQuestion, Trials, VersionRouting, Versions
+from router.versions import GateRule, HeldOut, HeldOutQuestion, Trials, VersionRouting, Versions
 from router.versions.book import Judgement, Side, Source
 from tests.router.clock import ended
 from tests.router.deployment import PASSAGE, STOP, HeldModel, block, lasting, report, role
@@ -130,10 +130,15 @@ class Deployed:
 
 @asynccontextmanager
 async def deployed(
-    folder: Path, models: Models | None = None, *, working: bool = True, tenants: Sequence[Tenant] = ()
+    folder: Path,
+    models: Models | None = None,
+    *,
+    working: bool = True,
+    tenants: Sequence[Tenant] = (),
+    gate: GateRule | None = None,
 ) -> AsyncIterator[Deployed]:
     """Everything of a gateway but its edge, with a version beside the configured model. `working`: whether trials are
-    made. `tenants`: settings that are there when it begins."""
+    made. `tenants`: settings that are there when it begins. `gate`: None leaves all decisions to the test."""
     models = models or Models()
     async with AsyncExitStack() as stack:
         database = await Database.open(f"sqlite:///{folder / 'runs.db'}")
@@ -146,7 +151,7 @@ async def deployed(
         async def load(version: str) -> str:
             return f'{{"version": "{version}"}}'
 
-        versions = Versions(book, load)
+        versions = Versions(book, load, gate, canary_share=0.5)
         await versions.ensure_base(BASE)
         await versions.register(NEW)
         executors = VersionRouting(models.executor, BASE, versions.traffic, load)
@@ -330,6 +335,23 @@ async def test_held_out_questions_are_asked_with_both_versions(tmp_path: Path) -
             NEW, BASE, 2.5
         ) == [(True, False)]
         assert await here.rows("SELECT COUNT(*) FROM runs") == [(6,)]
+
+
+async def test_all_the_way(tmp_path: Path) -> None:
+    """From shadow to active by itself, while clients ask and the operator tells what is right."""
+    async with deployed(tmp_path, gate=GateRule(0.5, 0.5, 100.0, 10_000)) as here:
+        questions = [HeldOutQuestion(f"{QUESTION}{' ' * number}", ("Al Pacino",)) for number in range(4)]
+        here.versions.held_out = HeldOut(questions, here.executors, Models().search, here.lifecycle)
+        here.versions.on_change = here.executors.refresh
+        await here.set("shadow")
+        async with asyncio.timeout(30):
+            while (await here.versions.traffic()).active != NEW:
+                run = await here.ask()
+                await here.runs.feedback(Feedback(run.id, gold_answer="Al Pacino"), LOCAL)
+        decided = [each.decision for each in await here.versions.decisions(NEW) if each.decided_by == "gate"]
+        assert [each for each in decided if each != "wait"] == ["canary", "promote"]
+        assert (await here.ask()).result.answer == "Al Pacino"  # type: ignore[union-attr]
+        assert await here.rows("SELECT COUNT(*) FROM runs WHERE tenant = 'default'") == [(8,)]
 
 
 async def test_held_out_questions_that_others_spoil_say_nothing(tmp_path: Path) -> None:
