@@ -60,8 +60,9 @@ class Seen(msgspec.Struct, frozen=True):
 
 Array = np.ndarray[Any, Any]
 Said = tuple[str, float] | None
-Hostile = tuple[int, Callable[[Seen], "Said"]]
 """A right answer, as somebody says, and after how many trials; None for no word."""
+Hostile = tuple[int, Callable[[Seen], Said]]
+"""So many tenants, and what they say."""
 _GOLD, _LATER = "Paris", 300.0
 
 
@@ -93,7 +94,7 @@ KINDS: dict[str, Callable[[Seen], Said]] = {
     "one tenant mostly": _if(lambda seen: seen.tenant == 0 or seen.chance < 0.05),
     "easy questions": _if(lambda seen: not seen.hard),
     "hard questions, errors only": _if(lambda seen: seen.hard and not seen.right),
-    "the first hundreds": _if(lambda seen: seen.number % 1000 < 300),
+    "the first hundreds": _if(lambda seen: seen.number < 300),
 }
 """Clients of one manner each."""
 _HONEST = KINDS["a tenth, at random"]
@@ -113,7 +114,7 @@ ATTACKS: dict[str, Hostile] = {
     "two tenants, slowly": (2, lambda seen: _for_candidate(seen) if seen.number > 300 else _HONEST(seen)),
     "twenty tenants": (20, _for_candidate),
 }
-"""Hostile tenants that share a twentieth of the traffic, and what they say."""
+"""By tenants that share a twentieth of the traffic."""
 
 
 @cache
