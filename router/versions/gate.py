@@ -150,14 +150,14 @@ def figures_of(pairs: Sequence[Pair], rule: GateRule | None, stage: Stage) -> Tr
 
 
 def balanced(pairs: Sequence[Pair]) -> list[Pair]:
-    """As many of the pairs that the candidate served as of the others, of either the first ones."""
+    """Equal numbers of pairs that the candidate served and of the others: of either the first ones."""
     served = sum(pair.candidate_served for pair in pairs)
     most = min(served, len(pairs) - served)
     return _first(pairs, lambda pair: pair.candidate_served, {True: most, False: most})
 
 
 def within_share(items: Sequence[Item], tenant_of: Callable[[Item], str]) -> list[Item]:
-    """As many of the items that no client's tenant has more than `MOST_OF_ONE` of them, of each the first ones.
+    """The items that count where no client's tenant may have more than `MOST_OF_ONE` of them: of each the first ones.
     `tenant_of`: empty for the operator's and the judge's.
     """
     given = Counter(map(tenant_of, items))

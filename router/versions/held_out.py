@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from router.errors import ContextTooLong, OutOfTime
+from router.errors import BadVersion, ContextTooLong, OutOfTime
 from router.protocol import exact_match
 from router.runs import RequestOptions, RunLifecycle
 from router.runs.lifecycle import OpenRun, RunRequest
@@ -18,6 +18,8 @@ from router.versions.routing import VersionRouting
 from router.versions.trials import hindered
 
 _AT_ONCE = 4
+_LEAST_KNOWN = 0.9
+"""The share of questions that both versions have to come to an end with, be it right or wrong."""
 
 
 class HeldOutQuestion(msgspec.Struct, frozen=True):
@@ -45,9 +47,13 @@ class HeldOut:
 
     async def compare(self, candidate: str, active: str, since: float) -> list[tuple[bool, bool]]:
         """Whether the candidate and the active version are right on questions, each in runs of its own, which are the
-        operator's; without those that something else spoiled. Asked again with the same `since`, runs that are stored
-        are not made anew. Raises what `RunLifecycle.open` and the search raise.
+        operator's; without the few that something else spoiled. Asked again with the same `since`, runs that are stored
+        are not made anew. Raises `BadVersion` where the versions do not work here, and what `RunLifecycle.open` and the
+        search raise.
         """
+        traffic = self._executors.traffic
+        if (traffic.candidate, traffic.active) != (candidate, active):
+            raise BadVersion(f"{candidate}: is not in use here, so that held-out questions tell nothing of it.")
         places = asyncio.Semaphore(_AT_ONCE)
 
         async def both(number: int, question: HeldOutQuestion) -> tuple[bool | None, bool | None]:
@@ -56,7 +62,12 @@ class HeldOut:
                 return await self._right(question, candidate, name), await self._right(question, active, name)
 
         found = await asyncio.gather(*(both(number, question) for number, question in enumerate(self._questions)))
-        return [(one, other) for one, other in found if one is not None and other is not None]
+        known = [(one, other) for one, other in found if one is not None and other is not None]
+        if len(known) < _LEAST_KNOWN * self.size:
+            raise BadVersion(
+                f"{candidate}: {self.size - len(known)} of {self.size} held-out questions came to nothing."
+            )
+        return known
 
     async def _right(self, question: HeldOutQuestion, version: str, name: str) -> bool | None:
         """Whether a version is right on a question; None where that is not known."""

@@ -23,7 +23,7 @@ from router.versions.book import (
     VersionState,
     traffic_of,
 )
-from router.versions.gate import GateRule, decide, figures_of, on_held_out
+from router.versions.gate import GateRule, GateVerdict, decide, figures_of, on_held_out
 
 
 class VersionDraft:
@@ -229,19 +229,12 @@ class Versions:
         candidate = next(version for version in versions if version.version == traffic.candidate)
         pairs = await self._book.pairs(candidate.version, traffic.stage, candidate.state_at)
         verdict, figures, reason = await asyncio.to_thread(decide, pairs, self._gate, traffic.stage)
-        draft, trial = VersionDraft(versions, "gate", figures), (candidate.version, traffic.active, candidate.state_at)
-        ask = verdict == "promote" and traffic.stage == "canary"
-        if ask and self.held_out is None:
-            verdict, reason = "wait" if len(pairs) < self._gate.most_trials else "stop", f"{reason} {_NO_HELD_OUT}"
-        elif ask and trial in self._compared:
-            verdict, said = on_held_out(self._compared[trial], self._gate)
+        trial = candidate.version, traffic.active, candidate.state_at
+        if passed := verdict == "promote" and traffic.stage == "canary":
+            over = len(pairs) >= self._gate.most_trials
+            verdict, said = self._examined(self._gate, trial, figures, over=over)
             reason = f"{reason} {said}"
-        elif ask and self.held_out is not None:
-            verdict, each = "wait", (figures.tokens + figures.active_tokens) // figures.trials
-            reason += (
-                f" Both versions are asked {self.held_out.size} held-out questions now, for about "
-                f"{each * self.held_out.size:,} executor tokens and what leads them, booked to {DEFAULT_TENANT}."
-            )
+        draft = VersionDraft(versions, "gate", figures)
         if verdict == "wait":
             noted = candidate.version, candidate.state_at, figures
             if len(pairs) and noted != self._noted:  # something has come since the last note
@@ -249,7 +242,7 @@ class Versions:
                 await self._book.wait(draft.decisions[-1])
                 self._noted = noted
                 _tell(draft.decisions[-1])
-            if ask and self.held_out is not None:
+            if passed and self.held_out and trial not in self._compared:
                 self._compared[trial] = await self.held_out.compare(*trial)
                 await self.review()  # on what is known by now
             return
@@ -262,6 +255,22 @@ class Versions:
         else:
             draft.promote(candidate, reason)
         await self._take(draft)
+
+    def _examined(
+        self, gate: GateRule, trial: tuple[str, str, float], figures: TrialFigures, *, over: bool
+    ) -> tuple[GateVerdict, str]:
+        """Decide by held-out questions on a canary that has passed its trial, and say why; wait while they are to be
+        asked. `over`: there are no more trials to come.
+        """
+        if self.held_out is None:
+            return "stop" if over else "wait", _NO_HELD_OUT
+        if trial in self._compared:
+            return on_held_out(self._compared[trial], gate)
+        tokens = (figures.tokens + figures.active_tokens) // figures.trials * self.held_out.size
+        return "wait", (
+            f"Both versions are asked {self.held_out.size} held-out questions now, for about {tokens:,} executor "
+            f"tokens and what leads them, booked to {DEFAULT_TENANT}."
+        )
 
     async def list(self) -> "list[tuple[ExecutorVersion, TrialFigures | None]]":
         """All versions, newest first, each with what it has shown in its trial; None where it is not on trial."""

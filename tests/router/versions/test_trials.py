@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from router.access import Tenant
 from router.background import background_tasks
 from router.calls import Role
-from router.errors import ContextTooLong, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
+from router.errors import BadVersion, ContextTooLong, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.ledger import Budget, UsageQuery
 from router.models import Message, Model, Prompt, Sampling, ScriptedModel
 from router.models.model import Answer
@@ -325,6 +325,7 @@ async def test_a_judge_that_fails_or_agrees_is_no_evidence(tmp_path: Path) -> No
 async def test_held_out_questions_are_asked_with_both_versions(tmp_path: Path) -> None:
     """Each in a run of its own, booked to the operator and never listed; asked again, nothing is paid for twice."""
     async with deployed(tmp_path) as here:
+        await here.set("canary", 0.5)
         questions = [HeldOutQuestion(QUESTION, ("Al Pacino", "De Niro")), HeldOutQuestion(QUESTION, ("Michael Mann",))]
         held_out = HeldOut(questions, here.executors, Models().search, here.lifecycle)
         for _ in range(2):
@@ -355,12 +356,17 @@ async def test_all_the_way(tmp_path: Path) -> None:
 
 
 async def test_held_out_questions_that_others_spoil_say_nothing(tmp_path: Path) -> None:
-    """They are left out."""
+    """Where there are many of them, nothing is decided; nor where the versions do not work here."""
     models = Models()
     models.executors[BASE] = ScriptedModel(down, BASE)
     async with deployed(tmp_path, models) as here:
         question = HeldOutQuestion(QUESTION, ("Al Pacino",))
-        assert await HeldOut([question], here.executors, models.search, here.lifecycle).compare(NEW, BASE, 1.0) == []
+        held_out = HeldOut([question], here.executors, models.search, here.lifecycle)
+        with pytest.raises(BadVersion, match="is not in use here"):
+            await held_out.compare(NEW, BASE, 1.0)
+        await here.set("canary", 0.5)
+        with pytest.raises(BadVersion, match="1 of 1 held-out questions came to nothing"):
+            await held_out.compare(NEW, BASE, 1.0)
 
 
 async def test_feedback_on_a_run_that_was_not_tried(tmp_path: Path) -> None:
