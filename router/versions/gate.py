@@ -75,8 +75,8 @@ def decide(pairs: Sequence[Pair], rule: GateRule, stage: Stage) -> tuple[GateVer
         said = ", ".join(f"{each.measure} (evidence {each.against:.3g} of {too_much:.3g})" for each in worse)
         return "roll_back", figures, f"Worse than the active version in {said}: {summary}."
     needed = figures.evidence if stage == "canary" or figures.judged else figures.evidence[1:]
-    open_ = [f"{each.measure} (evidence {each.in_favour:.3g} of {enough:.3g})" for each in needed]
-    open_ = [said for said, each in zip(open_, needed, strict=True) if each.in_favour < enough]
+    lacking = [each for each in needed if each.in_favour < enough]
+    open_ = [f"{each.measure} (evidence {each.in_favour:.3g} of {enough:.3g})" for each in lacking]
     if stage == "canary" and figures.right < rule.least_right * figures.judged:
         open_.append(f"whether it is right in {rule.least_right:.0%} at least")
     if open_ and len(pairs) >= rule.most_trials:
