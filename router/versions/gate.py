@@ -83,7 +83,8 @@ def decide(pairs: Sequence[Pair], rule: GateRule, stage: Stage) -> tuple[GateVer
         return "stop", figures, f"Not decided in {rule.most_trials:,} trials on {', '.join(open_)}: {summary}."
     if open_:
         return "wait", figures, f"Not decided yet on {', '.join(open_)}: {summary}."
-    return "promote", figures, f"Not worse than the active version by more than {rule.margin:g}: {summary}."
+    how = f"by more than {rule.margin:g}" if needed is figures.evidence else "in failures and tokens"
+    return "promote", figures, f"Not worse than the active version {how}: {summary}."
 
 
 def on_held_out(right: Sequence[tuple[bool, bool]], rule: GateRule) -> tuple[GateVerdict, str]:

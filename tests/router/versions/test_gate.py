@@ -177,6 +177,7 @@ def test_a_shadow_that_nobody_judges_goes_on_by_the_rest() -> None:
     """Which is said; where a judge has spoken, it decides."""
     verdict, _, reason = decide([pair(None, tokens=10)] * 200, RULE, "shadow")
     assert (verdict, "a shadow's are by a judge alone" in reason) == ("promote", True)
+    assert reason.startswith("Not worse than the active version in failures and tokens: no answer has been judged")
     judged = [pair(False, source="judge"), pair(True, False, source="judge")] * 100
     assert decide(judged, RULE, "shadow")[0] == "wait"
 
