@@ -19,7 +19,7 @@ from router.search.executor import Executes
 from router.trace import Call, Run, Trajectory
 from router.trace.identity import SHADOW
 from router.trace.run import Feedback
-from router.versions.book import Judgement, Side, Trial, VersionBook, judge
+from router.versions.book import Judgement, Side, Traffic, Trial, VersionBook, judge
 from router.versions.routing import VersionRouting
 
 _log = structlog.get_logger("trials")
@@ -53,7 +53,7 @@ class Trials:
         """
         self._executors, self._search, self._lifecycle = executors, search, lifecycle
         self._book, self._archive, self._review, self._judging = book, archive, review, judge
-        self._waiting: asyncio.Queue[Run] = asyncio.Queue(_WAITING)
+        self._waiting: asyncio.Queue[tuple[Run, Traffic]] = asyncio.Queue(_WAITING)
         self._news = asyncio.Event()
         self._news.set()  # of what was learnt before this process began
         self.dropped = 0
@@ -61,10 +61,11 @@ class Trials:
 
     def consider(self, run: Run) -> None:
         """Try the run soon, if there is something to compare it with, and not too many wait."""
-        if self._executors.traffic.other(run.id) is None or not _comparable(run):
+        traffic = self._executors.traffic
+        if traffic.other(run.id) is None or not _comparable(run):
             return
         try:
-            self._waiting.put_nowait(run)
+            self._waiting.put_nowait((run, traffic))
         except asyncio.QueueFull:
             self.dropped += 1
 
@@ -89,12 +90,12 @@ class Trials:
 
     async def _try_all(self) -> None:
         while True:
-            run = await self._waiting.get()
-            with errors_logged(_log, "trial.given_up", run_id=run.id):
-                await self._try(run)
+            run, traffic = await self._waiting.get()
+            if traffic == self._executors.traffic:  # else who is served what has changed since
+                with errors_logged(_log, "trial.given_up", run_id=run.id):
+                    await self._try(run, traffic)
 
-    async def _try(self, run: Run) -> None:
-        traffic = self._executors.traffic
+    async def _try(self, run: Run, traffic: Traffic) -> None:
         worked = (call for call in run.calls if call.role == "execution")
         first = min(worked, key=lambda call: call.number, default=None)
         served, other = first and first.executor_version, traffic.other(run.id)  # it worked in the run, or was to

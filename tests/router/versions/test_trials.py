@@ -581,6 +581,19 @@ async def test_trials_that_are_too_many_are_dropped(tmp_path: Path) -> None:
         assert await here.rows("SELECT COUNT(*) FROM runs WHERE kind = 'shadow'") == [(4,)]
 
 
+async def test_what_a_shadow_left_waiting_is_no_canary_s_trial(tmp_path: Path) -> None:
+    """As all of it was served by the active version, at another time."""
+    async with deployed(tmp_path, working=False) as here:
+        await here.set("shadow")
+        left = [await here.ask() for _ in range(6)]
+        await here.set("canary", 0.5)
+        run = await here.ask_served(BASE)
+        async with background_tasks(here.trials.work()):
+            while await here.book.trial(run.id) is None:
+                await here.next_review()
+        assert [await here.book.trial(each.id) for each in left] == [None] * 6
+
+
 async def test_a_trial_that_traffic_has_overtaken_is_none(tmp_path: Path) -> None:
     """What was compared by then is of no interest any more."""
     models = Models()
