@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,9 +113,10 @@ class Deployed:
 
     async def ask_served(self, version: str) -> Run:
         """The answer to the question, asked until this version serves it."""
-        while self.executors.traffic.serving((run := await self.ask()).id) != version:
-            pass
-        return run
+        while True:
+            with suppress(ContextTooLong):  # of the other version's reports
+                if self.executors.traffic.serving((run := await self.ask()).id) == version:
+                    return run
 
     async def next_review(self) -> None:
         """Wait until something was learnt, and looked at."""
