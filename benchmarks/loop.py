@@ -46,7 +46,7 @@ _WEIGHTS = "adapter_model.safetensors"
 _LAST_TRIALS_S = 10.0
 """Time for the last trials after the last answer."""
 _CANARY_SHARE = 0.5
-"""Of the questions; with the default, most of them would be no trial."""
+"""Of the questions; with the default, three fifths of them would be no trial."""
 _NOISE = 2
 """Noise over the weights themselves, by their standard deviations. Once, the mini executor is as good as before; twice,
 three quarters of its turns are right; three times, none is.
@@ -140,10 +140,10 @@ async def measure(options: Options) -> Figures:
         exported = export(World(options.seed, "test"), work / "world", sum(counts))
         parts = iter({question.text: question for question in exported}.values())
         held_out, logged, tried, tried_degraded = (list(islice(parts, count)) for count in counts)
-        rows = [{"id": one.id, "text": one.text, "answer": one.answer} for one in held_out]
+        rows = [{"id": one.id, "question": one.text, "golden_answers": [one.answer]} for one in held_out]
         write_atomically(work / "held_out.jsonl", msgspec.json.Encoder().encode_lines(rows))
         file = work / "rolegate.toml"
-        mini = await stack.enter_async_context(mini_deployment(_config(work / "world"), teacher=True))
+        mini = await stack.enter_async_context(mini_deployment(_config(work), teacher=True))
         mini.config(file, versions=work / "versions")
         address = (await stack.enter_async_context(gateway(file))).words[0]
         client = await stack.enter_async_context(AsyncClient(address))
@@ -173,10 +173,12 @@ async def measure(options: Options) -> Figures:
     return Figures(checks, asked, steps_s, decisions)
 
 
-def _config(world: Path) -> Config:
-    config = over(load_config(preset("mini")), world)
+def _config(work: Path) -> Config:
+    config = over(load_config(preset("mini")), work / "world")
     gate = msgspec.structs.replace(config.versions.gate, canary_share=_CANARY_SHARE)
-    return msgspec.structs.replace(config, versions=msgspec.structs.replace(config.versions, gate=gate))
+    held_out = str((work / "held_out.jsonl").resolve())
+    versions = msgspec.structs.replace(config.versions, held_out=held_out, gate=gate)
+    return msgspec.structs.replace(config, versions=versions)
 
 
 async def _retrain(options: Options, config: Path, address: str, work: Path) -> None:

@@ -1,8 +1,9 @@
 """`rolegate sft mine`: roll out logged questions again, with the teacher as executor.
 
 Reads the config's store: runs of kind answer, failures included, but none of tenants that have opted out and none whose
-texts were not kept. Which answers are right is known from clients' feedback (a right answer, or an answer that they
-liked), or from the judge. Prints what that would take and asks; then it does what `rolegate sft rollout` does.
+texts were not kept. Which answers are right is known from right answers that feedback tells, or from the judge; that
+somebody liked an answer does not make it right. Unless one tenant is named, no tenant's word stands for more than a
+quarter of the questions. Prints what that would take and asks; then it does what `rolegate sft rollout` does.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from router.trace import Call, Price, RoleName, Run, Trajectory
 from router.trace.call import totals
 from router.trace.run import Feedback
 from router.trace.values import NOT_FOUND
+from router.versions.gate import within_share
 from serving.cli.options import FORMATS, time_argument
 from serving.cli.store import opened_store
 from serving.config.config import Config
@@ -71,6 +73,8 @@ class Counts(msgspec.Struct):
     same_question: int = 0
     same_sub_queries: int = 0
     over_limit: int = 0
+    over_share: int = 0
+    """Their tenant's word would stand for too many of them."""
     selected: int = 0
 
 
@@ -91,7 +95,7 @@ async def select(
     `wanted` leaves out tenants that have opted out. `evaluation`: what to leave out. `judge`: whether somebody can
     tell right answers that no feedback tells. Raises `StoreFailed`.
     """
-    counts, chosen, calls = Counts(), list[Question](), list[Call]()
+    counts, chosen = Counts(), list[tuple[Question, tuple[Call, ...], str]]()
     asked: set[str] = set()
     worked_on: set[frozenset[str]] = set()
     async for run in _ended(log, wanted, counts):
@@ -105,7 +109,7 @@ async def select(
             counts.nearly_evaluation += likeness == "near"
         elif any(evaluation.likeness(execution.sub_query) for execution in executions):
             counts.evaluation_sub_query += 1
-        elif not (question := question_of(run, await log.feedback(run.id))).golds and not judge:
+        elif not (question := question_of(run, feedback := await log.feedback(run.id))).golds and not judge:
             counts.right_answer_unknown += 1
         elif normal in asked:
             counts.same_question += 1
@@ -117,27 +121,27 @@ async def select(
             if limit is not None and len(chosen) >= limit:
                 counts.over_limit += 1
             else:
-                chosen.append(question)
-                calls += run.calls
-    counts.selected = len(chosen)
-    return Selection(chosen, counts), calls
+                by_client = question.golds and all(said.tenant for said in feedback if said.gold_answer.strip())
+                chosen.append((question, run.calls, run.tenant if by_client and wanted.tenant is None else ""))
+    kept = within_share(chosen, lambda one: one[2])
+    counts.selected, counts.over_share = len(kept), len(chosen) - len(kept)
+    return Selection([question for question, _, _ in kept], counts), [call for _, calls, _ in kept for call in calls]
 
 
 def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
-    """The run's question with what clients said: their right answers, and the run's own if the last of them who told
-    liked it; otherwise that one is known to be wrong. Who likes an honest refusal has not told what would be right.
+    """The run's question with what was said: right answers, the operator's alone where there are any; and the run's own
+    as a wrong one, if the last verdict was that it is.
     """
     result = run.result
     answer = result.answer if isinstance(result, Trajectory) and result.outcome != "out_of_scope" else ""
     if answer == NOT_FOUND:
         answer = ""
-    golds = [said.gold_answer for said in feedback if said.gold_answer.strip()]
+    told = [said for said in feedback if said.gold_answer.strip()]
+    trusted = [said for said in told if said.tenant is None]
     verdicts = [said.good for said in feedback if said.good is not None]
-    liked = verdicts[-1] if verdicts and answer else None
-    if liked:
-        golds.append(answer)
-    rejected = (answer,) if liked is False else ()
-    return Question(run.id, run.request, tuple(dict.fromkeys(golds)), SOURCE, rejected)
+    rejected = (answer,) if answer and verdicts and not verdicts[-1] else ()
+    golds = dict.fromkeys(said.gold_answer for said in trusted or told)
+    return Question(run.id, run.request, tuple(golds), SOURCE, rejected)
 
 
 async def _ended(log: Archive, wanted: RunFilter, counts: Counts) -> AsyncIterator[Run]:
@@ -218,7 +222,8 @@ async def _selected(config: Config, options: Options) -> Selection | None:
         training=True,
     )
     roles, teacher = config.roles, teacher_config(config)
-    evaluation, judge = HeldOut.read(options.evaluation), config.distillation.judge is not None
+    held_out = [Path(config.versions.held_out)] if config.versions.held_out else []
+    evaluation, judge = HeldOut.read([*options.evaluation, *held_out]), config.distillation.judge is not None
     async with opened_store(argparse.Namespace(config=options.config, preset=None)) as database:
         with Console(stderr=True).status("reading logged runs"):
             archive = SQLArchive(database)

@@ -32,6 +32,7 @@ from router.runs import Admission, Gateway, RunLifecycle, Runs
 from router.runs.live import LiveRuns
 from router.runs.observers import ObservedRetriever, Observers
 from router.search import Executor, ReportCache, Retriever, Topology
+from router.search.answerer import Judge
 from router.search.executor import Executes
 from router.search.loop import settings_of
 from router.search.retrieval import IndexRetriever, WatchedRetriever
@@ -40,8 +41,8 @@ from router.store.follower import own_log
 from router.store.log import RunLog
 from router.trace import RoleName
 from router.trace.values import TopologyName
-from router.versions import GateRule, Trials, VersionRouting, Versions
-from serving.config.config import Config
+from router.versions import GateRule, HeldOut, HeldOutQuestion, Trials, VersionRouting, Versions
+from serving.config.config import Config, RoleConfig
 from serving.config.secrets import missing
 from serving.engines.engine import Log
 from serving.engines.loading import Loading
@@ -105,7 +106,7 @@ async def running_gateway(
     stored. `retriever` and `journal`: doubles, instead of the config's and around the store's; for measurements.
     `log` gets what is being done. Raises `BadConfig` or `BadIndex`, saying what to do. Closing drains.
     """
-    for problem in missing(config):
+    for problem in missing(config, {"distillation.judge": judge} if (judge := _judge(config)) else {}):
         raise BadConfig(problem)
     database = await Database.open(config.server.store)
     try:
@@ -153,7 +154,8 @@ async def _open_upstream(config: Config, log: Log, double: IndexRetriever | None
     opened = partial(open_retriever, config.retrieval, log, config.engines, on_change=say)
     async with AsyncExitStack() as stack:
         opening = opened if double is None else lambda **_: nullcontext(double)
-        engines, retriever = await start_engines(config, stack, log, opening, readiness=readiness)
+        also = [judge] if (judge := _judge(config)) else []
+        engines, retriever = await start_engines(config, stack, log, opening, also, readiness=readiness)
         pool = await stack.enter_async_context(ConnectionPool(_UPSTREAM_CONNECTIONS))
         session = await stack.enter_async_context(upstream_session())
         stack.push_async_callback(close_clients)
@@ -202,7 +204,18 @@ async def _open_runs(
             conditions=lambda: {"index": retriever.index_id or "", "executor version": executors.traffic.active},
         )
         search = partial(new_search, config.search, upstream.roles)
-        trials = Trials(executors, search, lifecycle=lifecycle, book=book, archive=archive, review=versions.review)
+        judged_by = _judge(config)
+        trials = Trials(
+            executors,
+            search,
+            lifecycle=lifecycle,
+            book=book,
+            archive=archive,
+            review=versions.review,
+            judge=Judge(upstream.new_role("judge", judged_by)) if judged_by else None,
+        )
+        if config.versions.held_out:
+            versions.held_out = HeldOut(_held_out(config.versions.held_out), executors, search, lifecycle)
         executor = watched.executor = _shared(config, executors, lambda: retriever.index_id)
         baselines = {
             name: new_topology(name, config, upstream.roles, role, retriever)
@@ -234,7 +247,8 @@ async def _open_versions(
     """Versions, of which one is active, and the executors that work as those. Raises `BadConfig`."""
     gate, model, book = config.versions.gate, config.roles.execution.model, SQLVersionBook(database)
     loading = Loading(config, upstream.engines, upstream.session)
-    rule = GateRule(gate.margin, _GATE_ERROR, gate.max_tokens_ratio, _GATE_TRIALS) if gate.enabled else None
+    limits = gate.max_tokens_ratio, _GATE_TRIALS, gate.least_right
+    rule = GateRule(gate.margin, _GATE_ERROR, *limits) if gate.enabled else None
     versions = Versions(book, loading.load, rule, gate.canary_share)
     named, manifest = await loading.first() or (model, "")
     await versions.ensure_base(named, manifest)
@@ -250,6 +264,20 @@ async def _open_versions(
         log(f"executor version {active} is active; the config names {named}, which `versions promote` would make it")
     versions.on_change = executors.refresh
     return versions, executors
+
+
+def _judge(config: Config) -> RoleConfig | None:
+    """The judge that trials need; None where there is none, or no gate."""
+    return config.distillation.judge if config.versions.gate.enabled else None
+
+
+def _held_out(path: str) -> list[HeldOutQuestion]:
+    """The questions of a file. Raises `BadConfig`."""
+    try:
+        return msgspec.json.Decoder(HeldOutQuestion).decode_lines(Path(path).read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        advice = "write lines of JSON, each with question and golden_answers"
+        raise BadConfig(f"versions.held_out: {path} cannot be read ({error}); {advice}.") from None
 
 
 def _new_executor(config: Config, upstream: _Upstream, retriever: Retriever, version: str) -> Executor:

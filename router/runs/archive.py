@@ -81,8 +81,10 @@ class Archive(Protocol):
     def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
         """All runs that have ended, with their feedback, oldest first, read in pieces; redacted ones too."""
 
-    async def add_feedback(self, feedback: Feedback, tenant: str | None = None) -> str:
-        """Keep feedback; its identifier. Raises `NotFound`, and `BadRequest` where the run has `MAX_A_RUN` already."""
+    async def add_feedback(self, feedback: Feedback) -> str:
+        """Keep feedback; its identifier. Raises `NotFound`, where its tenant does not see the run, and `BadRequest`
+        where the run has `MAX_A_RUN` already.
+        """
 
     async def feedback(self, run_id: str) -> tuple[Feedback, ...]:
         """The first `MAX_A_RUN` that were said of a run, oldest first; nothing of one that is not there."""

@@ -64,7 +64,7 @@ class Gateway:
     ) -> None:
         """`topologies`: the ways to answer, `factorized` among them. `vocabulary`: what questions may be about; None
         for models that know the language. `on_answered` gets every question that was answered here, unless its texts
-        must not be kept.
+        must not be kept or nothing may be learnt from it.
         """
         self._topologies, self._executor, self._roles = topologies, executor, roles
         self._lifecycle, self._max_question_chars = lifecycle, max_question_chars
@@ -107,7 +107,7 @@ class Gateway:
                 if error := _in_the_way(found, run.context):
                     draft.result = msgspec.structs.replace(found, answer="")
                     raise error
-        if not run.private:
+        if run.training and not run.private:
             self._on_answered(run.stored)
         return run.stored
 

@@ -81,6 +81,8 @@ class OpenRun:
     live: LiveRun
     private: bool
     """Whether its texts are left out of what is stored."""
+    training: bool
+    """Whether anything may be learnt from it."""
     settings: dict[RoleName, RoleSetting]
     resumed_from: str = ""
     begun: float = field(default_factory=time.monotonic)
@@ -197,7 +199,7 @@ class RunLifecycle:
                     answering_share=request.answering_share,
                     sharing=_sharing(request, options, began),
                 )
-                run = OpenRun(context, start, live, began.redact, request.settings or self._settings)
+                run = OpenRun(context, start, live, began.redact, began.training, request.settings or self._settings)
                 run.resumed_from = began.resumed.start.id if began.resumed else ""
                 async with self._stored_at_the_end(run, ends_at):
                     yield run

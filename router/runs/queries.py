@@ -92,7 +92,8 @@ class Runs:
         for name, text in (("gold_answer", feedback.gold_answer), ("comment", feedback.comment)):
             if len(text) > MAX_CHARS:
                 raise BadRequest(f"{name} has {len(text)} characters; at most {MAX_CHARS} are kept.")
-        feedback_id = await self._archive.add_feedback(feedback, identity.tenant)
+        feedback = msgspec.structs.replace(feedback, tenant=identity.tenant)
+        feedback_id = await self._archive.add_feedback(feedback)
         await self._heard(feedback)
         return feedback_id
 

@@ -59,13 +59,13 @@ class SQLArchive:
             last = piece[-1].run
             after = last.started_at, last.id
 
-    async def add_feedback(self, feedback: Feedback, tenant: str | None = None) -> str:
+    async def add_feedback(self, feedback: Feedback) -> str:
         """Keep feedback, without its texts where its tenant's are not kept; its identifier.
 
         Raises `NotFound`, and `BadRequest` where the run has `MAX_A_RUN` already.
         """
         feedback_id = f"feedback-{secrets.token_hex(8)}"
-        await self._database.write(partial(_add_feedback, feedback=feedback, feedback_id=feedback_id, tenant=tenant))
+        await self._database.write(partial(_add_feedback, feedback=feedback, feedback_id=feedback_id))
         return feedback_id
 
     async def feedback(self, run_id: str) -> tuple[Feedback, ...]:
@@ -100,9 +100,10 @@ def _piece(connection: Connection, wanted: RunFilter, after: tuple[float, str]) 
     return [ExportedRun(run_of(row), said.get(row.run_id, ())) for row in rows]
 
 
-def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str, tenant: str | None) -> None:
+def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str) -> None:
     # The run is locked, so that others, in other gateways too, count what is added here.
-    owner = connection.scalar(select(RUNS.c.tenant).where(*_visible(feedback.run_id, tenant)).with_for_update())
+    visible = _visible(feedback.run_id, feedback.tenant)
+    owner = connection.scalar(select(RUNS.c.tenant).where(*visible).with_for_update())
     if owner is None:
         raise _not_found(feedback.run_id)
     given = select(func.count()).where(FEEDBACK.c.run_id == feedback.run_id)

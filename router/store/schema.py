@@ -60,7 +60,7 @@ def _of_run(*, primary_key: bool = False, index: bool = False) -> Column[Any]:
 
 
 METADATA = MetaData()
-SCHEMA_NUMBER = 3
+SCHEMA_NUMBER = 4
 """The number of these tables: counted up with each change, here and in the name of the demo's file (`mini.toml`)."""
 SCHEMA = Table("rolegate_schema", METADATA, Column("number", Integer, primary_key=True, autoincrement=False))
 RUNS = Table(
@@ -153,8 +153,7 @@ VERSION_TRIALS = Table(  # runs that two versions have worked on; deleted with t
     _of_run(primary_key=True),
     *_columns(Trial, without=("run_id", *(f"by_{side}" for side in SIDES))),
     *(Column(f"{side}_{column.name}", column.type, nullable=False) for side in SIDES for column in _columns(Side)),
-    Column("judged_at", Float),  # null while it is not known which answers were right
-    *_columns(Judgement),
+    *(Column(column.name, column.type) for column in _columns(Judgement)),  # null while it is not known who is right
     Index("version_trials_by_candidate", "candidate", "stage", "ended_at"),
 )
 VERSION_DECISIONS = Table(  # numbers are given under a lock, so in the order of commits; figures are JSON

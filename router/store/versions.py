@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, RowMapping, func, select
+from sqlalchemy import Connection, RowMapping, func, or_, select, true
 
 from router.errors import BadRequest
 from router.store.database import Database, storable
@@ -25,7 +25,7 @@ from router.versions.book import Judgement, Pair, Side, Stage, Trial, TrialFigur
 _LOCK = "SELECT pg_advisory_xact_lock(1919118444, 1)"
 _TRIALS = VERSION_TRIALS.c
 _DECISIONS = VERSION_DECISIONS.c
-_OF_PAIRS = [_TRIALS[f"{side}_{what}"] for side in SIDES for what in ("right", "failed", "tokens")]
+_OF_PAIRS = [each for each in _TRIALS if each.name in Pair.__struct_fields__ + Judgement.__struct_fields__]
 
 
 class SQLVersionBook:
@@ -117,20 +117,25 @@ class SQLVersionBook:
 
     async def judge(self, run_id: str, judgement: Judgement) -> None:
         """See `VersionBook.judge`; of no effect where there is no trial of that run."""
-        unjudged = VERSION_TRIALS.update().where(_TRIALS.run_id == storable(run_id), _TRIALS.judged_at.is_(None))
-        judged = unjudged.values(judged_at=time.time(), **msgspec.structs.asdict(judgement))
+        less_trusted = or_(_TRIALS.source.is_(None), _TRIALS.source < judgement.source)  # by name, as `Source` says
+        trial = VERSION_TRIALS.update().where(_TRIALS.run_id == storable(run_id), less_trusted)
+        judged = trial.values(msgspec.structs.asdict(judgement) | {"judged_at": time.time()})
         await self._database.write(lambda connection: connection.execute(judged))
 
     async def pairs(self, version: str, stage: Stage, since: float) -> list[Pair]:
         """See `VersionBook.pairs`."""
         active = select(EXECUTOR_VERSIONS.c.version).where(EXECUTOR_VERSIONS.c.state == "active").scalar_subquery()
         wanted = (
-            select(_TRIALS.judged_at, *_OF_PAIRS)
+            select(*_OF_PAIRS)
+            .join(RUNS, RUNS.c.run_id == _TRIALS.run_id)
+            .outerjoin(TENANTS, TENANTS.c.name == RUNS.c.tenant)
             .where(_TRIALS.candidate == version, _TRIALS.stage == stage, _TRIALS.ended_at >= since)
-            .where(_TRIALS.active == active)
-            .order_by(_TRIALS.judged_at.is_(None), _TRIALS.judged_at, _TRIALS.ended_at, _TRIALS.run_id)
+            .where(_TRIALS.active == active, func.coalesce(TENANTS.c.training, true()))
+            .order_by(_TRIALS.ended_at, _TRIALS.run_id)
         )
-        return await self._database.read(lambda connection: list(map(_pair, connection.execute(wanted))), behind=True)
+        return await self._database.read(
+            lambda connection: list(map(_pair, connection.execute(wanted).mappings())), behind=True
+        )
 
 
 def _lock(connection: Connection) -> None:
@@ -172,9 +177,9 @@ def _row(trial: Trial) -> dict[str, object]:
     return row
 
 
-def _pair(row: Row[Any]) -> Pair:
-    judgement = None if row.judged_at is None else Judgement(row.candidate_right, row.active_right)
-    return Pair(row.candidate_failed, row.active_failed, row.candidate_tokens, row.active_tokens, judgement)
+def _pair(row: RowMapping) -> Pair:
+    judged = None if row["judged_at"] is None else struct_of(Judgement, row)
+    return struct_of(Pair, row, judgement=judged)
 
 
 def _trial(connection: Connection, run_id: str) -> Trial | None:

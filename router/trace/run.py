@@ -63,6 +63,8 @@ class Feedback(msgspec.Struct, frozen=True):
     gold_answer: str = ""
     """The right answer, where the client knows it."""
     comment: str = ""
+    tenant: str | None = None
+    """The tenant that gave it; None for the operator."""
 
     @property
     def good(self) -> bool | None:
@@ -72,4 +74,4 @@ class Feedback(msgspec.Struct, frozen=True):
     @property
     def empty(self) -> bool:
         """True where it says nothing."""
-        return self == Feedback(self.run_id)
+        return self == Feedback(self.run_id, tenant=self.tenant)

@@ -2,8 +2,18 @@
 
 from router.versions.book import ExecutorVersion, VersionDecision
 from router.versions.gate import GateRule
+from router.versions.held_out import HeldOut, HeldOutQuestion
 from router.versions.routing import VersionRouting
 from router.versions.trials import Trials
 from router.versions.versions import Versions
 
-__all__ = ["ExecutorVersion", "GateRule", "Trials", "VersionDecision", "VersionRouting", "Versions"]
+__all__ = [
+    "ExecutorVersion",
+    "GateRule",
+    "HeldOut",
+    "HeldOutQuestion",
+    "Trials",
+    "VersionDecision",
+    "VersionRouting",
+    "Versions",
+]

@@ -45,14 +45,27 @@ class Traffic(msgspec.Struct, frozen=True):
         """
         if not self.candidate or self.stage != "canary":
             return self.active
-        place = int.from_bytes(hashlib.sha256(run_id.encode()).digest()[:8]) / 2**64  # among all runs, 0 to 1
-        return self.candidate if place < self.share else self.active
+        return self.candidate if _place(run_id) < self.share else self.active
 
     def other(self, run_id: str) -> str | None:
-        """The version to compare with whoever serves a run; None where nothing is to be compared."""
+        """The version to compare with whoever serves a run; None where nothing is to be compared.
+
+        Of a canary's traffic as many runs are compared that the candidate serves as runs that the active version
+        serves, by expectation, and which of the others these are does not depend on anything in them.
+        """
         if self.stage == "shadow":
             return self.candidate
-        return self.active if self.serving(run_id) == self.candidate else None
+        if self.stage != "canary":
+            return None
+        place, of_each = _place(run_id), min(self.share, 1 - self.share)
+        if place < of_each:
+            return self.active
+        return self.candidate if self.share <= place < self.share + of_each else None
+
+
+def _place(run_id: str) -> float:
+    """The place of a run among all, 0 to 1."""
+    return int.from_bytes(hashlib.sha256(run_id.encode()).digest()[:8]) / 2**64
 
 
 def traffic_of(versions: "list[ExecutorVersion]") -> Traffic | None:
@@ -85,48 +98,49 @@ class Trial(msgspec.Struct, frozen=True):
     """The version that is tried."""
     active: str
     stage: Stage
-    """Whether the client got the active one's answer (shadow) or the candidate's (canary)."""
+    candidate_served: bool
+    """Whether the client got the candidate's answer; a shadow's is never shown."""
     by_candidate: Side
     by_active: Side
     ended_at: float
     """Unix time, seconds."""
 
-    @property
-    def served(self) -> Side:
-        """The side that the client got."""
-        return self.by_active if self.stage == "shadow" else self.by_candidate
 
-    @property
-    def other(self) -> Side:
-        """The side that the client did not get."""
-        return self.by_candidate if self.stage == "shadow" else self.by_active
+Source = Literal["client", "judge", "operator"]
+"""Who says which answers are right; in the order of their names, each is trusted more than those before it."""
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """Verdict on which of a trial's two answers were right; None of one that nobody knows of."""
+    """Verdict on which of a trial's two answers are right."""
 
-    candidate_right: bool | None
-    active_right: bool | None
+    candidate_right: bool
+    active_right: bool
+    source: Source
+    tenant: str = ""
+    """Of a client; empty for the operator and the judge."""
+    judged_at: float = 0.0
+    """Unix time, seconds; set by the book."""
+
+    @property
+    def sign(self) -> int:
+        """1 where only the candidate is right, -1 where only the active version is, else 0: of neither it says more
+        than of the other.
+        """
+        return self.candidate_right - self.active_right
 
 
 def judge(trial: Trial, feedback: Feedback) -> Judgement | None:
-    """Verdict of feedback on both answers; None where it says nothing.
-
-    A gold answer tells of both, by exact match, unless the client accepted an answer that does not match it. Then, as
-    without one, the verdict tells of the answer that the client got, and of the other one only where it is the same, or
-    matches.
+    """Verdict of feedback on both answers, by exact match with the right answer that it tells; None where it tells
+    none, or contradicts itself: a verdict alone speaks of one answer only. None, too, for a shadow: whoever gives
+    feedback has seen the active version's answer, and may have spoken because of it.
     """
-    accepted, golds = feedback.good, [feedback.gold_answer] if feedback.gold_answer else []
-    matches = bool(golds) and exact_match(trial.served.answer, golds)
-    other: bool | None
-    if golds and (matches or not accepted):
-        served, other = matches, exact_match(trial.other.answer, golds)
-    elif accepted is not None:
-        alike = exact_match(trial.other.answer, [trial.served.answer, *golds])
-        served, other = accepted, accepted if alike else None
-    else:
+    if trial.stage == "shadow" or not feedback.gold_answer.strip():
         return None
-    return Judgement(other, served) if trial.stage == "shadow" else Judgement(served, other)
+    golds = [feedback.gold_answer]
+    candidate, active = exact_match(trial.by_candidate.answer, golds), exact_match(trial.by_active.answer, golds)
+    if feedback.good not in (None, candidate if trial.candidate_served else active):
+        return None
+    return Judgement(candidate, active, "operator" if feedback.tenant is None else "client", feedback.tenant or "")
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -136,8 +150,9 @@ class Pair(msgspec.Struct, frozen=True):
     active_failed: bool
     candidate_tokens: int
     active_tokens: int
+    candidate_served: bool = False
     judgement: Judgement | None = None
-    """None while it is not known which answers were right."""
+    """None while it is not known which answers are right."""
 
 
 DecidedBy = Literal["gate", "operator", "config"]
@@ -155,8 +170,22 @@ class GateEvidence(msgspec.Struct, frozen=True):
     """That it is worse."""
 
 
+class EvidenceSource(msgspec.Struct, frozen=True):
+    """The part of somebody's in what is known of correctness."""
+
+    source: Source
+    tenant: str
+    """Of clients; else empty."""
+    decisive: int
+    """Pairs in which exactly one version is right, by this source."""
+    counted: int
+    """Those of them that are evidence; the others wait until their tenant's share is small enough."""
+
+
 class TrialFigures(msgspec.Struct, frozen=True):
-    """Figures that a candidate has shown in its present state."""
+    """Figures that a candidate has shown in its present state; of a canary, over as many trials that it served as the
+    active version did.
+    """
 
     trials: int
     judged: int
@@ -167,6 +196,8 @@ class TrialFigures(msgspec.Struct, frozen=True):
     tokens: int
     active_tokens: int
     evidence: tuple[GateEvidence, ...] = ()
+    sources: tuple[EvidenceSource, ...] = ()
+    """Whose evidence on correctness that is."""
 
 
 class VersionDecision(msgspec.Struct, frozen=True):
@@ -219,9 +250,9 @@ class VersionBook(Protocol):
         """The trial of a run."""
 
     async def judge(self, run_id: str, judgement: Judgement) -> None:
-        """Note which answers of a trial were right; the first judgement stands."""
+        """Note which answers of a trial are right; the first judgement of the most trusted source stands."""
 
     async def pairs(self, version: str, stage: Stage, since: float) -> list[Pair]:
-        """A candidate's trials in a state into which it came at `since`: judged ones in the order in which they were
-        judged, then the others in the order in which they ended.
+        """A candidate's trials in a state into which it came at `since`, in the order in which they ended; none on
+        runs of tenants whose runs must not train.
         """

@@ -5,12 +5,14 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 import msgspec
 import structlog
 
 from router.background import errors_logged
 from router.errors import BadRequest, BadVersion, StoreFailed
+from router.trace.identity import DEFAULT_TENANT
 from router.versions.book import (
     DecidedBy,
     ExecutorVersion,
@@ -21,7 +23,7 @@ from router.versions.book import (
     VersionState,
     traffic_of,
 )
-from router.versions.gate import GateRule, decide, figures_of
+from router.versions.gate import GateRule, GateVerdict, decide, figures_of, on_held_out
 
 
 class VersionDraft:
@@ -90,6 +92,19 @@ _NAME = re.compile(r"executor-[0-9]{6,}")
 _ATTEMPTS = 5
 MOST_DECISIONS = 1000
 """Decisions that are read at once."""
+_NO_HELD_OUT = (
+    "To be promoted, it also has to pass the operator's held-out questions: name a file of some in versions.held_out, "
+    "or promote it yourself."
+)
+
+
+class Examination(Protocol):
+    """Questions of the operator's, to be asked with two versions; see `HeldOut`."""
+
+    size: int
+
+    async def compare(self, candidate: str, active: str, since: float) -> list[tuple[bool, bool]]:
+        """Of each question, whether the candidate is right, and whether the active version is."""
 
 
 class Versions:
@@ -110,6 +125,10 @@ class Versions:
         self._noted: tuple[str, float, TrialFigures] | None = None
         self.on_change: Callable[[], Awaitable[None]] | None = None
         """Awaited when a version has come into another state through here; its errors are logged."""
+        self.held_out: Examination | None = None
+        """Has to speak for a canary, too, before it is promoted; None: only operators promote."""
+        self._compared: dict[tuple[str, str, float], list[tuple[bool, bool]]] = {}
+        """What came of the held-out questions, by candidate, active version and trial."""
 
     async def traffic(self) -> Traffic:
         """The versions that work by now. Raises `BadVersion` where no version is active."""
@@ -123,7 +142,7 @@ class Versions:
         if version.state not in ("shadow", "canary"):
             return None
         pairs = await self._book.pairs(version.version, version.state, version.state_at)
-        return await asyncio.to_thread(figures_of, pairs, self._gate)
+        return await asyncio.to_thread(figures_of, pairs, self._gate, version.state)
 
     async def decisions(self, version: str | None = None, after: int = 0) -> Sequence[VersionDecision]:
         """Decisions on one version or on all, with numbers greater than `after`: oldest first, at most
@@ -209,14 +228,23 @@ class Versions:
             return
         candidate = next(version for version in versions if version.version == traffic.candidate)
         pairs = await self._book.pairs(candidate.version, traffic.stage, candidate.state_at)
-        verdict, figures, reason = await asyncio.to_thread(decide, pairs, self._gate)
-        draft, noted = VersionDraft(versions, "gate", figures), (candidate.version, candidate.state_at, figures)
+        verdict, figures, reason = await asyncio.to_thread(decide, pairs, self._gate, traffic.stage)
+        trial = candidate.version, traffic.active, candidate.state_at
+        if passed := verdict == "promote" and traffic.stage == "canary":
+            over = len(pairs) >= self._gate.most_trials
+            verdict, said = self._examined(self._gate, trial, figures, over=over)
+            reason = f"{reason} {said}"
+        draft = VersionDraft(versions, "gate", figures)
         if verdict == "wait":
-            if figures.trials and noted != self._noted:  # something has come since the last note
+            noted = candidate.version, candidate.state_at, figures
+            if len(pairs) and noted != self._noted:  # something has come since the last note
                 draft.move(candidate, candidate.state, "wait", reason, candidate.share)
                 await self._book.wait(draft.decisions[-1])
                 self._noted = noted
                 _tell(draft.decisions[-1])
+            if passed and self.held_out and trial not in self._compared:
+                self._compared[trial] = await self.held_out.compare(*trial)
+                await self.review()  # on what is known by now
             return
         if verdict == "roll_back":
             draft.move(candidate, "rolled_back", "roll_back", reason)
@@ -227,6 +255,22 @@ class Versions:
         else:
             draft.promote(candidate, reason)
         await self._take(draft)
+
+    def _examined(
+        self, gate: GateRule, trial: tuple[str, str, float], figures: TrialFigures, *, over: bool
+    ) -> tuple[GateVerdict, str]:
+        """Decide by held-out questions on a canary that has passed its trial, and say why; wait while they are to be
+        asked. `over`: there are no more trials to come.
+        """
+        if self.held_out is None:
+            return "stop" if over else "wait", _NO_HELD_OUT
+        if trial in self._compared:
+            return on_held_out(self._compared[trial], gate)
+        tokens = (figures.tokens + figures.active_tokens) // figures.trials * self.held_out.size
+        return "wait", (
+            f"Both versions are asked {self.held_out.size} held-out questions now, for about {tokens:,} executor "
+            f"tokens and what leads them, booked to {DEFAULT_TENANT}."
+        )
 
     async def list(self) -> "list[tuple[ExecutorVersion, TrialFigures | None]]":
         """All versions, newest first, each with what it has shown in its trial; None where it is not on trial."""

@@ -97,8 +97,17 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
     "sql": {
         "runs.trace_bytes": Dropped("Only server.keep_gb asked for it."),
     },
-    "texts": {'(README, "Real models")': "(docs/documents.md says how)"},
-    "scenarios": {},
+    "texts": {
+        '(README, "Real models")': "(docs/documents.md says how)",
+        # A shadow is judged by a judge model alone, and goes on without where there is none.
+        "yet on correctness (evidence 1 of 20), failures (evidence 1.02": "yet on failures (evidence 1.02",
+        "no run has been judged by feedback": (
+            "no answer has been judged, as a shadow's are by a judge alone (distillation.judge)"
+        ),
+    },
+    "scenarios": {
+        "a-version-as-canary/upstream": Dropped("A canary that works for all runs is compared with nothing."),
+    },
     "added": {
         "commands: index build --verbose": "It names the files of kinds that are not read.",
         "json: passed_over_files": "The files of kinds that are not read.",
@@ -109,6 +118,10 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "commands: search": "Passages of a running gateway's index.",
         "commands: runs show --prompts": "It shows what each model read and wrote.",
         "commands: serve --log-format": "Logs for programs.",
+        "fields: EvidenceSource": "Every decision on a version says whose evidence it rests on.",
+        "fields: sources": "Every decision on a version says whose evidence it rests on.",
+        "json: sources": "Every decision on a version says whose evidence it rests on.",
+        "commands: bench gate": "The gate's errors under feedback as it comes.",
         "commands: bench reliability": "Kills and failing upstreams in one benchmark instead of four.",
     },
 }

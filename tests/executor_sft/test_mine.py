@@ -48,7 +48,7 @@ async def selected(database: Database, evaluation: Collection[str] = (), **optio
 
 
 async def test_what_feedback_tells(database: Database) -> None:
-    """A right answer, or the run's own where it was liked; the last one who judged it counts."""
+    """Right answers; that an answer was liked makes it no right one, and the last who judged it may call it wrong."""
     said: dict[str, list[dict[str, Any]]] = {
         "gold": [{"gold_answer": "A"}, {"gold_answer": "B", "accepted": False}],
         "accepted": [{"accepted": True}],
@@ -68,13 +68,11 @@ async def test_what_feedback_tells(database: Database) -> None:
     selection = await selected(database)
     assert selection.questions == [
         Question("gold", "About gold?", ("A", "B"), "logged", ("answer of gold",)),
-        Question("accepted", "About accepted?", ("answer of accepted",), "logged"),
-        Question("score", "About score?", ("answer of score",), "logged"),
-        Question("both", "About both?", ("A", "answer of both"), "logged"),
-        Question("changed", "About changed?", ("answer of changed",), "logged"),
+        Question("both", "About both?", ("A",), "logged"),
     ]
-    assert selection.counts == Counts(read=10, right_answer_unknown=5, selected=5)
+    assert selection.counts == Counts(read=10, right_answer_unknown=8, selected=2)
     judged = (await selected(database, judge=True)).questions
+    assert judged[1] == Question("accepted", "About accepted?", (), "logged")
     assert judged[5:7] == [
         Question("rejected", "About rejected?", (), "logged", ("answer of rejected",)),
         Question("low", "About low?", (), "logged", ("answer of low",)),
@@ -93,6 +91,27 @@ async def test_a_refusal_is_no_right_answer(outcome: AnswerOutcome, accepted: bo
     selection = await selected(database)
     assert selection.questions == [Question("told", "T?", ("A",), "logged")]
     assert selection.counts == Counts(read=2, right_answer_unknown=1, selected=1)
+
+
+async def test_no_tenant_s_word_stands_for_too_many(database: Database) -> None:
+    """A quarter of the questions at most, the newest of each; the operator's word is no tenant's, and stands alone
+    where it is given. Whoever names one tenant vouches for it.
+    """
+    runs = [asked(f"{tenant}{at}", f"Of {tenant}{at}?", float(at), tenant=tenant) for tenant in "ab" for at in range(9)]
+    own = [asked(f"own{at}", f"Own {at}?", float(at), tenant="a") for at in range(6)]
+    await put(database, *runs, *own)
+    for one in runs:
+        await say(database, one.id, gold_answer="zzz", tenant=one.tenant)
+    for one in own:
+        await say(database, one.id, gold_answer="zzz", tenant="a")
+        await say(database, one.id, gold_answer="A")
+    selection = await selected(database)
+    chosen = {question.id for question in selection.questions}
+    assert chosen == {"a8", "a7", "a6", "b8", "b7", "b6", *(one.id for one in own)}
+    assert {question.golds for question in selection.questions if question.id.startswith("own")} == {("A",)}
+    assert (selection.counts.selected, selection.counts.over_share) == (12, 12)
+    named, _ = await select(SQLArchive(database), msgspec.structs.replace(WANTED, tenant="b"), HeldOut(), judge=False)
+    assert named.counts.selected == 9
 
 
 async def test_failures_are_included(database: Database) -> None:
@@ -122,7 +141,7 @@ async def test_who_is_never_read(database: Database) -> None:
         tenants=[Tenant("private", training=False), Tenant("quiet", redact=True), Tenant("open")],
     )
     for name in ("private", "redacted", "execute", "open"):
-        await say(database, name, accepted=True)
+        await say(database, name, gold_answer="A")
     selection = await selected(database)
     assert [question.id for question in selection.questions] == ["open"]
     assert selection.counts == Counts(read=2, redacted=1, selected=1)
@@ -144,7 +163,7 @@ async def test_duplicates_and_evaluation_questions(database: Database) -> None:
         asked("on its way", "And this?", 2.0),
     )
     for name in ("old", "new", "one", "other", "none", "neither", "held-out", "nearly", "on its way"):
-        await say(database, name, accepted=True)
+        await say(database, name, gold_answer="A")
     held_out = {"held out", "Was it held out of any training from the very beginning?", "Sub-query of on its way?"}
     selection = await selected(database, held_out)
     assert [question.id for question in selection.questions] == ["new", "one", "none", "neither"]

@@ -24,7 +24,12 @@ from router.trace.values import TopologyName
 
 STOP = "<stop/>Enough evidence<stop>"
 PASSAGE = Passage("p1", "Heat", "Heat is a film by Michael Mann.", 0.9)
-SYSTEMS: Mapping[RoleName, str] = {"delegation": "delegate", "execution": "execute", "answer": "answer"}
+SYSTEMS: Mapping[RoleName, str] = {
+    "delegation": "delegate",
+    "execution": "execute",
+    "answer": "answer",
+    "judge": "judge",
+}
 
 
 def block(*sub_queries: str) -> str:
@@ -192,8 +197,8 @@ class Kept(NoJournal):
             if wanted.tenant in (None, run.tenant):
                 yield ExportedRun(run, await self.feedback(run.id))
 
-    async def add_feedback(self, feedback: Feedback, tenant: str | None = None) -> str:
-        await self.load(feedback.run_id, tenant)
+    async def add_feedback(self, feedback: Feedback) -> str:
+        await self.load(feedback.run_id, feedback.tenant)
         self.given.append(feedback)
         return f"feedback-{len(self.given)}"
 

@@ -31,6 +31,8 @@ from router.versions import ExecutorVersion, VersionDecision
 from serving.composition import running_gateway
 from serving.config.config import (
     Config,
+    DistillationConfig,
+    GateConfig,
     ReportCacheConfig,
     RetrievalConfig,
     RoleConfig,
@@ -175,6 +177,32 @@ async def test_a_first_version_that_is_broken(tmp_path: Path) -> None:
         with pytest.raises(BadConfig, match=r"^versions\.start: .*manifest\.json: No such file"):
             async with running_gateway(config, "127.0.0.1:0", ignored):
                 """It does not come to that."""
+
+
+@pytest.mark.parametrize("line", ["not JSON", '{"question": "Who?"}', '{"question": "Who?", "golden_answers": []}'])
+async def test_held_out_questions_that_cannot_be_read(tmp_path: Path, line: str) -> None:
+    """They are told before anybody asks."""
+    (tmp_path / "held_out.jsonl").write_text(f'{{"question": "Who?", "golden_answers": ["I"], "id": 1}}\n{line}\n')
+    async with serving() as server:
+        config = versioned(tmp_path, server.base_url, held_out=f"{tmp_path}/held_out.jsonl")
+        with pytest.raises(BadConfig, match=r"^versions\.held_out: .* question and golden_answers"):
+            async with running_gateway(config, "127.0.0.1:0", ignored):
+                """It does not come to that."""
+
+
+async def test_a_judge_is_needed_as_a_role_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its key, too; not where no gate decides."""
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    async with serving() as server:
+        config = versioned(tmp_path, server.base_url)
+        judge = msgspec.structs.replace(config.roles.answer, api_key_env="JUDGE_KEY")
+        config = msgspec.structs.replace(config, distillation=DistillationConfig(judge=judge))
+        with pytest.raises(BadConfig, match=r"^distillation\.judge\.api_key_env"):
+            async with running_gateway(config, "127.0.0.1:0", ignored):
+                """It does not come to that."""
+        versions = msgspec.structs.replace(config.versions, gate=GateConfig(enabled=False))
+        async with running_gateway(msgspec.structs.replace(config, versions=versions), "127.0.0.1:0", ignored):
+            """Nobody asks the judge."""
 
 
 async def test_the_model_that_the_config_names_is_on_record(tmp_path: Path) -> None:

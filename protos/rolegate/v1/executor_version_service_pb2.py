@@ -25,47 +25,49 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*rolegate/v1/executor_version_service.proto\x12\x0brolegate.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x90\x02\n\x0f\x45xecutorVersion\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x30\n\x05state\x18\x02 \x01(\x0e\x32!.rolegate.v1.ExecutorVersionState\x12\x14\n\x0c\x63\x61nary_share\x18\x03 \x01(\x01\x12.\n\nstate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rregister_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rmanifest_json\x18\x06 \x01(\t\x12*\n\x07\x66igures\x18\x07 \x01(\x0b\x32\x19.rolegate.v1.TrialFigures\"\xca\x01\n\x0cTrialFigures\x12\x0e\n\x06trials\x18\x01 \x01(\x03\x12\x0e\n\x06judged\x18\x02 \x01(\x03\x12\r\n\x05right\x18\x03 \x01(\x03\x12\x14\n\x0c\x61\x63tive_right\x18\x04 \x01(\x03\x12\x0e\n\x06\x66\x61iled\x18\x05 \x01(\x03\x12\x15\n\ractive_failed\x18\x06 \x01(\x03\x12\x0e\n\x06tokens\x18\x07 \x01(\x03\x12\x15\n\ractive_tokens\x18\x08 \x01(\x03\x12\'\n\x08\x65vidence\x18\t \x03(\x0b\x32\x15.rolegate.v1.Evidence\"?\n\x08\x45vidence\x12\x0f\n\x07measure\x18\x01 \x01(\t\x12\x11\n\tin_favour\x18\x02 \x01(\x01\x12\x0f\n\x07\x61gainst\x18\x03 \x01(\x01\"\xb2\x02\n\x17\x45xecutorVersionDecision\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x10\n\x08\x64\x65\x63ision\x18\x03 \x01(\t\x12\x35\n\nfrom_state\x18\x04 \x01(\x0e\x32!.rolegate.v1.ExecutorVersionState\x12\x33\n\x08to_state\x18\x05 \x01(\x0e\x32!.rolegate.v1.ExecutorVersionState\x12\x12\n\ndecided_by\x18\x06 \x01(\t\x12(\n\x04time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12*\n\x07\x66igures\x18\t \x01(\x0b\x32\x19.rolegate.v1.TrialFigures\"\x1d\n\x1bListExecutorVersionsRequest\"N\n\x1cListExecutorVersionsResponse\x12.\n\x08versions\x18\x01 \x03(\x0b\x32\x1c.rolegate.v1.ExecutorVersion\"1\n\x1eRegisterExecutorVersionRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\"P\n\x1fRegisterExecutorVersionResponse\x12-\n\x07version\x18\x01 \x01(\x0b\x32\x1c.rolegate.v1.ExecutorVersion\"{\n SetExecutorVersionTrafficRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x30\n\x05state\x18\x02 \x01(\x0e\x32!.rolegate.v1.ExecutorVersionState\x12\x14\n\x0c\x63\x61nary_share\x18\x03 \x01(\x01\"R\n!SetExecutorVersionTrafficResponse\x12-\n\x07version\x18\x01 \x01(\x0b\x32\x1c.rolegate.v1.ExecutorVersion\"0\n\x1dPromoteExecutorVersionRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\"O\n\x1ePromoteExecutorVersionResponse\x12-\n\x07version\x18\x01 \x01(\x0b\x32\x1c.rolegate.v1.ExecutorVersion\"1\n\x1eRollBackExecutorVersionRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\"O\n\x1fRollBackExecutorVersionResponse\x12,\n\x06\x61\x63tive\x18\x01 \x01(\x0b\x32\x1c.rolegate.v1.ExecutorVersion\"L\n#ListExecutorVersionDecisionsRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x14\n\x0c\x61\x66ter_number\x18\x02 \x01(\x03\"_\n$ListExecutorVersionDecisionsResponse\x12\x37\n\tdecisions\x18\x01 \x03(\x0b\x32$.rolegate.v1.ExecutorVersionDecision*\x9a\x02\n\x14\x45xecutorVersionState\x12&\n\"EXECUTOR_VERSION_STATE_UNSPECIFIED\x10\x00\x12%\n!EXECUTOR_VERSION_STATE_REGISTERED\x10\x01\x12!\n\x1d\x45XECUTOR_VERSION_STATE_SHADOW\x10\x02\x12!\n\x1d\x45XECUTOR_VERSION_STATE_CANARY\x10\x03\x12!\n\x1d\x45XECUTOR_VERSION_STATE_ACTIVE\x10\x04\x12\"\n\x1e\x45XECUTOR_VERSION_STATE_RETIRED\x10\x05\x12&\n\"EXECUTOR_VERSION_STATE_ROLLED_BACK\x10\x06\x32\xe6\x05\n\x16\x45xecutorVersionService\x12k\n\x14ListExecutorVersions\x12(.rolegate.v1.ListExecutorVersionsRequest\x1a).rolegate.v1.ListExecutorVersionsResponse\x12t\n\x17RegisterExecutorVersion\x12+.rolegate.v1.RegisterExecutorVersionRequest\x1a,.rolegate.v1.RegisterExecutorVersionResponse\x12z\n\x19SetExecutorVersionTraffic\x12-.rolegate.v1.SetExecutorVersionTrafficRequest\x1a..rolegate.v1.SetExecutorVersionTrafficResponse\x12q\n\x16PromoteExecutorVersion\x12*.rolegate.v1.PromoteExecutorVersionRequest\x1a+.rolegate.v1.PromoteExecutorVersionResponse\x12t\n\x17RollBackExecutorVersion\x12+.rolegate.v1.RollBackExecutorVersionRequest\x1a,.rolegate.v1.RollBackExecutorVersionResponse\x12\x83\x01\n\x1cListExecutorVersionDecisions\x12\x30.rolegate.v1.ListExecutorVersionDecisionsRequest\x1a\x31.rolegate.v1.ListExecutorVersionDecisionsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*rolegate/v1/executor_version_service.proto\x12\x0brolegate.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x90\x02\n\x0f\x45xecutorVersion\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x30\n\x05state\x18\x02 \x01(\x0e\x32!.rolegate.v1.ExecutorVersionState\x12\x14\n\x0c\x63\x61nary_share\x18\x03 \x01(\x01\x12.\n\nstate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rregister_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rmanifest_json\x18\x06 \x01(\t\x12*\n\x07\x66igures\x18\x07 \x01(\x0b\x32\x19.rolegate.v1.TrialFigures\"\xf8\x01\n\x0cTrialFigures\x12\x0e\n\x06trials\x18\x01 \x01(\x03\x12\x0e\n\x06judged\x18\x02 \x01(\x03\x12\r\n\x05right\x18\x03 \x01(\x03\x12\x14\n\x0c\x61\x63tive_right\x18\x04 \x01(\x03\x12\x0e\n\x06\x66\x61iled\x18\x05 \x01(\x03\x12\x15\n\ractive_failed\x18\x06 \x01(\x03\x12\x0e\n\x06tokens\x18\x07 \x01(\x03\x12\x15\n\ractive_tokens\x18\x08 \x01(\x03\x12\'\n\x08\x65vidence\x18\t \x03(\x0b\x32\x15.rolegate.v1.Evidence\x12,\n\x07sources\x18\n \x03(\x0b\x32\x1b.rolegate.v1.EvidenceSource\"S\n\x0e\x45videnceSource\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x10\n\x08\x64\x65\x63isive\x18\x03 \x01(\x03\x12\x0f\n\x07\x63ounted\x18\x04 \x01(\x03\"?\n\x08\x45vidence\x12\x0f\n\x07measure\x18\x01 \x01(\t\x12\x11\n\tin_favour\x18\x02 \x01(\x01\x12\x0f\n\x07\x61gainst\x18\x03 \x01(\x01\"\xb2\x02\n\x17\x45xecutorVersionDecision\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x10\n\x08\x64\x65\x63ision\x18\x03 \x01(\t\x12\x35\n\nfrom_state\x18\x04 \x01(\x0e\x32!.rolegate.v1.ExecutorVersionState\x12\x33\n\x08to_state\x18\x05 \x01(\x0e\x32!.rolegate.v1.ExecutorVersionState\x12\x12\n\ndecided_by\x18\x06 \x01(\t\x12(\n\x04time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12*\n\x07\x66igures\x18\t \x01(\x0b\x32\x19.rolegate.v1.TrialFigures\"\x1d\n\x1bListExecutorVersionsRequest\"N\n\x1cListExecutorVersionsResponse\x12.\n\x08versions\x18\x01 \x03(\x0b\x32\x1c.rolegate.v1.ExecutorVersion\"1\n\x1eRegisterExecutorVersionRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\"P\n\x1fRegisterExecutorVersionResponse\x12-\n\x07version\x18\x01 \x01(\x0b\x32\x1c.rolegate.v1.ExecutorVersion\"{\n SetExecutorVersionTrafficRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x30\n\x05state\x18\x02 \x01(\x0e\x32!.rolegate.v1.ExecutorVersionState\x12\x14\n\x0c\x63\x61nary_share\x18\x03 \x01(\x01\"R\n!SetExecutorVersionTrafficResponse\x12-\n\x07version\x18\x01 \x01(\x0b\x32\x1c.rolegate.v1.ExecutorVersion\"0\n\x1dPromoteExecutorVersionRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\"O\n\x1ePromoteExecutorVersionResponse\x12-\n\x07version\x18\x01 \x01(\x0b\x32\x1c.rolegate.v1.ExecutorVersion\"1\n\x1eRollBackExecutorVersionRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\"O\n\x1fRollBackExecutorVersionResponse\x12,\n\x06\x61\x63tive\x18\x01 \x01(\x0b\x32\x1c.rolegate.v1.ExecutorVersion\"L\n#ListExecutorVersionDecisionsRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x14\n\x0c\x61\x66ter_number\x18\x02 \x01(\x03\"_\n$ListExecutorVersionDecisionsResponse\x12\x37\n\tdecisions\x18\x01 \x03(\x0b\x32$.rolegate.v1.ExecutorVersionDecision*\x9a\x02\n\x14\x45xecutorVersionState\x12&\n\"EXECUTOR_VERSION_STATE_UNSPECIFIED\x10\x00\x12%\n!EXECUTOR_VERSION_STATE_REGISTERED\x10\x01\x12!\n\x1d\x45XECUTOR_VERSION_STATE_SHADOW\x10\x02\x12!\n\x1d\x45XECUTOR_VERSION_STATE_CANARY\x10\x03\x12!\n\x1d\x45XECUTOR_VERSION_STATE_ACTIVE\x10\x04\x12\"\n\x1e\x45XECUTOR_VERSION_STATE_RETIRED\x10\x05\x12&\n\"EXECUTOR_VERSION_STATE_ROLLED_BACK\x10\x06\x32\xe6\x05\n\x16\x45xecutorVersionService\x12k\n\x14ListExecutorVersions\x12(.rolegate.v1.ListExecutorVersionsRequest\x1a).rolegate.v1.ListExecutorVersionsResponse\x12t\n\x17RegisterExecutorVersion\x12+.rolegate.v1.RegisterExecutorVersionRequest\x1a,.rolegate.v1.RegisterExecutorVersionResponse\x12z\n\x19SetExecutorVersionTraffic\x12-.rolegate.v1.SetExecutorVersionTrafficRequest\x1a..rolegate.v1.SetExecutorVersionTrafficResponse\x12q\n\x16PromoteExecutorVersion\x12*.rolegate.v1.PromoteExecutorVersionRequest\x1a+.rolegate.v1.PromoteExecutorVersionResponse\x12t\n\x17RollBackExecutorVersion\x12+.rolegate.v1.RollBackExecutorVersionRequest\x1a,.rolegate.v1.RollBackExecutorVersionResponse\x12\x83\x01\n\x1cListExecutorVersionDecisions\x12\x30.rolegate.v1.ListExecutorVersionDecisionsRequest\x1a\x31.rolegate.v1.ListExecutorVersionDecisionsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rolegate.v1.executor_version_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EXECUTORVERSIONSTATE']._serialized_start=1838
-  _globals['_EXECUTORVERSIONSTATE']._serialized_end=2120
+  _globals['_EXECUTORVERSIONSTATE']._serialized_start=1969
+  _globals['_EXECUTORVERSIONSTATE']._serialized_end=2251
   _globals['_EXECUTORVERSION']._serialized_start=93
   _globals['_EXECUTORVERSION']._serialized_end=365
   _globals['_TRIALFIGURES']._serialized_start=368
-  _globals['_TRIALFIGURES']._serialized_end=570
-  _globals['_EVIDENCE']._serialized_start=572
-  _globals['_EVIDENCE']._serialized_end=635
-  _globals['_EXECUTORVERSIONDECISION']._serialized_start=638
-  _globals['_EXECUTORVERSIONDECISION']._serialized_end=944
-  _globals['_LISTEXECUTORVERSIONSREQUEST']._serialized_start=946
-  _globals['_LISTEXECUTORVERSIONSREQUEST']._serialized_end=975
-  _globals['_LISTEXECUTORVERSIONSRESPONSE']._serialized_start=977
-  _globals['_LISTEXECUTORVERSIONSRESPONSE']._serialized_end=1055
-  _globals['_REGISTEREXECUTORVERSIONREQUEST']._serialized_start=1057
-  _globals['_REGISTEREXECUTORVERSIONREQUEST']._serialized_end=1106
-  _globals['_REGISTEREXECUTORVERSIONRESPONSE']._serialized_start=1108
-  _globals['_REGISTEREXECUTORVERSIONRESPONSE']._serialized_end=1188
-  _globals['_SETEXECUTORVERSIONTRAFFICREQUEST']._serialized_start=1190
-  _globals['_SETEXECUTORVERSIONTRAFFICREQUEST']._serialized_end=1313
-  _globals['_SETEXECUTORVERSIONTRAFFICRESPONSE']._serialized_start=1315
-  _globals['_SETEXECUTORVERSIONTRAFFICRESPONSE']._serialized_end=1397
-  _globals['_PROMOTEEXECUTORVERSIONREQUEST']._serialized_start=1399
-  _globals['_PROMOTEEXECUTORVERSIONREQUEST']._serialized_end=1447
-  _globals['_PROMOTEEXECUTORVERSIONRESPONSE']._serialized_start=1449
-  _globals['_PROMOTEEXECUTORVERSIONRESPONSE']._serialized_end=1528
-  _globals['_ROLLBACKEXECUTORVERSIONREQUEST']._serialized_start=1530
-  _globals['_ROLLBACKEXECUTORVERSIONREQUEST']._serialized_end=1579
-  _globals['_ROLLBACKEXECUTORVERSIONRESPONSE']._serialized_start=1581
-  _globals['_ROLLBACKEXECUTORVERSIONRESPONSE']._serialized_end=1660
-  _globals['_LISTEXECUTORVERSIONDECISIONSREQUEST']._serialized_start=1662
-  _globals['_LISTEXECUTORVERSIONDECISIONSREQUEST']._serialized_end=1738
-  _globals['_LISTEXECUTORVERSIONDECISIONSRESPONSE']._serialized_start=1740
-  _globals['_LISTEXECUTORVERSIONDECISIONSRESPONSE']._serialized_end=1835
-  _globals['_EXECUTORVERSIONSERVICE']._serialized_start=2123
-  _globals['_EXECUTORVERSIONSERVICE']._serialized_end=2865
+  _globals['_TRIALFIGURES']._serialized_end=616
+  _globals['_EVIDENCESOURCE']._serialized_start=618
+  _globals['_EVIDENCESOURCE']._serialized_end=701
+  _globals['_EVIDENCE']._serialized_start=703
+  _globals['_EVIDENCE']._serialized_end=766
+  _globals['_EXECUTORVERSIONDECISION']._serialized_start=769
+  _globals['_EXECUTORVERSIONDECISION']._serialized_end=1075
+  _globals['_LISTEXECUTORVERSIONSREQUEST']._serialized_start=1077
+  _globals['_LISTEXECUTORVERSIONSREQUEST']._serialized_end=1106
+  _globals['_LISTEXECUTORVERSIONSRESPONSE']._serialized_start=1108
+  _globals['_LISTEXECUTORVERSIONSRESPONSE']._serialized_end=1186
+  _globals['_REGISTEREXECUTORVERSIONREQUEST']._serialized_start=1188
+  _globals['_REGISTEREXECUTORVERSIONREQUEST']._serialized_end=1237
+  _globals['_REGISTEREXECUTORVERSIONRESPONSE']._serialized_start=1239
+  _globals['_REGISTEREXECUTORVERSIONRESPONSE']._serialized_end=1319
+  _globals['_SETEXECUTORVERSIONTRAFFICREQUEST']._serialized_start=1321
+  _globals['_SETEXECUTORVERSIONTRAFFICREQUEST']._serialized_end=1444
+  _globals['_SETEXECUTORVERSIONTRAFFICRESPONSE']._serialized_start=1446
+  _globals['_SETEXECUTORVERSIONTRAFFICRESPONSE']._serialized_end=1528
+  _globals['_PROMOTEEXECUTORVERSIONREQUEST']._serialized_start=1530
+  _globals['_PROMOTEEXECUTORVERSIONREQUEST']._serialized_end=1578
+  _globals['_PROMOTEEXECUTORVERSIONRESPONSE']._serialized_start=1580
+  _globals['_PROMOTEEXECUTORVERSIONRESPONSE']._serialized_end=1659
+  _globals['_ROLLBACKEXECUTORVERSIONREQUEST']._serialized_start=1661
+  _globals['_ROLLBACKEXECUTORVERSIONREQUEST']._serialized_end=1710
+  _globals['_ROLLBACKEXECUTORVERSIONRESPONSE']._serialized_start=1712
+  _globals['_ROLLBACKEXECUTORVERSIONRESPONSE']._serialized_end=1791
+  _globals['_LISTEXECUTORVERSIONDECISIONSREQUEST']._serialized_start=1793
+  _globals['_LISTEXECUTORVERSIONDECISIONSREQUEST']._serialized_end=1869
+  _globals['_LISTEXECUTORVERSIONDECISIONSRESPONSE']._serialized_start=1871
+  _globals['_LISTEXECUTORVERSIONDECISIONSRESPONSE']._serialized_end=1966
+  _globals['_EXECUTORVERSIONSERVICE']._serialized_start=2254
+  _globals['_EXECUTORVERSIONSERVICE']._serialized_end=2996
 # @@protoc_insertion_point(module_scope)

@@ -46,7 +46,7 @@ class ExecutorVersion(_message.Message):
     def __init__(self, version: _Optional[str] = ..., state: _Optional[_Union[ExecutorVersionState, str]] = ..., canary_share: _Optional[float] = ..., state_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., register_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., manifest_json: _Optional[str] = ..., figures: _Optional[_Union[TrialFigures, _Mapping]] = ...) -> None: ...
 
 class TrialFigures(_message.Message):
-    __slots__ = ("trials", "judged", "right", "active_right", "failed", "active_failed", "tokens", "active_tokens", "evidence")
+    __slots__ = ("trials", "judged", "right", "active_right", "failed", "active_failed", "tokens", "active_tokens", "evidence", "sources")
     TRIALS_FIELD_NUMBER: _ClassVar[int]
     JUDGED_FIELD_NUMBER: _ClassVar[int]
     RIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class TrialFigures(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     trials: int
     judged: int
     right: int
@@ -65,7 +66,20 @@ class TrialFigures(_message.Message):
     tokens: int
     active_tokens: int
     evidence: _containers.RepeatedCompositeFieldContainer[Evidence]
-    def __init__(self, trials: _Optional[int] = ..., judged: _Optional[int] = ..., right: _Optional[int] = ..., active_right: _Optional[int] = ..., failed: _Optional[int] = ..., active_failed: _Optional[int] = ..., tokens: _Optional[int] = ..., active_tokens: _Optional[int] = ..., evidence: _Optional[_Iterable[_Union[Evidence, _Mapping]]] = ...) -> None: ...
+    sources: _containers.RepeatedCompositeFieldContainer[EvidenceSource]
+    def __init__(self, trials: _Optional[int] = ..., judged: _Optional[int] = ..., right: _Optional[int] = ..., active_right: _Optional[int] = ..., failed: _Optional[int] = ..., active_failed: _Optional[int] = ..., tokens: _Optional[int] = ..., active_tokens: _Optional[int] = ..., evidence: _Optional[_Iterable[_Union[Evidence, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[EvidenceSource, _Mapping]]] = ...) -> None: ...
+
+class EvidenceSource(_message.Message):
+    __slots__ = ("source", "tenant", "decisive", "counted")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    DECISIVE_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    tenant: str
+    decisive: int
+    counted: int
+    def __init__(self, source: _Optional[str] = ..., tenant: _Optional[str] = ..., decisive: _Optional[int] = ..., counted: _Optional[int] = ...) -> None: ...
 
 class Evidence(_message.Message):
     __slots__ = ("measure", "in_favour", "against")

@@ -79,14 +79,15 @@ async def test_figures(tmp_path: Path) -> None:
         book = SQLVersionBook(database)
         for run_id, failed in (("run-1", False), ("run-2", True)):
             sides = Side("a", failed, 120), Side("b", False, 100)
-            await book.add_trial(Trial(run_id, FIRST, BASE, "shadow", *sides, since + 1))
-        await book.judge("run-1", Judgement(True, False))
+            await book.add_trial(Trial(run_id, FIRST, BASE, "shadow", False, *sides, since + 1))
+        await book.judge("run-1", Judgement(True, False, "judge"))
         (version, base) = (await stub.ListExecutorVersions(pb.ListExecutorVersionsRequest())).versions
         assert not base.HasField("figures")
         figures = version.figures
         assert (figures.trials, figures.judged, figures.right, figures.active_right) == (2, 1, 1, 0)
         assert (figures.failed, figures.active_failed, figures.tokens, figures.active_tokens) == (1, 0, 240, 200)
         assert [evidence.measure for evidence in figures.evidence] == ["correctness", "failures", "tokens"]
+        assert list(figures.sources) == [pb.EvidenceSource(source="judge", decisive=1, counted=1)]
         assert figures.evidence[0].in_favour > 1 > figures.evidence[0].against
         assert figures.evidence[1].in_favour < 1 < figures.evidence[1].against
 

@@ -145,4 +145,4 @@ async def test_feedback_is_heard_of_once_it_is_kept() -> None:
     with pytest.raises(NotFound):
         await runs.feedback(Feedback(run.id, True), OTHER)
     await runs.feedback(Feedback(run.id, True), OWNER)
-    assert heard == [Feedback(run.id, True)]
+    assert heard == [Feedback(run.id, True, tenant="owner")]

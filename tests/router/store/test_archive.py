@@ -90,7 +90,7 @@ async def test_what_is_not_there_or_not_ones_own(
     """Is refused in the same words."""
     await put(database, run("run-1"))
 
-    for reading in (archive.load(run_id, tenant), archive.add_feedback(Feedback(run_id, accepted=True), tenant)):
+    for reading in (archive.load(run_id, tenant), archive.add_feedback(Feedback(run_id, True, tenant=tenant))):
         with pytest.raises(NotFound) as caught:
             await reading
         assert str(caught.value) == f"run_id {run_id!r}: no such run is stored here."
@@ -228,13 +228,13 @@ async def test_feedback(database: Database, archive: SQLArchive) -> None:
             Feedback("run-1", score=0.25, gold_answer="é\n日本\0"),
             Feedback("run-1", comment="…"),
         ),
-        Feedback("run-2", False, 0.5, "Michael Mann", "a secret"),
+        Feedback("run-2", False, 0.5, "Michael Mann", "a secret", "acme"),
     ]
     assert len({await archive.add_feedback(feedback) for feedback in given}) == 4
     kept = given[0], Feedback("run-1", score=0.25, gold_answer="é\n日本\ufffd"), given[2]
     assert await archive.feedback("run-1") == kept
     told = {each.run.id: each.feedback async for each in archive.export(RunFilter())}
-    assert told == {"run-1": kept, "run-2": (Feedback("run-2", False, 0.5),), "run-3": ()}
+    assert told == {"run-1": kept, "run-2": (Feedback("run-2", False, 0.5, tenant="acme"),), "run-3": ()}
 
 
 async def test_feedback_through_several_gateways_at_once(url: str, database: Database) -> None:

@@ -22,7 +22,7 @@ async def test_runs_are_kept_for_some_days(database: Database) -> None:
     await put(database, *old, run("run-new", now - 1.9 * DAY_S), run("run-old", now - 3 * DAY_S - 1, status="running"))
     await database.write(
         lambda connection: connection.exec_driver_sql(
-            "INSERT INTO feedback VALUES ('feedback-1', 'run-1', 1.0, NULL, NULL, '', '')"
+            "INSERT INTO feedback VALUES ('feedback-1', 'run-1', 1.0, NULL, NULL, '', '', NULL)"
         )
     )
     await delete_old(database, keep_days=2)

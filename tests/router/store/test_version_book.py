@@ -8,16 +8,18 @@ import pytest
 
 from router.access import Tenant
 from router.errors import BadRequest
-from router.store import Database, SQLVersionBook
+from router.store import Database, SQLAccounts, SQLVersionBook
 from router.store.archive import delete_old
 from router.store.check import check
 from router.versions import ExecutorVersion, VersionDecision
-from router.versions.book import GateEvidence, Judgement, Pair, Side, Trial, TrialFigures, VersionState
+from router.versions.book import EvidenceSource, GateEvidence, Judgement, Pair, Side, Trial, TrialFigures, VersionState
 from tests.router.store.entries import rows
 from tests.router.store.stored import put, run
 
 BASE, FIRST, SECOND = "mini-executor", "executor-000001", "executor-000002"
-FIGURES = TrialFigures(9, 8, 7, 6, 5, 4, 3, 2, (GateEvidence("tokens", 1e217, 0.1 + 0.2),))
+FIGURES = TrialFigures(
+    9, 8, 7, 6, 5, 4, 3, 2, (GateEvidence("tokens", 1e217, 0.1 + 0.2),), (EvidenceSource("client", "é", 2, 1),)
+)
 
 
 def version(name: str, state: VersionState = "registered", **fields: float) -> ExecutorVersion:
@@ -34,7 +36,7 @@ def decision(name: str, said: str = "registered", to: VersionState = "registered
 def trial(number: int, stage: str = "shadow", active: str = BASE, ended_at: float = 2000.0) -> Trial:
     """A trial of `FIRST`, of run `number`, which tells by its tokens which one it is."""
     sides = Side("Mann\0", False, number), Side("no", True, 2 * number)
-    return Trial(f"run-{number}", FIRST, active, stage, *sides, ended_at)  # type: ignore[arg-type]
+    return Trial(f"run-{number}", FIRST, active, stage, False, *sides, ended_at)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -145,32 +147,55 @@ async def test_trials(book: SQLVersionBook) -> None:
     assert await book.trial("run-\0") is None
 
 
-async def test_the_first_judgement_stands(book: SQLVersionBook) -> None:
-    """Whoever judges first; a run without a trial is judged by nobody."""
+async def test_the_most_trusted_judgement_stands(book: SQLVersionBook) -> None:
+    """The first one of a client, of the judge instead, or of the operator; a run without a trial has none."""
     await book.add_trial(trial(1))
-    await book.judge("run-1", Judgement(True, False))
-    await book.judge("run-1", Judgement(False, True))
-    await book.judge("run-2", Judgement(False, True))
-    assert await book.pairs(FIRST, "shadow", 0.0) == [Pair(False, True, 1, 2, Judgement(True, False))]
+
+    async def judged() -> Judgement | None:
+        (pair,) = await book.pairs(FIRST, "shadow", 0.0)
+        assert pair == Pair(False, True, 1, 2, False, pair.judgement)
+        return pair.judgement and msgspec.structs.replace(pair.judgement, judged_at=0.0)
+
+    assert await judged() is None
+    client, judge = Judgement(True, False, "client", "acme"), Judgement(True, True, "judge")
+    for given, stands in (
+        (client, client),
+        (Judgement(False, True, "client", "acme"), client),
+        (judge, judge),
+        (client, judge),
+        (Judgement(False, True, "operator"), Judgement(False, True, "operator")),
+        (Judgement(True, True, "operator"), Judgement(False, True, "operator")),
+        (judge, Judgement(False, True, "operator")),
+    ):
+        await book.judge("run-1", given)
+        await book.judge("run-2", given)
+        assert await judged() == stands
+
+
+async def test_tenants_that_train_nobody_steer_nothing(book: SQLVersionBook, database: Database) -> None:
+    """Whenever they say so."""
+    await put(database, run("run-30", tenant="private"))
+    await book.add_trial(trial(30))
+    assert len(await book.pairs(FIRST, "shadow", 0.0)) == 1
+    await SQLAccounts(database).set_tenant(Tenant("private", training=False))
+    assert await book.pairs(FIRST, "shadow", 0.0) == []
 
 
 async def test_pairs_in_their_order(book: SQLVersionBook) -> None:
-    """Judged ones as they were judged, then the others as they ended; of this stay in this state, beside this active
-    version.
-    """
+    """As they ended; of this stay in this state, beside this active version."""
     for number, ended_at in ((1, 2004.0), (2, 2003.0), (3, 2002.0), (4, 2001.0), (5, 1999.0)):
         await book.add_trial(trial(number, ended_at=ended_at))
     await book.add_trial(trial(6, "canary"))
     await book.add_trial(trial(7, active=SECOND))
     for number in (1, 4, 5):
-        await book.judge(f"run-{number}", Judgement(True, True))
+        await book.judge(f"run-{number}", Judgement(True, True, "operator"))
 
     async def found(since: float, stage: str = "shadow") -> Sequence[int]:
         pairs = await book.pairs(FIRST, stage, since)  # type: ignore[arg-type]
         return [pair.candidate_tokens for pair in pairs]
 
-    assert await found(2000.0) == [1, 4, 3, 2]
-    assert await found(1999.0) == [1, 4, 5, 3, 2]
+    assert await found(2000.0) == [4, 3, 2, 1]
+    assert await found(1999.0) == [5, 4, 3, 2, 1]
     assert await found(2000.0, "canary") == [6]
     assert await book.pairs(SECOND, "shadow", 0.0) == []
     assert await book.change([], [version(BASE, "retired")], [])

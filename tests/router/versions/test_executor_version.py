@@ -37,10 +37,21 @@ def test_a_shadow_serves_nobody_and_works_beside_everybody() -> None:
     assert {traffic.other(run) for run in RUNS} == {NEW}
 
 
-def test_beside_a_canary_works_the_active_one() -> None:
-    """In the canary's runs; in the others nothing is compared, so that each run is of one stage."""
-    traffic = Traffic(OLD, NEW, "canary", 0.3)
-    assert {(traffic.serving(run), traffic.other(run)) for run in RUNS} == {(NEW, OLD), (OLD, None)}
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.5, 0.8])
+def test_as_many_runs_are_compared_of_either_version(share: float) -> None:
+    """As close as chance allows, and as many as there can be."""
+    traffic = Traffic(OLD, NEW, "canary", share)
+    compared = [(traffic.serving(run), traffic.other(run)) for run in RUNS]
+    expected = min(share, 1 - share)
+    for pair in ((NEW, OLD), (OLD, NEW)):
+        assert abs(compared.count(pair) / len(RUNS) - expected) <= 4 * (expected * (1 - expected) / len(RUNS)) ** 0.5
+    assert set(compared) <= {(NEW, OLD), (OLD, NEW), (NEW, None), (OLD, None)}
+
+
+def test_a_canary_that_has_all_runs_is_compared_with_nothing() -> None:
+    """As there is nothing that the active version served."""
+    traffic = Traffic(OLD, NEW, "canary", 1.0)
+    assert {(traffic.serving(run), traffic.other(run)) for run in RUNS} == {(NEW, None)}
 
 
 def test_without_a_candidate_nothing_is_compared() -> None:

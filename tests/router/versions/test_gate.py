@@ -1,19 +1,31 @@
 """The gate errs no more often than it says, however often one looks, and decides where the difference is clear."""
 
 import itertools
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.versions import GateRule
-from router.versions.book import Judgement, Pair
-from router.versions.gate import STAKES, GateVerdict, decide, figures_of
+from router.versions.book import EvidenceSource, Judgement, Pair, Source
+from router.versions.gate import (
+    MOST_OF_ONE,
+    STAKES,
+    GateVerdict,
+    balanced,
+    decide,
+    figures_of,
+    on_held_out,
+    within_share,
+)
 
-RULE = GateRule(margin=0.05, error=0.05, most_tokens=2.0, most_trials=10_000)
-STRICT = GateRule(margin=0.05, error=0.05, most_tokens=1.0, most_trials=10_000)
+RULE = GateRule(margin=0.1, error=0.05, most_tokens=2.0, most_trials=10_000)
+STRICT = GateRule(margin=0.1, error=0.05, most_tokens=1.0, most_trials=10_000)
 """With it, versions that spend the same are at the edge of what is allowed."""
 STREAMS, LENGTH = 1000, 500
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -27,10 +39,19 @@ def pair(
     active_failed: bool = False,
     tokens: int = 100,
     active_tokens: int = 100,
+    served: bool = False,
+    source: Source = "operator",
+    tenant: str = "",
+    at: float = 0.0,
 ) -> Pair:
     """A run in which both did the same, but for what is said. `right`: None where nobody knows."""
-    judgement = None if right is None else Judgement(right, active_right)
-    return Pair(failed, active_failed, tokens, active_tokens, judgement)
+    judgement = None if right is None else Judgement(right, active_right, source, tenant, at)
+    return Pair(failed, active_failed, tokens, active_tokens, served, judgement)
+
+
+def alternating(pairs: Sequence[Pair]) -> list[Pair]:
+    """The same, served by either version in turn."""
+    return [msgspec.structs.replace(pair, candidate_served=bool(place % 2)) for place, pair in enumerate(pairs)]
 
 
 def paths(gains: Array) -> Array:
@@ -68,14 +89,16 @@ def saved(draw: np.random.Generator) -> Array:
 )
 def test_evidence_is_that_of_the_simulations(pairs: list[Pair]) -> None:
     """What the tests below show of paths, they show of the gate."""
-    judged = [each.judgement for each in pairs if each.judgement]
+    judged = [
+        each.judgement for each in pairs if each.judgement and not each.candidate_failed and not each.active_failed
+    ]
     spent = [(2.0 * each.active_tokens, each.candidate_tokens) for each in pairs]
     differences: dict[str, tuple[list[float], float]] = {
-        "correctness": ([bool(each.candidate_right) - bool(each.active_right) for each in judged], 0.05),
+        "correctness": ([each.sign for each in judged if each.sign], 0.1),
         "failures": ([each.active_failed - each.candidate_failed for each in pairs], 0.05),
         "tokens": ([(most - tokens) / (most + tokens) if most + tokens else 0 for most, tokens in spent], 0.0),
     }
-    for evidence in figures_of(pairs, RULE).evidence:
+    for evidence in figures_of(pairs, RULE, "shadow").evidence:
         values, margin = differences[evidence.measure]
         ahead = paths(np.array([[0.0, *(value + margin for value in values)]]))
         behind = paths(np.array([[0.0, *(-value for value in values)]]))
@@ -98,7 +121,13 @@ def test_equal_versions_are_not_rolled_back(differing: float) -> None:
 def test_a_worse_version_is_not_promoted(measure: str, differing: float) -> None:
     """The same of one that is worse by just the margin in one measure, and the better version in both others."""
     draw = np.random.default_rng(8)
-    gains = saved(draw) if measure == "tokens" else drawn(draw, (differing - 0.05) / 2, (differing + 0.05) / 2) + 0.05
+    margin = {"correctness": 0.1, "failures": 0.05, "tokens": 0.0}[measure]
+    if measure == "correctness":  # of decisive pairs alone
+        gains = np.where(draw.random((STREAMS, LENGTH)) < 0.5 - margin / 2, 1, -1) + margin
+    else:
+        gains = (
+            saved(draw) if measure == "tokens" else drawn(draw, (differing - 0.05) / 2, (differing + 0.05) / 2) + 0.05
+        )
     wrong = np.any(paths(gains) >= 1 / RULE.error, axis=1)
     assert wrong.mean() <= RULE.error
 
@@ -113,7 +142,7 @@ def test_the_tests_have_power() -> None:
 def pairs_until_decided(pairs: list[Pair], rule: GateRule = RULE) -> tuple[GateVerdict, int]:
     """What the gate says first that is not `wait`, and after how many pairs."""
     for count in itertools.count(1):
-        verdict, _, _ = decide(pairs[:count], rule)
+        verdict, _, _ = decide(pairs[:count], rule, "shadow")
         if verdict != "wait" or count >= len(pairs):
             return verdict, count
     raise AssertionError
@@ -126,7 +155,7 @@ def pairs_until_decided(pairs: list[Pair], rule: GateRule = RULE) -> tuple[GateV
         ([pair(failed=True), pair(), pair()], "roll_back"),
         ([pair(None, tokens=1000)], "roll_back"),
         ([pair(True, False)] * 2 + [pair()], "promote"),
-        ([pair(active_failed=True, tokens=50)], "promote"),
+        ([pair(None, active_failed=True, tokens=50)], "promote"),
     ],
 )
 def test_a_clear_difference_decides_soon(pairs: list[Pair], verdict: GateVerdict) -> None:
@@ -138,30 +167,124 @@ def test_a_clear_difference_decides_soon(pairs: list[Pair], verdict: GateVerdict
 
 def test_nobody_is_promoted_unjudged() -> None:
     """Without feedback it is not known whether answers are right, whatever else is known."""
-    verdict, figures, reason = decide([pair(None, tokens=10)] * 1000, RULE)
+    verdict, figures, reason = decide(alternating([pair(None, tokens=10)] * 1000), RULE, "canary")
     assert (verdict, figures.judged) == ("wait", 0)
     assert "correctness (evidence 1 of 20): no run has been judged" in reason
-    assert decide([pair(None, tokens=10)] * 10_000, RULE)[0] == "stop"
+    assert decide(alternating([pair(None, tokens=10)] * 10_000), RULE, "canary")[0] == "stop"
+
+
+def test_a_shadow_that_nobody_judges_goes_on_by_the_rest() -> None:
+    """Which is said; where a judge has spoken, it decides."""
+    verdict, _, reason = decide([pair(None, tokens=10)] * 200, RULE, "shadow")
+    assert (verdict, "a shadow's are by a judge alone" in reason) == ("promote", True)
+    assert reason.startswith("Not worse than the active version in failures and tokens: no answer has been judged")
+    judged = [pair(False, source="judge"), pair(True, False, source="judge")] * 100
+    assert decide(judged, RULE, "shadow")[0] == "wait"
 
 
 def test_the_margin_allows_for_some_loss() -> None:
     """A version that is a little worse is promoted with a wide margin and not with a narrow one."""
-    pairs = ([pair(False)] * 3 + [pair(True, False)] * 2 + [pair()] * 45) * 10
-    assert pairs_until_decided(pairs, GateRule(0.2, 0.05, 2.0, 10_000))[0] == "promote"
-    assert decide(pairs, GateRule(0.01, 0.05, 2.0, 10_000))[0] == "wait"
+    pairs = ([pair(False)] * 7 + [pair(True, False)] * 5 + [pair()] * 5) * 20
+    assert pairs_until_decided(pairs, GateRule(0.5, 0.05, 2.0, 10_000))[0] == "promote"
+    assert decide(pairs, GateRule(0.01, 0.05, 2.0, 10_000), "shadow")[0] == "wait"
+
+
+def test_pairs_that_both_have_right_or_wrong_are_no_evidence() -> None:
+    """However many they are."""
+    _, few, _ = decide([pair(False), pair(True, False)] * 30, RULE, "shadow")
+    _, many, _ = decide([pair(False), pair(True, False), pair(), pair(False, False)] * 30, RULE, "shadow")
+    assert few.evidence[0] == many.evidence[0]
+
+
+def test_a_canary_s_pairs_count_in_equal_numbers() -> None:
+    """By who served them, the first ones, judged or not."""
+    pairs = [pair(None, served=True)] * 3 + [pair(served=True)] * 4 + [pair(False)] * 5
+    assert balanced(pairs) == [pair(None, served=True)] * 3 + [pair(served=True)] * 2 + [pair(False)] * 5
+    _, figures, reason = decide(pairs, RULE, "canary")
+    assert (figures.trials, figures.judged) == (10, 7)
+    assert "2 more trials wait for as many of runs that the other version served" in reason
+    assert decide([pair(True, False, served=True)] * 500, RULE, "canary")[1].trials == 0
+
+
+@given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 200)), st.integers(0, 200))
+def test_no_tenant_has_more_than_its_share(given: dict[str, int], own: int) -> None:
+    """Of what counts, however much each gives; what nobody's tenant gives counts."""
+    words = [tenant for tenant, count in {**given, "": own}.items() for _ in range(count)]
+    counted = Counter(within_share(words, str))
+    assert counted[""] == own
+    assert all(counted[tenant] <= MOST_OF_ONE * counted.total() for tenant in given)
+    if len(set(given.values())) == 1 and len(given) >= 1 / MOST_OF_ONE:
+        assert counted.total() == len(words)
+
+
+def test_one_client_s_tenant_decides_nothing() -> None:
+    """Nor does it where others leave it open, for or against; of two, none may be needed."""
+    one = [pair(True, False, source="client", tenant="acme", at=float(at)) for at in range(500)]
+    verdict, figures, reason = decide(alternating(one), RULE, "canary")
+    assert (verdict, figures.evidence[0].in_favour) == ("wait", 1.0)
+    assert figures.sources == (EvidenceSource("client", "acme", 500, 0),)
+    assert "client acme 0 of 500" in reason
+    open_ = [pair(False), pair(True, False)] * 100
+    alone = decide(open_, RULE, "shadow")[1].evidence[0]
+    both = decide([*open_, *one], RULE, "shadow")[1].evidence[0]
+    assert both.in_favour <= alone.in_favour
+    assert both.against <= alone.against
+
+
+def test_many_tenants_decide() -> None:
+    """Five that agree, and it says whose evidence it was."""
+    pairs = [pair(True, False, source="client", tenant=f"t{at % 5}", at=float(at)) for at in range(100)]
+    verdict, figures, reason = decide(alternating(pairs), RULE, "canary")
+    assert (verdict, len(figures.sources)) == ("promote", 5)
+    assert "client t0 20, client t1 20" in reason
+
+
+def test_the_floor() -> None:
+    """A version that is hardly ever right is not promoted, however bad the other one is."""
+    rule = GateRule(0.1, 0.05, 2.0, 10_000, least_right=0.2)
+    pairs = alternating(([pair(False, False)] * 8 + [pair(True, False)]) * 60)
+    assert decide(pairs, RULE, "canary")[0] == "promote"
+    verdict, _, reason = decide(pairs, rule, "canary")
+    assert (verdict, "whether it is right in 20% at least" in reason) == ("wait", True)
+
+
+@pytest.mark.parametrize(
+    ("wins", "losses", "both", "verdict"),
+    [(30, 10, 50, "promote"), (50, 50, 100, "stop"), (10, 30, 50, "stop"), (0, 0, 100, "stop"), (12, 0, 0, "promote"),
+     (600, 600, 5000, "promote"), (30, 10, 0, "promote")],
+)  # fmt: skip
+def test_held_out_questions(wins: int, losses: int, both: int, verdict: GateVerdict) -> None:
+    """By an exact test on those that one version alone has right."""
+    right = [(True, False)] * wins + [(False, True)] * losses + [(True, True)] * both
+    found, said = on_held_out(right, RULE)
+    assert found == verdict
+    assert f"{wins} that the other has wrong and {losses} the other way" in said
+
+
+def test_held_out_questions_have_a_floor_and_an_error() -> None:
+    """A tenth has to be right; and of candidates at the margin, no more than the stated share passes."""
+    right = [(True, False)] * 15 + [(False, False)] * 185
+    assert on_held_out(right, RULE)[0] == "promote"
+    assert on_held_out(right, GateRule(0.1, 0.05, 2.0, 10_000, least_right=0.1))[0] == "stop"
+    assert on_held_out([], RULE)[0] == "stop"
+    wins = np.random.default_rng(1).binomial(100, 0.45, 400)
+    passed = [on_held_out([(True, False)] * won + [(False, True)] * (100 - won), RULE)[0] for won in wins]
+    assert passed.count("promote") / 400 <= RULE.error
 
 
 def test_what_it_may_spend() -> None:
     """The same tokens are too many where half of them are allowed, and few where twice as many are."""
-    pairs = [pair()] * 300
-    assert decide(pairs, RULE)[0] == "promote"
-    assert decide(pairs, GateRule(0.05, 0.05, 0.5, 10_000))[0] == "roll_back"
-    assert decide(pairs, STRICT)[0] == "wait"
+    pairs = [pair(None)] * 300
+    assert decide(pairs, RULE, "shadow")[0] == "promote"
+    assert decide(pairs, GateRule(0.1, 0.05, 0.5, 10_000), "shadow")[0] == "roll_back"
+    assert decide(pairs, STRICT, "shadow")[0] == "wait"
 
 
 def test_a_version_that_is_worse_is_not_promoted_for_being_so_within_the_margin() -> None:
     """Where there is enough evidence for both, it goes."""
-    verdict, figures, reason = decide(([pair(False)] * 2 + [pair()] * 98) * 400, RULE)
+    verdict, figures, reason = decide(
+        ([pair(False)] * 53 + [pair(True, False)] * 47) * 200, GateRule(0.5, 0.05, 2.0, 10**5), "shadow"
+    )
     assert min(evidence.in_favour for evidence in figures.evidence) > 20
     assert (verdict, reason.startswith("Worse than the active version in correctness (evidence ")) == (
         "roll_back",
@@ -172,40 +295,28 @@ def test_a_version_that_is_worse_is_not_promoted_for_being_so_within_the_margin(
 def test_figures() -> None:
     """What is counted, and what is said of it."""
     pairs = [pair(False, tokens=150), pair(None, failed=True), pair(active_failed=True, active_tokens=90)]
-    figures = figures_of(pairs, None)
+    figures = figures_of(pairs, None, "shadow")
     assert (figures.trials, figures.judged, figures.right, figures.active_right) == (3, 2, 1, 2)
     assert (figures.failed, figures.active_failed, figures.tokens, figures.active_tokens) == (1, 1, 350, 290)
     assert figures.evidence == ()
-    _, _, reason = decide(pairs, RULE)
+    _, _, reason = decide(pairs, RULE, "shadow")
     assert reason.endswith(
-        "right in 1 of 2 judged runs (active: 2), failed in 1 of 3 (active: 1), 350 executor tokens (active: 290)."
+        "right in 1 of 2 judged runs (active: 2), failed in 1 of 3 (active: 1), 350 executor tokens (active: 290); "
+        "pairs in which one alone is right: operator 1."
     )
 
 
 def test_many_pairs() -> None:
     """100,000 of them are no different, however good or bad: nothing overflows, and nothing is lost."""
-    better = figures_of([pair(True, False, tokens=0)] * 100_000, RULE)
+    better = figures_of([pair(True, False, tokens=0)] * 100_000, RULE, "shadow")
     for evidence in better.evidence:
         assert 1e200 < evidence.in_favour < float("inf")
         assert 0 <= evidence.against <= 1
-    assert decide([pair(False, tokens=0, active_tokens=0)] * 100_000, RULE)[0] == "roll_back"
+    assert decide([pair(False, tokens=0, active_tokens=0)] * 100_000, RULE, "shadow")[0] == "roll_back"
 
 
 def test_nothing_is_known_without_pairs() -> None:
     """Then one waits."""
-    verdict, figures, _ = decide([], RULE)
+    verdict, figures, _ = decide([], RULE, "canary")
     assert verdict == "wait"
     assert all((evidence.in_favour, evidence.against) == (1.0, 1.0) for evidence in figures.evidence)
-
-
-@pytest.mark.parametrize(
-    ("right", "wanted"),
-    [((True, None), "promote"), ((None, False), "promote"), ((False, None), "wait"), ((None, True), "wait")],
-)
-def test_what_is_not_known_decides_nothing(right: tuple[bool | None, bool | None], wanted: GateVerdict) -> None:
-    """Of two different answers one is known: whatever the other one was, a right candidate is not worse, and neither is
-    one beside a wrong active version; a wrong candidate may be as good as the other or not, so nothing is decided.
-    """
-    pairs = [Pair(False, False, 100, 100, Judgement(*right))] * 500
-    verdict, figures, _ = decide(pairs, RULE)
-    assert (verdict, figures.judged) == (wanted, 500)

@@ -3,14 +3,13 @@
 import pytest
 
 from router.trace.run import Feedback
-from router.versions.book import Judgement, Side, Stage, Trial, judge
+from router.versions.book import Judgement, Side, Trial, judge
 
 
-def trial(served: str, other: str, stage: Stage = "shadow") -> Trial:
-    """A trial whose client got `served`."""
-    sides = Side(served, False, 10), Side(other, False, 10)
-    by_active, by_candidate = sides if stage == "shadow" else reversed(sides)
-    return Trial("run-1", "executor-000002", "executor-000001", stage, by_candidate, by_active, 1.0)
+def trial(candidate: str, active: str, *, served: bool = True) -> Trial:
+    """A canary's trial. `served`: the client got the candidate's answer."""
+    sides = Side(candidate, False, 10), Side(active, False, 10)
+    return Trial("run-1", "executor-000002", "executor-000001", "canary", served, *sides, 1.0)
 
 
 def said(**words: object) -> Feedback:
@@ -25,30 +24,43 @@ def said(**words: object) -> Feedback:
         (("Paris", "the Lyon."), said(gold_answer="Lyon"), (False, True)),
         (("Paris", "Lyon"), said(gold_answer="Nice"), (False, False)),
         (("The Seine", "a river"), said(gold_answer="Seine", accepted=True), (True, False)),
-        (("the river Seine", "Seine"), said(gold_answer="Seine", accepted=True), (True, True)),
-        (("the river Seine", "River Seine"), said(gold_answer="Seine", accepted=True), (True, True)),
-        (("the river Seine", "the water Seine"), said(gold_answer="Seine", score=0.9), (True, None)),
-        (("the river Seine", "the river Seine"), said(gold_answer="Seine", accepted=False), (False, False)),
-        (("Paris", "paris"), said(accepted=True), (True, True)),
-        (("Paris", "Lyon"), said(accepted=True), (True, None)),
-        (("Paris", "Lyon"), said(accepted=False), (False, None)),
-        (("Paris", "Lyon"), said(score=0.5), (True, None)),
-        (("Paris", "Lyon"), said(score=0.4), (False, None)),
-        (("Paris", "Paris"), said(score=0.4), (False, False)),
-        (("Paris", "Paris"), said(accepted=False), (False, False)),
         (("Paris", "Lyon"), said(accepted=False, gold_answer="Lyon"), (False, True)),
         (("Paris", "Lyon"), said(accepted=False, score=1.0, gold_answer="Lyon"), (False, True)),
     ],
 )
-@pytest.mark.parametrize("stage", ["shadow", "canary"])
-def test_feedback_that_tells(
-    answers: tuple[str, str], feedback: Feedback, right: tuple[bool, bool | None], stage: Stage
-) -> None:
-    """A gold answer tells of both; a verdict of what the client got, and of the other one where it is the same."""
-    by_active, by_candidate = right if stage == "shadow" else reversed(right)
-    assert judge(trial(*answers, stage), feedback) == Judgement(by_candidate, by_active)
+def test_a_right_answer_tells_of_both(answers: tuple[str, str], feedback: Feedback, right: tuple[bool, bool]) -> None:
+    """Whichever the client got."""
+    assert judge(trial(*answers), feedback) == Judgement(*right, "operator")
+    other = judge(trial(*answers[::-1], served=False), feedback)
+    assert other == Judgement(*right[::-1], "operator")
 
 
-def test_feedback_that_does_not_tell() -> None:
-    """Without a verdict, a score or a gold answer, nothing is known."""
-    assert judge(trial("Paris", "Lyon"), said(comment="Thanks.")) is None
+@pytest.mark.parametrize(
+    "feedback",
+    [
+        said(comment="Thanks."),
+        said(accepted=True),
+        said(accepted=False),
+        said(score=0.9),
+        said(gold_answer=" "),
+        said(gold_answer="Seine", accepted=True),
+        said(gold_answer="Seine", score=0.9),
+        said(gold_answer="river", accepted=False),
+    ],
+)
+def test_feedback_that_does_not_tell(feedback: Feedback) -> None:
+    """A verdict alone is of one answer only; and one that contradicts the right answer tells nothing."""
+    assert judge(trial("the river", "Seine"), feedback) is None
+
+
+def test_a_shadow_is_judged_by_no_feedback() -> None:
+    """Whoever gives it has seen the active version's answer only."""
+    seen = Trial("run-1", "b", "a", "shadow", False, Side("Paris", False, 1), Side("Lyon", False, 1), 1.0)
+    assert judge(seen, said(gold_answer="Paris")) is None
+
+
+def test_whose_word_it_is() -> None:
+    """A tenant's, or the operator's, who has none."""
+    assert judge(trial("Paris", "Lyon"), said(gold_answer="Paris", tenant="acme")) == Judgement(
+        True, False, "client", "acme"
+    )

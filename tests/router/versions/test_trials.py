@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from router.access import Tenant
 from router.background import background_tasks
 from router.calls import Role
-from router.errors import ContextTooLong, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
+from router.errors import BadVersion, ContextTooLong, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.ledger import Budget, UsageQuery
 from router.models import Message, Model, Prompt, Sampling, ScriptedModel
 from router.models.model import Answer
@@ -25,14 +25,15 @@ from router.runs.gateway import CompletionRequest
 from router.runs.live import LiveRuns
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, Retriever, Topology
 from router.search.agent import ExecutorLimits
+from router.search.answerer import Judge
 from router.search.executor import Executes
 from router.store import Database, LogJournal, SQLAccounts, SQLArchive, SQLUsages, SQLVersionBook
 from router.testing.retriever import FixedRetriever
 from router.trace import RoleName, Run, Trajectory
-from router.trace.identity import SCOPES, Identity
+from router.trace.identity import LOCAL, SCOPES, Identity
 from router.trace.run import Feedback
-from router.versions import Trials, VersionRouting, Versions
-from router.versions.book import Judgement, Pair, Side
+from router.versions import GateRule, HeldOut, HeldOutQuestion, Trials, VersionRouting, Versions
+from router.versions.book import Judgement, Side, Source
 from tests.router.clock import ended
 from tests.router.deployment import PASSAGE, STOP, HeldModel, block, lasting, report, role
 
@@ -71,6 +72,7 @@ class Models:
     )
     delegator: Model = field(default_factory=lambda: ScriptedModel(delegates, "backbone"))
     answerer: Model = field(default_factory=lambda: ScriptedModel(answers, "fixed"))
+    judge: Model | None = None
     retriever: Retriever = field(default_factory=lambda: FixedRetriever({SUB_QUERY: [PASSAGE]}))
 
     def executor(self, version: str) -> Executor:
@@ -98,6 +100,7 @@ class Deployed:
     book: SQLVersionBook
     reviewed: asyncio.Queue[None]
     live: LiveRuns
+    lifecycle: RunLifecycle
 
     async def ask(self, identity: Identity = OWNER, **terms: Any) -> Run:
         """The answer to the question."""
@@ -107,6 +110,13 @@ class Deployed:
         """Let the new version be tried."""
         await self.versions.set_traffic(NEW, state, share)
         await self.executors.refresh()
+
+    async def ask_served(self, version: str) -> Run:
+        """The answer to the question, asked until this version serves it."""
+        while True:
+            with suppress(ContextTooLong):  # of the other version's reports
+                if self.executors.traffic.serving((run := await self.ask()).id) == version:
+                    return run
 
     async def next_review(self) -> None:
         """Wait until something was learnt, and looked at."""
@@ -121,10 +131,15 @@ class Deployed:
 
 @asynccontextmanager
 async def deployed(
-    folder: Path, models: Models | None = None, *, working: bool = True, tenants: Sequence[Tenant] = ()
+    folder: Path,
+    models: Models | None = None,
+    *,
+    working: bool = True,
+    tenants: Sequence[Tenant] = (),
+    gate: GateRule | None = None,
 ) -> AsyncIterator[Deployed]:
     """Everything of a gateway but its edge, with a version beside the configured model. `working`: whether trials are
-    made. `tenants`: settings that are there when it begins."""
+    made. `tenants`: settings that are there when it begins. `gate`: None leaves all decisions to the test."""
     models = models or Models()
     async with AsyncExitStack() as stack:
         database = await Database.open(f"sqlite:///{folder / 'runs.db'}")
@@ -137,7 +152,7 @@ async def deployed(
         async def load(version: str) -> str:
             return f'{{"version": "{version}"}}'
 
-        versions = Versions(book, load)
+        versions = Versions(book, load, gate, canary_share=0.5)
         await versions.ensure_base(BASE)
         await versions.register(NEW)
         executors = VersionRouting(models.executor, BASE, versions.traffic, load)
@@ -149,7 +164,10 @@ async def deployed(
             await versions.review()
             reviewed.put_nowait(None)
 
-        trials = Trials(executors, models.search, lifecycle=lifecycle, book=book, archive=archive, review=review)
+        judge = Judge(role("judge", models.judge)) if models.judge else None
+        trials = Trials(
+            executors, models.search, lifecycle=lifecycle, book=book, archive=archive, review=review, judge=judge
+        )
         roles: dict[RoleName, Role] = {"delegation": role("delegation", models.delegator)}
         gateway = Gateway(
             topologies={"factorized": Topology(models.search(executors), roles)},
@@ -163,7 +181,7 @@ async def deployed(
         if working:
             await stack.enter_async_context(background_tasks(trials.work()))
             await ended(reviewed.get())  # of what was learnt before
-        yield Deployed(database, versions, executors, trials, gateway, runs, book, reviewed, live)
+        yield Deployed(database, versions, executors, trials, gateway, runs, book, reviewed, live, lifecycle)
 
 
 async def test_a_shadow_s_report_is_never_used(tmp_path: Path) -> None:
@@ -222,49 +240,134 @@ async def test_where_reports_agree_nobody_else_is_asked(tmp_path: Path) -> None:
     assert trial.by_candidate == trial.by_active
 
 
-async def test_a_canary_is_served_and_the_active_version_works_beside_it(tmp_path: Path) -> None:
-    """The client of a canary's run gets what the canary found; the others' runs are not tried."""
+async def test_a_canary_is_served_and_the_other_version_works_beside_it(tmp_path: Path) -> None:
+    """The client of a canary's run gets what the canary found; as many of the others' runs are tried."""
     async with deployed(tmp_path) as here:
-        await here.set("canary", 0.5)
-        runs = [await here.ask() for _ in range(12)]
+        await here.set("canary", 0.3)
+        runs = [await here.ask() for _ in range(16)]
         served = [run for run in runs if run.result.answer == "Al Pacino"]  # type: ignore[union-attr]
         assert served == [run for run in runs if here.executors.traffic.serving(run.id) == NEW]
-        for run in served:
+        tried = [run for run in runs if here.executors.traffic.other(run.id)]
+        for run in tried:
             async with asyncio.timeout(10):
                 while (trial := await here.book.trial(run.id)) is None:
                     await here.reviewed.get()
-            assert (trial.stage, trial.by_candidate.answer, trial.by_active.answer) == (
-                "canary",
-                "Al Pacino",
-                "Michael Mann",
-            )
-        assert await here.rows("SELECT COUNT(*) FROM version_trials") == [(len(served),)]
+            assert (trial.stage, trial.candidate_served) == ("canary", run in served)
+            assert (trial.by_candidate.answer, trial.by_active.answer) == ("Al Pacino", "Michael Mann")
+        assert await here.rows("SELECT COUNT(*) FROM version_trials") == [(len(tried),)]
 
 
+@pytest.mark.parametrize("identity", [OWNER, LOCAL])
 @pytest.mark.parametrize("before", [True, False])
-async def test_feedback_judges_a_trial_whenever_it_comes(tmp_path: Path, before: bool) -> None:
-    """Given before the trial has ended, or after it; the gate sees the judgement."""
-    models, feedback = Models(), Feedback("", gold_answer="Al Pacino")
-    held = HeldModel(ScriptedModel(reports("Al Pacino"), NEW))
-    models.executors[NEW] = held
+async def test_feedback_judges_a_trial_whenever_it_comes(tmp_path: Path, before: bool, identity: Identity) -> None:
+    """Given before the trial has ended, or after it; the gate sees the judgement, and whose it is."""
+    async with deployed(tmp_path, working=False) as here:
+        await here.set("canary", 0.5)
+        run = await here.ask_served(BASE)
+        if before:
+            await here.runs.feedback(Feedback(run.id, gold_answer="Al Pacino"), identity)
+        async with background_tasks(here.trials.work()):
+            while (trial := await here.book.trial(run.id)) is None:
+                await here.next_review()
+            if not before:
+                await here.runs.feedback(Feedback(run.id, gold_answer="Al Pacino"), identity)
+            pairs = here.book.pairs
+            while not (judged := [pair.judgement for pair in await pairs(NEW, "canary", 0.0) if pair.judgement]):
+                await here.next_review()
+    assert not trial.candidate_served
+    whose: tuple[Source, str] = ("client", "owner") if identity is OWNER else ("operator", "")
+    assert judged == [Judgement(True, False, *whose, judged[0].judged_at)]
+
+
+def verdicts(prompt: Prompt) -> str:
+    """A judge for whom Mann is right, if it was shown what was found, and no right answer."""
+    shown = prompt.messages[-1].content
+    assert "<evidence>It says so.</evidence>" in shown and "<right_answer>" not in shown
+    return "<verdict>correct</verdict>" if "<answer>Michael Mann</answer>" in shown else "<verdict>incorrect</verdict>"
+
+
+@pytest.mark.parametrize("stage", ["shadow", "canary"])
+async def test_a_judge_is_asked_about_both_answers(tmp_path: Path, stage: str) -> None:
+    """Each alone, booked with the trial; a client's word does not change what it says, the operator's does."""
+    models = Models(judge=ScriptedModel(verdicts, "judge"))
+    async with deployed(tmp_path, models) as here:
+        await here.set(stage, 0.5 if stage == "canary" else 0.0)
+        run = await here.ask()
+        await here.next_review()
+
+        async def judged() -> list[Source]:
+            pairs = await here.book.pairs(NEW, stage, 0.0)  # type: ignore[arg-type]
+            return [pair.judgement.source for pair in pairs if pair.judgement and pair.judgement.sign == -1]
+
+        assert await judged() == ["judge"]
+        assert await here.rows("SELECT tenant, COUNT(*) FROM calls WHERE role = 'judge' GROUP BY 1") == [("shadow", 2)]
+        await here.runs.feedback(Feedback(run.id, gold_answer="Al Pacino"), OWNER)
+        assert await judged() == ["judge"]
+        await here.runs.feedback(Feedback(run.id, gold_answer="Al Pacino"), LOCAL)
+        assert await judged() == ([] if stage == "canary" else ["judge"])
+
+
+async def test_a_judge_that_fails_or_agrees_is_no_evidence(tmp_path: Path) -> None:
+    """The trial counts all the same; about one answer nobody is asked."""
+    models = Models(judge=ScriptedModel([down(), "hm", "<verdict>correct</verdict>"], "judge"))
     async with deployed(tmp_path, models) as here:
         await here.set("shadow")
-        run = await here.ask()
-        await ended(held.called.wait())
-        feedback = Feedback(run.id, gold_answer="Al Pacino")
-        if before:
-            await here.runs.feedback(feedback, OWNER)
-        held.let.set()
-        await here.next_review()
-        if not before:
-            await here.runs.feedback(feedback, OWNER)
+        for _ in range(2):
+            await here.ask()
             await here.next_review()
-        trial = await here.book.trial(run.id)
-        assert trial is not None
+        models.executors[NEW] = models.executors[BASE]
+        here.executors.of.cache_clear()
+        await here.ask()
+        await here.next_review()
         pairs = await here.book.pairs(NEW, "shadow", 0.0)
-    assert pairs == [
-        Pair(False, False, trial.by_candidate.tokens, trial.by_active.tokens, Judgement(True, False)),
-    ]
+    assert [pair.judgement for pair in pairs] == [None] * 3
+
+
+async def test_held_out_questions_are_asked_with_both_versions(tmp_path: Path) -> None:
+    """Each in a run of its own, booked to the operator and never listed; asked again, nothing is paid for twice."""
+    async with deployed(tmp_path) as here:
+        await here.set("canary", 0.5)
+        questions = [HeldOutQuestion(QUESTION, ("Al Pacino", "De Niro")), HeldOutQuestion(QUESTION, ("Michael Mann",))]
+        held_out = HeldOut(questions, here.executors, Models().search, here.lifecycle)
+        for _ in range(2):
+            assert await held_out.compare(NEW, BASE, 1.5) == [(True, False), (False, True)]
+        assert await here.rows("SELECT DISTINCT tenant, kind FROM runs") == [("default", "shadow")]
+        assert await here.rows("SELECT COUNT(*) FROM runs") == [(4,)]
+        assert await HeldOut(questions[:1], here.executors, Models().search, here.lifecycle).compare(
+            NEW, BASE, 2.5
+        ) == [(True, False)]
+        assert await here.rows("SELECT COUNT(*) FROM runs") == [(6,)]
+
+
+async def test_all_the_way(tmp_path: Path) -> None:
+    """From shadow to active by itself, while clients ask and the operator tells what is right."""
+    async with deployed(tmp_path, gate=GateRule(0.5, 0.5, 100.0, 10_000)) as here:
+        questions = [HeldOutQuestion(f"{QUESTION}{' ' * number}", ("Al Pacino",)) for number in range(4)]
+        here.versions.held_out = HeldOut(questions, here.executors, Models().search, here.lifecycle)
+        here.versions.on_change = here.executors.refresh
+        await here.set("shadow")
+        async with asyncio.timeout(30):
+            while (await here.versions.traffic()).active != NEW:
+                run = await here.ask()
+                await here.runs.feedback(Feedback(run.id, gold_answer="Al Pacino"), LOCAL)
+        decided = [each.decision for each in await here.versions.decisions(NEW) if each.decided_by == "gate"]
+        assert [each for each in decided if each != "wait"] == ["canary", "promote"]
+        assert (await here.ask()).result.answer == "Al Pacino"  # type: ignore[union-attr]
+        assert await here.rows("SELECT COUNT(*) FROM runs WHERE tenant = 'default'") == [(8,)]
+
+
+async def test_held_out_questions_that_others_spoil_say_nothing(tmp_path: Path) -> None:
+    """Where there are many of them, nothing is decided; nor where the versions do not work here."""
+    models = Models()
+    models.executors[BASE] = ScriptedModel(down, BASE)
+    async with deployed(tmp_path, models) as here:
+        question = HeldOutQuestion(QUESTION, ("Al Pacino",))
+        held_out = HeldOut([question], here.executors, models.search, here.lifecycle)
+        with pytest.raises(BadVersion, match="is not in use here"):
+            await held_out.compare(NEW, BASE, 1.0)
+        await here.set("canary", 0.5)
+        with pytest.raises(BadVersion, match="1 of 1 held-out questions came to nothing"):
+            await held_out.compare(NEW, BASE, 1.0)
 
 
 async def test_feedback_on_a_run_that_was_not_tried(tmp_path: Path) -> None:
@@ -277,16 +380,17 @@ async def test_feedback_on_a_run_that_was_not_tried(tmp_path: Path) -> None:
 
 async def test_what_is_not_tried(tmp_path: Path) -> None:
     """Reports on sub-queries, completions, questions that are out of scope, answers of earlier runs, runs that the
-    client's budget cut short, runs of a tenant whose texts are not kept, runs with another run's reports, and those of
-    another topology."""
-    models, private = Models(), Tenant("private", redact=True)
-    async with deployed(tmp_path, models, working=False, tenants=[private]) as here:
+    client's budget cut short, runs of tenants whose texts are not kept or must not train, runs with another run's
+    reports, and those of another topology."""
+    models, tenants = Models(), [Tenant("private", redact=True), Tenant("untrained", training=False)]
+    async with deployed(tmp_path, models, working=False, tenants=tenants) as here:
         await here.set("shadow")
         await here.gateway.execute(SUB_QUERY, RequestOptions(OWNER))
         asked = CompletionRequest("delegation", (Message("system", "delegate"), Message("user", "Who?")), (), 0)
         await here.gateway.complete(asked, RequestOptions(OWNER))
         await here.gateway.answer("Who wrote Faust?", RequestOptions(OWNER), lambda _event: None)
         await here.ask(Identity("private", SCOPES))
+        await here.ask(Identity("untrained", SCOPES))
         cut = await here.ask(budget=Budget(role_tokens={"delegation": 85}))
         assert cut.result.outcome == "budget_exhausted"  # type: ignore[union-attr]
         first = await here.ask(request_id="mine")
@@ -315,13 +419,15 @@ async def test_a_trial_whose_reports_are_too_long(tmp_path: Path, stage: str) ->
 
     models.answerer = ScriptedModel(breaks, "fixed")
     async with deployed(tmp_path, models) as here:
-        await here.set(stage, 1.0 if stage == "canary" else 0.0)
-        run = await here.ask()
-        await here.next_review()
-        trial = await here.book.trial(run.id)
-    assert trial is not None
-    assert (trial.other.answer, trial.other.failed, trial.served.failed) == ("", True, False)
-    assert trial.other.tokens == trial.served.tokens > 0
+        await here.set(stage, 0.5 if stage == "canary" else 0.0)
+        run = await here.ask_served(NEW if stage == "canary" else BASE)
+        while (trial := await here.book.trial(run.id)) is None:
+            await here.next_review()
+    other, served = trial.by_candidate, trial.by_active
+    if stage == "canary":
+        other, served = served, other
+    assert (other.answer, other.failed, served.failed) == ("", True, False)
+    assert other.tokens == served.tokens > 0
 
 
 def down(_prompt: Prompt | None = None) -> UpstreamUnavailable:
@@ -415,11 +521,10 @@ async def test_a_canary_that_fails(says: Answer, tmp_path: Path) -> None:
     models = Models()
     models.executors[NEW] = ScriptedModel(lambda _prompt: says, NEW)
     async with deployed(tmp_path, models) as here:
-        await here.set("canary", 1.0)
-        run = await here.ask()
-        await here.next_review()
-        trial = await here.book.trial(run.id)
-    assert trial is not None
+        await here.set("canary", 0.5)
+        run = await here.ask_served(NEW)
+        while (trial := await here.book.trial(run.id)) is None:
+            await here.next_review()
     assert run.result.answer == "Michael Mann"  # type: ignore[union-attr]
     assert (trial.by_candidate.failed, trial.by_active) == (True, Side("Michael Mann", False, trial.by_active.tokens))
 
@@ -475,6 +580,19 @@ async def test_trials_that_are_too_many_are_dropped(tmp_path: Path) -> None:
             here.trials.consider(run)
         assert here.trials.dropped == 100 - 64 + 1
         assert await here.rows("SELECT COUNT(*) FROM runs WHERE kind = 'shadow'") == [(4,)]
+
+
+async def test_what_a_shadow_left_waiting_is_no_canary_s_trial(tmp_path: Path) -> None:
+    """As all of it was served by the active version, at another time."""
+    async with deployed(tmp_path, working=False) as here:
+        await here.set("shadow")
+        left = [await here.ask() for _ in range(6)]
+        await here.set("canary", 0.5)
+        run = await here.ask_served(BASE)
+        async with background_tasks(here.trials.work()):
+            while await here.book.trial(run.id) is None:
+                await here.next_review()
+        assert [await here.book.trial(each.id) for each in left] == [None] * 6
 
 
 async def test_a_trial_that_traffic_has_overtaken_is_none(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from router.errors import BadRequest, BadVersion
 from router.store import Database, SQLVersionBook
 from router.versions import GateRule, Versions
-from router.versions.book import Judgement, Side, Traffic, Trial
+from router.versions.book import EvidenceSource, Judgement, Side, Traffic, Trial
 from tests.router.store.stored import put, run
 
 BASE, FIRST, SECOND = "mini-executor", "executor-000001", "executor-000002"
@@ -55,8 +55,8 @@ class Setting:
         return [(each.version, each.decision, each.decided_by) for each in found][2:]
 
     async def show(self, times: int, *, right: bool | None, candidate_tokens: int = 100) -> None:
-        """Trials of whoever is tried by now, in which the active version is right three times of four. `right`: None
-        where nobody says.
+        """Trials of whoever is tried by now, which either version serves in turn; the active one is right three times
+        of four. `right`: None where nobody says.
         """
         traffic = await self.versions.traffic()
         assert traffic.candidate and traffic.stage
@@ -66,9 +66,11 @@ class Setting:
         now = max(version.state_at for version in await self.book.versions()) + 1
         for number, each in enumerate(runs):
             sides = Side("a", False, candidate_tokens), Side("b", False, 100)
-            await self.book.add_trial(Trial(each.id, traffic.candidate, traffic.active, traffic.stage, *sides, now))
+            await self.book.add_trial(
+                Trial(each.id, traffic.candidate, traffic.active, traffic.stage, bool(number % 2), *sides, now)
+            )
             if right is not None:
-                await self.book.judge(each.id, Judgement(right, number % 4 > 0))
+                await self.book.judge(each.id, Judgement(right, number % 8 > 1, "judge"))
 
 
 @pytest.fixture
@@ -249,27 +251,74 @@ async def test_nothing_to_roll_back(setting: Setting, name: str, said: str) -> N
     assert setting.changes == 0
 
 
+class Asked:
+    """Held-out questions; the candidate is right on some."""
+
+    size = 40
+
+    def __init__(self, right: int) -> None:
+        self.right, self.asked = right, list[tuple[str, str, float]]()
+
+    async def compare(self, candidate: str, active: str, since: float) -> list[tuple[bool, bool]]:
+        """See `HeldOut`."""
+        self.asked.append((candidate, active, since))
+        return [(number < self.right, number >= 30) for number in range(self.size)]
+
+
 async def test_the_gate_takes_a_good_version_all_the_way(setting: Setting) -> None:
-    """From shadow to canary to active, each on what it has shown in that state alone; with figures, and as events."""
+    """From shadow to canary to active, each on what it has shown in that state alone, and on held-out questions; with
+    figures, and as events.
+    """
+    setting.versions.held_out = asked = Asked(40)
     await setting.versions.set_traffic(FIRST, "shadow")
     with capture_logs() as logs:
-        await setting.show(80, right=True)
+        await setting.show(96, right=True)
         await setting.versions.review()
         assert await setting.versions.traffic() == Traffic(BASE, FIRST, "canary", 0.25)
         await setting.versions.review()
         assert (await setting.versions.traffic()).stage == "canary"
-        await setting.show(80, right=True)
+        await setting.show(96, right=True)
+        canary = next(each for each, _ in await setting.versions.list() if each.state == "canary")
         await setting.versions.review()
     assert await setting.states() == {SECOND: "registered", FIRST: "active", BASE: "retired"}
-    *_, canary, retired, promoted = await setting.versions.decisions()
-    assert (canary.decision, canary.decided_by) == ("canary", "gate")
+    assert asked.asked == [(FIRST, BASE, canary.state_at)]
+    *_, to_canary, waits, retired, promoted = await setting.versions.decisions()
+    assert (to_canary.decision, to_canary.decided_by) == ("canary", "gate")
+    assert "are asked 40 held-out questions now, for about 8,000 executor tokens and what leads them" in waits.reason
     assert (retired.version, retired.to_state, promoted.decision) == (BASE, "retired", "promote")
-    assert promoted.reason.startswith("Not worse than the active version by more than 0.1: right in 80 of 80")
-    assert promoted.figures and (promoted.figures.trials, promoted.figures.active_right) == (80, 60)
+    assert promoted.reason.startswith("Not worse than the active version by more than 0.1: right in 96 of 96")
+    assert promoted.reason.endswith("30 that the other has wrong and 0 the other way (p = 3.9e-11).")
+    assert promoted.figures and (promoted.figures.trials, promoted.figures.active_right) == (96, 72)
+    assert promoted.figures.sources == (EvidenceSource("judge", "", 24, 24),)
     assert [(log["version"], log["decision"], log["judged"]) for log in logs if log["event"] == "gate.decided"] == [
-        (FIRST, "canary", 80), (BASE, "retire", 80), (FIRST, "promote", 80)
+        (FIRST, "canary", 96), (FIRST, "wait", 96), (BASE, "retire", 96), (FIRST, "promote", 96)
     ]  # fmt: skip
     assert setting.changes == 3
+
+
+async def test_held_out_questions_that_are_not_passed(setting: Setting) -> None:
+    """They end the trial, and are asked once."""
+    setting.versions.held_out = asked = Asked(2)
+    await setting.versions.set_traffic(FIRST, "canary", 0.5)
+    await setting.show(96, right=True)
+    await setting.versions.review()
+    last = (await setting.versions.decisions())[-1]
+    assert (last.decision, last.to_state, len(asked.asked)) == ("stop", "registered", 1)
+    assert "Of 40 held-out questions it has 2 right (active: 10)" in last.reason
+
+
+async def test_without_held_out_questions_a_canary_goes_no_further(setting: Setting) -> None:
+    """It says what is missing; an operator may promote it."""
+    await setting.versions.set_traffic(FIRST, "canary", 0.5)
+    await setting.show(96, right=True)
+    await setting.versions.review()
+    last = (await setting.versions.decisions())[-1]
+    assert (last.decision, last.to_state) == ("wait", "canary")
+    assert "name a file of some in versions.held_out" in last.reason
+    await setting.show(104, right=True)
+    await setting.versions.review()
+    assert (await setting.versions.decisions())[-1].decision == "stop"
+    assert (await setting.versions.promote(FIRST)).state == "active"
 
 
 @pytest.mark.parametrize("stage", ["shadow", "canary"])
@@ -302,7 +351,7 @@ async def test_the_gate_waits(setting: Setting) -> None:
 
 async def test_the_gate_does_not_wait_for_ever(setting: Setting) -> None:
     """What most trials did not decide is for the operator: the version costs no more."""
-    await setting.versions.set_traffic(FIRST, "shadow")
+    await setting.versions.set_traffic(FIRST, "canary", 0.5)
     for count, verdict in ((RULE.most_trials - 1, "wait"), (1, "stop")):
         await setting.show(count, right=None)
         await setting.versions.review()
@@ -317,7 +366,7 @@ async def test_gateways_that_review_at_once(setting: Setting) -> None:
     """Decide once."""
     other = Setting(setting.database)
     await setting.versions.set_traffic(FIRST, "shadow")
-    await setting.show(80, right=True)
+    await setting.show(96, right=True)
     await asyncio.gather(*(each.versions.review() for each in (setting, other, setting, other)))
     assert [decision for decision in await setting.decided() if decision[2] == "gate"] == [(FIRST, "canary", "gate")]
 

@@ -91,16 +91,25 @@ async def test_what_a_trial_shows(told: Command, database: Database) -> None:
     await put(database, run("run-1"), run("run-2"))
     for run_id in ("run-1", "run-2"):
         await book.add_trial(
-            Trial(run_id, FIRST, BASE, "shadow", Side("a", False, 600), Side("b", True, 1000), since + 1)
+            Trial(
+                run_id,
+                FIRST,
+                BASE,
+                "shadow",
+                False,
+                Side("a", False, 600),
+                Side("b", run_id == "run-2", 1000),
+                since + 1,
+            )
         )
-    await book.judge("run-1", Judgement(True, False))
+    await book.judge("run-1", Judgement(True, False, "judge"))
     _, lines = await told("list")
-    assert lines[2].endswith(" 2 1/0 of 1 0/2 600/1,000")
+    assert lines[2].endswith(" 2 1/0 of 1 0/1 600/1,000")
     assert any(line.strip().startswith("before the slash the version's") for line in lines)
     assert lines[-1].startswith(f"evidence for {FIRST}, to that against it: correctness 1.5 to 0.5, failures ")
     _, lines = await told("list", "--json")
     figures = json.loads(lines[0])["figures"]
-    assert (figures["trials"], figures["active_failed"], figures["evidence"][0]["measure"]) == ("2", "2", "correctness")
+    assert (figures["trials"], figures["active_failed"], figures["evidence"][0]["measure"]) == ("2", "1", "correctness")
     assert "figures" not in json.loads(lines[1])
 
 

@@ -1,0 +1,242 @@
+"""The gate's errors under feedback as it comes, and under attack, by simulation.
+
+Every trial is a pair of answers; clients say what they say of the answer that they were shown. Candidates that are just
+as bad as `margin` excludes must not be promoted, and equal ones not be rolled back, more often than the stated error,
+however often one looks; and hostile clients, a twentieth of the traffic, must not bring a worse one into service.
+"""
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from benchmarks import harness
+from benchmarks.harness import Check
+from router.trace.run import Feedback
+from router.versions.book import Judgement, Pair, Side, Trial, judge
+from router.versions.gate import GateRule, GateVerdict, decide, on_held_out
+
+RULE = GateRule(margin=0.1, error=0.05, most_tokens=2.0, most_trials=10_000, least_right=0.1)
+"""The default's."""
+_ACCURACIES = 0.3, 0.5, 0.8
+_TENANTS, _HELD_OUT, _HOSTILE = 10, 200, 0.05
+_FIRST_LOOK, _TRIALS = 90, 1000
+"""Fewer trials cannot suffice, and more are not simulated."""
+_SPREAD = 0.2
+"""How much more often, and less often, the easier and the harder half of all questions are answered rightly."""
+
+
+class Options(harness.Options, frozen=True, kw_only=True):
+    """Its options."""
+
+    repetitions: Annotated[int, Meta(ge=1, description="of each kind of feedback, accuracy and direction")] = 60
+    attacks: Annotated[int, Meta(ge=1, description="of each kind")] = 1000
+    seed: Annotated[int, Meta(description="of all draws")] = 0
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A trial, as whoever gives feedback on it may see it."""
+
+    number: int
+    shown: str
+    other: str
+    hard: bool
+    """Whether its question is one of the harder half."""
+    by_candidate: bool
+    """Which version's it is; clients do not know."""
+    chance: float
+    """Drawn from 0 to 1."""
+    tenant: int
+
+    @property
+    def right(self) -> bool:
+        """Whether the answer that was shown is right."""
+        return self.shown == _GOLD
+
+
+Array = np.ndarray[Any, Any]
+Said = tuple[str, float] | None
+"""A right answer, as somebody says, and after how many trials; None for no word."""
+Hostile = tuple[int, Callable[[Seen], Said]]
+"""So many tenants, and what they say."""
+_GOLD, _LATER = "Paris", 300.0
+
+
+def _if(
+    condition: Callable[[Seen], object], after: Callable[[Seen], float] = lambda seen: 0.0
+) -> Callable[[Seen], Said]:
+    """Clients that tell the right answer where that holds."""
+    return lambda seen: (_GOLD, after(seen)) if condition(seen) else None
+
+
+KINDS: dict[str, Callable[[Seen], Said]] = {
+    "all": _if(lambda seen: True),
+    "a third, at random": _if(lambda seen: seen.chance < 0.33),
+    "a tenth, at random": _if(lambda seen: seen.chance < 0.1),
+    "errors only": _if(lambda seen: not seen.right),
+    "errors mostly": _if(lambda seen: seen.chance < (0.1 if seen.right else 0.9)),
+    "praise only": _if(lambda seen: seen.right),
+    "praise mostly": _if(lambda seen: seen.chance < (0.9 if seen.right else 0.1)),
+    "delayed": _if(lambda seen: True, lambda seen: _LATER),
+    "delayed at random": _if(lambda seen: True, lambda seen: 2 * _LATER * seen.chance),
+    "praise delayed": _if(lambda seen: True, lambda seen: _LATER * seen.right),
+    "errors delayed": _if(lambda seen: True, lambda seen: _LATER * (not seen.right)),
+    "errors only, delayed": _if(lambda seen: not seen.right, lambda seen: 2 * _LATER * seen.chance),
+    "mis-worded golds": lambda seen: ("Paris, France" if seen.chance < 0.3 else _GOLD, 0.0),
+    "mis-worded golds of errors": lambda seen: None if seen.right else ("Pari" if seen.chance < 0.3 else _GOLD, 0.0),
+    "garbage": lambda seen: ("?" if seen.chance < 0.5 else _GOLD, 0.0),
+    "what was shown, sometimes": lambda seen: (seen.shown if seen.chance < 0.1 else _GOLD, 0.0),
+    "one tenant only": _if(lambda seen: seen.tenant == 0),
+    "one tenant mostly": _if(lambda seen: seen.tenant == 0 or seen.chance < 0.05),
+    "easy questions": _if(lambda seen: not seen.hard),
+    "hard questions, errors only": _if(lambda seen: seen.hard and not seen.right),
+    "the first hundreds": _if(lambda seen: seen.number < 300),
+}
+"""Clients of one manner each."""
+_HONEST = KINDS["a tenth, at random"]
+
+
+def _for_candidate(seen: Seen) -> Said:
+    """For hostile clients who know each version's answer: the candidate's is right, always."""
+    return seen.shown if seen.by_candidate else seen.other, 0.0
+
+
+ATTACKS: dict[str, Hostile] = {
+    "zzz": (1, lambda seen: ("zzz", 0.0)),
+    "likes what the candidate gets wrong": (1, lambda seen: (seen.shown, 0.0) if seen.by_candidate else None),
+    "right answers where it helps": (1, lambda seen: (_GOLD, 0.0) if seen.by_candidate == seen.right else None),
+    "for the candidate": (1, _for_candidate),
+    "two tenants": (2, _for_candidate),
+    "two tenants, slowly": (2, lambda seen: _for_candidate(seen) if seen.number > 300 else _HONEST(seen)),
+    "twenty tenants": (20, _for_candidate),
+}
+"""By tenants that share a twentieth of the traffic."""
+
+
+@cache
+def _judgement(by_candidate: str, by_active: str, candidate_served: bool, gold: str, tenant: str) -> Judgement | None:
+    sides = Side(by_candidate, False, 0), Side(by_active, False, 0)
+    trial = Trial("", "candidate", "active", "canary", candidate_served, *sides, 0.0)
+    return judge(trial, Feedback("", gold_answer=gold, tenant=tenant))
+
+
+def simulate(
+    draw: np.random.Generator,
+    accuracies: tuple[float, float],
+    says: Callable[[Seen], Said],
+    *,
+    trials: int = _TRIALS,
+    hostile: Hostile | None = None,
+) -> tuple[GateVerdict, GateVerdict]:
+    """One canary: how it ends by its own evidence, and with the held-out questions. `accuracies`: the candidate's, and
+    the active version's; their errors are independent given a question's hardness.
+    """
+    hard, chance, side = draw.random(trials) < 0.5, draw.random(trials).tolist(), (draw.random(trials) < 0.5).tolist()
+    one, other = ((draw.random(trials) < _accuracies(accuracy, hard)).tolist() for accuracy in accuracies)
+    alike, tenants = draw.random(trials) < 0.3, draw.integers(0, _TENANTS, trials).tolist()
+    foes = draw.random(trials) < _HOSTILE * bool(hostile)
+    words: list[tuple[float, int, Judgement]] = []
+    pairs = [Pair(False, False, 100, 100, served) for served in side]
+    for number in range(trials):
+        answers = _GOLD if one[number] else "Lyon", _GOLD if other[number] else "Lyon" if alike[number] else "Nice"
+        shown, unseen = answers if side[number] else answers[::-1]
+        seen = Seen(number, shown, unseen, bool(hard[number]), side[number], chance[number], tenants[number])
+        foe = hostile if foes[number] else None
+        tenant = f"foe {int(chance[number] * 1e6) % foe[0]}" if foe else f"tenant {seen.tenant}"
+        said = (foe[1] if foe else says)(seen)
+        judged = said and _judgement(*answers, seen.by_candidate, said[0], tenant)
+        if said and judged:
+            words.append((number + said[1], number, judged))
+    words.sort(key=lambda word: word[0])
+    heard, look = 0, _FIRST_LOOK
+    while True:
+        while heard < len(words) and words[heard][0] <= look:
+            at, number, judged = words[heard]
+            judged = Judgement(judged.candidate_right, judged.active_right, judged.source, judged.tenant, at)
+            pairs[number] = Pair(False, False, 100, 100, side[number], judged)
+            heard += 1
+        verdict, _, _ = decide(pairs[:look], RULE, "canary")
+        if verdict != "wait" or (look >= trials and heard == len(words)):
+            break
+        look = min(look * 5 // 4, trials) if look < trials else look + 200
+    if verdict != "promote":
+        return verdict, verdict
+    hard = draw.random(_HELD_OUT) < 0.5
+    right = [(draw.random(_HELD_OUT) < _accuracies(accuracy, hard)).tolist() for accuracy in accuracies]
+    return verdict, on_held_out(list(zip(*right, strict=True)), RULE)[0]
+
+
+def _accuracies(accuracy: float, hard: Array) -> Array:
+    return np.where(hard, accuracy - _SPREAD, accuracy + _SPREAD)
+
+
+def upper_bound(count: int, of: int) -> float:
+    """The upper 95 % bound of a probability, one-sided, of so many cases (Clopper and Pearson)."""
+    low, high = count / of, 1.0
+    while high - low > 1e-6 and count < of:
+        middle = (low + high) / 2
+        tail = sum(math.comb(of, k) * middle**k * (1 - middle) ** (of - k) for k in range(count + 1))
+        low, high = (middle, high) if tail > 0.05 else (low, middle)
+    return high
+
+
+def at_the_margin(accuracy: float, margin: float) -> float:
+    """The accuracy of a candidate that is worse by just the margin, as answers are drawn here."""
+    return (accuracy * (1 - margin) + 2 * margin * _SPREAD**2) / (1 + margin - 2 * margin * accuracy)
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One kind of feedback or attack, as shares of canaries: of those that are worse by the margin, and of equal ones
+    and of ones that are better by ten points.
+    """
+
+    accuracy: float
+    feedback: str
+    worse_passed: float
+    """The canary's evidence sufficed, wrongly."""
+    worse_promoted: float
+    """And so did the held-out questions; with its upper 95 % bound."""
+    upper_bound: float
+    equal_rolled_back: float
+    better_passed: float
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """Errors of the gate."""
+
+    feedback: list[Row]
+    attacks: list[Row]
+    checks: list[Check]
+
+
+def measure(options: Options) -> Figures:
+    """Simulate all kinds at all accuracies."""
+    draw = np.random.default_rng(options.seed)
+
+    def row(
+        accuracy: float, kind: str, says: Callable[[Seen], Said], times: int, hostile: Hostile | None = None
+    ) -> Row:
+        def ends(candidate: float, times: int = options.repetitions) -> list[tuple[GateVerdict, GateVerdict]]:
+            return [simulate(draw, (candidate, accuracy), says, hostile=hostile) for _ in range(times)]
+
+        worse, equal, better = ends(at_the_margin(accuracy, RULE.margin), times), ends(accuracy), ends(accuracy + 0.1)
+        passed, rightly = (sum(end == "promote" for end, _ in each) / len(each) for each in (worse, better))
+        promoted, back = sum(end == "promote" for _, end in worse), sum(end == "roll_back" for end, _ in equal)
+        bound = upper_bound(promoted, times)
+        return Row(accuracy, kind, passed, promoted / times, bound, back / len(equal), rightly)
+
+    kinds = [(accuracy, *kind) for kind in KINDS.items() for accuracy in _ACCURACIES]
+    feedback = [row(*kind, options.repetitions) for kind in kinds]
+    attacks = [row(0.5, kind, _HONEST, options.attacks, hostile) for kind, hostile in ATTACKS.items()]
+    by_chance = RULE.error + 3 * math.sqrt(RULE.error * (1 - RULE.error) / options.repetitions)
+    most = max(max(each.worse_passed, each.equal_rolled_back) for each in feedback)
+    promoted = max(each.upper_bound for each in attacks)
+    checks = [
+        Check("no kind of feedback errs more often than stated", most <= by_chance, f"{most:.3f} at most"),
+        Check("attacks bring no worse version into service", promoted <= RULE.error, f"upper bound {promoted:.4f}"),
+    ]
+    return Figures(feedback, attacks, checks)
