@@ -40,7 +40,6 @@ BENCHMARKS = {
         "filtering",
         "what an executor learns with the filter, without it, and from gold; precision and recall",
     ),
-    "gate": ("gate", "the gate's errors under twenty kinds of feedback and under attack, by simulation"),
     "loop": ("loop", "from logged traffic to a better executor in service, and a degraded one out of it"),
     "overhead": (
         "overhead",

@@ -121,7 +121,6 @@ RENAMED: dict[str, dict[str, str | Dropped]] = {
         "fields: EvidenceSource": "Every decision on a version says whose evidence it rests on.",
         "fields: sources": "Every decision on a version says whose evidence it rests on.",
         "json: sources": "Every decision on a version says whose evidence it rests on.",
-        "commands: bench gate": "The gate's errors under feedback as it comes.",
         "commands: bench reliability": "Kills and failing upstreams in one benchmark instead of four.",
     },
 }

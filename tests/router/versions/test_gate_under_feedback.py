@@ -1,12 +1,12 @@
 """The gate errs no more often than it says, whoever gives feedback on what, and however late; nor under attack.
 
-Few repetitions of what `rolegate bench gate` does with more; seeds are fixed.
+Few repetitions of the simulation; seeds are fixed.
 """
 
 import numpy as np
 import pytest
 
-from benchmarks.gate import ATTACKS, KINDS, RULE, at_the_margin, simulate, upper_bound
+from tests.router.versions.simulation import ATTACKS, KINDS, RULE, at_the_margin, simulate, upper_bound
 
 TIMES, TRIALS = 7, 500
 MOST = 5
