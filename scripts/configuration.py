@@ -28,7 +28,7 @@ PAGE = Path(__file__).parent.parent / "docs/configuration.md"
 HEAD = """\
 # Configuration
 
-One TOML file; `rolegate init` writes one, `rolegate check` says all that is wrong in it. Without `--config` or
+One TOML file; `rolegate init` writes one, `rolegate check` says what is wrong in it. Without `--config` or
 `--preset`, commands take `./rolegate.toml`, or else the preset `mini`, the demo. Complete files:
 [`serving/presets`](../serving/presets). Paths are relative to the file; `~` is the home folder, and `shipped:` what
 comes with the package, as in `shipped:prompts/full/delegation.txt`. Unknown keys are refused. Secrets come from

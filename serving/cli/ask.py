@@ -95,7 +95,8 @@ def reached(given: argparse.Namespace, progress: Console) -> Iterator[Client]:
                 if given.address:
                     log(f"asking the gateway at {given.address}, which has this store")
                     break
-                time.sleep(_STARTING_S)  # it has no address yet
+                status.update("a gateway that has this store starts just now; waiting for it")
+                time.sleep(_STARTING_S)
         client = Client(connection(given)) if given.address else Client(address, api_key=sent)
         yield stack.enter_context(client)
 
@@ -114,6 +115,8 @@ def ask(arguments: Sequence[str]) -> int:
     parser.add_argument("--stream", action="store_true", help="show rounds, sub-queries and searches as they happen")
     parser.add_argument("--json", action="store_true", help="print JSON; with --stream, one line an event")
     given = parser.parse_args(arguments)
+    if not given.question.strip():
+        parser.error("the question is empty; put one in plain words into it")
     errors_only()
     progress = Console(stderr=True, quiet=given.json)
     view = AnswerView(Console(), progress, stream=given.stream, as_json=given.json)

@@ -107,6 +107,8 @@ async def _checked(given: argparse.Namespace) -> Checked:
 async def _back_up(given: argparse.Namespace) -> None:
     if given.file.exists():
         raise BadConfig(f"{given.file}: is there already; name another file.")
+    if not given.file.parent.is_dir():
+        raise BadConfig(f"{given.file}: {given.file.parent} is no folder; make it first.")
     async with opened_store(given) as database:
         with replacing(given.file) as unfinished, progress_bar(SpinnerColumn(), TextColumn("copying")) as bar:
             bar.add_task("", total=None)

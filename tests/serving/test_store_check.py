@@ -96,3 +96,16 @@ def test_nothing_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     asyncio.run(make())
     assert check() == 0
     assert capsys.readouterr().out.endswith("all is well, but nothing is stored yet\n")
+
+
+def test_a_backup_opens_by_itself(store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has all runs; it is never written over another file, nor into a folder that is not there."""
+    assert main(["store", "backup", "copy.db"]) == 0
+    assert sorted(path.name for path in tmp_path.glob("copy.db*")) == ["copy.db"]
+    (tmp_path / "copy.db").replace(tmp_path / "rolegate.db")
+    assert check() == 0 and ", 2 runs, 1 calls" in capsys.readouterr().out
+    (tmp_path / "copy.db").touch()
+    assert main(["store", "backup", "copy.db"]) == 1
+    assert "copy.db: is there already" in capsys.readouterr().err
+    assert main(["store", "backup", "nowhere/copy.db"]) == 1
+    assert "nowhere is no folder; make it first" in capsys.readouterr().err

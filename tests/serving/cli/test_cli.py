@@ -560,3 +560,10 @@ for command in {commands}:
     assert done.returncode == 0, done.stderr
     for command in commands:
         assert f"usage: rolegate {command}" in done.stdout
+
+
+def test_an_empty_question_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is refused at once."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["ask", "  "])
+    assert "the question is empty" in capsys.readouterr().err
