@@ -187,12 +187,12 @@ class _Connection(asyncio.Protocol):
 
     async def exchange(self, request: Callable[[], bytes], reader: Reader) -> None:
         """See `ConnectionPool.post`."""
+        self.transport.write(request())
         self._reader, self._run = reader, copy_context().run
         self._parser, self._headers = httptools.HttpResponseParser(self), dict[str, str]()
         self._status = self._bare = 0
         self._begun = self._chunked = self.free = False
         self._ended = asyncio.get_running_loop().create_future()
-        self.transport.write(request())
         try:
             await self._ended
         except asyncio.CancelledError:

@@ -133,6 +133,7 @@ class Follower:
             _log.warning("store.run_interrupted", run_id=closed.id, tenant=closed.tenant, calls_in_flight=in_flight)
         await self._log.synced()
         await self._write_all(changes)
+        await self._keep_place(on_disk=True)  # before anyone is answered from what a kill has left in memory
         return [*fold.interrupted.values(), *left.values()], fold.whole
 
     async def read(self) -> Fold:
@@ -188,7 +189,7 @@ class Follower:
                 work = partial(project, log=self._name, changes=batch)
                 await self._database.write(work, on_disk=False, behind=True)
         except StoreFailed as error:
-            if not unwritable(error):
+            if not batch or not unwritable(error):
                 raise
             if len(batch) > 1:
                 for change in batch:

@@ -71,8 +71,8 @@ class LogJournal:
         """Those under way."""
         self._unfinished: dict[str, RecordedRun] = {}
         """Interrupted runs that can be gone on with."""
-        self._lost: list[tuple[RecordedRun, Run]] = []
-        """Runs whose end could not be written; they are to end as failed as soon as that is possible."""
+        self._lost: dict[str, Run] = {}
+        """Ends of runs that could not be written; they are to be as soon as that is possible."""
         self._refusal: str | None = None
         """The reason why no run may begin; None where one may."""
 
@@ -221,7 +221,7 @@ class LogJournal:
         try:
             self._end(known, run)
         except StoreFailed:
-            self._lost.append((known, withheld(run, "failed", "StoreFailed")))
+            self._lost[run.id] = withheld(run, "failed", "StoreFailed")
             raise
         await (self._follower.committed(run.id) if self._commits else self._log.synced())
 
@@ -283,6 +283,7 @@ class LogJournal:
         told = redacted(run) if known.redact else known.turns.without(run)
         self._append(known, Ended(replace(told, calls=())))
         del self._runs[run.id]
+        self._lost.pop(run.id, None)
         self._quotas.end(known)
         self._names.end(known.start, run.status, self._log.end)
         self._follower.take(known, replace(run, calls=tuple(known.calls)))
@@ -296,13 +297,11 @@ class LogJournal:
     def _give_up_all(self) -> None:
         """Let the runs fail that others have closed, as they took this gateway for dead."""
         for run in [*self._runs.values()]:
-            closed = run.interrupted()
-            for call in [*run.cut()]:
-                self.settle(call)
-            try:
+            closed = self._lost[run.start.id] = run.interrupted()
+            with suppress(StoreFailed):
+                for call in [*run.cut()]:
+                    self.settle(call)
                 self._end(run, closed)
-            except StoreFailed:
-                self._lost.append((run, closed))
             self._on_cancel(closed.id)
 
     async def _recover(self) -> None:
@@ -331,19 +330,17 @@ class LogJournal:
         wrong: str | None = None
         for turn in count(1):
             await asyncio.sleep(_WATCH_S)
-            for known, run in self._lost:
-                with suppress(StoreFailed):
-                    self._end(known, run)
-                    await self._log.synced()
-            self._lost = [(known, run) for known, run in self._lost if run.id in self._runs]
-            soon = time.time() - _RESUMABLE_S
-            self._unfinished = {name: run for name, run in self._unfinished.items() if run.start.started_at > soon}
-            self._names.forget_old(self._follower.has)
-            self._log.rotate()
-            if self._commits:
-                self._commits.give_back()
+            full: str | None = None
             try:
+                full = self._log.watch()
+                self._log.rotate()
+                soon = time.time() - _RESUMABLE_S
+                self._unfinished = {name: run for name, run in self._unfinished.items() if run.start.started_at > soon}
+                self._names.forget_old(self._follower.has)
+                if self._commits:
+                    self._commits.give_back()
                 async with asyncio.timeout(_DATABASE_TIMEOUT_S):
+                    await self._end_lost()
                     await self._read_settings()
                     if wrong or not turn % _SELDOM:
                         await self._delete_segments()  # which sees that it can be written
@@ -354,10 +351,17 @@ class LogJournal:
                 wrong = f"nothing was written within {_DATABASE_TIMEOUT_S:g} s"
             except Exception as error:  # whatever it is: nobody else looks
                 wrong = str(error) or type(error).__name__
-            self._refusal = self._log.watch()
-            if not self._refusal and self._follower.behind:
-                self._refusal = wrong or "the database is too far behind the log"
+            late = (wrong or "the database is too far behind the log") if self._follower.behind else None
+            self._refusal = full or late
             self._on_health(self._refusal or wrong)
+
+    async def _end_lost(self) -> None:
+        """Write the ends that could not be written, as far as they can be now. Raises `StoreFailed`."""
+        if self._lost:
+            for run_id, run in [*self._lost.items()]:
+                with suppress(StoreFailed):
+                    self._end(self._runs[run_id], run)
+            await self._log.synced()
 
     async def _keep_deleting(self, keep_days: float) -> None:
         while True:
