@@ -13,7 +13,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -133,11 +133,6 @@ async def on_record_s(process: Child) -> list[float]:
     return list(json.loads(await process.answer(b"")))
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
-    """Run `main` on the event loop that gateways run on."""
-    uvloop.run(main)
-
-
 class TimedJournal:
     """A journal around another one, which measures how long a call takes to be on record."""
 
@@ -181,4 +176,4 @@ async def _serve(config: Path, doubles: Sequence[str]) -> None:
 if __name__ == "__main__":
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     errors_only()
-    run(_serve(Path(sys.argv[1]), sys.argv[2:]))
+    uvloop.run(_serve(Path(sys.argv[1]), sys.argv[2:]))

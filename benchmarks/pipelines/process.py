@@ -28,7 +28,7 @@ from rolegate.v1.answer_service_pb2 import AnswerRequest, AnswerResponse
 from rolegate.v1.retrieval_service_pb2 import SearchRequest
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 
-from benchmarks.gateway import OnePassage, run
+from benchmarks.gateway import OnePassage
 from benchmarks.load import Order, ordered, question
 from benchmarks.pipelines.question import Call, Pipeline, RunLog
 from benchmarks.pipelines.readers import AiohttpCalls, LiteLLMCalls, PushCalls
@@ -117,9 +117,4 @@ async def _obey(kind: str, base_url: str, *_: str) -> None:
 
 if __name__ == "__main__":
     main = (_serve if sys.argv[1] in ("P1", "P2") else _obey)(*sys.argv[1:])
-    if sys.argv[1] == "role":
-        run(main)
-    else:
-        loop = uvloop.new_event_loop if sys.argv[1] in ("P2", "no_gateway") else None
-        with asyncio.Runner(loop_factory=loop) as runner:
-            runner.run(main)
+    (uvloop.run if sys.argv[1] in ("P2", "no_gateway", "role") else asyncio.run)(main)

@@ -413,12 +413,12 @@ class RunLog:
 
 
 def _in_use(folder: Path) -> StoreInUse:
+    where, address = "another process", ""
     with suppress(OSError, msgspec.DecodeError):
         owner = msgspec.json.decode((folder / "owner").read_bytes(), type=Owner)
-        where = f"the gateway at {owner.address}" if owner.address else f"process {owner.pid}"
-        said = f"server.store: is in use by {where} ({folder}); ask that one, or name another store."
-        return StoreInUse(said, address=owner.address)
-    return StoreInUse(f"server.store: is in use by another process ({folder}); name another store.", address="")
+        where, address = f"the gateway at {owner.address}" if owner.address else f"process {owner.pid}", owner.address
+    said = f"server.store: is in use by {where} ({folder}); ask that one, or name another store."
+    return StoreInUse(said, address=address)
 
 
 def identity(file: int | Path) -> tuple[int, int] | None:
