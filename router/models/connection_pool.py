@@ -66,7 +66,7 @@ class Target:
         if parsed.user is not None:
             pair = f"{parsed.user}:{parsed.password or ''}"
             headers = {"Authorization": f"Basic {b64encode(pair.encode()).decode()}", **headers}
-        headers = {"Host": parsed.host_port_subcomponent, "Accept-Encoding": "identity", **headers}
+        headers = {"Host": f"{parsed.host_port_subcomponent}", "Accept-Encoding": "identity", **headers}
         lines = (f"{name}: {' '.join(value.split())}" for name, value in headers.items())
         self._head = "\r\n".join((f"POST {parsed.raw_path_qs} HTTP/1.1", *lines, "Content-Length: ")).encode()
 

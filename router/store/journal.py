@@ -20,7 +20,7 @@ from router.models import Completion, Message
 from router.store.accounts import SQLAccounts
 from router.store.archive import delete_old, runs_to_cancel
 from router.store.database import Database
-from router.store.follower import SQLITE, Follower, own_log
+from router.store.follower import Follower, own_log
 from router.store.group_commit import GroupCommit
 from router.store.log import RunLog
 from router.store.members import Members
@@ -59,14 +59,14 @@ class LogJournal:
     def __init__(
         self, database: Database, log: RunLog, on_cancel: Callable[[str], None], on_health: Callable[[str | None], None]
     ) -> None:
-        self._database, self._log, self._name = database, log, log.name if database.shared else SQLITE
+        self._database, self._log = database, log
         self._on_cancel, self._on_health = on_cancel, on_health
         self._accounts, self._names = SQLAccounts(database), RequestNames(database)
         self._quotas = Quotas(shared=database.shared)
-        self._members = Members(database, self._name) if database.shared else None
+        self._members = Members(database, log.name) if database.shared else None
         """The gateways that share a PostgreSQL; None where this one is alone."""
-        self._commits = GroupCommit(database, self._members, self._quotas, self._name) if self._members else None
-        self._follower = Follower(database, log, self._name, self._commits)
+        self._commits = GroupCommit(database, self._members, self._quotas, log.name) if self._members else None
+        self._follower = Follower(database, log, self._commits)
         self._runs: dict[str, RecordedRun] = {}
         """Those under way."""
         self._unfinished: dict[str, RecordedRun] = {}
@@ -306,7 +306,7 @@ class LogJournal:
 
     async def _recover(self) -> None:
         """Read what the last gateway has left, and close its runs."""
-        interrupted, whole = await Follower(self._database, self._log, self._name).recover()
+        interrupted, whole = await Follower(self._database, self._log).recover()
         soon = time.time() - _RESUMABLE_S
         self._unfinished = {run.start.id: run for run in interrupted if run.resumable and run.start.started_at > soon}
         await self._read_settings()
@@ -336,7 +336,7 @@ class LogJournal:
                 self._log.rotate()
                 soon = time.time() - _RESUMABLE_S
                 self._unfinished = {name: run for name, run in self._unfinished.items() if run.start.started_at > soon}
-                self._names.forget_old(self._follower.has)
+                self._names.forget_ended(self._follower.has)
                 if self._commits:
                     self._commits.give_back()
                 async with asyncio.timeout(_DATABASE_TIMEOUT_S):
@@ -344,7 +344,8 @@ class LogJournal:
                     await self._read_settings()
                     if wrong or not turn % _SELDOM:
                         await self._delete_segments()  # which sees that it can be written
-                        for run_id in await self._database.read(partial(runs_to_cancel, log=self._name), behind=True):
+                        wanted = partial(runs_to_cancel, log=self._follower.name)
+                        for run_id in await self._database.read(wanted, behind=True):
                             self._on_cancel(run_id)
                 wrong = None
             except TimeoutError:

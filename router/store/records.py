@@ -154,9 +154,8 @@ class RecordedRun:
 
     def cut(self) -> Iterator[Call]:
         """Its open calls as they end where nobody knows how they went."""
-        ended = Settled(0, "interrupted", None, None, None, 0.0, False)
         for number, opened in sorted(self.open.items()):
-            yield Call(**(asdict(opened) | asdict(replace(ended, number=number))))
+            yield Call(**(asdict(opened) | asdict(Settled(number, "interrupted", None, None, None, 0.0, False))))
 
 
 def withheld(run: Run, status: RunStatus, error: str) -> Run:
