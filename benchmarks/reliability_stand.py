@@ -265,9 +265,7 @@ def compared(
     counted: Mapping[str, Counted],
     shown: Mapping[str, bytes],
 ) -> Accounts:
-    """`seen`: request ids by deployment, as the ledger names it; `counted`: the upstreams' counts by request id;
-    `shown`: what they were shown, by request id.
-    """
+    """`seen`: request ids by deployment, as the ledger names it. By those, `counted` and `shown` to upstreams."""
     came, whole = Counter(chain.from_iterable(seen.values())), (*WHOLE, "refused", "protocol_error")
     rows = {f"{row.run_id}-{row.number}": row for row in connection.execute(select(CALLS))}
     runs = {run.id: run for run in map(run_of, connection.execute(select(RUNS).order_by(RUNS.c.started_at)))}

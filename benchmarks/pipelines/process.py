@@ -17,7 +17,7 @@ of each question. All go on until their standard input ends.
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import aiohttp
@@ -56,9 +56,8 @@ async def calls(kind: str, base_url: str) -> AsyncIterator[Call]:
     """The model calls of a kind."""
     match kind:
         case "P2" | "no_gateway":
-            push = PushCalls(base_url)
-            yield push
-            push.close()
+            with closing(PushCalls(base_url)) as push:
+                yield push
         case "SDK" | "SDK_streamed":
             yield LiteLLMCalls(base_url, streamed=kind == "SDK_streamed")
         case _:
