@@ -179,10 +179,8 @@ async def _open_runs(
     watched = Watched(admission, upstream.endpoints, upstream.deployments)
     live, book = LiveRuns(), SQLVersionBook(database)
     async with AsyncExitStack() as stack:
-        say = partial(upstream.readiness.say, "store", ["store"])
-        writing = LogJournal.writing(
-            database, run_log, on_cancel=live.cancel, keep_days=config.server.keep_days, on_health=say
-        )
+        say, keep_days = partial(upstream.readiness.say, "store", ["store"]), config.server.keep_days
+        writing = LogJournal.writing(database, run_log, on_cancel=live.cancel, keep_days=keep_days, on_health=say)
         journal = await stack.enter_async_context(writing)
         archive = SQLArchive(database, journal.calls)
         observing = open_observers(config.telemetry, log, watched, config.server.http_hosts)
