@@ -216,9 +216,8 @@ class _Side:
 
     async def _empty(self) -> None:
         """Empty the engine's prefix cache."""
-        async with self.session.post(
-            f"{self.straight.endpoint.removesuffix('/v1')}/reset_prefix_cache", raise_for_status=True
-        ):
+        url = f"{self.straight.endpoint.removesuffix('/v1')}/reset_prefix_cache"
+        async with self.session.post(url, raise_for_status=True):
             pass
 
     async def _again(self, run: Run) -> None:

@@ -13,7 +13,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -133,17 +133,12 @@ async def on_record_s(process: Child) -> list[float]:
     return list(json.loads(await process.answer(b"")))
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
-    """Run `main` on the event loop that gateways run on."""
-    uvloop.run(main)
-
-
 class TimedJournal:
     """A journal around another one, which measures how long a call takes to be on record."""
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal, self.took_s = journal, list[float]()
-        """Of each call since the last look."""
+    def __init__(self, journal: Journal, took_s: list[float]) -> None:
+        """`took_s`: gets the seconds of each call."""
+        self._journal, self._took_s = journal, took_s
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._journal, name)
@@ -152,21 +147,15 @@ class TimedJournal:
         """See `Journal.open`."""
         begun = time.perf_counter()
         await self._journal.open(call)
-        self.took_s.append(time.perf_counter() - begun)
-
-    def look(self) -> list[float]:
-        """Seconds of each call since the last look."""
-        took_s, self.took_s = self.took_s, []
-        return took_s
+        self._took_s.append(time.perf_counter() - begun)
 
 
 async def _serve(config: Path, doubles: Sequence[str]) -> None:
-    told, timed = list[str](), list[TimedJournal]()
+    told, took_s = list[str](), list[float]()
 
     def journal(usual: Journal) -> Journal:
         if "timed" in doubles:
-            timed.append(TimedJournal(usual))
-            return cast(Journal, timed[-1])
+            return cast(Journal, TimedJournal(usual, took_s))
         return NoJournal() if "no-store" in doubles else usual
 
     retriever, log = OnePassage() if "retriever" in doubles else None, told.append
@@ -175,10 +164,11 @@ async def _serve(config: Path, doubles: Sequence[str]) -> None:
         tune_interpreter()
         print(address, told[-1].rpartition(" ")[2], flush=True)
         while await asyncio.to_thread(sys.stdin.readline):
-            print(json.dumps([took_s for each in timed for took_s in each.look()]), flush=True)
+            print(json.dumps(took_s), flush=True)
+            took_s.clear()
 
 
 if __name__ == "__main__":
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     errors_only()
-    run(_serve(Path(sys.argv[1]), sys.argv[2:]))
+    uvloop.run(_serve(Path(sys.argv[1]), sys.argv[2:]))

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import count, pairwise
+from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -265,21 +265,13 @@ def compared(
     counted: Mapping[str, Counted],
     shown: Mapping[str, bytes],
 ) -> Accounts:
-    """`seen`: request ids by deployment, as the ledger names it; `counted`: the upstreams' counts by request id;
-    `shown`: what they were shown, by request id.
-    """
-    calls, came = CALLS.c, Counter(name for names in seen.values() for name in names)
+    """`seen`: request ids by deployment, as the ledger names it. By those, `counted` and `shown` to upstreams."""
+    came, whole = Counter(chain.from_iterable(seen.values())), (*WHOLE, "refused", "protocol_error")
     rows = {f"{row.run_id}-{row.number}": row for row in connection.execute(select(CALLS))}
-    statuses = {row.run_id: row.status for row in connection.execute(select(RUNS.c.run_id, RUNS.c.status))}
-    tokens = func.coalesce(func.sum(calls.prompt_tokens + calls.completion_tokens), 0)
-    summed = connection.execute(select(calls.run_id, func.count(), tokens).group_by(calls.run_id))
-    sums = {run_id: (attempts, total) for run_id, attempts, total in summed}
-    whole = (*WHOLE, "refused", "protocol_error")
-    booked = {name: Counted(row.prompt_tokens, row.completion_tokens) for name, row in rows.items() if row.counted}
     runs = {run.id: run for run in map(run_of, connection.execute(select(RUNS).order_by(RUNS.c.started_at)))}
     again = [pair for run in runs.values() for pair in _made_again(run, runs, shown)]
     return Accounts(
-        attempts=sum(came.values()),
+        attempts=came.total(),
         rows=dict(Counter(row.outcome for row in rows.values()).most_common()),
         unaccounted=[
             f"{name or 'one without a name'} at {deployment}"
@@ -292,16 +284,13 @@ def compared(
         miscounted=[
             name
             for name, row in rows.items()
-            if row.outcome == "completed" and name in counted and booked.get(name) != counted[name]
+            if row.outcome == "completed"
+            and name in counted
+            and counted[name] != Counted(row.prompt_tokens, row.completion_tokens)
         ],
-        lost=[
-            one.run_id
-            for one in ended
-            if one.outcome == ANSWERED
-            and (statuses.get(one.run_id), sums.get(one.run_id, (0, 0))) != ("finished", (one.attempts, one.tokens))
-        ],
+        lost=_lost(connection, ended),
         stuck=[
-            *(run_id for run_id, status in statuses.items() if status == "running"),
+            *connection.scalars(select(RUNS.c.run_id).where(RUNS.c.status == "running")),
             *(name for name, row in rows.items() if row.outcome == "open"),
         ],
         gone_on=sum(bool(run.resumed_from) for run in runs.values()),
@@ -313,6 +302,15 @@ def compared(
             if earlier.request == later.request and earlier.status == "interrupted" and not later.resumed_from
         ],
     )
+
+
+def _lost(connection: Connection, ended: Iterable[Ended]) -> list[str]:
+    """The runs of answers that are not in the store with all that clients were told."""
+    tokens = func.coalesce(func.sum(CALLS.c.prompt_tokens + CALLS.c.completion_tokens), 0)
+    summed = select(RUNS.c.run_id, RUNS.c.status, func.count(CALLS.c.number), tokens).outerjoin_from(RUNS, CALLS)
+    stored = {run_id: told for run_id, *told in connection.execute(summed.group_by(RUNS.c.run_id, RUNS.c.status))}
+    answered = [one for one in ended if one.outcome == ANSWERED]
+    return [one.run_id for one in answered if stored.get(one.run_id) != ["finished", one.attempts, one.tokens]]
 
 
 def _made_again(run: Run, runs: Mapping[str, Run], shown: Mapping[str, bytes]) -> Iterator[tuple[str, bool]]:

@@ -181,15 +181,12 @@ async def _open_runs(
     watched = Watched(admission, upstream.endpoints, upstream.deployments)
     live, book = LiveRuns(), SQLVersionBook(database)
     async with AsyncExitStack() as stack:
-        say = partial(upstream.readiness.say, "store", ["store"])
-        writing = LogJournal.writing(
-            database, run_log, on_cancel=live.cancel, keep_days=config.server.keep_days, on_health=say
-        )
+        say, keep_days = partial(upstream.readiness.say, "store", ["store"]), config.server.keep_days
+        writing = LogJournal.writing(database, run_log, on_cancel=live.cancel, keep_days=keep_days, on_health=say)
         journal = await stack.enter_async_context(writing)
         archive = SQLArchive(database, journal.calls)
-        observers = await stack.enter_async_context(
-            open_observers(config.telemetry, log, watched, config.server.http_hosts)
-        )
+        observing = open_observers(config.telemetry, log, watched, config.server.http_hosts)
+        observers = await stack.enter_async_context(observing)
         retriever = ObservedRetriever(upstream.retriever, observers) if observers else upstream.retriever
         versions, executors = await _open_versions(config, database, upstream, retriever, log)
         settings, timeout_s = settings_of(upstream.roles), config.server.timeout_s
@@ -217,20 +214,7 @@ async def _open_runs(
         if config.versions.held_out:
             versions.held_out = HeldOut(_held_out(config.versions.held_out), executors, search, lifecycle)
         executor = watched.executor = _shared(config, executors, lambda: retriever.index_id)
-        baselines = {
-            name: new_topology(name, config, upstream.roles, role, retriever)
-            for name, role in upstream.baselines.items()
-        }
-        words = config.search.vocabulary
-        gateway = Gateway(
-            topologies={"factorized": Topology(search(executor), upstream.roles), **baselines},
-            executor=executor,
-            roles=upstream.roles,
-            lifecycle=lifecycle,
-            max_question_chars=config.server.max_question_chars,
-            vocabulary=Vocabulary.parse(Path(words).read_text("utf-8")) if words else None,
-            on_answered=trials.consider,
-        )
+        gateway = _gateway(config, upstream, retriever, executor, lifecycle=lifecycle, trials=trials)
         usages = SQLUsages(database, journal.under_way)
         services = (
             RetrievalServicer(retriever, default_top_k=config.search.top_k, index_id=lambda: retriever.index_id),
@@ -239,6 +223,28 @@ async def _open_runs(
             ExecutorVersionServicer(versions),
         )
         yield _Runs(gateway, services, executors, trials, observers)
+
+
+def _gateway(
+    config: Config,
+    upstream: _Upstream,
+    retriever: Retriever,
+    executor: Executes,
+    *,
+    lifecycle: RunLifecycle,
+    trials: Trials,
+) -> Gateway:
+    roles, words = upstream.roles, config.search.vocabulary
+    baselines = {name: new_topology(name, config, roles, role, retriever) for name, role in upstream.baselines.items()}
+    return Gateway(
+        topologies={"factorized": Topology(new_search(config.search, roles, executor), roles), **baselines},
+        executor=executor,
+        roles=roles,
+        lifecycle=lifecycle,
+        max_question_chars=config.server.max_question_chars,
+        vocabulary=Vocabulary.parse(Path(words).read_text("utf-8")) if words else None,
+        on_answered=trials.consider,
+    )
 
 
 async def _open_versions(

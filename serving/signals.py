@@ -12,12 +12,12 @@ _YOUNG, _MIDDLE, _OLD = 10_000, 5, 2
 """Python's own first threshold, 700 objects, is passed by a single question. Older ones are few here, and soon looked
 through: what a question leaves behind is not to wait for thousands of others.
 """
-
-
 _SWITCH_S = 1e-4
 """How long a thread waits for the interpreter before it asks for it. Python's own 5 ms begin anew whenever the event
 loop has looked for news: one with much to do would never let go, and neither a search nor the database's thread would
-come to an end."""
+come to an end.
+"""
+_log = structlog.get_logger("serve")
 
 
 def tune_interpreter() -> None:
@@ -26,9 +26,6 @@ def tune_interpreter() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, _MIDDLE, _OLD)
-
-
-_log = structlog.get_logger("serve")
 
 
 def run_until_stopped(service: AbstractAsyncContextManager[str]) -> None:

@@ -17,7 +17,7 @@ of each question. All go on until their standard input ends.
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import aiohttp
@@ -28,7 +28,7 @@ from rolegate.v1.answer_service_pb2 import AnswerRequest, AnswerResponse
 from rolegate.v1.retrieval_service_pb2 import SearchRequest
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 
-from benchmarks.gateway import OnePassage, run
+from benchmarks.gateway import OnePassage
 from benchmarks.load import Order, ordered, question
 from benchmarks.pipelines.question import Call, Pipeline, RunLog
 from benchmarks.pipelines.readers import AiohttpCalls, LiteLLMCalls, PushCalls
@@ -56,9 +56,8 @@ async def calls(kind: str, base_url: str) -> AsyncIterator[Call]:
     """The model calls of a kind."""
     match kind:
         case "P2" | "no_gateway":
-            push = PushCalls(base_url)
-            yield push
-            push.close()
+            with closing(PushCalls(base_url)) as push:
+                yield push
         case "SDK" | "SDK_streamed":
             yield LiteLLMCalls(base_url, streamed=kind == "SDK_streamed")
         case _:
@@ -117,9 +116,4 @@ async def _obey(kind: str, base_url: str, *_: str) -> None:
 
 if __name__ == "__main__":
     main = (_serve if sys.argv[1] in ("P1", "P2") else _obey)(*sys.argv[1:])
-    if sys.argv[1] == "role":
-        run(main)
-    else:
-        loop = uvloop.new_event_loop if sys.argv[1] in ("P2", "no_gateway") else None
-        with asyncio.Runner(loop_factory=loop) as runner:
-            runner.run(main)
+    (uvloop.run if sys.argv[1] in ("P2", "no_gateway", "role") else asyncio.run)(main)

@@ -7,6 +7,7 @@ spending never exceeds its quota, and a crash leaves behind what was under way.
 from typing import Any, Protocol
 
 import msgspec
+from msgspec.structs import asdict
 
 from router.amount import NOTHING, Amount
 from router.ledger.budget import UNLIMITED, Budget
@@ -40,6 +41,11 @@ class RunStart(msgspec.Struct, frozen=True):
     """All that its turns depend on, by name: models with their prompts, the index, the release."""
     resumes: str = ""
     """The interrupted run that it goes on with; empty where it begins anew."""
+
+    def ended(self, **known: Any) -> Run:
+        """The run that has come of it. `known`: the fields that tell how."""
+        fields = {name: value for name, value in asdict(self).items() if name in Run.__struct_fields__}
+        return Run(**fields, resumed_from=self.resumes, **known)
 
 
 class Admitted(msgspec.Struct, frozen=True):

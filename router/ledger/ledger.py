@@ -14,13 +14,13 @@ import structlog
 from router.amount import NOTHING, Amount
 from router.errors import BudgetExhausted, RolegateError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.ledger.budget import Allowance
-from router.ledger.journal import Journal, NoJournal
+from router.ledger.journal import Journal, NoJournal, Resumed
 from router.models import Completion, Delta, Message, Usage
 from router.models.model import largest
 from router.trace import Call, Price, RoleName
 from router.trace.call import WHOLE, OpenedCall, Outcome, Purpose
 from router.trace.identity import DEFAULT_TENANT
-from router.trace.turns import Agent, Decided, Searched, Turns
+from router.trace.turns import Agent, Decided, Searched
 from router.trace.values import SearchRecord
 
 _log = structlog.get_logger("ledger")
@@ -56,7 +56,7 @@ class Attempt:
         self.count: Callable[[str], Awaitable[Usage | None]] | None = None
         """Counts the call's tokens by the model's tokenizer, given what was written; None where that is not known."""
         self.spoke: Callable[[], None] = lambda: None
-        """Hears of its first token."""
+        """Called at its first token."""
         self.first_token_s: float | None = None
         self.outcome: Outcome = "cancelled"
         self._begun = time.monotonic()
@@ -123,10 +123,10 @@ class Ledger:
         *,
         limited: bool = False,
         shadow: bool = False,
-        resumed: tuple[Turns, ...] = (),
+        resumed: Resumed | None = None,
     ) -> None:
         """`limited`: whether the tenant has quotas. `shadow`: whether nobody asked for what is done. Without a journal,
-        nothing is written down. `resumed`: turns and searches of the run that is gone on with.
+        nothing is written down. `resumed`: the run that is gone on with, which has spent a part of the budget.
         """
         self.run_id, self.tenant = run_id, tenant
         self._journal: Journal = journal or NoJournal()
@@ -136,7 +136,9 @@ class Ledger:
         self._cut: list[Attempt] = []
         self._early_from: int | None = None
         self._early: list[Attempt] = []
-        self._opened, self._resumed = 0, resumed
+        self._opened, self._resumed = 0, resumed.turns if resumed else ()
+        for call in resumed.calls if resumed else ():
+            self._allowance.take(call.role, call.charged)
         self.refusal: BudgetExhausted | None = None
         """The last reservation that was refused; None where none was."""
 
@@ -175,9 +177,8 @@ class Ledger:
             raise
         finally:
             attempt.end(outcome)
-            early = (
-                self._early_from is not None and caller.sub_query is not None and caller.sub_query >= self._early_from
-            )
+            first, sub_query = self._early_from, caller.sub_query
+            early = first is not None and sub_query is not None and sub_query >= first
             countable = attempt.count is not None and attempt.first_token_s is not None  # by the model's tokenizer
             if outcome == "completed" and early:
                 self._early.append(attempt)
@@ -219,10 +220,6 @@ class Ledger:
         """The search that an agent has done next in the run that is gone on with, if it was this one."""
         searches = [turns.next_search(agent, query) for turns in self._resumed]
         return next((one for one in searches if one is not None), None)
-
-    def spent_before(self, call: Call) -> None:
-        """Count against the budget what the run that is gone on with has spent."""
-        self._allowance.take(call.role, call.charged)
 
     def searched(self, agent: Agent, search: SearchRecord) -> None:
         """Put a search that returned on record."""

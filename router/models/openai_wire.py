@@ -199,20 +199,17 @@ def chat_body(
     """
     body: dict[str, Any] = {"model": model, "messages": prompt.messages}
     body |= {name: value for name, value in msgspec.structs.asdict(prompt.sampling).items() if value is not None}
-    if prompt.stop:
-        body["stop"] = list(prompt.stop)
     if prompt.messages and prompt.messages[-1].role == "assistant":
         body |= {"add_generation_prompt": False, "continue_final_message": True}
-    if stream:
-        body["stream"] = True
-    if options:
-        body["stream_options"] = dict(options)
-    if interval is not None:
-        body["stream_interval"] = interval
-    if thinking is not None:
-        body["chat_template_kwargs"] = {"enable_thinking": thinking}
-    if prompt.pattern is not None:
-        body["structured_outputs"] = {"regex": prompt.pattern}
+    further = {
+        "stop": list(prompt.stop) or None,
+        "stream": stream or None,
+        "stream_options": dict(options) if options else None,
+        "stream_interval": interval,
+        "chat_template_kwargs": None if thinking is None else {"enable_thinking": thinking},
+        "structured_outputs": None if prompt.pattern is None else {"regex": prompt.pattern},
+    }
+    body |= {name: value for name, value in further.items() if value is not None}
     for name, value in (extra or {}).items():
         if name not in _OURS:
             both = isinstance(value, Mapping) and isinstance(body.get(name), Mapping)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 from structlog.contextvars import bound_contextvars
 
 from router.errors import BadRequest, NotFound, OutOfTime, RequestIdTaken, StoreFailed
@@ -84,7 +85,6 @@ class OpenRun:
     training: bool
     """Whether anything may be learnt from it."""
     settings: dict[RoleName, RoleSetting]
-    resumed_from: str = ""
     begun: float = field(default_factory=time.monotonic)
     status: RunStatus = "finished"
     failure: BaseException | None = None
@@ -152,23 +152,8 @@ class RunLifecycle:
         deadline = ends_at - min(_LONGEST_STORING_S, time_s * _STORING_SHARE)
         tenant = options.identity.books_on
         async with nullcontext() if shadow else self._place(tenant, deadline):
-            start = RunStart(
-                id=f"run-{secrets.token_hex(8)}",
-                kind=request.kind,
-                tenant=tenant,
-                key_id=options.identity.key_id,
-                request_id=options.request_id,
-                request=request.text,
-                fingerprint=request.fingerprint if options.request_id else "",
-                started_at=time.time(),
-                topology=request.topology,
-                budget=options.budget,
-                no_cache=options.no_cache,
-                conditions=self._conditions(request),
-                resumes=options.resume,
-            )
             async with _in_time(deadline):
-                began = await self._begin(start)
+                began = await self._begin(start := self._start(request, options))
             if isinstance(began, Run):
                 for event in began.events:
                     on_event(event)
@@ -181,26 +166,7 @@ class RunLifecycle:
             ):
                 self._observer.run_began()
                 live.on_event(RunStarted(start.id))
-                ledger = Ledger(
-                    start.id,
-                    tenant,
-                    self._journal,
-                    Allowance(options.budget),
-                    limited=began.limited,
-                    shadow=shadow,
-                    resumed=began.resumed.turns if began.resumed else (),
-                )
-                for call in began.resumed.calls if began.resumed else ():
-                    ledger.spent_before(call)
-                context = RunContext.lasting(
-                    deadline - asyncio.get_running_loop().time(),
-                    live.on_event,
-                    ledger,
-                    answering_share=request.answering_share,
-                    sharing=_sharing(request, options, began),
-                )
-                run = OpenRun(context, start, live, began.redact, began.training, request.settings or self._settings)
-                run.resumed_from = began.resumed.start.id if began.resumed else ""
+                run = self._running(request, start, began, live, deadline)
                 async with self._stored_at_the_end(run, ends_at):
                     yield run
             for event in run.last_events:
@@ -214,6 +180,38 @@ class RunLifecycle:
                 f"run_id {run_id!r}: no interrupted run of this name can be gone on with here; ask the question anew."
             )
         return start
+
+    def _start(self, request: RunRequest, options: RequestOptions) -> RunStart:
+        return RunStart(
+            id=f"run-{secrets.token_hex(8)}",
+            kind=request.kind,
+            tenant=options.identity.books_on,
+            key_id=options.identity.key_id,
+            request_id=options.request_id,
+            request=request.text,
+            fingerprint=request.fingerprint if options.request_id else "",
+            started_at=time.time(),
+            topology=request.topology,
+            budget=options.budget,
+            no_cache=options.no_cache,
+            conditions=self._conditions(request),
+            resumes=options.resume,
+        )
+
+    def _running(
+        self, request: RunRequest, start: RunStart, began: Admitted, live: LiveRun, deadline: float
+    ) -> OpenRun:
+        """The run with its ledger and its clock."""
+        limited, resumed, shadow = began.limited, began.resumed, start.kind == "shadow"
+        if resumed:  # also where nobody has named it
+            start = replace(start, resumes=resumed.start.id)
+        budget = Allowance(start.budget)
+        ledger = Ledger(start.id, start.tenant, self._journal, budget, limited=limited, shadow=shadow, resumed=resumed)
+        left_s, share = deadline - asyncio.get_running_loop().time(), request.answering_share
+        sharing = _sharing(start, began)
+        context = RunContext.lasting(left_s, live.on_event, ledger, answering_share=share, sharing=sharing)
+        settings = request.settings or self._settings
+        return OpenRun(context, start, live, began.redact, began.training, settings)
 
     def _conditions(self, request: RunRequest) -> dict[str, str]:
         """All that the turns of an answer depend on, by name."""
@@ -288,21 +286,13 @@ class RunLifecycle:
 
     async def _store(self, run: OpenRun) -> Run:
         await run.context.ledger.close(_COUNTING_S)
-        start = run.start
-        stored = Run(
-            id=start.id,
-            kind=start.kind,
-            request=start.request,
+        stored = run.start.ended(
             status=run.status,
             error=run.error,
             result=run.context.draft.result,
             settings=run.settings,
             calls=run.context.ledger.calls,
-            started_at=start.started_at,
             duration_s=time.monotonic() - run.begun,
-            tenant=start.tenant,
-            request_id=start.request_id,
-            resumed_from=run.resumed_from,
             events=(*run.live.events, *run.last_events),
         )
         try:
@@ -310,13 +300,8 @@ class RunLifecycle:
         finally:
             self._observer.run_ended(stored, private=run.private)
         run.live.end(stored)
-        _log.info(
-            "run.stored",
-            kind=stored.kind,
-            status=stored.status,
-            calls=len(stored.calls),
-            duration_s=round(stored.duration_s, 3),
-        )
+        calls, duration_s = len(stored.calls), round(stored.duration_s, 3)
+        _log.info("run.stored", kind=stored.kind, status=stored.status, calls=calls, duration_s=duration_s)
         return stored
 
 
@@ -338,8 +323,8 @@ async def _in_time(deadline: float) -> AsyncIterator[None]:
         raise OutOfTime("Time ran out before anything began; allow a longer deadline.") from None
 
 
-def _sharing(request: RunRequest, options: RequestOptions, began: Admitted) -> Sharing:
+def _sharing(start: RunStart, began: Admitted) -> Sharing:
     """Tell who may use the run's reports: what nobody may train on must not stand in other tenants' runs either."""
-    if options.no_cache or began.redact or request.kind == "shadow":
+    if start.no_cache or began.redact or start.kind == "shadow":
         return "nobody"
     return "everybody" if began.training else "tenant"

@@ -319,7 +319,7 @@ def _opened(url: str) -> Engine:
     return engine
 
 
-def unwritable(error: Exception) -> bool:
+def unwritable(error: BaseException) -> bool:
     """Whether something of a transaction cannot be written at all."""
     return isinstance(error.__cause__, DataError | IntegrityError | OverflowError)
 

@@ -22,7 +22,7 @@ from router.store.records import Begun, Change, Ended, Fold, Forgotten, Recorded
 from router.trace import Run
 
 _log = structlog.get_logger("store")
-SQLITE = "log"
+_SQLITE = "log"
 """The name of its one log in a SQLite database."""
 _LEISURE_S = 0.5
 """How long changes gather for the database, unless somebody wants to read them."""
@@ -39,9 +39,11 @@ _WAIT_S, _LOOK_S = 10.0, 0.05
 class Follower:
     """Writes to a database, in batches and in the order of the log, how runs begin and end."""
 
-    def __init__(self, database: Database, log: RunLog, name: str, commits: GroupCommit | None = None) -> None:
-        """`name`: of the log, in the database. `commits`: where gateways share that."""
-        self._database, self._log, self._name, self._commits = database, log, name, commits
+    def __init__(self, database: Database, log: RunLog, commits: GroupCommit | None = None) -> None:
+        """`commits`: where gateways share the database, and runs do not begin and end without it."""
+        self._database, self._log, self._commits = database, log, commits
+        self.name = log.name if database.shared else _SQLITE
+        """The name of the log in the database."""
         self._changes: deque[Change] = deque()
         """Those that the database does not have."""
         self._news = commits.news if commits else asyncio.Event()
@@ -118,9 +120,9 @@ class Follower:
         `StoreFailed`, and `BadConfig` where it cannot be read at all.
         """
         fold = await self.read()
-        place = await self._database.read(partial(place_of, log=self._name))
+        place = await self._database.read(partial(place_of, log=self.name))
         self._log.start(after=place.segment)
-        left = {run.start.id: run for run in await self._database.read(partial(left_over, name=self._name))}
+        left = {run.start.id: run for run in await self._database.read(partial(left_over, name=self.name))}
         left |= {run.start.id: run for run in fold.left().values()}
         for run_id in await self._database.read(partial(ended_among, run_ids=list(left))):
             del left[run_id]  # a record says so that cannot be read any more
@@ -133,6 +135,7 @@ class Follower:
             _log.warning("store.run_interrupted", run_id=closed.id, tenant=closed.tenant, calls_in_flight=in_flight)
         await self._log.synced()
         await self._write_all(changes)
+        await self._keep_place(on_disk=True)  # before anyone is answered from what a kill has left in memory
         return [*fold.interrupted.values(), *left.values()], fold.whole
 
     async def read(self) -> Fold:
@@ -140,7 +143,7 @@ class Follower:
 
         Raises `StoreFailed`, and `BadConfig` where the log cannot be read.
         """
-        place, fold = await self._database.read(partial(place_of, log=self._name)), Fold()
+        place, fold = await self._database.read(partial(place_of, log=self.name)), Fold()
         every = read_all(self._log.folder)
         try:
             while segment := await asyncio.to_thread(next, every, None):
@@ -185,10 +188,10 @@ class Follower:
             if self._commits:
                 self._refused |= await self._commits.commit(batch)
             else:
-                work = partial(project, log=self._name, changes=batch)
+                work = partial(project, log=self.name, changes=batch)
                 await self._database.write(work, on_disk=False, behind=True)
         except StoreFailed as error:
-            if not unwritable(error):
+            if not batch or not unwritable(error):
                 raise
             if len(batch) > 1:
                 for change in batch:
@@ -203,7 +206,7 @@ class Follower:
 
     async def _keep_place(self, *, on_disk: bool) -> None:
         place = Position() if self._changes else self._log.end  # else as it is
-        kept = partial(keep_place, log=self._name, place=place)
+        kept = partial(keep_place, log=self.name, place=place)
         await self._database.write(kept, on_disk=on_disk, behind=True)
 
 
@@ -229,7 +232,7 @@ async def opened(url: str) -> AsyncIterator[Database]:
         if not database.shared and segments(folder):
             try:
                 with RunLog.open(folder) as log:
-                    await Follower(database, log, SQLITE).read()
+                    await Follower(database, log).read()
             except StoreInUse:
                 await _followed(database, folder)
         yield database
@@ -247,7 +250,7 @@ async def _followed(database: Database, folder: Path) -> None:
     wanted = max(await asyncio.to_thread(changes), default=Position())
     try:
         async with asyncio.timeout(_WAIT_S):
-            while await database.read(partial(place_of, log=SQLITE)) < wanted:  # noqa: ASYNC110 - it is elsewhere
+            while await database.read(partial(place_of, log=_SQLITE)) < wanted:  # noqa: ASYNC110 - it is elsewhere
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
         raise StoreFailed("The gateway's database is behind its log; try again.") from None

@@ -18,7 +18,7 @@ from router.amount import Amount
 from router.errors import QuotaExhausted, StoreFailed
 from router.ledger import RunStart
 from router.ledger.journal import EarlierRun
-from router.store.database import Database, storable, unwritable
+from router.store.database import FAILED, Database, storable, unwritable
 from router.store.members import Members, see_member
 from router.store.names import Named, name_of
 from router.store.projection import changed, project, put_leases, write
@@ -112,7 +112,7 @@ class GroupCommit:
         work = partial(self._write, epoch=self._members.epoch, begins=begins, sizes=sizes, changes=changes)
         try:
             answers, leases, closed = await self._database.write(work)
-        except Exception as error:
+        except BaseException as error:  # who waits is told of a cancellation, too
             self._doubtful = True
             if unwritable(error) and begins and len(begins) + len(changes) > 1:  # which one it is, nobody knows
                 for each in begins:
@@ -120,7 +120,7 @@ class GroupCommit:
                         await self._commit([each], (), ())
                 return await self._commit((), wishes, changes)
             for answer in [each.answer for each in begins] + [each.answer for each in wishes]:
-                _resolve(answer, StoreFailed(str(error)))
+                _resolve(answer, StoreFailed(str(error) or FAILED))
             raise
         self._note(leases, changes)
         for begin, told in zip(begins, answers, strict=True):

@@ -20,7 +20,7 @@ from router.models import Completion, Message
 from router.store.accounts import SQLAccounts
 from router.store.archive import delete_old, runs_to_cancel
 from router.store.database import Database
-from router.store.follower import SQLITE, Follower, own_log
+from router.store.follower import Follower, own_log
 from router.store.group_commit import GroupCommit
 from router.store.log import RunLog
 from router.store.members import Members
@@ -59,20 +59,20 @@ class LogJournal:
     def __init__(
         self, database: Database, log: RunLog, on_cancel: Callable[[str], None], on_health: Callable[[str | None], None]
     ) -> None:
-        self._database, self._log, self._name = database, log, log.name if database.shared else SQLITE
+        self._database, self._log = database, log
         self._on_cancel, self._on_health = on_cancel, on_health
         self._accounts, self._names = SQLAccounts(database), RequestNames(database)
         self._quotas = Quotas(shared=database.shared)
-        self._members = Members(database, self._name) if database.shared else None
+        self._members = Members(database, log.name) if database.shared else None
         """The gateways that share a PostgreSQL; None where this one is alone."""
-        self._commits = GroupCommit(database, self._members, self._quotas, self._name) if self._members else None
-        self._follower = Follower(database, log, self._name, self._commits)
+        self._commits = GroupCommit(database, self._members, self._quotas, log.name) if self._members else None
+        self._follower = Follower(database, log, self._commits)
         self._runs: dict[str, RecordedRun] = {}
         """Those under way."""
         self._unfinished: dict[str, RecordedRun] = {}
         """Interrupted runs that can be gone on with."""
-        self._lost: list[tuple[RecordedRun, Run]] = []
-        """Runs whose end could not be written; they are to end as failed as soon as that is possible."""
+        self._lost: dict[str, Run] = {}
+        """Ends of runs that could not be written; they are to be as soon as that is possible."""
         self._refusal: str | None = None
         """The reason why no run may begin; None where one may."""
 
@@ -221,7 +221,7 @@ class LogJournal:
         try:
             self._end(known, run)
         except StoreFailed:
-            self._lost.append((known, withheld(run, "failed", "StoreFailed")))
+            self._lost[run.id] = withheld(run, "failed", "StoreFailed")
             raise
         await (self._follower.committed(run.id) if self._commits else self._log.synced())
 
@@ -283,6 +283,7 @@ class LogJournal:
         told = redacted(run) if known.redact else known.turns.without(run)
         self._append(known, Ended(replace(told, calls=())))
         del self._runs[run.id]
+        self._lost.pop(run.id, None)
         self._quotas.end(known)
         self._names.end(known.start, run.status, self._log.end)
         self._follower.take(known, replace(run, calls=tuple(known.calls)))
@@ -296,18 +297,16 @@ class LogJournal:
     def _give_up_all(self) -> None:
         """Let the runs fail that others have closed, as they took this gateway for dead."""
         for run in [*self._runs.values()]:
-            closed = run.interrupted()
-            for call in [*run.cut()]:
-                self.settle(call)
-            try:
+            closed = self._lost[run.start.id] = run.interrupted()
+            with suppress(StoreFailed):
+                for call in [*run.cut()]:
+                    self.settle(call)
                 self._end(run, closed)
-            except StoreFailed:
-                self._lost.append((run, closed))
             self._on_cancel(closed.id)
 
     async def _recover(self) -> None:
         """Read what the last gateway has left, and close its runs."""
-        interrupted, whole = await Follower(self._database, self._log, self._name).recover()
+        interrupted, whole = await Follower(self._database, self._log).recover()
         soon = time.time() - _RESUMABLE_S
         self._unfinished = {run.start.id: run for run in interrupted if run.resumable and run.start.started_at > soon}
         await self._read_settings()
@@ -331,33 +330,39 @@ class LogJournal:
         wrong: str | None = None
         for turn in count(1):
             await asyncio.sleep(_WATCH_S)
-            for known, run in self._lost:
-                with suppress(StoreFailed):
-                    self._end(known, run)
-                    await self._log.synced()
-            self._lost = [(known, run) for known, run in self._lost if run.id in self._runs]
-            soon = time.time() - _RESUMABLE_S
-            self._unfinished = {name: run for name, run in self._unfinished.items() if run.start.started_at > soon}
-            self._names.forget_old(self._follower.has)
-            self._log.rotate()
-            if self._commits:
-                self._commits.give_back()
+            full: str | None = None
             try:
+                full = self._log.watch()
+                self._log.rotate()
+                soon = time.time() - _RESUMABLE_S
+                self._unfinished = {name: run for name, run in self._unfinished.items() if run.start.started_at > soon}
+                self._names.forget_ended(self._follower.has)
+                if self._commits:
+                    self._commits.give_back()
                 async with asyncio.timeout(_DATABASE_TIMEOUT_S):
+                    await self._end_lost()
                     await self._read_settings()
                     if wrong or not turn % _SELDOM:
                         await self._delete_segments()  # which sees that it can be written
-                        for run_id in await self._database.read(partial(runs_to_cancel, log=self._name), behind=True):
+                        wanted = partial(runs_to_cancel, log=self._follower.name)
+                        for run_id in await self._database.read(wanted, behind=True):
                             self._on_cancel(run_id)
                 wrong = None
             except TimeoutError:
                 wrong = f"nothing was written within {_DATABASE_TIMEOUT_S:g} s"
             except Exception as error:  # whatever it is: nobody else looks
                 wrong = str(error) or type(error).__name__
-            self._refusal = self._log.watch()
-            if not self._refusal and self._follower.behind:
-                self._refusal = wrong or "the database is too far behind the log"
+            late = (wrong or "the database is too far behind the log") if self._follower.behind else None
+            self._refusal = full or late
             self._on_health(self._refusal or wrong)
+
+    async def _end_lost(self) -> None:
+        """Write the ends that could not be written, as far as they can be now. Raises `StoreFailed`."""
+        if self._lost:
+            for run_id, run in [*self._lost.items()]:
+                with suppress(StoreFailed):
+                    self._end(self._runs[run_id], run)
+            await self._log.synced()
 
     async def _keep_deleting(self, keep_days: float) -> None:
         while True:

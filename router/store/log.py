@@ -193,11 +193,16 @@ class RunLog:
 
     @property
     def name(self) -> str:
-        """The name of the log among those of other folders; made when it is first asked for."""
-        file = self.folder / "name"
-        if not file.exists():
-            file.write_text(secrets.token_hex(8), "ascii")
-        return file.read_text("ascii")
+        """The name of the log among those of other folders; made, on disk, when it is first asked for. Raises
+        `StoreFailed`.
+        """
+        with _explained(self.folder), (self.folder / "name").open("a+", encoding="ascii") as file:
+            file.seek(0)
+            if not (name := file.read()):  # new, or its writer was killed before it had one
+                file.write(name := secrets.token_hex(8))
+                file.flush()
+                os.fsync(file.fileno())
+        return name
 
     def tell(self, address: str) -> None:
         """Say where the owner is to be asked."""
@@ -225,7 +230,8 @@ class RunLog:
                 path.unlink()
                 raise
         if self._file != -1:
-            os.ftruncate(self._file, self._offset)  # the rest of its room is not needed
+            with suppress(OSError):
+                os.ftruncate(self._file, self._offset)  # the rest of its room is not needed
             self._unsynced.append(self._file)
         self._number, self._salt, self._file, self._path, self._new = number, salt, file, path, True
         self._offset, self._room, self._begun = 0, _STEP, time.monotonic()
@@ -407,12 +413,12 @@ class RunLog:
 
 
 def _in_use(folder: Path) -> StoreInUse:
+    where, address = "another process", ""
     with suppress(OSError, msgspec.DecodeError):
         owner = msgspec.json.decode((folder / "owner").read_bytes(), type=Owner)
-        where = f"the gateway at {owner.address}" if owner.address else f"process {owner.pid}"
-        said = f"server.store: is in use by {where} ({folder}); ask that one, or name another store."
-        return StoreInUse(said, address=owner.address)
-    return StoreInUse(f"server.store: is in use by another process ({folder}); name another store.", address="")
+        where, address = f"the gateway at {owner.address}" if owner.address else f"process {owner.pid}", owner.address
+    said = f"server.store: is in use by {where} ({folder}); ask that one, or name another store."
+    return StoreInUse(said, address=address)
 
 
 def identity(file: int | Path) -> tuple[int, int] | None:

@@ -18,8 +18,6 @@ from router.trace.run import RunStatus
 
 _REQUEST_ID_S = 86400
 """How long a name stands for its run."""
-_RECENT_S = 60.0
-"""How long a run that has ended is known here; by then the database has it."""
 _BITS = 1 << 25
 """Of each day: 4 MiB, by which one of a thousand new names is taken for a used one where two million were used."""
 Name = tuple[str, str]
@@ -59,9 +57,9 @@ class RequestNames:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._runs: dict[Name, Named] = {}
-        """Those under way here, and those that have ended a moment ago."""
-        self._recent: deque[tuple[float, Position, Name, str]] = deque()
-        """Those that have ended: the time, the place in the log, their names and identifiers."""
+        """Those under way here, and those that have ended and are perhaps not in the database yet."""
+        self._ended: deque[tuple[Position, Name, str]] = deque()
+        """Those that have ended: the place in the log, their names and identifiers."""
         self._used = UsedNames()
 
     async def read(self) -> None:
@@ -95,16 +93,16 @@ class RequestNames:
         name = name_of(start)
         if (named := self._runs.get(name)) and named.run_id == start.id:
             self._runs[name] = named._replace(status=status)
-            self._recent.append((time.monotonic(), place, name, start.id))
+            self._ended.append((place, name, start.id))
 
     def forget(self, start: RunStart) -> None:
         """Take a name from a run that never began."""
         self._runs.pop(name_of(start), None)
 
-    def forget_old(self, stored: Callable[[Position], bool]) -> None:
-        """Forget runs that the database has known for a while. `stored`: whether it has what the log has there."""
-        while self._recent and time.monotonic() - self._recent[0][0] > _RECENT_S and stored(self._recent[0][1]):
-            _, _, name, run_id = self._recent.popleft()
+    def forget_ended(self, stored: Callable[[Position], bool]) -> None:
+        """Leave runs to the database that it has. `stored`: whether it has what the log has there."""
+        while self._ended and stored(self._ended[0][0]):
+            _, name, run_id = self._ended.popleft()
             if (named := self._runs.get(name)) and named.run_id == run_id:
                 del self._runs[name]
 

@@ -149,16 +149,13 @@ class RecordedRun:
         """The run as it is closed where no record tells its end: calls in flight are charged with their worst case."""
         calls, begun = (*self.calls, *self.cut()), self.start.started_at
         ended_at = max((call.started_at + call.duration_s for call in calls), default=begun)
-        known = {name: value for name, value in asdict(self.start).items() if name in Run.__struct_fields__}
-        known |= {"calls": calls, "duration_s": max(0.0, ended_at - begun), "redacted": self.redact}
-        known |= {"resumed_from": self.start.resumes}
-        return Run(**known, status="interrupted", error=self.damage, result=None, settings={})
+        known = {"calls": calls, "duration_s": max(0.0, ended_at - begun), "redacted": self.redact}
+        return self.start.ended(**known, status="interrupted", error=self.damage, result=None, settings={})
 
     def cut(self) -> Iterator[Call]:
         """Its open calls as they end where nobody knows how they went."""
-        ended = Settled(0, "interrupted", None, None, None, 0.0, False)
         for number, opened in sorted(self.open.items()):
-            yield Call(**(asdict(opened) | asdict(replace(ended, number=number))))
+            yield Call(**(asdict(opened) | asdict(Settled(number, "interrupted", None, None, None, 0.0, False))))
 
 
 def withheld(run: Run, status: RunStatus, error: str) -> Run:

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -24,12 +25,14 @@ class Counted(Database):
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self.begun = self.done = 0
+        self.on_disk: list[bool] = []
         self._news = asyncio.Condition()
 
     async def write(
         self, change: Callable[[Connection], Value], *, on_disk: bool = True, behind: bool = False
     ) -> Value:
         self.begun += 1
+        self.on_disk.append(on_disk)
         async with self._news:
             self._news.notify_all()
         try:
@@ -147,3 +150,15 @@ async def test_segments_that_nobody_needs(counted: Counted) -> None:
         await journal.begin(start("run-2"))
         await counted.until(lambda: first[0] not in segments(folder))
         assert len(segments(folder)) == 1
+
+
+async def test_what_is_left_in_a_log_is_put_on_disk(counted: Counted) -> None:
+    """Before anyone is answered from it, also where segments stay for a run that can be gone on with."""
+    async with cut_short(counted) as journal:
+        await journal.begin(start("run-1", started_at=time.time()))
+        await journal.finish(run("run-1", NOW))
+        await journal.begin(start("run-2", started_at=time.time()))
+    counted.on_disk.clear()
+    async with LogJournal.writing(counted) as journal:
+        assert journal.unfinished("run-2")
+        assert any(counted.on_disk)

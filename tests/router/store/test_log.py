@@ -258,6 +258,18 @@ def test_a_log_has_one_owner(tmp_path: Path) -> None:
     RunLog.open(tmp_path).close()
 
 
+def test_the_name_of_a_log(tmp_path: Path) -> None:
+    """Stays, but for one that a kill has left empty: two of these would take each other's place."""
+    names = []
+    for folder in ("one", "two"):
+        with RunLog.open(tmp_path / folder) as log:
+            (log.folder / "name").touch()
+            names.append(log.name)
+        with RunLog.open(tmp_path / folder) as log:
+            names.append(log.name)
+    assert (len(set(names)), names[0], all(names)) == (2, names[1], True)
+
+
 @pytest.fixture
 async def small(tmp_path: Path) -> tuple[Path, bytes, Segment]:
     """A file for a segment, what stands in one of a few records, of which some were synced, and how it is read."""

@@ -2,9 +2,11 @@
 
 import asyncio
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -12,15 +14,19 @@ from router.access import Tenant
 from router.amount import Amount
 from router.errors import QuotaExhausted, StoreFailed
 from router.ledger.journal import Admitted, EarlierRun
-from router.models import Usage
+from router.models import Completion, Message, Usage
 from router.store import Database, LogJournal, SQLArchive
 from router.store.check import check
+from router.store.log import RunLog
 from router.store.quotas import periods
 from router.testing.postgres import running_postgres
 from router.trace import Call
+from router.trace.turns import Agent
+from tests.router.store.disks import no_file_beyond
 from tests.router.store.entries import DAY, MONTH, NOW, change, ended, opened, rows, spent, start
 from tests.router.store.gateway import WORST, gateway
 from tests.router.store.stored import put, run
+from tests.router.store.test_follower import Counted
 
 pytestmark = pytest.mark.postgres
 
@@ -163,6 +169,46 @@ async def test_a_gateway_that_is_stopped(url: str) -> None:
     assert (cut.redacted, [each.outcome for each in cut.calls]) == (True, ["interrupted"])
     assert (await spent(database, "acme"))[DAY] == (3, 50, 60)
     assert (await check(database)).problems == []
+    await database.close()
+
+
+async def test_an_end_that_cannot_be_written_by_one_that_is_fenced(url: str, tmp_path: Path) -> None:
+    """Is written once, as soon as that is possible, and the gateway goes on to look after everything."""
+    database = await Database.open(url)
+    log, cancelled, health = RunLog.open(tmp_path / "log"), asyncio.Queue[str](), asyncio.Queue[str | None]()
+    watched = LogJournal.writing(database, log, on_cancel=cancelled.put_nowait, on_health=health.put_nowait)
+    async with watched as journal, asyncio.timeout(30):
+        await journal.begin(start("run-1"))
+        journal.turn("run-1", Agent("delegation"), (Message("user", "?" * 2_000_000),), Completion("", "stop"))
+        await asyncio.sleep(0)  # by then it is written
+        with no_file_beyond(log.end.offset):
+            with pytest.raises(StoreFailed, match="cannot be written"):
+                await journal.finish(run("run-1", NOW))
+            await change(database, "DELETE FROM gateways")
+            assert await cancelled.get() == "run-1"
+        await until(database, "SELECT status FROM runs", [("interrupted",)])
+        while not health.empty():
+            health.get_nowait()
+        while await health.get():
+            pass
+    assert (await check(database)).problems == []
+    await database.close()
+
+
+async def test_a_run_that_is_to_begin_at_the_end(url: str) -> None:
+    """Is refused, rather than left to wait."""
+    may, database = threading.Event(), await Counted.open(url)
+    assert isinstance(database, Counted)
+    async with LogJournal.writing(database) as journal:
+        held = asyncio.create_task(database.write(lambda _connection: may.wait(10)))
+        await database.until(lambda: database.begun > database.done)
+        before = database.begun
+        beginning = asyncio.create_task(journal.begin(start("run-1")))
+        beginning.add_done_callback(lambda _task: may.set())
+        await database.until(lambda: database.begun > before)
+    with pytest.raises(StoreFailed):
+        await asyncio.wait_for(beginning, 5)
+    await held
     await database.close()
 
 
