@@ -413,11 +413,13 @@ class RunLog:
 
 
 def _in_use(folder: Path) -> StoreInUse:
-    where, address = "another process", ""
+    who, address, advice = "another process", "", "try again soon"
     with suppress(OSError, msgspec.DecodeError):
         owner = msgspec.json.decode((folder / "owner").read_bytes(), type=Owner)
-        where, address = f"the gateway at {owner.address}" if owner.address else f"process {owner.pid}", owner.address
-    said = f"server.store: is in use by {where} ({folder}); ask that one, or name another store."
+        who, address = f"process {owner.pid}, a gateway that starts or a command", owner.address
+    if address:
+        who, advice = f"the gateway at {address}", "ask that one"
+    said = f"server.store: is in use by {who} ({folder}); {advice}, or name another store."
     return StoreInUse(said, address=address)
 
 
