@@ -4,7 +4,7 @@ import asyncio
 import gc
 import signal
 import sys
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 
 import structlog
 
@@ -45,13 +45,15 @@ async def until_stopped(service: AbstractAsyncContextManager[str]) -> None:
     this = asyncio.current_task()
     assert this is not None
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, this.cancel)
-    with suppress(asyncio.CancelledError):
-        async with service as address:
-            tune_interpreter()
-            _log.info("serve.ready", address=address)
-            await asyncio.Event().wait()
+    with ExitStack() as stack:  # uvloop leaves its handlers where they are
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, this.cancel)
+            stack.callback(loop.remove_signal_handler, number)
+        with suppress(asyncio.CancelledError):
+            async with service as address:
+                tune_interpreter()
+                _log.info("serve.ready", address=address)
+                await asyncio.Event().wait()
     _log.info("serve.stopped")
 
 

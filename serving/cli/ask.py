@@ -115,8 +115,8 @@ def ask(arguments: Sequence[str]) -> int:
     parser.add_argument("--stream", action="store_true", help="show rounds, sub-queries and searches as they happen")
     parser.add_argument("--json", action="store_true", help="print JSON; with --stream, one line an event")
     given = parser.parse_args(arguments)
-    if not given.question.strip():
-        parser.error("the question is empty; put one in plain words into it")
+    if given.address is None and not given.question.strip():  # before anything is started
+        parser.error("question is empty; put a question in plain words into it.")
     errors_only()
     progress = Console(stderr=True, quiet=given.json)
     view = AnswerView(Console(), progress, stream=given.stream, as_json=given.json)
