@@ -3,8 +3,9 @@
 import asyncio
 import socket
 import ssl
+import zlib
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from functools import cached_property
@@ -18,8 +19,10 @@ from yarl import URL
 IDLE_S = 4.0
 """vLLM's server closes connections after 5 idle seconds; a call that is sent at that moment is lost."""
 _CONNECT_S, _NEXT_ADDRESS_S = 5.0, 0.25
-_MOST_HEAD = 64 << 10
-"""Bytes that may come without any of a body."""
+_MOST_HEAD, _INFLATED = 64 << 10, 64 << 10
+"""Bytes that may come without any of a body, and those of one that are inflated at a time."""
+_DEFLATED = 32 + zlib.MAX_WBITS
+"""Either of zlib's formats."""
 _MOST_HELD, _MUCH, _END = 32, 2 << 10, b"\r\n\r\n"
 _ENDS = _END, b"[DONE]\n\n\r\n"
 """What the last piece of a body in chunks ends with, and the last event of one."""
@@ -48,7 +51,7 @@ class Reader(Protocol):
         """Take the head; the headers' names are in lower case."""
 
     def received(self, data: bytes) -> bool:
-        """Take a piece of the body; True where nothing that follows is wanted."""
+        """Take a piece of the body, inflated; True where nothing that follows is wanted."""
 
 
 class Target:
@@ -66,9 +69,9 @@ class Target:
         if parsed.user is not None:
             pair = f"{parsed.user}:{parsed.password or ''}"
             headers = {"Authorization": f"Basic {b64encode(pair.encode()).decode()}", **headers}
-        headers = {"Host": f"{parsed.host_port_subcomponent}", "Accept-Encoding": "identity", **headers}
-        lines = (f"{name}: {' '.join(value.split())}" for name, value in headers.items())
-        self._head = "\r\n".join((f"POST {parsed.raw_path_qs} HTTP/1.1", *lines, "Content-Length: ")).encode()
+        lines = [f"POST {parsed.raw_path_qs} HTTP/1.1", f"Host: {parsed.host_port_subcomponent}"]
+        lines += [f"{name}: {' '.join(value.split())}" for name, value in headers.items()]
+        self._head = "\r\n".join((*lines, "Content-Length: ")).encode()
 
     def request(self, body: bytes, more: str = "") -> bytes:
         """The whole request. `more`: further lines of its head, each with its end."""
@@ -255,15 +258,18 @@ class _Connection(asyncio.Protocol):
         if self._status and not self._begun:
             self._begun = True
             self._chunked = self._headers.get("transfer-encoding", "").lower().endswith("chunked")
-            if (coding := self._headers.get("content-encoding", "identity")) != "identity":  # which nobody asked for
+            coding = self._headers.get("content-encoding", "identity")
+            self._inflates = zlib.decompressobj(_DEFLATED) if coding in ("gzip", "x-gzip", "deflate") else None
+            if self._inflates is None and coding != "identity":
                 raise httptools.HttpParserError(f"a body in the encoding {coding!r}")
             reader.begun(self._status, self._headers)
         if self._pieces:
-            self._bare = 0
-            if reader.received(b"".join(self._pieces)):
-                self._end()
-            else:
-                self._patient = self._chunked and reader.patient
+            self._bare, data = 0, b"".join(self._pieces)
+            for piece in _inflated(self._inflates, data) if self._inflates else (data,):
+                if reader.received(piece):
+                    self._end()
+                    return
+            self._patient = self._chunked and reader.patient
 
     def _end(self, error: Exception | None = None) -> None:
         if self._reader and not self._ended.done():
@@ -289,3 +295,12 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self.free, self._keeps = self._status > 0, self._parser.should_keep_alive()
+
+
+def _inflated(inflates: "zlib._Decompress", data: bytes) -> Iterator[bytes]:
+    try:
+        while data:
+            yield inflates.decompress(data, _INFLATED)
+            data = inflates.unconsumed_tail
+    except zlib.error as error:
+        raise httptools.HttpParserError(f"no body of its encoding: {error}") from error

@@ -152,8 +152,11 @@ async def cancelled_once_sent(served: Served, ledger: Ledger) -> None:
 
     class Noticed(ConnectionPool):
         async def post(self, target: Target, request: Callable[[], bytes], reader: Reader) -> None:
-            asyncio.get_running_loop().call_later(0.01, sent.set)
-            await super().post(target, request, reader)
+            def leaving() -> bytes:
+                sent.set()
+                return request()
+
+            await super().post(target, leaving, reader)
 
     async with Noticed() as pool:
         asking = asyncio.create_task(replace(served, pool=pool).role(LONG).ask(ASKED, (), ledger))

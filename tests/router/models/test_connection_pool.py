@@ -1,7 +1,9 @@
 """Connections to endpoints, against a server that sends bytes as they are scripted."""
 
 import asyncio
+import gzip
 import ssl
+import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -107,8 +109,9 @@ async def test_a_reply_that_is_split_anywhere(pool: ConnectionPool, reply: bytes
                 got = await post(pool, server, Kept(patient=patient))
                 assert (got.status, got.body, got.headers["content-type"]) == (200, b"hi", "text/plain")
     assert server.connections == 1
-    head = f"POST /v1 HTTP/1.1\r\nHost: localhost:{server.port}\r\nAccept-Encoding: identity\r\n"
-    head += "X-Common: a b\r\nContent-Length: 2\r\nX-Own: 1\r\n\r\n"
+    head = (
+        f"POST /v1 HTTP/1.1\r\nHost: localhost:{server.port}\r\nX-Common: a b\r\nContent-Length: 2\r\nX-Own: 1\r\n\r\n"
+    )
     assert set(server.requests) == {head.encode() + b"{}"}
 
 
@@ -160,6 +163,7 @@ BROKEN: list[tuple[Sequence[bytes | None], type[Exception], str]] = [
     ((HEAD, *[b"X: " + b"x" * 1000 + b"\r\n"] * 100), httptools.HttpParserError, "64 KiB of headers"),
     ((HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: " + b"x" * (1 << 17),), httptools.HttpParserError, "64 KiB"),
     ((HEAD + b"Content-Encoding: br\r\nContent-Length: 2\r\n\r\nhi",), httptools.HttpParserError, "'br'"),
+    ((HEAD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\nhi",), httptools.HttpParserError, "encoding"),
 ]
 
 
@@ -173,6 +177,17 @@ async def test_broken_replies(
             await post(pool, server)
         assert (await post(pool, server)).body == b"hi"
     assert server.connections == 2
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+async def test_inflated(pool: ConnectionPool, coding: str) -> None:
+    """A body that is compressed is inflated piece by piece."""
+    text = b"a" * (1 << 20)
+    body = gzip.compress(text) if coding == "gzip" else zlib.compress(text)
+    head = HEAD + b"Content-Encoding: %b\r\nContent-Length: %d\r\n\r\n" % (coding.encode(), len(body))
+    async with raw((head, body)) as server:
+        got = await post(pool, server, Kept())
+    assert (got.body == text, got.pieces) == (True, 16)
 
 
 @pytest.mark.parametrize("last", [b"Connection: close\r\nContent-Length: 2\r\n\r\nhi", b"\r\nhi"])
@@ -264,8 +279,8 @@ def test_addresses() -> None:
     """Users and passwords are sent as such, hosts and paths in their ASCII forms."""
     head = Target("http://me:p%40ss@bücher.example:81/a b?c=d", {}).request(b"")
     assert head == (
-        b"POST /a%20b?c=d HTTP/1.1\r\nHost: xn--bcher-kva.example:81\r\nAccept-Encoding: identity\r\n"
-        b"Authorization: Basic bWU6cEBzcw==\r\nContent-Length: 0\r\n\r\n"
+        b"POST /a%20b?c=d HTTP/1.1\r\nHost: xn--bcher-kva.example:81\r\nAuthorization: Basic bWU6cEBzcw==\r\n"
+        b"Content-Length: 0\r\n\r\n"
     )
 
 
