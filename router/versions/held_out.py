@@ -31,7 +31,7 @@ class HeldOutQuestion(msgspec.Struct, frozen=True):
 
 
 class HeldOut:
-    """Asks them."""
+    """The operator's questions, which are asked with two versions."""
 
     def __init__(
         self,
@@ -61,11 +61,17 @@ class HeldOut:
                 name = f"held-out {number} of {candidate} since {since}"
                 return await self._right(question, candidate, name), await self._right(question, active, name)
 
-        found = await asyncio.gather(*(both(number, question) for number, question in enumerate(self._questions)))
+        try:
+            async with asyncio.TaskGroup() as group:  # none is asked on where one cannot be
+                asking = [group.create_task(both(*each)) for each in enumerate(self._questions)]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        found = [task.result() for task in asking]
         known = [(one, other) for one, other in found if one is not None and other is not None]
         if len(known) < _LEAST_KNOWN * self.size:
             raise BadVersion(
-                f"{candidate}: {self.size - len(known)} of {self.size} held-out questions came to nothing."
+                f"{candidate}: {self.size - len(known)} of {self.size} held-out questions came to nothing; see what "
+                "failed (rolegate runs list), and begin its trial anew."
             )
         return known
 
