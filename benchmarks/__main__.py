@@ -54,7 +54,7 @@ BENCHMARKS = {
         "the executor's throughput through the gateway beside the engine's own, and what held output brings",
     ),
     "reliability": (
-        "reliability",
+        "reliability.command",
         "whether anything is lost, late or booked wrongly while upstreams fail and the gateway is killed",
     ),
 }

@@ -448,9 +448,13 @@ def _full(error: OSError, folder: Path) -> str:
 
 
 def read_all(folder: Path) -> Iterator[Segment]:
-    """Every segment, oldest first. Raises `OSError`."""
+    """Every segment, oldest first, but for those that their owner deletes meanwhile. Raises `OSError`."""
     earlier: Segment | None = None
-    for segment in map(read_segment, segments(folder)):
+    for path in segments(folder):
+        try:
+            segment = read_segment(path)
+        except FileNotFoundError:
+            continue
         if earlier:
             if segment.synced:  # by then, so was the one before
                 earlier.synced = max(earlier.synced, earlier.whole)

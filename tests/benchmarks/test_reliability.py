@@ -12,7 +12,7 @@ from sqlalchemy import create_engine
 
 from benchmarks.__main__ import main
 from benchmarks.load import Ended
-from benchmarks.reliability_stand import Accounts, compared, ended_and_booked
+from benchmarks.reliability.stand import Accounts, compared, ended_and_booked
 from router.store import Database
 from router.testing.fault_proxy import Counted
 from tests.router.store import stored

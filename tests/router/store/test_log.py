@@ -139,6 +139,16 @@ async def test_a_segment_that_begins_while_another_is_synced(tmp_path: Path) -> 
         log.may.release()
 
 
+async def test_a_segment_that_is_deleted_while_others_are_read(log: RunLog) -> None:
+    """Is passed by."""
+    log.start()
+    log.start()
+    reading = read_all(log.folder)
+    read = [next(reading).number]
+    segments(log.folder)[-1].unlink()
+    assert [*read, *(segment.number for segment in reading)] == [1, 2]
+
+
 async def test_a_write_that_is_not_whole(log: RunLog) -> None:
     """Is undone: there is no such record, and the next one stands in its place. What is for later waits."""
     before = bytes(1 << 20)  # no other file that is written to is as long

@@ -34,7 +34,7 @@ from benchmarks import harness
 from benchmarks.gateway import gateway
 from benchmarks.harness import Check, own_bytes, work_folder
 from benchmarks.load import ANSWERED, Ended, ask_until, at_rate, quantile, question
-from benchmarks.reliability_stand import (
+from benchmarks.reliability.stand import (
     BACKBONES,
     CUT,
     PartFigures,
