@@ -1,0 +1,1 @@
+"""Whether anything is lost, late or booked wrongly while upstreams fail and gateways are killed."""
