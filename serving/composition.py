@@ -41,7 +41,7 @@ from router.store.follower import own_log
 from router.store.log import RunLog
 from router.trace import RoleName
 from router.trace.values import TopologyName
-from router.versions import GateRule, HeldOut, HeldOutQuestion, Trials, VersionRouting, Versions
+from router.versions import GateRule, HeldOutQuestion, HeldOutTest, Trials, VersionRouting, Versions
 from serving.config.config import Config, RoleConfig
 from serving.config.secrets import missing
 from serving.engines.engine import Log
@@ -212,7 +212,7 @@ async def _open_runs(
             judge=Judge(upstream.new_role("judge", judged_by)) if judged_by else None,
         )
         if config.versions.held_out:
-            versions.held_out = HeldOut(_held_out(config.versions.held_out), executors, search, lifecycle)
+            versions.held_out = HeldOutTest(_held_out(config.versions.held_out), executors, search, lifecycle)
         executor = watched.executor = _shared(config, executors, lambda: retriever.index_id)
         gateway = _gateway(config, upstream, retriever, executor, lifecycle=lifecycle, trials=trials)
         usages = SQLUsages(database, journal.under_way)

@@ -2,7 +2,7 @@
 
 from router.versions.book import ExecutorVersion, VersionDecision
 from router.versions.gate import GateRule
-from router.versions.held_out import HeldOut, HeldOutQuestion
+from router.versions.held_out import HeldOutQuestion, HeldOutTest
 from router.versions.routing import VersionRouting
 from router.versions.trials import Trials
 from router.versions.versions import Versions
@@ -10,8 +10,8 @@ from router.versions.versions import Versions
 __all__ = [
     "ExecutorVersion",
     "GateRule",
-    "HeldOut",
     "HeldOutQuestion",
+    "HeldOutTest",
     "Trials",
     "VersionDecision",
     "VersionRouting",

@@ -30,7 +30,7 @@ class HeldOutQuestion(msgspec.Struct, frozen=True):
     """Any of them is right."""
 
 
-class HeldOut:
+class HeldOutTest:
     """The operator's questions, which are asked with two versions."""
 
     def __init__(

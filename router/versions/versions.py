@@ -99,7 +99,7 @@ _NO_HELD_OUT = (
 
 
 class Examination(Protocol):
-    """Questions of the operator's, to be asked with two versions; see `HeldOut`."""
+    """Questions of the operator's, to be asked with two versions; see `HeldOutTest`."""
 
     size: int
 

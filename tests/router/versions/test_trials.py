@@ -32,7 +32,7 @@ from router.testing.retriever import FixedRetriever
 from router.trace import RoleName, Run, Trajectory
 from router.trace.identity import LOCAL, SCOPES, Identity
 from router.trace.run import Feedback
-from router.versions import GateRule, HeldOut, HeldOutQuestion, Trials, VersionRouting, Versions
+from router.versions import GateRule, HeldOutQuestion, HeldOutTest, Trials, VersionRouting, Versions
 from router.versions.book import Judgement, Side, Source
 from tests.router.clock import ended
 from tests.router.deployment import PASSAGE, STOP, HeldModel, block, lasting, report, role
@@ -328,12 +328,12 @@ async def test_held_out_questions_are_asked_with_both_versions(tmp_path: Path) -
     async with deployed(tmp_path) as here:
         await here.set("canary", 0.5)
         questions = [HeldOutQuestion(QUESTION, ("Al Pacino", "De Niro")), HeldOutQuestion(QUESTION, ("Michael Mann",))]
-        held_out = HeldOut(questions, here.executors, Models().search, here.lifecycle)
+        held_out = HeldOutTest(questions, here.executors, Models().search, here.lifecycle)
         for _ in range(2):
             assert await held_out.compare(NEW, BASE, 1.5) == [(True, False), (False, True)]
         assert await here.rows("SELECT DISTINCT tenant, kind FROM runs") == [("default", "shadow")]
         assert await here.rows("SELECT COUNT(*) FROM runs") == [(4,)]
-        assert await HeldOut(questions[:1], here.executors, Models().search, here.lifecycle).compare(
+        assert await HeldOutTest(questions[:1], here.executors, Models().search, here.lifecycle).compare(
             NEW, BASE, 2.5
         ) == [(True, False)]
         assert await here.rows("SELECT COUNT(*) FROM runs") == [(6,)]
@@ -343,7 +343,7 @@ async def test_all_the_way(tmp_path: Path) -> None:
     """From shadow to active by itself, while clients ask and the operator tells what is right."""
     async with deployed(tmp_path, gate=GateRule(0.5, 0.5, 100.0, 10_000)) as here:
         questions = [HeldOutQuestion(f"{QUESTION}{' ' * number}", ("Al Pacino",)) for number in range(4)]
-        here.versions.held_out = HeldOut(questions, here.executors, Models().search, here.lifecycle)
+        here.versions.held_out = HeldOutTest(questions, here.executors, Models().search, here.lifecycle)
         here.versions.on_change = here.executors.refresh
         await here.set("shadow")
         async with asyncio.timeout(30):
@@ -362,7 +362,7 @@ async def test_held_out_questions_that_others_spoil_say_nothing(tmp_path: Path) 
     models.executors[BASE] = ScriptedModel(down, BASE)
     async with deployed(tmp_path, models) as here:
         question = HeldOutQuestion(QUESTION, ("Al Pacino",))
-        held_out = HeldOut([question], here.executors, models.search, here.lifecycle)
+        held_out = HeldOutTest([question], here.executors, models.search, here.lifecycle)
         with pytest.raises(BadVersion, match="is not in use here"):
             await held_out.compare(NEW, BASE, 1.0)
         await here.set("canary", 0.5)
