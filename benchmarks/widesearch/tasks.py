@@ -1,0 +1,137 @@
+"""Tasks in WideSearch's form with their gold tables, and responses to them, as they stand in files."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.widesearch.cell_rules import PREPROCESS, Metric, Preprocess
+from benchmarks.widesearch.table_text import Table, Unreadable, norm_column, read_csv
+from executor_sft.jsonl import read_jsonl
+from router.errors import BadCorpus
+
+RESPONSE = 'write {"instance_id": …, "run": 0, "response": …} on each line'
+_TASK = "a task has instance_id, query, language and evaluation, which is JSON as text"
+_SIZES = (20, "up to 20 rows"), (60, "21 to 60 rows")
+_NAMED = 5
+"""Missing responses that a refusal names."""
+Responses = dict[str, dict[int, str]]
+"""By task and run; empty where there was none."""
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """Preprocessing and metrics of one column."""
+
+    preprocess: tuple[Preprocess, ...] = ()
+    metric: tuple[Metric, ...] = ()
+    criterion: float | str | None = None
+    """The distance of `number_near`, a share of the gold value; the judge's instruction."""
+
+    @property
+    def near(self) -> float:
+        """The criterion of a number."""
+        return self.criterion if isinstance(self.criterion, float) else 0.0
+
+    def prepared(self, cell: str) -> str:
+        """The cell after all preprocessing."""
+        for name in self.preprocess:
+            cell = PREPROCESS[name](cell)
+        return cell
+
+
+class _Evaluation(msgspec.Struct, frozen=True):
+    unique_columns: tuple[str, ...]
+    required: tuple[str, ...]
+    eval_pipeline: dict[str, Rule]
+
+
+class Task(msgspec.Struct, frozen=True):
+    """A line of `tasks.jsonl`, and with it what its evaluation and its gold file say."""
+
+    instance_id: str
+    query: str
+    language: str
+    evaluation: str
+    keys: tuple[str, ...] = ()
+    rules: dict[str, Rule] = {}
+    """By column, in the order of the gold table, keys included."""
+    gold: Table = {}
+
+    @property
+    def others(self) -> dict[str, Rule]:
+        """Rules of columns that are no keys."""
+        return {name: rule for name, rule in self.rules.items() if name not in self.keys}
+
+    @property
+    def rows(self) -> int:
+        """Rows of the gold table."""
+        return len(self.gold[self.keys[0]])
+
+    @property
+    def size(self) -> str:
+        """Its class of sizes."""
+        return next((name for most, name in _SIZES if self.rows <= most), "over 60 rows")
+
+
+class Response(msgspec.Struct, frozen=True):
+    """A line of a file of responses."""
+
+    instance_id: str
+    response: str | None
+    """A text in which a table is looked for; None where there was none."""
+    run: int | None = None
+    """From 0; without it, the lines of a task count in their order."""
+
+
+def read_tasks(folder: Path) -> list[Task]:
+    """The tasks of a folder. Raises `BadConfig` and `BadCorpus`, with the file and what to do."""
+    path = folder / "tasks.jsonl"
+    tasks = {line.instance_id: _whole(line, f"{path}:{at}", folder) for at, line in read_jsonl(path, Task, _TASK)}
+    if not tasks:
+        raise BadCorpus(f"{path}: has no tasks; {_TASK}.")
+    return [*tasks.values()]
+
+
+def _whole(task: Task, where: str, folder: Path) -> Task:
+    try:
+        told = msgspec.json.decode(task.evaluation, type=_Evaluation)
+    except msgspec.DecodeError as error:
+        raise BadCorpus(f"{where}: evaluation: {error}; {_TASK}.") from None
+    rules = {name: Rule() for name in told.unique_columns} | told.eval_pipeline
+    if not told.unique_columns or set(rules) != set(told.required):
+        raise BadCorpus(f"{where}: required and eval_pipeline differ, or unique_columns is empty; name every column.")
+    path = folder / "gold" / f"{task.instance_id}.csv"
+    try:
+        gold = {norm_column(name): cells for name, cells in read_csv(path.read_text("utf-8-sig"), ",").items()}
+    except (OSError, UnicodeError, Unreadable) as error:
+        raise BadCorpus(f"{path}: cannot be read ({error}); write the gold table of {where} there.") from None
+    if missing := [name for name in told.required if not gold.get(name)]:
+        raise BadCorpus(f"{path}: has no rows under {', '.join(missing)}; add them, as {where} requires them.")
+    rules, gold = {name: rules[name] for name in told.required}, {name: gold[name] for name in told.required}
+    return msgspec.structs.replace(task, keys=told.unique_columns, rules=rules, gold=gold)
+
+
+def by_run(lines: Iterable[Response], path: Path) -> Responses:
+    """Sort responses by task and run. Raises `BadCorpus` where a run stands there twice."""
+    found: Responses = {}
+    for line in lines:
+        runs = found.setdefault(line.instance_id, {})
+        run = len(runs) if line.run is None else line.run
+        if run in runs:
+            raise BadCorpus(f"{path}: run {run} of {line.instance_id} is there twice; number its runs from 0.")
+        runs[run] = line.response or ""
+    return found
+
+
+def read_responses(path: Path, tasks: Sequence[Task], runs: int) -> Responses:
+    """The responses of a file, `runs` for each task. Raises `BadConfig` for a line that is none, and `BadCorpus` where
+    some are missing.
+    """
+    found = by_run((line for _, line in read_jsonl(path, Response, RESPONSE)), path)
+    asked = [(task.instance_id, run) for task in tasks for run in range(runs)]
+    if missing := [f"{name} run {run}" for name, run in asked if run not in found.get(name, {})]:
+        raise BadCorpus(
+            f"{path}: {len(missing):,} of {len(asked):,} responses are missing, such as {', '.join(missing[:_NAMED])}; "
+            "add them, with null where nothing was answered, or give fewer --runs, or an --address to ask."
+        )
+    return found
