@@ -10,6 +10,8 @@ from urllib.parse import urlparse
 
 Preprocess = Literal["norm_str", "extract_number", "norm_date"]
 Metric = Literal["exact_match", "number_near", "date_near", "url_match", "in_match", "llm_judge"]
+Criterion = float | str | None
+"""The distance of `number_near`, a share of the gold value; the judge's instruction."""
 Value = str | float | int | date | frozenset[str]
 """Of a cell: a text, a number, a year, a day, or the hosts of its URLs."""
 _FIRST_NUMBER = re.compile(r"[-+]?(?:\d*\.\d+|\d+\.?\d*)%?")
@@ -50,16 +52,14 @@ PREPROCESS: dict[Preprocess, Callable[[str], str]] = {
 }
 
 
-def official_score(metric: Metric, response: str, target: str, near: float) -> float:
-    """Score of two prepared cells by WideSearch's metric. Raises `ValueError` for a URL that is none, and `TypeError`
-    for dates of which one has a time zone, as the original does.
-    """
+def official_score(metric: Metric, response: str, target: str, criterion: Criterion) -> float:
+    """Score two prepared cells by WideSearch's metric. Raises `ValueError` and `TypeError` where the original does."""
     match metric:
         case "number_near":
             found, wanted = _number(response), _number(target)
             if found is None or wanted is None:
                 return float(found is wanted and response == target)
-            return float(abs(found - wanted) <= abs(wanted) * near)
+            return float(abs(found - wanted) <= abs(wanted) * float(criterion or 0))
         case "date_near":
             day, gold = _parsed(response), _parsed(target)
             return float(day is gold if day is None or gold is None else abs((day - gold).days) <= _MOST_DAYS)
@@ -88,11 +88,11 @@ def strict_value(metric: Metric, text: str) -> Value:
     return normal_text(text) if value is None else value
 
 
-def strict_same(metric: Metric, response: str, target: str, near: float) -> bool:
+def strict_same(metric: Metric, response: str, target: str, criterion: Criterion) -> bool:
     """Compare two cells by their values: days with the year, where one of them is no more than that."""
     match strict_value(metric, response), strict_value(metric, target):
         case float(found), float(wanted):
-            return abs(found - wanted) <= abs(wanted) * near
+            return abs(found - wanted) <= abs(wanted) * float(criterion or 0)
         case date() as day, date() as gold:
             return abs((day - gold).days) <= _MOST_DAYS
         case (date() as day, int(year)) | (int(year), date() as day):

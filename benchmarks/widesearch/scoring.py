@@ -1,19 +1,61 @@
 """Scores of one response: `official`, as WideSearch's evaluator computes them, its bugs included, and `strict`."""
 
-from collections.abc import Hashable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from benchmarks.widesearch.cell_rules import normal_text, official_score, strict_same, strict_value
-from benchmarks.widesearch.judge import Judge
 from benchmarks.widesearch.table_text import Table, Unreadable, official_table, plain, plain_table, typed
 from benchmarks.widesearch.tasks import Rule, Task
+from router.calls import Role
+from router.errors import JSON_ERRORS, ContextTooLong
+from router.ledger import Ledger
 
 RuleSet = Literal["official", "strict"]
-_LEAST = 1e-9
-_ALIGNED = {"llm_judge", "exact_match"}
-"""Metrics of key columns whose values the judge aligns."""
+Row = dict[str, str]
+"""Cells by column."""
+_LEAST, _SHOWN = 1e-9, 500
+
+
+@dataclass(slots=True)
+class Judge:
+    """Asks a model about a whole column at a time; methods raise `UpstreamError`. Without a role nobody is asked: only
+    what is equal, once normalised, is the same.
+    """
+
+    role: Role | None = None
+    unreadable: int = 0
+    """Replies without a block of JSON: nothing was aligned then, or all of a column was wrong."""
+    _ledger: Ledger = field(default_factory=lambda: Ledger("widesearch"))
+
+    async def aligned(self, values: Sequence[str], references: Sequence[str]) -> Mapping[str, str]:
+        """References by the values that mean the same."""
+        found = await self._asked("align.txt", {"values": values, "references": references})
+        return {value: str(reference) for value, reference in found.items()}
+
+    async def scores(self, pairs: Sequence[tuple[str, str]], criterion: str) -> list[float]:
+        """A score, 0 or 1, for each response and target."""
+        if self.role is None or not pairs:
+            return [float(normal_text(response) == normal_text(target)) for response, target in pairs]
+        shown = {f"idx_{at}": {"response": one, "target": other} for at, (one, other) in enumerate(pairs)}
+        found = await self._asked("score.txt", {"criterion": criterion, "pairs": shown})
+        return [float(score) if isinstance(score := found.get(name), int | float) else 0.0 for name in shown]
+
+    async def _asked(self, prompt: str, shown: object) -> dict[str, object]:
+        if self.role is None:
+            return {}
+        role, text = replace(self.role, system=Path(__file__).with_name(prompt).read_text("utf-8").strip()), ""
+        with suppress(ContextTooLong):  # the response is
+            text = (await role.ask(role.opening(msgspec.json.encode(shown).decode()), (), self._ledger)).text
+        with suppress(*JSON_ERRORS, IndexError):
+            return msgspec.json.decode(text.split("```json")[1:][-1].partition("```")[0], type=dict[str, object])
+        self.unreadable += 1
+        return {}
 
 
 class Scores(msgspec.Struct, frozen=True):
@@ -31,122 +73,76 @@ class Scores(msgspec.Struct, frozen=True):
 
 
 async def scores_of(task: Task, response: str, judge: Judge, rules: RuleSet) -> Scores:
-    """Score a response; one that cannot be read has zeros. Raises `UpstreamError`."""
+    """Score a response; one that cannot be read has zeros. Strictly, rows of one key count once, columns that were not
+    asked for not at all, and cells of missing columns are wrong. Raises `UpstreamError`.
+    """
     try:
-        return await (_official if rules == "official" else _strict)(task, response, judge)
+        return await _scores_of(task, response, judge, strict=rules == "strict")
     except (TypeError, ValueError) as error:  # metrics of the original end so, too
         return Scores(why=str(error))
 
 
-async def _official(task: Task, response: str, judge: Judge) -> Scores:
-    found, gold = official_table(response), {name: typed(cells) for name, cells in task.gold.items()}
-    if set(found) != set(gold):
+async def _scores_of(task: Task, response: str, judge: Judge, *, strict: bool) -> Scores:
+    def key(row: Row) -> Hashable:
+        rules = {name: task.rules[name] for name in task.keys}
+        if strict:
+            return tuple(strict_value((*rule.metric, "exact_match")[0], row[name]) for name, rule in rules.items())
+        return tuple(rule.prepared(row[name]) for name, rule in rules.items())
+
+    found = (plain_table if strict else official_table)(response)
+    gold = {name: [*map(plain, cells)] if strict else typed(cells) for name, cells in task.gold.items()}
+    if gold.keys() - found.keys() if strict else gold.keys() ^ found.keys():
         names = await judge.aligned([*found], [*gold])
         renamed = [names.get(name, name) for name in found]
-        if set(renamed) != set(gold) or len(renamed) > len(gold):
-            raise Unreadable(f"its columns are {', '.join(found)}")
+        if {*task.keys} - {*renamed} if strict else sorted(renamed) != sorted(gold):
+            raise Unreadable(f"its columns are {', '.join(found)[:_SHOWN]}")
         found = dict(zip(renamed, found.values(), strict=True))
-    found, gold = (_first(table, _rows(table, task.keys)) for table in (found, gold))
-    aligned = [name for name in task.keys if _ALIGNED & {*task.rules[name].metric}]
+    ours, theirs = (_unique(_rows(table), lambda row: tuple(map(row.get, task.keys))) for table in (found, gold))
+    aligned = [name for name in task.keys if {"llm_judge", "exact_match"} & {*task.rules[name].metric}]
     for name in aligned:
-        same = await judge.aligned(found[name], gold[name])
-        found[name] = [same.get(cell, cell) for cell in found[name]]
-    ours, theirs = (_rows(_prepared(table, task, task.keys), task.keys) for table in (found, gold))
-    pairs, scores = _pairs(ours, theirs), list[list[float]]()
-    for name, rule in task.others.items():
-        cells = [(rule.prepared(found[name][at]), rule.prepared(gold[name][gold_at])) for at, gold_at in pairs]
-        for metric in dict.fromkeys(rule.metric):
-            if metric == "llm_judge":
-                scores.append(await judge.scores(cells, str(rule.criterion)))
-            else:
-                scores.append([official_score(metric, *pair, rule.near) for pair in cells])
-    result = _scores(task, scores, len(pairs), (len(ours), len(theirs)))
-    if not aligned and [*found] == [*gold] and len(ours) == len(theirs):  # the original's second way to success
-        one, other = (sorted(_rows(_prepared(table, task, [*gold]), [*gold])) for table in (found, gold))
-        result = msgspec.structs.replace(result, success=max(result.success, float(one == other)))
-    return result
+        same = await judge.aligned([row[name] for row in ours], [row[name] for row in theirs])
+        ours = [row | {name: same.get(row[name], row[name])} for row in ours]
+    if strict:
+        ours, theirs = _unique(ours, key), _unique(theirs, key)
+    by_key: dict[Hashable, list[Row]] = defaultdict(list)
+    for row in theirs:
+        by_key[key(row)].append(row)
+    pairs = [(row, other) for row in ours for other in by_key.get(key(row), ())]
+    columns = [[1.0] * len(pairs) for _ in task.keys]
+    for name in [name for name in gold if name not in task.keys]:
+        cells = [(row[name], other[name]) for row, other in pairs] if name in found else []
+        columns += await _column(task.rules[name], cells, judge, strict=strict) if cells else [[0.0] * len(pairs)]
+    by_row = _ratios(sum(map(min, zip(*columns, strict=True))), len(ours), len(theirs))
+    width = len(gold.keys() & found.keys())
+    by_item = _ratios(sum(map(sum, columns)), len(ours) * width, len(theirs) * len(gold))
+    whole = {*by_row, *by_item} == {1.0}
+    if not (whole or strict or aligned) and [*found] == [*gold]:  # the original's second way to success
+        rules = task.rules.items()
+        both = [sorted([rule.prepared(row[name]) for name, rule in rules] for row in rows) for rows in (ours, theirs)]
+        whole = both[0] == both[1]
+    return Scores(float(whole), *by_row, *by_item)
 
 
-async def _strict(task: Task, response: str, judge: Judge) -> Scores:
-    """Cells of missing columns are wrong, other columns ignored, and a key counts once, however it is written."""
-    found, gold = plain_table(response), {name: [*map(plain, cells)] for name, cells in task.gold.items()}
-    if missing := gold.keys() - found.keys():
-        names = await judge.aligned([*(found.keys() - gold.keys())], [*missing])
-        found = {new if (new := names.get(name, "")) in missing else name: cells for name, cells in found.items()}
-    if missing := set(task.keys) - found.keys():
-        raise Unreadable(f"there is no column {', '.join(missing)}")
-    for name in task.keys:
-        if _ALIGNED & {*task.rules[name].metric}:
-            found[name] = await _aligned(found[name], gold[name], judge)
-    ours, theirs = ([_key(task, row) for row in _rows(table, task.keys)] for table in (found, gold))
-    found, gold = _first(found, ours), _first(gold, theirs)
-    pairs = _pairs([*dict.fromkeys(ours)], [*dict.fromkeys(theirs)])
-    scores = [
-        await _strict_scores(rule, [(found[name][at], gold[name][gold_at]) for at, gold_at in pairs], judge)
-        if name in found
-        else [0.0] * len(pairs)
-        for name, rule in task.others.items()
+async def _column(rule: Rule, cells: Sequence[tuple[str, str]], judge: Judge, *, strict: bool) -> list[list[float]]:
+    """Scores of the cells of one column by each metric; strictly, by all of them together."""
+    prepared = [(rule.prepared(response), rule.prepared(target)) for response, target in cells]
+    judged = await judge.scores(prepared, str(rule.criterion)) if "llm_judge" in rule.metric else [0.0] * len(cells)
+    if strict:
+        same = (all(strict_same(metric, *pair, rule.criterion) for metric in rule.metric) for pair in cells)
+        return [[*map(max, judged, map(float, same))]]
+    return [
+        judged if metric == "llm_judge" else [official_score(metric, *pair, rule.criterion) for pair in prepared]
+        for metric in dict.fromkeys(rule.metric)
     ]
-    return _scores(task, scores, len(pairs), (len({*ours}), len({*theirs})), len(gold.keys() & found.keys()))
 
 
-async def _aligned(values: Sequence[str], golds: Sequence[str], judge: Judge) -> list[str]:
-    """Gold values in the place of those that mean the same; the judge is asked only about those that are left over."""
-    ours, theirs = ({normal_text(value): value for value in column} for column in (values, golds))
-    left, free = ([one[key] for key in one if key not in other] for one, other in ((ours, theirs), (theirs, ours)))
-    same = await judge.aligned(left, free) if left and free else {}
-    return [same.get(ours[normal_text(value)], value) for value in values]
+def _rows(table: Table) -> list[Row]:
+    return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
 
 
-async def _strict_scores(rule: Rule, cells: Sequence[tuple[str, str]], judge: Judge) -> list[float]:
-    """1 for cells that are right by all metrics; the judge is asked only about those that are not equal."""
-    right = [all(strict_same(metric, *pair, rule.near) for metric in rule.metric) for pair in cells]
-    left = [pair for pair, equal in zip(cells, right, strict=True) if not equal]
-    judged = iter(await judge.scores(left, str(rule.criterion)) if "llm_judge" in rule.metric else ())
-    return [1.0 if equal else next(judged, 0.0) for equal in right]
-
-
-def _key(task: Task, row: Sequence[str]) -> Hashable:
-    """The values of a row's key cells."""
-    rules = [task.rules[name] for name in task.keys]
-    return tuple(
-        strict_value(next(iter(rule.metric), "exact_match"), cell) for rule, cell in zip(rules, row, strict=True)
-    )
-
-
-def _rows(table: Table, names: Sequence[str]) -> list[tuple[str, ...]]:
-    return list(zip(*(table[name] for name in names), strict=True))
-
-
-def _prepared(table: Table, task: Task, names: Sequence[str]) -> Table:
-    return {name: [*map(task.rules[name].prepared, table[name])] for name in names}
-
-
-def _first(table: Table, keys: Sequence[Hashable]) -> Table:
-    """The rows whose keys do not stand above them."""
-    rows = sorted({key: at for at, key in reversed([*enumerate(keys)])}.values())
-    return {name: [cells[at] for at in rows] for name, cells in table.items()}
-
-
-def _pairs(ours: Sequence[Hashable], theirs: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Each row of the response with each gold row of the same key."""
-    places: dict[Hashable, list[int]] = {}
-    for at, key in enumerate(theirs):
-        places.setdefault(key, []).append(at)
-    return [(at, gold_at) for at, key in enumerate(ours) for gold_at in places.get(key, ())]
-
-
-def _scores(
-    task: Task, columns: Sequence[Sequence[float]], pairs: int, rows: tuple[int, int], present: int = 0
-) -> Scores:
-    """Scores from those of the pairs, by column, and the numbers of rows, ours and the gold ones. `present`: columns of
-    the response that count; 0 for all.
-    """
-    right, items = sum(map(min, zip([1.0] * pairs, *columns, strict=True))), sum(map(sum, columns))
-    width, (ours, theirs) = len(task.rules), rows
-    by_row = _ratios(right, ours, theirs)
-    by_item = _ratios(items + len(task.keys) * pairs, ours * (present or width), theirs * width)
-    return Scores(float({*by_row, *by_item} == {1.0}), *by_row, *by_item)
+def _unique(rows: Sequence[Row], key: Callable[[Row], Hashable]) -> list[Row]:
+    """The first row of each key."""
+    return [*reversed({key(row): row for row in reversed(rows)}.values())]
 
 
 def _ratios(right: float, ours: int, theirs: int) -> tuple[float, float, float]:

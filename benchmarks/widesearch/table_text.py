@@ -36,10 +36,8 @@ def read_csv(text: str, delimiter: str) -> Table:
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     lines = StringIO(f"{text.removeprefix(_MARK)}\n{_END}", newline="")
     rows = [row for row in csv.reader(lines, delimiter=delimiter) if row]
-    if rows.pop() != [_END]:
-        raise Unreadable("a quotation mark is never closed")
-    if not rows:
-        raise Unreadable("the table is empty")
+    if rows.pop() != [_END] or not rows:
+        raise Unreadable("it is empty, or a quotation mark is never closed")
     header, *rows = rows
     shift = max(0, len(rows[0]) - len(header)) if rows else 0
     if any(len(row) > len(header) + shift for row in rows):
@@ -69,7 +67,7 @@ def typed(values: Sequence[str]) -> list[str]:
 def _writer(known: Sequence[str], *, complete: bool) -> Callable[[str], str]:
     if all(map(_INTEGER.fullmatch, known)):  # missing ones make all of them floats, and large ones text
         numbers = [0, *map(int, known)]
-        if -(2**63) <= min(numbers) and max(numbers) < 2**63:
+        if min(numbers) >= -(2**63) and max(numbers) < 2**63:
             return (lambda value: str(int(value))) if complete else (lambda value: str(float(int(value))))
         return (lambda value: str(int(value))) if complete and min(numbers) == 0 and max(numbers) < 2**64 else str
     if all(map(_NUMBER.fullmatch, known)):
@@ -79,7 +77,12 @@ def _writer(known: Sequence[str], *, complete: bool) -> Callable[[str], str]:
 
 def official_table(response: str) -> Table:
     """The table of a response as WideSearch's evaluator reads it. Raises `Unreadable`."""
-    first, *rest = _official_block(response).strip().split("\n")
+    block, closed, _ = response.partition("```markdown")[2].partition("```")
+    if not closed:
+        if response.count("|") < 4:
+            raise Unreadable("there is no table")
+        block = "\n".join(takewhile(lambda line: line.startswith("|"), response[response.index("|") :].split("\n")))
+    first, *rest = block.strip().split("\n")
     stripped = [line.strip() for line in (first.replace(" ", "").lower(), *rest)]
     lines = [line for line in stripped if "|" in line and not set(line) <= set("|- :")]
     found = read_csv("\n".join("|".join(cell.strip() for cell in line.split("|")) for line in lines), "|")
@@ -87,17 +90,6 @@ def official_table(response: str) -> Table:
     if len(named := dict(columns)) < len(columns):
         raise Unreadable("two columns have the same name")
     return {name: typed(cells) for name, cells in named.items()}
-
-
-def _official_block(response: str) -> str:
-    _, _, fenced = response.partition("```markdown")
-    block, closed, _ = fenced.partition("```")
-    if closed:
-        return block
-    if response.count("|") < 4:
-        raise Unreadable("there is no table")
-    lines = response[response.index("|") :].split("\n")
-    return "\n".join(takewhile(lambda line: line.startswith("|"), lines))
 
 
 def plain_table(response: str) -> Table:

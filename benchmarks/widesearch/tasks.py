@@ -1,22 +1,18 @@
 """Tasks in WideSearch's form with their gold tables, and responses to them, as they stand in files."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.widesearch.cell_rules import PREPROCESS, Metric, Preprocess
+from benchmarks.widesearch.cell_rules import PREPROCESS, Criterion, Metric, Preprocess
 from benchmarks.widesearch.table_text import Table, Unreadable, norm_column, read_csv
 from executor_sft.jsonl import read_jsonl
 from router.errors import BadCorpus
 
-RESPONSE = 'write {"instance_id": …, "run": 0, "response": …} on each line'
+RESPONSE = 'write {"instance_id": …, "response": …} on each line'
 _TASK = "a task has instance_id, query, language and evaluation, which is JSON as text"
 _SIZES = (20, "up to 20 rows"), (60, "21 to 60 rows")
-_NAMED = 5
-"""Missing responses that a refusal names."""
-Responses = dict[str, dict[int, str]]
-"""By task and run; empty where there was none."""
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -24,13 +20,7 @@ class Rule(msgspec.Struct, frozen=True):
 
     preprocess: tuple[Preprocess, ...] = ()
     metric: tuple[Metric, ...] = ()
-    criterion: float | str | None = None
-    """The distance of `number_near`, a share of the gold value; the judge's instruction."""
-
-    @property
-    def near(self) -> float:
-        """The criterion of a number."""
-        return self.criterion if isinstance(self.criterion, float) else 0.0
+    criterion: Criterion = None
 
     def prepared(self, cell: str) -> str:
         """The cell after all preprocessing."""
@@ -58,11 +48,6 @@ class Task(msgspec.Struct, frozen=True):
     gold: Table = {}
 
     @property
-    def others(self) -> dict[str, Rule]:
-        """Rules of columns that are no keys."""
-        return {name: rule for name, rule in self.rules.items() if name not in self.keys}
-
-    @property
     def rows(self) -> int:
         """Rows of the gold table."""
         return len(self.gold[self.keys[0]])
@@ -74,13 +59,11 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True):
-    """A line of a file of responses."""
+    """A line of a file of responses; the first ones to a task are its runs."""
 
     instance_id: str
     response: str | None
     """A text in which a table is looked for; None where there was none."""
-    run: int | None = None
-    """From 0; without it, the lines of a task count in their order."""
 
 
 def read_tasks(folder: Path) -> list[Task]:
@@ -111,27 +94,16 @@ def _whole(task: Task, where: str, folder: Path) -> Task:
     return msgspec.structs.replace(task, keys=told.unique_columns, rules=rules, gold=gold)
 
 
-def by_run(lines: Iterable[Response], path: Path) -> Responses:
-    """Sort responses by task and run. Raises `BadCorpus` where a run stands there twice."""
-    found: Responses = {}
-    for line in lines:
-        runs = found.setdefault(line.instance_id, {})
-        run = len(runs) if line.run is None else line.run
-        if run in runs:
-            raise BadCorpus(f"{path}: run {run} of {line.instance_id} is there twice; number its runs from 0.")
-        runs[run] = line.response or ""
-    return found
-
-
-def read_responses(path: Path, tasks: Sequence[Task], runs: int) -> Responses:
-    """The responses of a file, `runs` for each task. Raises `BadConfig` for a line that is none, and `BadCorpus` where
-    some are missing.
+def read_responses(path: Path, tasks: Sequence[Task], runs: int) -> dict[str, list[str]]:
+    """The responses of a file by task, at least `runs` of each. Raises `BadConfig` for a line that is none, and
+    `BadCorpus` where some are missing.
     """
-    found = by_run((line for _, line in read_jsonl(path, Response, RESPONSE)), path)
-    asked = [(task.instance_id, run) for task in tasks for run in range(runs)]
-    if missing := [f"{name} run {run}" for name, run in asked if run not in found.get(name, {})]:
+    found: dict[str, list[str]] = {task.instance_id: [] for task in tasks}
+    for _, line in read_jsonl(path, Response, RESPONSE):
+        found.setdefault(line.instance_id, []).append(line.response or "")
+    if missing := [task.instance_id for task in tasks if len(found[task.instance_id]) < runs]:
         raise BadCorpus(
-            f"{path}: {len(missing):,} of {len(asked):,} responses are missing, such as {', '.join(missing[:_NAMED])}; "
-            "add them, with null where nothing was answered, or give fewer --runs, or an --address to ask."
+            f"{path}: {len(missing):,} tasks have fewer than {runs} responses, {missing[0]} has "
+            f"{len(found[missing[0]])}; add them, with null where nothing was answered, or give fewer --runs."
         )
     return found
