@@ -15,8 +15,8 @@ _MISSING = frozenset(
 """Values that pandas takes for missing."""
 _INTEGER = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
 _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?\s*|[+-]?inf(inity)?", re.ASCII | re.IGNORECASE)
-_MOST_CELLS = 5_000_000
-"""Of a table with its missing cells filled in: a megabyte may name a million columns, and begin a million rows."""
+_MOST_CELLS = 1_000_000
+"""Of a table with its missing cells filled in: a megabyte may name many columns, and begin as many rows."""
 _END, _MARK = "\0", "\ufeff"
 
 
@@ -52,7 +52,7 @@ def read_csv(text: str, delimiter: str) -> Table:
 
 def _columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """The columns of rows, whose missing cells at the end are empty."""
-    if len(rows) * len(names) > _MOST_CELLS:
+    if (1 + len(rows)) * len(names) > _MOST_CELLS:
         raise Unreadable(f"it would have more than {_MOST_CELLS:,} cells")
     return {name: [row[at] if at < len(row) else "" for row in rows] for at, name in enumerate(names)}
 
