@@ -14,7 +14,7 @@ Criterion = float | str | None
 """The distance of `number_near`, a share of the gold value; the judge's instruction."""
 Value = str | float | int | date | frozenset[str]
 """Of a cell: a text, a number, a year, a day, or the hosts of its URLs."""
-_FIRST_NUMBER = re.compile(r"[-+]?(?:\d*\.\d+|\d+\.?\d*)%?")
+_NUMBERS = re.compile(r"[-+]?(?:\d*\.\d+|\d+\.?\d*)%?")
 _URL = re.compile(r"https?://[!$-_a-z]+")
 _HOST = re.compile(r"https?://(?:www\.)?([^\s/?#]+)", re.IGNORECASE)
 _YEAR = re.compile(r"\s*(\d{4}) ?年?\s*")
@@ -34,11 +34,6 @@ def _parsed(text: str) -> datetime | None:
     return found
 
 
-def _first_number(text: str) -> str:
-    found = _FIRST_NUMBER.search(text.replace(",", ""))
-    return found[0] if found else "NULL"
-
-
 def _number(text: str) -> float | None:
     with suppress(ValueError):
         return float(text.replace("%", "")) / (100 if "%" in text else 1)
@@ -47,7 +42,7 @@ def _number(text: str) -> float | None:
 
 PREPROCESS: dict[Preprocess, Callable[[str], str]] = {
     "norm_str": lambda text: text.lower().strip().replace(" ", "").replace("*", ""),
-    "extract_number": _first_number,
+    "extract_number": lambda text: (*_NUMBERS.findall(text.replace(",", "")), "NULL")[0],
     "norm_date": lambda text: day.strftime("%Y-%m-%d") if (day := _parsed(text)) else text,
 }
 
@@ -80,7 +75,7 @@ def strict_value(metric: Metric, text: str) -> Value:
     """The value of a cell, by what its column holds; its normal text where it is not that."""
     value: Value | None = None
     if metric == "number_near":
-        value = _number(_first_number(text))
+        value = _number(PREPROCESS["extract_number"](text))
     elif metric == "date_near":
         value = int(year[1]) if (year := _YEAR.fullmatch(text)) else day.date() if (day := _parsed(text)) else None
     elif metric == "url_match":

@@ -8,7 +8,7 @@ import csv
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, closing
+from contextlib import AbstractAsyncContextManager, closing, nullcontext
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, Any, get_args
@@ -24,7 +24,7 @@ from benchmarks.study.scores import Score
 from benchmarks.widesearch.scoring import Judge, RuleSet, Scores, scores_of
 from benchmarks.widesearch.tasks import RESPONSE, Response, Task, read_responses, read_tasks
 from executor_sft.jsonl import JsonlFile
-from executor_sft.runtime import open_runtime
+from executor_sft.runtime import Runtime, open_runtime
 from router.errors import BadRequest
 from serving.config.file import load_config
 from serving.dependencies import need
@@ -34,11 +34,7 @@ from serving.terminal import complain
 _NO_TABLE = {"MALFORMED_OUTPUT", "OUT_OF_TIME", "BUDGET_EXHAUSTED"}
 """Reasons of a gateway that say something of what was asked: no table came of it, and another try would be unfair."""
 
-PAGE, PICTURE, LINES = "report.md", "report.png", "scores.csv"
-_NOTES = {
-    "official": "As WideSearch's own evaluator scores, its bugs included; the success of Max@N is Pass@N.",
-    "strict": "By what columns hold. A key counts once; cells of missing columns are wrong, other columns ignored.",
-}
+PAGE, PICTURE = "report.md", "report.png"
 _METRICS = [name for name in Scores.__struct_fields__ if name != "why"]
 _DRAWN = {"success": "#1b7837", "row_f1": "#b2182b", "item_f1": "#2166ac"}
 _FOLDS: Mapping[str, Callable[[Sequence[float]], float]] = {"Avg": fmean, "Max": max}
@@ -84,7 +80,7 @@ async def measure(options: Options) -> Figures:
     if not (options.address or options.responses):
         raise BadRequest("nothing to score; give --responses FILE, or --address HOST:PORT.")
     need("widesearch", "dateparser", "matplotlib")
-    tasks, out, judge = read_tasks(options.tasks), options.out, Judge()
+    tasks, out = read_tasks(options.tasks), options.out
     out.mkdir(parents=True, exist_ok=True)
     file = options.responses or out / "responses.jsonl"
     if options.address:
@@ -96,12 +92,13 @@ async def measure(options: Options) -> Figures:
         text = responses[task.instance_id][run]
         return ScoredResponse(task, run, {one: await scores_of(task, text, judge, one) for one in get_args(RuleSet)})
 
-    async with AsyncExitStack() as stack:
-        if options.judge_config:
-            opened = open_runtime(load_config(options.judge_config), complain, cache=out / "judgements.jsonl")
-            if (configured := (await stack.enter_async_context(opened)).judge) is None:
-                raise BadRequest(f"{options.judge_config}: has no [distillation.judge]; add it, or give --no-judge.")
-            judge.role = configured.role
+    opened: AbstractAsyncContextManager[Runtime | None] = nullcontext()
+    if options.judge_config:
+        opened = open_runtime(load_config(options.judge_config), complain, cache=out / "judgements.jsonl")
+    async with opened as runtime:
+        judge = Judge(runtime.judge.role if runtime and runtime.judge else None)
+        if options.judge and judge.role is None:
+            raise BadRequest(f"{options.judge_config}: has no [distillation.judge]; add it, or give --no-judge.")
         every = [(task, run) for task in tasks for run in range(options.runs)]
         scored = await in_flight(score, every, options.in_flight, "scoring")
     if judge.unreadable:
@@ -156,7 +153,6 @@ def tables_of(scored: Sequence[ScoredResponse], runs: int) -> list[ReportTable]:
             f"{rules}-{name}",
             f"{rules.capitalize()}, {name}@{runs}",
             [_line(group, [*tasks.values()], rules, fold) for group, tasks in groups.items()],
-            note=_NOTES[rules],
         )
         for rules in get_args(RuleSet)
         for name, fold in _FOLDS.items()
@@ -178,7 +174,7 @@ def write_report(folder: Path, title: str, tables: Sequence[ReportTable], scored
     _draw(folder / PICTURE, title, {table.key: table for table in tables})
     page = [f"# {title}", f"![Bars are Avg@N, marks Max@N]({PICTURE})", *(table.markdown() for table in tables)]
     write_atomically(folder / PAGE, "\n\n".join(page).encode())
-    with replacing(folder / LINES) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as file:
+    with replacing(folder / "scores.csv") as unfinished, unfinished.open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(["instance_id", "language", "size", "rows", "run", "rules", *Scores.__struct_fields__])
         for one in scored:

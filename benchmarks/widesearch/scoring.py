@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from benchmarks.widesearch.cell_rules import normal_text, official_score, strict_same, strict_value
-from benchmarks.widesearch.table_text import Table, Unreadable, official_table, plain, plain_table, typed
+from benchmarks.widesearch.table_text import Unreadable, official_table, plain, plain_table, typed
 from benchmarks.widesearch.tasks import Rule, Task
 from router.calls import Role
 from router.errors import JSON_ERRORS, ContextTooLong
@@ -97,7 +97,10 @@ async def _scores_of(task: Task, response: str, judge: Judge, *, strict: bool) -
         if {*task.keys} - {*renamed} if strict else sorted(renamed) != sorted(gold):
             raise Unreadable(f"its columns are {', '.join(found)[:_SHOWN]}")
         found = dict(zip(renamed, found.values(), strict=True))
-    ours, theirs = (_unique(_rows(table), lambda row: tuple(map(row.get, task.keys))) for table in (found, gold))
+    tables = (
+        [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)] for table in (found, gold)
+    )
+    ours, theirs = (_unique(rows, lambda row: tuple(map(row.get, task.keys))) for rows in tables)
     aligned = [name for name in task.keys if {"llm_judge", "exact_match"} & {*task.rules[name].metric}]
     for name in aligned:
         same = await judge.aligned([row[name] for row in ours], [row[name] for row in theirs])
@@ -134,10 +137,6 @@ async def _column(rule: Rule, cells: Sequence[tuple[str, str]], judge: Judge, *,
         judged if metric == "llm_judge" else [official_score(metric, *pair, rule.criterion) for pair in prepared]
         for metric in dict.fromkeys(rule.metric)
     ]
-
-
-def _rows(table: Table) -> list[Row]:
-    return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
 
 
 def _unique(rows: Sequence[Row], key: Callable[[Row], Hashable]) -> list[Row]:

@@ -12,7 +12,6 @@ from router.errors import BadCorpus
 
 RESPONSE = 'write {"instance_id": …, "response": …} on each line'
 _TASK = "a task has instance_id, query, language and evaluation, which is JSON as text"
-_SIZES = (20, "up to 20 rows"), (60, "21 to 60 rows")
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -55,7 +54,7 @@ class Task(msgspec.Struct, frozen=True):
     @property
     def size(self) -> str:
         """Its class of sizes."""
-        return next((name for most, name in _SIZES if self.rows <= most), "over 60 rows")
+        return "up to 20 rows" if self.rows <= 20 else "21 to 60 rows" if self.rows <= 60 else "over 60 rows"
 
 
 class Response(msgspec.Struct, frozen=True):
