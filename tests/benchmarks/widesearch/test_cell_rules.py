@@ -123,7 +123,7 @@ def test_rules_end(piece: str) -> None:
     begun, text = time.process_time(), piece * (1_000_000 // len(piece))
     metrics: tuple[Metric, ...] = ("exact_match", "number_near", "date_near", "url_match", "in_match")
     for metric in metrics:
-        prepared = [PREPROCESS["extract_number"](PREPROCESS["norm_str"](one)) for one in (text, "5")]
-        assert official_score(metric, *prepared, 0.05) in (0.0, 1.0)
+        prepared = PREPROCESS["extract_number"](PREPROCESS["norm_str"](text))
+        assert official_score(metric, prepared, "5", 0.05) in (0.0, 1.0)
         assert strict_same(metric, text, text + "b", 0.05) in (False, True)
     assert time.process_time() - begun < 20

@@ -30,7 +30,7 @@ from tests.benchmarks.widesearch.made_tasks import (
 
 GOLD = "name,year\nAda,1815\nAlan,1912\nGrace,1906"
 HEADER = "|name|year|", "|---|---|"
-WHOLE = Scores(*[1.0] * 7)
+WHOLE = Scores(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 
 
 def values(scores: Scores) -> tuple[float, ...]:
