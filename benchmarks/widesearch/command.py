@@ -33,7 +33,6 @@ from serving.terminal import complain
 
 _NO_TABLE = {"MALFORMED_OUTPUT", "OUT_OF_TIME", "BUDGET_EXHAUSTED"}
 """Reasons of a gateway that say something of what was asked: no table came of it, and another try would be unfair."""
-
 PAGE, PICTURE = "report.md", "report.png"
 _METRICS = [name for name in Scores.__struct_fields__ if name != "why"]
 _DRAWN = {"success": "#1b7837", "row_f1": "#b2182b", "item_f1": "#2166ac"}
@@ -50,9 +49,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     runs: Annotated[int, Meta(ge=1, description="responses to each task")]
     judge: Annotated[bool, Meta(description="ask distillation.judge of --config")] = False
     no_judge: Annotated[bool, Meta(description="what a judge would judge is right where it is equal")] = False
-    judge_config: Annotated[Path, Meta(description="names the judge")] | None = msgspec.field(
-        name="config", default=None
-    )
+    judge_of: Annotated[Path, Meta(description="names the judge")] | None = msgspec.field(name="config", default=None)
     out: Annotated[Path, Meta(description="folder of the report")] = Path("widesearch")
     in_flight: Annotated[int, Meta(ge=1, description="questions, or responses to be judged, at once")] = 4
     timeout: Annotated[float, Meta(gt=0, description="of a question, in seconds")] = 600.0
@@ -75,7 +72,7 @@ class Figures(msgspec.Struct, frozen=True):
 
 async def measure(options: Options) -> Figures:
     """Ask, score, and write the report. Raises `RolegateError` and `GatewayError`."""
-    if options.judge == options.no_judge or options.judge != bool(options.judge_config):
+    if options.judge == options.no_judge or options.judge != bool(options.judge_of):
         raise BadRequest("give --no-judge, or --judge with the --config whose distillation.judge is asked.")
     if not (options.address or options.responses):
         raise BadRequest("nothing to score; give --responses FILE, or --address HOST:PORT.")
@@ -93,12 +90,12 @@ async def measure(options: Options) -> Figures:
         return ScoredResponse(task, run, {one: await scores_of(task, text, judge, one) for one in get_args(RuleSet)})
 
     opened: AbstractAsyncContextManager[Runtime | None] = nullcontext()
-    if options.judge_config:
-        opened = open_runtime(load_config(options.judge_config), complain, cache=out / "judgements.jsonl")
+    if options.judge_of:
+        opened = open_runtime(load_config(options.judge_of), complain, cache=out / "judgements.jsonl")
     async with opened as runtime:
         judge = Judge(runtime.judge.role if runtime and runtime.judge else None)
         if options.judge and judge.role is None:
-            raise BadRequest(f"{options.judge_config}: has no [distillation.judge]; add it, or give --no-judge.")
+            raise BadRequest(f"{options.judge_of}: has no [distillation.judge]; add it, or give --no-judge.")
         every = [(task, run) for task in tasks for run in range(options.runs)]
         scored = await in_flight(score, every, options.in_flight, "scoring")
     if judge.unreadable:

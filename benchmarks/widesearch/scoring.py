@@ -83,25 +83,25 @@ async def scores_of(task: Task, response: str, judge: Judge, rules: RuleSet) -> 
 
 
 async def _scores_of(task: Task, response: str, judge: Judge, *, strict: bool) -> Scores:
+    keys = {name: task.rules[name] for name in task.keys}
+
     def key(row: Row) -> Hashable:
-        rules = {name: task.rules[name] for name in task.keys}
-        if strict:
-            return tuple(strict_value((*rule.metric, "exact_match")[0], row[name]) for name, rule in rules.items())
-        return tuple(rule.prepared(row[name]) for name, rule in rules.items())
+        by_metric = (strict_value((*rule.metric, "exact_match")[0], row[name]) for name, rule in keys.items())
+        return tuple(by_metric if strict else (rule.prepared(row[name]) for name, rule in keys.items()))
 
     found = (plain_table if strict else official_table)(response)
     gold = {name: [*map(plain, cells)] if strict else typed(cells) for name, cells in task.gold.items()}
     if gold.keys() - found.keys() if strict else gold.keys() ^ found.keys():
         names = await judge.aligned([*found], [*gold])
         renamed = [names.get(name, name) for name in found]
-        if {*task.keys} - {*renamed} if strict else sorted(renamed) != sorted(gold):
+        if keys.keys() - {*renamed} if strict else sorted(renamed) != sorted(gold):
             raise Unreadable(f"its columns are {', '.join(found)[:_SHOWN]}")
         found = dict(zip(renamed, found.values(), strict=True))
     tables = (
         [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)] for table in (found, gold)
     )
-    ours, theirs = (_unique(rows, lambda row: tuple(map(row.get, task.keys))) for rows in tables)
-    aligned = [name for name in task.keys if {"llm_judge", "exact_match"} & {*task.rules[name].metric}]
+    ours, theirs = (_unique(rows, lambda row: tuple(map(row.get, keys))) for rows in tables)
+    aligned = [name for name, rule in keys.items() if {"llm_judge", "exact_match"} & {*rule.metric}]
     for name in aligned:
         same = await judge.aligned([row[name] for row in ours], [row[name] for row in theirs])
         ours = [row | {name: same.get(row[name], row[name])} for row in ours]
@@ -111,8 +111,8 @@ async def _scores_of(task: Task, response: str, judge: Judge, *, strict: bool) -
     for row in theirs:
         by_key[key(row)].append(row)
     pairs = [(row, other) for row in ours for other in by_key.get(key(row), ())]
-    columns = [[1.0] * len(pairs) for _ in task.keys]
-    for name in [name for name in gold if name not in task.keys]:
+    columns = [[1.0] * len(pairs) for _ in keys]
+    for name in [name for name in gold if name not in keys]:
         cells = [(row[name], other[name]) for row, other in pairs] if name in found else []
         columns += await _column(task.rules[name], cells, judge, strict=strict) if cells else [[0.0] * len(pairs)]
     by_row = _ratios(sum(map(min, zip(*columns, strict=True))), len(ours), len(theirs))

@@ -94,9 +94,7 @@ def _whole(task: Task, where: str, folder: Path) -> Task:
 
 
 def read_responses(path: Path, tasks: Sequence[Task], runs: int) -> dict[str, list[str]]:
-    """The responses of a file by task, at least `runs` of each. Raises `BadConfig` for a line that is none, and
-    `BadCorpus` where some are missing.
-    """
+    """The responses of a file by task. Raises `BadCorpus` where a task has fewer than `runs`, and `BadConfig`."""
     found: dict[str, list[str]] = {task.instance_id: [] for task in tasks}
     for _, line in read_jsonl(path, Response, RESPONSE):
         found.setdefault(line.instance_id, []).append(line.response or "")

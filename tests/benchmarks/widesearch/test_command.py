@@ -182,7 +182,7 @@ async def test_a_judge_of_a_config(tmp_path: Path) -> None:
             responses=file,
             runs=1,
             judge=True,
-            judge_config=tmp_path / "config.toml",
+            judge_of=tmp_path / "config.toml",
             out=tmp_path / "out",
         )
         found = await measure(options)
@@ -198,6 +198,6 @@ async def test_a_config_without_a_judge(folder: Path, tmp_path: Path) -> None:
     """Is refused before anything is scored."""
     test_runtime.config(tmp_path)
     file, config = responses(folder, ("t1", HALF), ("t2", RIGHT)), tmp_path / "config.toml"
-    options = Options(tasks=folder, responses=file, runs=1, judge=True, judge_config=config, out=tmp_path / "out")
+    options = Options(tasks=folder, responses=file, runs=1, judge=True, judge_of=config, out=tmp_path / "out")
     with pytest.raises(BadRequest, match=r"config.toml: has no \[distillation.judge\]; add it, or give --no-judge"):
         await measure(options)
