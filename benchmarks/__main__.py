@@ -36,6 +36,10 @@ BENCHMARKS = {
     "cost": ("study.cost", "what logged traffic cost, by role, and what it would have cost with other models"),
     "mini-study": ("study.mini_study", "the paper's study in miniature: models of three sizes in every role"),
     "executors": ("study.executors", "the naive, the distilled and the teaching executor on held-out mini worlds"),
+    "widesearch": (
+        "widesearch.command",
+        "tables that answer WideSearch's tasks, or any in their form, by its own rules and by stricter ones",
+    ),
     "filtering": (
         "filtering",
         "what an executor learns with the filter, without it, and from gold; precision and recall",

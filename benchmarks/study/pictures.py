@@ -42,7 +42,7 @@ def _sensitivity(study: Study, folder: Path) -> Iterator[Picture]:
     sizes = [study.plan.parameters[name] for name in models]
     places = {name: size or float(at) for at, (name, size) in enumerate(zip(models, sizes, strict=True))}
     metrics = metrics_of(row for *_, cells in lines for cell in cells.values() for row in cell.rows[:1])
-    figure = _figure(4.2 * len(metrics), 3.8)
+    figure = new_figure(4.2 * len(metrics), 3.8)
     for number, metric in enumerate(metrics, 1):
         axes = figure.add_subplot(1, len(metrics), number, ylabel=f"{metric} (points)")
         for role, color, fixed, cells in lines:
@@ -55,7 +55,7 @@ def _sensitivity(study: Study, folder: Path) -> Iterator[Picture]:
         axes.set_xticks([*places.values()], models, rotation=30, ha="right", fontsize=8)
         axes.set_xticks([], minor=True)
         axes.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
-    path = _saved(figure, folder / "figure-2.png")
+    path = saved(figure, folder / "figure-2.png")
     yield path, "Fig. 2: capacity sensitivity of each role, micro averages with 95 % intervals; ours"
 
 
@@ -66,7 +66,7 @@ def _frontiers(study: Study, folder: Path) -> Iterator[Picture]:
     metric = "Judge" if all("Judge" in metrics_of(cell.rows) for cell in study.cells) else "EM"
     for number, sweep in enumerate(study.sweeps(backbones=False), 1):
         backbone = study.labelled(sweep.fixed, sweep.max_turns)
-        figure = _figure(8, 4.2)
+        figure = new_figure(8, 4.2)
         axes = figure.add_subplot(xlabel="executor tokens a question", ylabel=f"{metric} (points)", title=backbone)
         points = [(executor_tokens(cell), 100 * micro(cell.rows, metric).mean) for cell in sweep.cells.values()]
         scoring = [point for point in points if point[1] > 0]
@@ -77,11 +77,12 @@ def _frontiers(study: Study, folder: Path) -> Iterator[Picture]:
             _plot(axes, [point[0]], [cell], metric, fmt="o", color=color, label=executor, zorder=2)
         axes.margins(0.15)
         figure.legend(loc="outside right upper", fontsize=7, title="red: Pareto front", title_fontsize=7)
-        path = _saved(figure, folder / (f"figure-3-{number}.png" if number > 1 else "figure-3.png"))
+        path = saved(figure, folder / (f"figure-3-{number}.png" if number > 1 else "figure-3.png"))
         yield path, f"Fig. 3: {metric} against executor tokens, backbone {backbone}; ours"
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches, which needs no display."""
     figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -98,7 +99,8 @@ def _plot(axes: Axes, places: Sequence[float], cells: Sequence[CellRows], metric
     axes.grid(alpha=0.3)
 
 
-def _saved(figure: Figure, path: Path) -> Path:
+def saved(figure: Figure, path: Path) -> Path:
+    """Write a figure as PNG, whole or not at all; its path."""
     with replacing(path) as unfinished:
         figure.savefig(unfinished, format="png")
     return path

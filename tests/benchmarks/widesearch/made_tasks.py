@@ -1,0 +1,69 @@
+"""Tasks and tables for tests of WideSearch's evaluation."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.widesearch.cell_rules import Criterion, Metric, Preprocess
+from benchmarks.widesearch.scoring import Judge, RuleSet, Scores, scores_of
+from benchmarks.widesearch.table_text import Table, read_csv
+from benchmarks.widesearch.tasks import Rule, Task
+
+DATA = Path(__file__).parents[4] / "shared/data/widesearch"
+TEXT = Rule(("norm_str",), ("exact_match",))
+JUDGED = Rule(("norm_str",), ("llm_judge",), "It has to mean the same.")
+DATE = Rule(("norm_date",), ("date_near",))
+
+
+def number(criterion: float) -> Rule:
+    """The rule of a column of numbers."""
+    return Rule(("extract_number",), ("number_near",), criterion)
+
+
+def rule(preprocess: Preprocess, metric: Metric, criterion: Criterion = None) -> Rule:
+    """A rule of one step and one metric."""
+    return Rule((preprocess,), (metric,), criterion)
+
+
+def task(gold: str, *rules: Rule, keys: int = 1, name: str = "t1", language: str = "en") -> Task:
+    """A task whose gold table is this CSV; there is a rule for each column, and the first columns are keys."""
+    table = read_csv(gold, ",")
+    columns = tuple(table)
+    return Task(name, "List them.", language, "", columns[:keys], dict(zip(columns, rules, strict=True)), table)
+
+
+def markdown(table: Table, line_break: str = "<br>") -> str:
+    """The table as a careful writer puts it into Markdown."""
+    rows = [[*table], ["---"] * len(table), *map(list, zip(*table.values(), strict=True))]
+    escaped = ([cell.replace("|", "\\|").replace("\n", line_break) for cell in row] for row in rows)
+    return "\n".join(f"| {' | '.join(row)} |" for row in escaped)
+
+
+def fenced(*lines: str) -> str:
+    """A response with these lines in a fence."""
+    return "\n".join(["Here it is:", "```markdown", *lines, "```", "| not | this | one |", "|---|---|---|"])
+
+
+async def scored(asked: Task, response: str, rules: RuleSet = "official", judge: Judge | None = None) -> Scores:
+    """Scores of a response."""
+    return await scores_of(asked, response, judge or Judge(), rules)
+
+
+def written(folder: Path, tasks: Sequence[Task]) -> Path:
+    """A folder with these tasks, in WideSearch's form."""
+    (folder / "gold").mkdir(parents=True)
+    lines = []
+    for one in tasks:
+        rules: dict[str, Any] = {
+            name: {"preprocess": rule.preprocess, "metric": rule.metric, "criterion": rule.criterion}
+            for name, rule in one.rules.items()
+        }
+        evaluation = {"unique_columns": one.keys, "required": [*one.rules], "eval_pipeline": rules}
+        line = {"instance_id": one.instance_id, "query": one.query, "language": one.language}
+        lines.append(json.dumps(line | {"evaluation": json.dumps(evaluation)}))
+        rows = [[*one.gold], *zip(*one.gold.values(), strict=True)]
+        gold = "\n".join(",".join(row) for row in rows)
+        (folder / "gold" / f"{one.instance_id}.csv").write_text(gold, "utf-8-sig")
+    (folder / "tasks.jsonl").write_text("\n".join(lines), "utf-8")
+    return folder

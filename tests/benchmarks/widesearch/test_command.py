@@ -1,0 +1,203 @@
+"""`rolegate bench widesearch`: files in and out, runs of a task, a gateway that is asked, a judge, and refusals."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.widesearch.command import Options, measure
+from benchmarks.widesearch.tasks import read_tasks
+from router.errors import BadCorpus, BadRequest, UpstreamUnavailable
+from router.models import Prompt, ScriptedModel
+from router.models.model import Answer
+from router.testing.openai_server import MODEL, says, serving
+from tests.benchmarks.widesearch.made_tasks import JUDGED, TEXT, fenced, number, task, written
+from tests.executor_sft import test_runtime
+from tests.router.deployment import Deployment
+from tests.router.edge.wire import whole_server
+
+GOLD = "name,year\nAda,1815\nAlan,1912"
+RIGHT = fenced("|name|year|", "|---|---|", "|Ada|1815|", "|Alan|1912|")
+HALF = fenced("|name|year|", "|---|---|", "|Ada|1815|")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two tasks, one of either language."""
+    rules = TEXT, number(0.0)
+    return written(tmp_path / "tasks", [task(GOLD, *rules), task(GOLD, *rules, name="t2", language="zh")])
+
+
+def responses(folder: Path, *lines: tuple[str, str | None]) -> Path:
+    """A file of these responses."""
+    path = folder / "responses.jsonl"
+    rows = [json.dumps({"instance_id": name, "response": response, "trial_idx": 7}) for name, response in lines]
+    path.write_text("".join(f"{row}\n" for row in rows), "utf-8")
+    return path
+
+
+def figures(out: Path) -> dict[str, dict[str, list[float]]]:
+    """Scores by table and group: success, then those of rows and of items."""
+    tables = json.loads(out.read_bytes())["tables"]
+    return {
+        table["key"]: {row[0]: [round(mean, 6) for mean, _error in row[2:]] for row in table["rows"]}
+        for table in tables
+    }
+
+
+def test_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A task's mean and best, then the mean over tasks. t1 is right once and half right once, t2 half and not at all.
+    Half a table has rows 1/1, 1/2, 2/3.
+    """
+    file = responses(folder, ("t1", HALF), ("t2", None), ("t1", RIGHT), ("t2", HALF), ("t2", RIGHT))
+    out, told = tmp_path / "out", tmp_path / "figures.json"
+    options = f"--tasks {folder} --responses {file} --runs 2 --no-judge --out {out} --json {told}"
+    assert main(["widesearch", *options.split()]) == 0
+    found, third = figures(told), 1 / 3
+    assert found["official-Avg"] == found["strict-Avg"] and found["official-Max"] == found["strict-Max"]
+    assert found["official-Avg"]["en"] == [0.5, *(1, 0.75, round(5 / 6, 6)) * 2]
+    assert found["official-Avg"]["zh"] == [0, *(0.5, 0.25, round(third, 6)) * 2]
+    assert found["official-Avg"]["all"] == [0.25, *(0.75, 0.5, round(7 / 12, 6)) * 2]
+    assert found["official-Max"]["en"] == [1, *(1, 1, 1) * 2]
+    assert found["official-Max"]["up to 20 rows"] == [0.5, *(1, 0.75, round(5 / 6, 6)) * 2]
+    assert list(found["strict-Avg"]) == ["all", "en", "zh", "up to 20 rows"]
+    page = (out / "report.md").read_text("utf-8")
+    assert page.startswith("# WideSearch: 2 tasks, N = 2, without a judge: its cells are right where they are equal\n")
+    assert page in capsys.readouterr().out
+    assert (out / "report.png").read_bytes().startswith(b"\x89PNG")
+    with (out / "scores.csv").open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert len(rows) == 8
+    (empty,) = [row for row in rows if (row["instance_id"], row["run"], row["rules"]) == ("t2", "0", "official")]
+    assert (empty["success"], empty["row_f1"], empty["why"]) == ("0.0", "0.0", "there is no table")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--runs 1 --no-judge", "nothing to score; give --responses FILE, or --address HOST:PORT."),
+        ("--runs 1 --responses r.jsonl", "give --no-judge, or --judge with the --config"),
+        ("--runs 1 --responses r.jsonl --judge", "give --no-judge, or --judge with the --config"),
+        ("--runs 1 --responses r.jsonl --judge --no-judge --config c.toml", "give --no-judge, or --judge"),
+        ("--runs 1 --responses nowhere.jsonl --no-judge", "nowhere.jsonl: cannot be read (No such file"),
+    ],
+)
+def test_options(folder: Path, tmp_path: Path, options: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused, with what to do."""
+    given = ["--tasks", str(folder), "--out", str(tmp_path / "out"), *options.split()]
+    assert main(["widesearch", *given]) == 1
+    assert said in capsys.readouterr().err
+
+
+async def test_too_few_responses(folder: Path, tmp_path: Path) -> None:
+    """An error, and no mean over what there is."""
+    file = responses(folder, ("t1", HALF), ("t2", RIGHT), ("t1", RIGHT))
+    options = Options(tasks=folder, responses=file, runs=2, no_judge=True, out=tmp_path / "out")
+    with pytest.raises(BadCorpus, match=r"responses.jsonl: 1 tasks have fewer than 2 responses, t2 has 1; add them"):
+        await measure(options)
+
+
+def test_tasks_that_cannot_be_read(folder: Path) -> None:
+    """Each is refused with its file, and its line."""
+    gold, tasks = folder / "gold/t2.csv", folder / "tasks.jsonl"
+    kept = gold.read_bytes(), tasks.read_text("utf-8")
+    for content, why in (
+        (b"name\nAda", "has no rows under year; add them"),
+        (b"name,year", "has no rows under name, year"),
+        (b'name,year\n"Ada,1', r"cannot be read \(it is empty, or a quotation mark is never closed\)"),
+        (b"\xff", r"cannot be read \('utf-8"),
+    ):
+        gold.write_bytes(content)
+        with pytest.raises(BadCorpus, match=rf"gold/t2.csv: {why}.*tasks.jsonl:2"):
+            read_tasks(folder)
+    gold.unlink()
+    with pytest.raises(BadCorpus, match=r"gold/t2.csv: cannot be read .*No such file"):
+        read_tasks(folder)
+    gold.write_bytes(kept[0])
+    for before, after, why in (
+        ("number_near", "number_far", r"evaluation: Invalid enum value 'number_far'"),
+        ("eval_pipeline", "pipeline", "evaluation: Object missing required field `eval_pipeline`"),
+        ('unique_columns\\": [\\"name\\"]', 'unique_columns\\": []', "unique_columns is empty; name every column"),
+    ):
+        tasks.write_text(kept[1].replace(before, after), "utf-8")
+        with pytest.raises(BadCorpus, match=rf"tasks.jsonl:1: .*{why}"):
+            read_tasks(folder)
+    tasks.write_text("\n", "utf-8")
+    with pytest.raises(BadCorpus, match=r"tasks.jsonl: has no tasks; a task has instance_id"):
+        read_tasks(folder)
+
+
+async def test_a_gateway_is_asked_for_what_lacks(tmp_path: Path) -> None:
+    """Each run of each task once, whatever is asked again; what fails is asked for by the same command."""
+    names = [f"t{number}" for number in range(3)]
+    folder = written(tmp_path / "tasks", [task(GOLD, TEXT, number(0.0), name=name) for name in names])
+    lines = (folder / "tasks.jsonl").read_text("utf-8")
+    (folder / "tasks.jsonl").write_text(lines.replace("List them.", "List all of t0.", 1), "utf-8")
+    down = True
+
+    def delegates(prompt: Prompt) -> Answer:
+        if down and "of t0" in prompt.messages[1].content:
+            return UpstreamUnavailable("connection refused", endpoint="http://127.0.0.1:9/v1")
+        return "<search>Who?</search>" if len(prompt.messages) == 2 else "<stop/>"
+
+    answerer = ScriptedModel(lambda _prompt: "<answer>| a | b |</answer>")
+    deployment = Deployment(ScriptedModel(delegates), ScriptedModel(executes), answerer)
+    server = whole_server(deployment)
+    address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
+    options = Options(tasks=folder, address=address, runs=2, no_judge=True, out=tmp_path / "out")
+    try:
+        with pytest.raises(BadRequest, match=r"2 of 6 questions failed; the same command asks them again\."):
+            await measure(options)
+        down = False
+        await measure(options)
+        assert len(answerer.prompts) == 6
+        await measure(options)
+    finally:
+        await server.drain(1.0)
+    assert len(answerer.prompts) == 6
+    kept = [json.loads(line) for line in (tmp_path / "out/responses.jsonl").read_text("utf-8").splitlines()]
+    assert sorted(line["instance_id"] for line in kept) == sorted(2 * names)
+    assert {line["response"] for line in kept} == {"| a | b |"}
+
+
+def executes(prompt: Prompt) -> Answer:
+    """One search, then a report that says something."""
+    if len(prompt.messages) == 2:
+        return "<search>Who?</search>"
+    return "<answer>Ada</answer><evidence>Ada was one.</evidence>"
+
+
+async def test_a_judge_of_a_config(tmp_path: Path) -> None:
+    """It is asked once for each column, and when the same is scored again, not at all."""
+    folder = written(tmp_path / "tasks", [task("name,place\nAda,London\nAlan,Berlin", TEXT, JUDGED)])
+    file = responses(folder, ("t1", fenced("|name|place|", "|---|---|", "|Ada|LDN|", "|Alan|Bonn|")))
+    async with serving() as endpoint:
+        endpoint.plays(says('```json\n{"idx_0": 1, "Ada": "Ada"}\n```'))
+        model = f'model = "{MODEL}"\nprompt = "prompt.txt"\nbase_url = "{endpoint.base_url}"\n'
+        test_runtime.config(tmp_path, f"[distillation.judge]\n{model}max_tokens = 10240\n")
+        options = Options(
+            tasks=folder,
+            responses=file,
+            runs=1,
+            judge=True,
+            judge_of=tmp_path / "config.toml",
+            out=tmp_path / "out",
+        )
+        found = await measure(options)
+        assert await measure(options) == found
+        assert len(endpoint.bodies) == 2
+        assert {body["max_tokens"] for body in endpoint.bodies} == {10240}
+    for table in found.tables:
+        assert [round(score.mean, 6) for score in table.rows[0][2:]] == [0, 0.5, 0.5, 0.5, 0.75, 0.75, 0.75]
+    assert "with a judge" in Path(found.page).read_text("utf-8")
+
+
+async def test_a_config_without_a_judge(folder: Path, tmp_path: Path) -> None:
+    """Is refused before anything is scored."""
+    test_runtime.config(tmp_path)
+    file, config = responses(folder, ("t1", HALF), ("t2", RIGHT)), tmp_path / "config.toml"
+    options = Options(tasks=folder, responses=file, runs=1, judge=True, judge_of=config, out=tmp_path / "out")
+    with pytest.raises(BadRequest, match=r"config.toml: has no \[distillation.judge\]; add it, or give --no-judge"):
+        await measure(options)

@@ -1,0 +1,184 @@
+"""Tables in responses: as WideSearch's evaluator reads them, as they are meant, and hostile ones."""
+
+import time
+from collections.abc import Callable
+from io import StringIO
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.widesearch.table_text import Table, Unreadable, official_table, plain_table, read_csv, typed
+from tests.benchmarks.widesearch.made_tasks import fenced
+
+BORDER = "|---|---|"
+
+
+@pytest.mark.parametrize(
+    ("response", "found"),
+    [
+        (fenced("| Na Me | B |", BORDER, "| x | y |"), {"name": ["x"], "b": ["y"]}),  # the first fence alone
+        ("Text.\n\n|a|b|\n|---|---|\n|x|y|\nMore.\n|later|z|", {"a": ["x"], "b": ["y"]}),
+        ("See a|b|\n|---|---|\n|x|y|\n", {"b": ["y"]}),  # the first column is lost
+        ("|a|b|\n|x|y|\n|z|w|", {"a": ["x", "z"], "b": ["y", "w"]}),  # nothing need stand under the header
+        ("|a|b|\n|-|- -|\n|x|y|", {"a": ["x"], "b": ["y"]}),
+        (fenced("a | b", "x | y"), {"a": ["x"], "b": ["y"]}),  # no outer borders
+        (fenced("|a|b|", BORDER, "|-|-|", "| : | - |", "|x|y|"), {"a": ["x"], "b": ["y"]}),  # rows of dashes vanish
+        (fenced("|a|b|", BORDER, "no border here", "|x|y|"), {"a": ["x"], "b": ["y"]}),
+        (fenced("The table", "|A B|b|", BORDER, "|x|y|"), {"ab": ["x"], "b": ["y"]}),  # the header is the second line
+        (fenced('|a|b|\n|---|---|\n|"x" y|z "w"|'), {"a": ["x y"], "b": ['z "w"']}),
+        (fenced("|a|b|", BORDER, "|x|"), {"a": ["x"], "b": ["nan"]}),
+        (fenced("|a|b|", BORDER, "|x|y|z|", "|u|v|"), {"a": ["y", "v"], "b": ["z", "nan"]}),  # moved by one
+        (fenced("a|b", "x|y|z|w", "u|v|s"), {"a": ["z", "s"], "b": ["w", "nan"]}),  # by two
+        (fenced("|a||b|", "|---|---|---|", "|x|y|z|"), {"a": ["x"], "b": ["z"]}),  # a column without a name
+        (fenced("", "x|Unnamed y|b", "u|v|w"), {"x": ["u"], "unnamedy": ["v"], "b": ["w"]}),
+        (fenced("The", "x|Unnamed y|b", "u|v|w"), {"x": ["u"], "b": ["w"]}),
+        (fenced("|a|a|b|", "|x|y|z|"), {"a": ["x"], "a.1": ["y"], "b": ["z"]}),
+        (fenced("|a|b|"), {"a": [], "b": []}),
+        (fenced("|a|b|", '|"x|y|', '|u"|v|'), {"a": ["x|y|\n|u"], "b": ["v"]}),  # a quoted cell goes on
+    ],
+)
+def test_the_official_reader(response: str, found: Table) -> None:
+    """Worked out by hand, from the evaluator's rules."""
+    assert official_table(response) == found
+
+
+@pytest.mark.parametrize(
+    ("response", "why"),
+    [
+        ("", "there is no table"),
+        ("nothing | to | see", "there is no table"),
+        (fenced(), "it is empty"),
+        (fenced("|---|---|"), "it is empty"),
+        (fenced("|a|b|", '|"x|y|'), "a quotation mark is never closed"),
+        (fenced("|a|b|", "|x|y|", "|u|v|w|"), "a row has more cells"),
+        (fenced("The", "a b|ab", "x|y"), "two columns have the same name"),
+    ],
+)
+def test_no_official_table(response: str, why: str) -> None:
+    """Each of these scores 0."""
+    with pytest.raises(Unreadable, match=why):
+        official_table(response)
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        ("007 1701 -3 +4", "7 1701 -3 4"),
+        ("007 NULL 3", "7.0 nan 3.0"),
+        ("1701 1.50 1e3", "1701.0 1.5 1000.0"),
+        (".5 5. -INF", "0.5 5.0 -inf"),
+        ("true FALSE True", "True False True"),
+        ("true N/A", "True nan"),
+        ("true 1", "true 1"),
+        ("1,234 5", "1,234 5"),
+        ("12% 5", "12% 5"),
+        ("- 5", "- 5"),
+        ("007 x None", "007 x nan"),
+        ("n/a NA", "nan nan"),
+        ("18446744073709551615 0", "18446744073709551615 0"),
+        ("018446744073709551616 0", "018446744073709551616 0"),
+        ("018446744073709551615 -1", "018446744073709551615 -1"),
+    ],
+)
+def test_types(column: str, text: str) -> None:
+    """A column of numbers or of truth values is written as pandas writes it, any other as it stands."""
+    assert typed(column.split(" ")) == text.split(" ")
+
+
+NUMBERS = st.sampled_from(
+    [
+        "007",
+        "",
+        "1.5",
+        "nan",
+        "NULL",
+        "true",
+        "False",
+        "tRUE",
+        "1e3",
+        "inf",
+        "-2",
+        "+4",
+        "5.",
+        ".5",
+        "1,2",
+        "x",
+    ]
+)
+CELLS = st.text(st.sampled_from('ab|"1.0-e+% ,'), max_size=5) | NUMBERS
+
+
+def read_by_pandas(text: str) -> Table | None:
+    """The table, with pandas' types in text again; None where it refuses."""
+    pandas = pytest.importorskip("pandas", reason="pandas is what this is compared with")
+    try:
+        frame = pandas.read_csv(StringIO(text), sep="|")
+    except (pandas.errors.ParserError, pandas.errors.EmptyDataError):
+        return None
+    return {name: [str(cell) for cell in frame[name].tolist()] for name in frame}
+
+
+@given(st.lists(st.lists(CELLS, min_size=1, max_size=4).map("|".join).filter(str.strip), min_size=1, max_size=5))
+def test_pandas_reads_the_same_fields(lines: list[str]) -> None:
+    """Where pandas is there: names, fields, what moves and what is refused."""
+    text = "\n".join(lines)
+    if (found := read_by_pandas(text)) is None:
+        with pytest.raises(Unreadable):
+            read_csv(text, "|")
+    else:
+        assert {name: typed(cells) for name, cells in read_csv(text, "|").items()} == found
+
+
+@given(st.sets(NUMBERS, max_size=5).flatmap(lambda kinds: st.lists(st.sampled_from(sorted(kinds) or [""]), min_size=1)))
+def test_pandas_infers_the_same_types(values: list[str]) -> None:
+    """Where pandas is there: of columns whose values are mostly of one kind."""
+    text = "".join(f"{value}|x\n" for value in ("name", *values))
+    assert read_by_pandas(text) == {"name": typed(values), "x": ["x"] * len(values)}
+
+
+@pytest.mark.parametrize(
+    ("response", "found"),
+    [
+        (fenced("| **Na Me** | B |", "|:---|---:|", '| "x | y\\|z |'), {"name": ['"x'], "b": ["y|z"]}),
+        ("Text | with | borders\n\na|b\n-|-\n007|1<br>2\n\nlater|x", {"a": ["007"], "b": ["1\n2"]}),
+        (fenced("|a|b|", BORDER, "|-|-|", "|x|", "|u|v|w|"), {"a": ["-", "x", "u"], "b": ["-", "", "v"]}),
+    ],
+)
+def test_the_plain_reader(response: str, found: Table) -> None:
+    """What stands in the cells stays as it is; cells too many are dropped, missing ones empty."""
+    assert plain_table(response) == found
+
+
+def test_no_plain_table() -> None:
+    """A table has a line of dashes under its header."""
+    with pytest.raises(Unreadable, match="a line of dashes"):
+        plain_table("|a|b|\n|x|y|")
+
+
+HOSTILE = {
+    "borders": "|" * 1_000_000,
+    "lines of one border": "|a|b|\n|---|---|\n" + "|\n" * 300_000,
+    "wide and long": "|" * 200_000 + "x|\n|---|\n" + "|a\n" * 150_000,
+    "fences": "```markdown" * 90_000,
+    "quotation marks": '|a|b|\n|---|---|\n|"' * 60_000,
+    "digits": f"|a|b|\n|---|---|\n|{'1' * 1_000_000}|x|",
+    "almost numbers": "|a|b|\n|---|---|\n" + f"|{'1' * 9_999}x|{' ' * 9_999}|\n" * 50,
+    "headers": "|a" * 300_000 + "|\n" + "|-" * 300_000 + "|",
+    "dashes": "|" + "-" * 1_000_000 + "|",
+}
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("read", [official_table, plain_table])
+def test_hostile_responses_end(read: Callable[[str], Table], kind: str, times: int) -> None:
+    """Some seconds for each megabyte: a table, or a reason why there is none."""
+    begun = time.process_time()
+    try:
+        table = read(HOSTILE[kind] * times)
+    except ValueError as error:
+        assert str(error)
+    else:
+        assert len({len(cells) for cells in table.values()}) <= 1
+    assert time.process_time() - begun < 10 * times
