@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from executor_sft.__main__ import run
-from executor_sft.evaluate import BASE, Answered, adapter_name, answers, evaluation_of, paired_difference
-from executor_sft.runtime import open_runtime
+from executor_sft.evaluate import Answered, answers, evaluation_of, paired_difference
+from executor_sft.runtime import BASE, adapter_name, open_runtime
 from router.errors import BadConfig, UpstreamRefused
 from router.protocol import Report
 from router.testing.openai_server import MODEL, OpenAIServer, fails, says, serving
@@ -115,7 +115,7 @@ def answered(question: str, *, right: bool, tokens: int, searches: tuple[int, ..
         Execution(f"{question}?", Report("x", ()), "reported", (SearchRecord("?", ()),) * count, Conversation(()))
         for count in searches
     )
-    return Answered(question, "x" if right else "y", right, float(right), None, tokens, runs)
+    return Answered(question, "x" if right else "y", right, float(right), None, tokens, runs, 2 * tokens)
 
 
 def test_figures_are_means_over_rollouts_and_runs() -> None:
@@ -150,6 +150,6 @@ def test_nobody_right_has_no_price_for_a_right_answer() -> None:
 def test_a_judge_that_is_never_read_counts_as_a_no() -> None:
     """Replies that cannot be read stay in the denominator."""
     found = [answered("a", right=True, tokens=1), answered("b", right=True, tokens=1)]
-    one = Answered("c", "x", True, 1.0, True, 1, ())
+    one = Answered("c", "x", True, 1.0, True, 1, (), 1)
     (row,) = evaluation_of({"base": [*found, one]}, SearchConfig(), 1, None).rows
     assert row.judge == 1 / 3
