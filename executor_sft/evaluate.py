@@ -102,7 +102,6 @@ class Answered(msgspec.Struct, frozen=True):
     """Prompt and completion tokens of its executor calls."""
     executions: tuple[Execution, ...]
     tokens: int
-    """Of all its calls."""
 
 
 class Scores(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ answer it leads to is an exact match and the judge, where there is one, accepts 
 stands on its evidence: a right answer may have been guessed. Everything else is counted by its reason.
 
 With `--best`, the best run of each group of `rolegate sft rollout --group` is kept, by exact match, F1, fewer tokens,
-seed, unless all or none of them are right: its delegator's work, and its executors', where it stands on evidence.
+seed, unless none of them is right: its delegator's work, and its executors', where it stands on evidence.
 """
 
 import math
@@ -34,11 +34,11 @@ from router.trace.values import says_not_found
 from serving.files import write_atomically
 from serving.terminal import complain
 
-Stratum = Literal[
-    "student_single", "teacher_single", "teacher_multi", "student_multi", "best_executor", "best_delegator"
-]
+_Taught = Literal["student_single", "teacher_single", "teacher_multi", "student_multi"]
+_Grouped = Literal["best_executor", "best_delegator", "easy_executor", "easy_delegator"]
+Stratum = Literal[_Taught, _Grouped]
 """Correct with one search, the student's or the teacher's (A); the teacher's with more, all of them needed (B). The
-fourth one is there only where nothing was filtered, the last ones only for groups.
+fourth one is there only where nothing was filtered. Of groups, the best run of several, all of them right if easy.
 """
 Who = Literal["student", "teacher"]
 Work = Execution | Conversation
@@ -155,14 +155,15 @@ def _candidates(rollout: Rollout | Group, *, none: bool) -> Iterator[tuple[Strat
     rewards = rollout.rewards
     best = min(range(len(rewards)), key=lambda number: _rank(rewards[number]))
     right = sum(reward.exact_match is True for reward in rewards)
-    even = {0: "no run is right", len(rewards): "every run is right"}.get(right)
+    led: Stratum = "easy_delegator" if right == len(rewards) else "best_delegator"
+    done: Stratum = "easy_executor" if right == len(rewards) else "best_executor"
     for number, run in enumerate(rollout.runs):
         assert isinstance(run.result, Trajectory)
-        fate = even or (None if number == best else "not the best run")
+        fate = "no run is right" if not right else None if number == best else "not the best run"
         if run.result.delegation is not None:
-            yield "best_delegator", run.result.delegation, fate
+            yield led, run.result.delegation, fate
         for execution in run.result.executions:
-            yield "best_executor", execution, fate or (None if none else flaw_of(execution))
+            yield done, execution, fate or (None if none else flaw_of(execution))
 
 
 def _rank(reward: Reward) -> tuple[float, ...]:

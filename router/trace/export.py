@@ -129,7 +129,6 @@ class AgentTrajectory(msgspec.Struct, frozen=True):
     """Of an executor, its version."""
     question: str
     right_answers: tuple[str, ...]
-    """Those that are known."""
     answer: str
     """The run's, as the reward is."""
     reward: Reward
