@@ -121,7 +121,6 @@ class Group(msgspec.Struct, frozen=True):
 
     question: Question
     runs: tuple[Run, ...]
-    """Each with another seed, from 0."""
 
     @property
     def rewards(self) -> list[Reward]:
@@ -224,9 +223,8 @@ class GroupWorker:
             topology, context = sampled.topology("factorized"), sampled.context()
             found = await topology.loop.run(question.text, context)
             check_failures(found, 0, context)
-            settings, calls = settings_of(topology.roles), tuple(context.ledger.calls)
-            name = f"{question.id}/{seed}"
-            runs.append(Run(name, "answer", question.text, "finished", "", found, settings, calls, 0.0, 0.0))
+            more = settings_of(topology.roles), tuple(context.ledger.calls), 0.0, 0.0
+            runs.append(Run(f"{question.id}/{seed}", "answer", question.text, "finished", "", found, *more))
         return Group(question, tuple(runs))
 
 

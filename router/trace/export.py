@@ -107,7 +107,6 @@ class Reward(msgspec.Struct, frozen=True):
 
     exact_match: bool | None
     f1: float | None
-    """Of tokens, 0 to 1."""
     tokens: int | None
     """Prompt and completion tokens of all of its calls."""
 

@@ -34,11 +34,11 @@ async def endpoint(tmp_path: Path) -> AsyncIterator[OpenAIServer]:
 
 
 async def test_every_rollout_is_one(endpoint: OpenAIServer, tmp_path: Path) -> None:
-    """With a seed of its own also at the config's temperature; what is remembered is not taken for another rollout."""
+    """With seeds of its own also at the config's temperature; what is remembered is not taken for another rollout."""
     async with open_runtime(load_config(tmp_path / "config.toml"), print, cache=tmp_path / "calls") as bench:
         answered = await answers(bench, [BASE], questions(2), rollouts=3)
     assert len(answered[BASE]) == 6
-    assert [body["seed"] for body in endpoint.bodies] == [0, 0, 1, 1, 2, 2]
+    assert len({body["seed"] for body in endpoint.bodies}) == 6
 
 
 async def test_delegators_are_compared_with_each_executor(tmp_path: Path) -> None:

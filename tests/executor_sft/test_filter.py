@@ -191,11 +191,10 @@ def group(*runs: tuple[str, int | None, Sequence[Sequence[str]]]) -> Group:
 def kept_of(found: Group, **how: bool) -> tuple[list[tuple[str, str]], dict[str, int]]:
     """Strata, with the sub-query or what the delegator was shown; and the others, by reason."""
     samples, rejected = filtered([found], {}, **how)  # type: ignore[arg-type]
-    works = [(one.stratum, one.work) for one in samples]
-    named = [
-        (stratum, work.messages[0].content if isinstance(work, Conversation) else work.sub_query)
-        for stratum, work in works
-    ]
+    named: list[tuple[str, str]] = []
+    for one in samples:
+        of = one.work
+        named.append((one.stratum, of.messages[0].content if isinstance(of, Conversation) else of.sub_query))
     return named, dict(rejected)
 
 
