@@ -124,7 +124,7 @@ def filtered(
     seen: set[tuple[Stratum, str]] = set()
     for rollout in rollouts:
         question, candidates = rollout.question, list(_candidates(rollout, none=none))
-        asked = [work.sub_query for _, work, _ in candidates if isinstance(work, Execution)]
+        asked = {work.sub_query for _, work, _ in candidates if isinstance(work, Execution)}
         leaked = _leaked(question.text, asked, held_out) if held_out else None
         for stratum, work, flaw in candidates:
             key = stratum, question_key(work.sub_query if isinstance(work, Execution) else question.text)

@@ -346,8 +346,7 @@ def run(options: Options) -> int:
     if options.group is None:
         step = begin_step("rollout", options, inputs, {})
     else:
-        for which in (options.executor, options.delegator):
-            inputs |= adapter_files(named_adapters([which]))
+        inputs |= adapter_files(named_adapters([options.executor]) | named_adapters([options.delegator]))
         told = ("limit", "group", "temperature", "executor", "delegator")
         settings = {name: getattr(options, name) for name in told} | config_settings(load_config(options.config))
         step = Step.begin(options.out, "rollout", inputs, settings)
@@ -403,7 +402,8 @@ async def _group(options: Options, questions: Sequence[Question]) -> dict[str, A
     write_atomically(options.out / TRAJECTORIES, msgspec.json.Encoder().encode_lines(lines))
     rewards = [group.rewards for group in groups]
     right = Counter(sum(reward.exact_match is True for reward in of) for of in rewards)
-    means = {name: fmean(getattr(one, name) or 0 for of in rewards for one in of) for name in Reward.__struct_fields__}
+    told = {name: [getattr(reward, name) for of in rewards for reward in of] for name in Reward.__struct_fields__}
+    means = {name: fmean([one for one in values if one is not None] or [0]) for name, values in told.items()}
     return {**done, **means, "groups": {f"{count} right": right[count] for count in sorted(right)}}
 
 

@@ -167,7 +167,7 @@ async def test_exported_tokens_are_the_turns_and_their_logprobs_are_the_models(
     folder = MINI.engines["executor"].path
     tokenizer, apart = AutoTokenizer.from_pretrained(folder), list[float]()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
-    for seed, sub_query in enumerate(sub_queries[:10]):
+    for seed, sub_query in enumerate(sub_queries[:6]):
         sampling = msgspec.structs.replace(GREEDY, temperature=1.0, seed=seed)
         async with ConnectionPool() as pool:
             client = OpenAIHTTP(pool, engine_url, MODEL, extra_body={"return_token_ids": True, "logprobs": True})
@@ -182,7 +182,7 @@ async def test_exported_tokens_are_the_turns_and_their_logprobs_are_the_models(
             again = scored(model, turn.tokens)
             apart += [abs(told - own) for told, own in zip(turn.tokens.logprobs, again, strict=True)]
     print(f"{len(apart)} tokens, at most {max(apart):.4f} apart, {fmean(apart):.5f} on average")
-    assert len(apart) >= 200
+    assert len(apart) >= 120
     assert max(apart) <= TOLERANCE
     assert fmean(apart) <= MEAN_TOLERANCE
 
