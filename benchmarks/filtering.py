@@ -25,7 +25,7 @@ from benchmarks import harness
 from benchmarks.harness import work_folder
 from benchmarks.mini_deployment import MiniDeployment, mini_deployment
 from executor_sft.__main__ import run
-from executor_sft.evaluate import BASE, Answered, Evaluation, answers, evaluation_of
+from executor_sft.evaluate import Answered, Evaluation, answers, evaluation_of
 from executor_sft.filter import RESULT, FilteredSample, Mix, Stratum, filtered, mixed
 from executor_sft.jsonl import read_jsonl
 from executor_sft.miniworld.dialogues import report_text
@@ -37,7 +37,7 @@ from executor_sft.miniworld.relations import BY_SUBJECT
 from executor_sft.miniworld.world import World
 from executor_sft.questions import Question, question_key
 from executor_sft.rollout import ADVICE, CALLS, Rollout, roll_out_all, rollout_worker
-from executor_sft.runtime import Runtime, open_runtime
+from executor_sft.runtime import BASE, Runtime, open_runtime
 from executor_sft.step import Step
 from router.calls import Role
 from router.errors import BadConfig, RolegateError

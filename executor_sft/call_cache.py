@@ -103,6 +103,9 @@ class CachedModel:
         """The first completion of this prompt. Raises what the model raises, and `StoreFailed`."""
         request = msgspec.json.encode(msgspec.structs.replace(prompt, request_id=""))
         key = hashlib.sha256(self._variant + b"\n" + request).hexdigest()
+        if prompt.sampling.seed is not None:  # each call has its own: the same noise would couple all calls of a seed
+            sampling = msgspec.structs.replace(prompt.sampling, seed=int(key[:7], 16))
+            prompt = msgspec.structs.replace(prompt, sampling=sampling)
         return await self._cache.complete(self._model, self._role, prompt, key)
 
     async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:

@@ -1,6 +1,6 @@
 """`rolegate sft dataset`: filtered samples as the very tokens that the serving engine will see.
 
-A row is one turn of the executor: the prompt as the engine reads it there, without loss, and the turn itself, with
+A row is one turn of the model: the prompt as the engine reads it there, without loss, and the turn itself, with
 loss: the tokens that the engine returned, or, where it returned none of this model, the text tokenised again. TRL
 trains on rows.jsonl as it is, by `input_ids` with `labels` or with `assistant_masks`; `messages` has the same as text.
 
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -26,11 +26,12 @@ from executor_sft.step import Step
 from router.errors import BadConfig
 from router.models import Completion, Message
 from router.models.model import TokenIds, end_at_stop
-from router.protocol import parse_turn
+from router.protocol import parse_decision, parse_turn
+from router.protocol.decision import Dispatch, Stop
 from router.protocol.prompts import without_system_role
 from router.protocol.turns import ReportTurn, SearchTurn
 from router.search.executor import STOP
-from router.trace import Execution
+from router.trace import Conversation, Execution
 from serving.dependencies import need
 from serving.files import write_atomically
 
@@ -38,7 +39,7 @@ RESULT = "rows.jsonl"
 NEEDED = ("transformers",)
 """Modules that are loaded late, so that `--help` can do without."""
 NO_LOSS = -100
-LEARNT = ("search", "report")
+LEARNT = ("search", "report", "dispatch", "stop")
 """The turns that have a row."""
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -59,9 +60,10 @@ class Options(StepOptions, frozen=True, kw_only=True):
 
     filtered: Annotated[Path, POSITIONAL, Meta(description="the folder of `rolegate sft filter`")]
     model: Annotated[Path, Meta(description="the student's folder, with its tokenizer")]
+    role: Annotated[Literal["execution", "delegation"], Meta(description="whose turns")] = "execution"
     max_length: Annotated[int, Meta(ge=1, description="tokens of a row; one that is longer is an error")] = 4096
-    thinking: Annotated[bool, Meta(description="true or false, as roles.execution.thinking")] | None = None
-    system_role: Annotated[bool, Meta(description="true or false, as roles.execution.system_role")] = True
+    thinking: Annotated[bool, Meta(description="true or false, as of that role in the config")] | None = None
+    system_role: Annotated[bool, Meta(description="the same")] = True
 
 
 class TrainingRow(msgspec.Struct, frozen=True):
@@ -189,12 +191,13 @@ class ServedTokens:
 def run(options: Options) -> int:
     """Run the step; the exit status."""
     need("sft", *NEEDED)
-    settings = {"max_length": options.max_length, "thinking": options.thinking, "system_role": options.system_role}
+    settings = {name: getattr(options, name) for name in ("role", "max_length", "thinking", "system_role")}
     inputs = {"filtered": options.filtered, **tokenizer_files(options.model)}
     step = Step.begin(options.out, "dataset", inputs, settings)
     if (manifest := step.finished) is None:
         tokens = ServedTokens(options.model, thinking=options.thinking, system_role=options.system_role)
-        rows, turns = rows_of(read_samples(options.filtered), tokens)
+        kind = Execution if options.role == "execution" else Conversation
+        rows, turns = rows_of((one for one in read_samples(options.filtered) if isinstance(one.work, kind)), tokens)
         _check(rows, turns, options.max_length)
         write_atomically(options.out / RESULT, msgspec.json.Encoder().encode_lines(rows))
         figures = {
@@ -234,13 +237,15 @@ def read_rows(path: Path) -> list[TrainingRow]:
 
 
 def rows_of(samples: Iterable[FilteredSample], tokens: ServedTokens) -> tuple[list[TrainingRow], Counter[str]]:
-    """A row for each turn that searched or reported, and the counts of all turns, those without a row by the reason."""
+    """A row for each turn in `LEARNT`, and the counts of all turns, those without a row by the reason."""
     rows: list[TrainingRow] = []
     turns: Counter[str] = Counter()
     for number, sample in enumerate(samples):
-        for turn, (messages, output, reply) in enumerate(_turns(sample.execution)):
-            kind = _kind(output, reply)
-            if kind in LEARNT and not _as_served(sample.execution, turn):
+        work = sample.work
+        conversation, kind_of = (work, _decision) if isinstance(work, Conversation) else (work.conversation, _kind)
+        for turn, (messages, output, reply) in enumerate(_turns(conversation)):
+            kind = "cut off" if output.finish_reason == "length" else kind_of(output, reply)
+            if kind in LEARNT and isinstance(work, Execution) and not _as_served(work, turn):
                 kind = "shown passages that the trace lost"
             if kind in LEARNT:
                 ids, returned = tokens.row(messages, output)
@@ -260,24 +265,35 @@ def training_row(ids: TokenIds, messages: Sequence[dict[str, str | bool]], *abou
     return TrainingRow(ids.prompt + ids.completion, labels, masks, (1,) * (before + turn), tuple(messages), *about)
 
 
-def _turns(execution: Execution) -> Iterator[tuple[tuple[Message, ...], Completion, Message | None]]:
-    """The messages before each of the executor's turns, the turn, and the reply to it."""
-    messages = execution.conversation.messages
+def _turns(conversation: Conversation) -> Iterator[tuple[tuple[Message, ...], Completion, Message | None]]:
+    """The messages before each of the model's turns, the turn, and the reply to it."""
+    messages = conversation.messages
     places = [place for place, message in enumerate(messages) if message.role == "assistant"]
-    for place, output in zip(places, execution.conversation.outputs, strict=True):
+    for place, output in zip(places, conversation.outputs, strict=True):
         yield messages[:place], output, messages[place + 1] if place + 1 < len(messages) else None
 
 
 def _kind(output: Completion, reply: Message | None) -> str:
-    """`search` or `report`, or the reason why a turn is not to be learnt."""
-    if output.finish_reason == "length":
-        return "cut off"
+    """`search` or `report`, or the reason why an executor's turn is not to be learnt."""
     match parse_turn(output.text):
         case SearchTurn() if reply is not None and reply.content.startswith("<documents>"):
             return "search"
         case ReportTurn() if reply is None:
             return "report"
         case SearchTurn() | ReportTurn():
+            return "out of turn"
+        case _:
+            return "malformed"
+
+
+def _decision(output: Completion, reply: Message | None) -> str:
+    """`dispatch` or `stop`, or the reason why a delegator's turn is not to be learnt."""
+    match parse_decision(output.text, limit=1):
+        case Dispatch() if reply is not None and reply.content.startswith("<search_results>"):
+            return "dispatch"
+        case Stop() if reply is None:
+            return "stop"
+        case Dispatch() | Stop():
             return "out of turn"
         case _:
             return "malformed"

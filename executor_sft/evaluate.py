@@ -1,4 +1,4 @@
-"""`rolegate sft evaluate`: executors on the same held-out questions, under the same backbone, answerer and budgets.
+"""`rolegate sft evaluate`: executors, and delegators, on the same held-out questions, with all else the same.
 
 Each question is asked several times with each executor, with other seeds; figures are means over all of it (mean@k),
 and differences come with a confidence interval from a bootstrap over questions. Every model call is kept in the folder,
@@ -20,21 +20,17 @@ from executor_sft.asking import in_flight
 from executor_sft.command import StepOptions, show
 from executor_sft.questions import Question, read_questions
 from executor_sft.rollout import CALLS, check_failures, teacher_config
-from executor_sft.runtime import Runtime, open_runtime
-from executor_sft.step import Step, config_settings, digest_of, write_json
-from router.errors import BadConfig
+from executor_sft.runtime import BASE, TEACHER, Runtime, adapter_files, named_adapters, open_runtime
+from executor_sft.step import Step, config_settings, write_json
 from router.protocol import exact_match
 from router.protocol.scoring import token_f1
 from router.search import Executor
 from router.trace import Execution, Trajectory
 from serving.config.config import Config, SearchConfig
 from serving.config.file import load_config
-from serving.engines.versions import MANIFEST
 from serving.terminal import complain, progress_bar
 
-BASE, TEACHER = "base", "teacher"
 RESULT = "evaluation.json"
-_WEIGHTS = "adapter_model.safetensors"
 _RESAMPLES = 10_000
 _DRAWN_AT_ONCE = 1_000_000
 
@@ -50,6 +46,9 @@ class Options(StepOptions, frozen=True, kw_only=True):
             description=f"{BASE} (the config's model), {TEACHER}, or adapters' folders; others are compared with the "
             "first"
         ),
+    ] = (BASE,)
+    delegators: Annotated[
+        tuple[str, ...], Meta(description=f"{BASE}, or adapters' folders; each with each executor")
     ] = (BASE,)
     rollouts: Annotated[int, Meta(ge=1, description="of each question")] = 4
     temperature: Annotated[float, Meta(ge=0, description="of all roles; without it, the config's")] | None = None
@@ -102,6 +101,7 @@ class Answered(msgspec.Struct, frozen=True):
     executor_tokens: int
     """Prompt and completion tokens of its executor calls."""
     executions: tuple[Execution, ...]
+    tokens: int
 
 
 class Scores(msgspec.Struct, frozen=True):
@@ -122,6 +122,8 @@ class Scores(msgspec.Struct, frozen=True):
     """For each question."""
     tokens_per_right_answer: float | None
     """None where no answer was right."""
+    tokens: float
+    """Of all roles, for each question."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -132,6 +134,7 @@ class Comparison(msgspec.Struct, frozen=True):
     exact_match: Difference
     f1: Difference
     executor_tokens: Difference
+    tokens: Difference
 
 
 class Evaluation(msgspec.Struct, frozen=True):
@@ -165,7 +168,7 @@ def evaluation_of(
             Comparison(
                 name,
                 baseline,
-                *(_difference(found, old, figure) for figure in ("exact_match", "f1", "executor_tokens")),
+                *(_difference(found, old, figure) for figure in ("exact_match", "f1", "executor_tokens", "tokens")),
             )
             for name, found in others
         ),
@@ -186,6 +189,7 @@ def _scores(executor: str, answered: Sequence[Answered]) -> Scores:
         fmean([run.failed for run in runs] or [0]),
         tokens / len(answered),
         tokens / right if right else None,
+        fmean(one.tokens for one in answered),
     )
 
 
@@ -200,33 +204,23 @@ def _difference(new: Sequence[Answered], old: Sequence[Answered], figure: str) -
 def run(options: Options) -> int:
     """Run the step; the exit status."""
     config = load_config(options.config)
-    given = options.executors
-    executors = {which if which in (BASE, TEACHER) else adapter_name(Path(which)): which for which in given}
-    if len(executors) < len(given):
-        raise BadConfig(f"--executors {' '.join(given)}: names the same one twice.")
-    adapters = {name: Path(which) for name, which in executors.items() if name not in (BASE, TEACHER)}
-    inputs = {"questions": options.questions} | {name: folder / _WEIGHTS for name, folder in adapters.items()}
+    executors = named_adapters(options.executors, (BASE, TEACHER))
+    delegators = named_adapters(options.delegators)
+    inputs = {"questions": options.questions, **adapter_files(executors), **adapter_files(delegators)}
     teacher = teacher_config(config) if TEACHER in executors else None
     settings = {
         **{key: getattr(options, key) for key in ("rollouts", "temperature", "limit")},
         "executors": list(executors),
+        "delegators": list(delegators),
         **config_settings(config, {"judge": config.distillation.judge, "teacher": teacher}),
     }
     step = Step.begin(options.out, "evaluate", inputs, settings)
     if (manifest := step.finished) is None:
-        evaluation = asyncio.run(_evaluated(config, options, adapters, list(executors)))
+        evaluation = asyncio.run(_evaluated(config, options, executors, delegators))
         write_json(options.out / RESULT, evaluation)
         manifest = step.finish(evaluation, [RESULT])
     show(manifest.figures, as_json=options.json)
     return 0
-
-
-def adapter_name(folder: Path) -> str:
-    """The name under which an adapter is loaded: its version's, or that of its training with a part of its digest, as
-    an engine that goes on running may still hold an older one. Raises `BadConfig` where there is none.
-    """
-    path = folder.resolve()
-    return path.name if (path / MANIFEST).exists() else f"{path.parent.name}-{digest_of(path / _WEIGHTS)[:8]}"
 
 
 async def answers(
@@ -235,37 +229,39 @@ async def answers(
     questions: Sequence[Question],
     *,
     rollouts: int,
+    delegators: Sequence[str] = (BASE,),
     temperature: float | None = None,
     concurrency: int = 8,
 ) -> dict[str, list[Answered]]:
-    """The answers of all executors to all questions, by executor: `base`, `teacher`, or adapters by the name under
-    which they are loaded. Raises `UpstreamError` and `OutOfTime` where an endpoint does not do its part, which says
-    nothing of an executor, and `BadConfig` where there is no teacher.
+    """The answers of all executors with all delegators to all questions, by executor, and delegator where that is an
+    adapter: `base`, `teacher`, or adapters by the name under which they are loaded. Raises `UpstreamError` and
+    `OutOfTime` where an endpoint does not do its part, which says nothing of an executor, and `BadConfig` where there
+    is no teacher.
     """
-    answered = {name: list[Answered]() for name in executors}
+    pairs = {name if led == BASE else f"{name}, {led}": (name, led) for name in executors for led in delegators}
+    answered = {pair: list[Answered]() for pair in pairs}
     with progress_bar() as bar:
-        task = bar.add_task("evaluating", total=len(executors) * rollouts * len(questions))
+        task = bar.add_task("evaluating", total=len(pairs) * rollouts * len(questions))
         for number in range(rollouts):
-            seeded = runtime.sampled(number, temperature)
-            for name in executors:
-                config = teacher_config(runtime.config) if name == TEACHER else runtime.config.roles.execution
-                version = None if name in (BASE, TEACHER) else name
-                executor = seeded.executor(seeded.role("execution", config, version=version))
-                ask = partial(_answered, seeded, executor)
-                answered[name] += await in_flight(ask, questions, concurrency, lambda: bar.advance(task))
+            for pair, (name, led) in pairs.items():
+                seeded = runtime.sampled(number, temperature).with_versions(name, led)
+                taught = seeded.role("execution", teacher_config(seeded.config)) if name == TEACHER else None
+                ask = partial(_answered, seeded, seeded.executor(taught))
+                answered[pair] += await in_flight(ask, questions, concurrency, lambda: bar.advance(task))
     return answered
 
 
 async def _evaluated(
-    config: Config, options: Options, adapters: Mapping[str, Path], executors: Sequence[str]
+    config: Config, options: Options, executors: Mapping[str, Path | None], delegators: Mapping[str, Path | None]
 ) -> Evaluation:
     questions = read_questions(options.questions)[0][: options.limit]
-    cache, taught = options.out / CALLS, TEACHER in executors
-    async with open_runtime(config, complain, cache=cache, adapters=adapters, teacher=taught) as runtime:
+    opened = partial(open_runtime, config, complain, cache=options.out / CALLS, teacher=TEACHER in executors)
+    async with opened(adapters=executors, delegators=delegators) as runtime:
         answered = await answers(
             runtime,
-            executors,
+            list(executors),
             questions,
+            delegators=list(delegators),
             rollouts=options.rollouts,
             temperature=options.temperature,
             concurrency=options.concurrency,
@@ -280,13 +276,14 @@ async def _answered(runtime: Runtime, executor: Executor, question: Question) ->
     accepted = None
     if runtime.judge is not None:
         accepted = await runtime.judge.accepts(question.text, question.golds, found.answer, runtime.context().ledger)
-    usages = [call.usage for call in context.ledger.calls if call.role == "execution" and call.usage is not None]
+    usages = [(call.role, call.usage.total_tokens) for call in context.ledger.calls if call.usage is not None]
     return Answered(
         question.id,
         found.answer,
         exact_match(found.answer, question.golds),
         token_f1(found.answer, question.golds),
         accepted,
-        sum(usage.total_tokens for usage in usages),
+        sum(tokens for role, tokens in usages if role == "execution"),
         found.executions,
+        sum(tokens for _, tokens in usages),
     )

@@ -5,11 +5,15 @@ right with one (teacher_single), and what the teacher does right with more, wher
 (teacher_multi): so the student learns when a second search is needed, and when it is not. *Right* means that the final
 answer it leads to is an exact match and the judge, where there is one, accepts it (TBSS 3.4), and that the report
 stands on its evidence: a right answer may have been guessed. Everything else is counted by its reason.
+
+With `--best`, the best run of each group of `rolegate sft rollout --group` is kept, by exact match, F1, fewer tokens,
+seed, unless none of them is right: its delegator's work, and its executors', where it stands on evidence.
 """
 
+import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -19,21 +23,26 @@ from msgspec import Meta
 from executor_sft.command import POSITIONAL, StepOptions, show
 from executor_sft.jsonl import read_jsonl
 from executor_sft.questions import HeldOut, question_key
-from executor_sft.rollout import ROLLOUTS, Rollout, Sample, SubQueryRollout
+from executor_sft.rollout import ROLLOUTS, Group, Rollout, Sample, SubQueryRollout
 from executor_sft.step import Step
 from router.errors import BadConfig
 from router.protocol import normal_answer
-from router.trace import Execution
+from router.trace import Conversation, Execution, Trajectory
 from router.trace.citation import cite
+from router.trace.export import Reward
 from router.trace.values import says_not_found
 from serving.files import write_atomically
 from serving.terminal import complain
 
-Stratum = Literal["student_single", "teacher_single", "teacher_multi", "student_multi"]
+_Taught = Literal["student_single", "teacher_single", "teacher_multi", "student_multi"]
+_Grouped = Literal["best_executor", "best_delegator", "easy_executor", "easy_delegator"]
+Stratum = Literal[_Taught, _Grouped]
 """Correct with one search, the student's or the teacher's (A); the teacher's with more, all of them needed (B). The
-last one is there only where nothing was filtered.
+fourth one is there only where nothing was filtered. Of groups, the best run of several, all of them right if easy.
 """
 Who = Literal["student", "teacher"]
+Work = Execution | Conversation
+"""An executor's, or a delegator's."""
 Mix = dict[Stratum, int]
 """Most samples of a stratum; all of one that is not in it."""
 RESULT = "filtered.jsonl"
@@ -52,6 +61,7 @@ class Options(StepOptions, frozen=True, kw_only=True):
         ),
     ] = ""
     none: Annotated[bool, Meta(description="keep all that has a report, to see what the filter is for")] = False
+    best: Annotated[bool, Meta(description="of groups of `rollout --group`, keep the best run")] = False
     exclude: Annotated[
         tuple[Path, ...], Meta(description="files of held-out questions; rollouts that ask any of them are left out")
     ] = ()
@@ -65,26 +75,33 @@ class FilteredSample(msgspec.Struct, frozen=True):
     question_id: str
     source: str
     """The data set that the question is from."""
-    execution: Execution
+    work: Work
+
+    @property
+    def execution(self) -> Execution:
+        """The executor's work, where it is that."""
+        assert isinstance(self.work, Execution)
+        return self.work
 
 
 def run(options: Options) -> int:
     """Run the step; the exit status."""
     mix = parse_mix(options.mix)
-    settings = {"mix": mix, "none": options.none, "seed": options.seed}
+    settings = {"mix": mix, "none": options.none, "best": options.best, "seed": options.seed}
     inputs = {f"rollouts.{number}": path for number, path in enumerate(options.rollouts)}
     inputs |= {f"exclude {path}": path for path in options.exclude}
     step = Step.begin(options.out, "filter", inputs, settings)
     if (manifest := step.finished) is None:
         advice = "remove the line, or run `rolegate sft rollout` again into another folder"
-        lines = (read_jsonl(path, Rollout, advice, ROLLOUTS) for path in options.rollouts)
+        kind: type[Any] = Group if options.best else Rollout
+        lines = (read_jsonl(path, kind, advice, ROLLOUTS) for path in options.rollouts)
         rollouts = (rollout for file in lines for _, rollout in file)
         held_out = HeldOut.read(options.exclude)
         samples, rejected = filtered(rollouts, mix, none=options.none, seed=options.seed, held_out=held_out)
         write_atomically(options.out / RESULT, msgspec.json.Encoder().encode_lines(samples))
         manifest = step.finish(_figures(samples, rejected), [RESULT])
     show(manifest.figures, as_json=options.json)
-    if not manifest.figures["strata"].get("teacher_multi"):
+    if not options.best and not manifest.figures["strata"].get("teacher_multi"):
         complain("Nothing is kept in teacher_multi: so no executor learns from this when to search again.")
     return 0
 
@@ -99,33 +116,59 @@ def parse_mix(text: str) -> Mix:
 
 
 def filtered(
-    rollouts: Iterable[Rollout], mix: Mix, *, none: bool = False, seed: int = 1, held_out: HeldOut | None = None
+    rollouts: Iterable[Rollout | Group], mix: Mix, *, none: bool = False, seed: int = 1, held_out: HeldOut | None = None
 ) -> tuple[list[FilteredSample], Counter[str]]:
     """The samples that pass, in order, and how many were rejected for which reason; together, all there are."""
     samples: list[FilteredSample] = []
     rejected: Counter[str] = Counter()
     seen: set[tuple[Stratum, str]] = set()
     for rollout in rollouts:
-        leaked = _leaked(rollout, held_out) if held_out else None
+        question, candidates = rollout.question, list(_candidates(rollout, none=none))
+        asked = {work.sub_query for _, work, _ in candidates if isinstance(work, Execution)}
+        leaked = _leaked(question.text, asked, held_out) if held_out else None
+        for stratum, work, flaw in candidates:
+            key = stratum, question_key(work.sub_query if isinstance(work, Execution) else question.text)
+            reason = leaked or (_no_report(work) if isinstance(work, Execution) else None) or flaw
+            if reason is None and not none and key in seen:
+                reason = "duplicate sub-query"
+            if reason:
+                rejected[reason] += 1
+                continue
+            seen.add(key)
+            samples.append(FilteredSample(stratum, question.id, question.source, work))
+    chosen = mixed(samples, mix, seed)
+    if len(chosen) < len(samples):
+        rejected["over the mix"] = len(samples) - len(chosen)
+    return chosen, rejected
+
+
+def _candidates(rollout: Rollout | Group, *, none: bool) -> Iterator[tuple[Stratum, Work, str | None]]:
+    """All work on a question, each with the reason why it is not worth learning from; None where it is."""
+    if isinstance(rollout, Rollout):
         for sub_query in rollout.sub_queries:
             for who in get_args(Who):
                 sample: Sample = getattr(sub_query, who)
                 searches = "single" if len(sample.execution.searches) == 1 else "multi"
                 stratum: Stratum = f"{who}_{searches}"  # type: ignore[assignment] # it is one
-                key = stratum, question_key(sample.execution.sub_query)
-                reason = leaked or _no_report(sample) or (None if none else _reason(who, sample, sub_query))
-                if reason is None and not none and key in seen:
-                    reason = "duplicate sub-query"
-                if reason:
-                    rejected[reason] += 1
-                    continue
-                seen.add(key)
-                question = rollout.question
-                samples.append(FilteredSample(stratum, question.id, question.source, sample.execution))
-    chosen = mixed(samples, mix, seed)
-    if len(chosen) < len(samples):
-        rejected["over the mix"] = len(samples) - len(chosen)
-    return chosen, rejected
+                yield stratum, sample.execution, None if none else _reason(who, sample, sub_query)
+        return
+    rewards = rollout.rewards
+    best = min(range(len(rewards)), key=lambda number: _rank(rewards[number]))
+    right = sum(reward.exact_match is True for reward in rewards)
+    led: Stratum = "easy_delegator" if right == len(rewards) else "best_delegator"
+    done: Stratum = "easy_executor" if right == len(rewards) else "best_executor"
+    for number, run in enumerate(rollout.runs):
+        assert isinstance(run.result, Trajectory)
+        fate = "no run is right" if not right else None if number == best else "not the best run"
+        if run.result.delegation is not None:
+            yield led, run.result.delegation, fate
+        for execution in run.result.executions:
+            yield done, execution, fate or (None if none else flaw_of(execution))
+
+
+def _rank(reward: Reward) -> tuple[float, ...]:
+    """Less for a better one."""
+    return -bool(reward.exact_match), -(reward.f1 or 0.0), math.inf if reward.tokens is None else reward.tokens
 
 
 def mixed(samples: Sequence[FilteredSample], mix: Mix, seed: int) -> list[FilteredSample]:
@@ -138,18 +181,17 @@ def mixed(samples: Sequence[FilteredSample], mix: Mix, seed: int) -> list[Filter
     return [sample for place, sample in enumerate(samples) if place in wanted]
 
 
-def _leaked(rollout: Rollout, held_out: HeldOut) -> str | None:
+def _leaked(question: str, sub_queries: Iterable[str], held_out: HeldOut) -> str | None:
     """The way in which a rollout asks what is held out; None where it does not."""
-    if likeness := held_out.likeness(rollout.question.text):
+    if likeness := held_out.likeness(question):
         return f"held out: {likeness} question"
-    asked = (sub_query.teacher.execution.sub_query for sub_query in rollout.sub_queries)
-    return "held out: as a sub-query" if any(map(held_out.likeness, asked)) else None
+    return "held out: as a sub-query" if any(map(held_out.likeness, sub_queries)) else None
 
 
-def _no_report(sample: Sample) -> str | None:
-    if sample.execution.outcome == "reported":
+def _no_report(execution: Execution) -> str | None:
+    if execution.outcome == "reported":
         return None
-    return "an upstream failed" if sample.execution.outcome in _UPSTREAM else "no report"
+    return "an upstream failed" if execution.outcome in _UPSTREAM else "no report"
 
 
 def _reason(who: Who, sample: Sample, sub_query: SubQueryRollout) -> str | None:

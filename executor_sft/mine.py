@@ -28,7 +28,7 @@ from router.runs.archive import Archive
 from router.store import SQLArchive
 from router.trace import Call, Price, RoleName, Run, Trajectory
 from router.trace.call import totals
-from router.trace.run import Feedback
+from router.trace.run import Feedback, right_answers
 from router.trace.values import NOT_FOUND
 from router.versions.gate import within_share
 from serving.cli.options import FORMATS, time_argument
@@ -136,12 +136,9 @@ def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
     answer = result.answer if isinstance(result, Trajectory) and result.outcome != "out_of_scope" else ""
     if answer == NOT_FOUND:
         answer = ""
-    told = [said for said in feedback if said.gold_answer.strip()]
-    trusted = [said for said in told if said.tenant is None]
     verdicts = [said.good for said in feedback if said.good is not None]
     rejected = (answer,) if answer and verdicts and not verdicts[-1] else ()
-    golds = dict.fromkeys(said.gold_answer for said in trusted or told)
-    return Question(run.id, run.request, tuple(golds), SOURCE, rejected)
+    return Question(run.id, run.request, right_answers(feedback), SOURCE, rejected)
 
 
 async def _ended(log: Archive, wanted: RunFilter, counts: Counts) -> AsyncIterator[Run]:

@@ -17,6 +17,7 @@ from executor_sft import dataset, evaluate, mine, publish, train
 from executor_sft.filter import Options as FilterOptions
 from executor_sft.filter import run as run_filter
 from executor_sft.questions import read_questions
+from executor_sft.runtime import BASE
 from executor_sft.step import read_manifest
 from executor_sft.train import load_recipe
 from router.errors import BadConfig
@@ -103,7 +104,7 @@ def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[st
         questions=options.evaluation,
         rollouts=options.rollouts,
         out=work / "evaluated",
-        executors=(config.versions.start or evaluate.BASE, str(trained / train.MODEL)),
+        executors=(config.versions.start or BASE, str(trained / train.MODEL)),
         concurrency=options.concurrency,
     )
     status = evaluate.run(evaluation)

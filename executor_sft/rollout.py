@@ -4,13 +4,18 @@ The backbone answers each question with the teacher as its executor; the student
 where its report differs, the run goes on from there to see which answer that leads to. What the teacher found with two
 searches it looks for again with one, several times. So `rolegate sft filter` can tell what is worth learning.
 
+With `--group 8`, each question is answered eight times instead, by models that are all sampled: trajectories.jsonl has
+what each agent said, with the run's reward; `rolegate sft filter --best` reads such rollouts.
+
 Interrupted, the same command goes on where it was, and no model call is paid for twice.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -22,21 +27,23 @@ from executor_sft.asking import failures
 from executor_sft.command import StepOptions, show
 from executor_sft.jsonl import JsonlFile, read_jsonl
 from executor_sft.questions import HeldOut, Question, read_questions
-from executor_sft.runtime import Runtime, open_runtime
+from executor_sft.runtime import BASE, Runtime, adapter_files, named_adapters, open_runtime
 from executor_sft.step import Step, config_settings
 from router.calls import Role
 from router.errors import BadConfig, OutOfTime
 from router.protocol import exact_match
 from router.search import Executor, FactorizedSearch, RunContext
 from router.search.answerer import Judge
-from router.trace import Execution, Trajectory
+from router.search.loop import settings_of
+from router.trace import Execution, Run, Trajectory
+from router.trace.export import Reward, agent_trajectories, reward_of
 from serving.config.config import Config, RoleConfig
 from serving.config.file import load_config
 from serving.files import write_atomically
 from serving.terminal import complain, progress_bar
 from serving.topologies import executor_limits
 
-ROLLOUTS, CALLS = "rollouts.jsonl", "calls.jsonl"
+ROLLOUTS, CALLS, TRAJECTORIES = "rollouts.jsonl", "calls.jsonl", "trajectories.jsonl"
 ADVICE = "remove this line, and it is rolled out again"
 """For a line that is no rollout."""
 _TEMPERATURE = 0.7
@@ -59,6 +66,10 @@ class Options(RolloutOptions, frozen=True, kw_only=True):
 
     questions: Annotated[Path, Meta(description="questions with right answers, JSON lines")]
     exclude: Annotated[tuple[Path, ...], Meta(description="files of questions to leave out")] = ()
+    group: Annotated[int, Meta(ge=2, description="runs of each question, and no teacher")] | None = None
+    temperature: Annotated[float, Meta(ge=_TEMPERATURE, description="of all roles in a group")] = 1.0
+    executor: Annotated[str, Meta(description=f"in a group: {BASE}, or an adapter's folder")] = BASE
+    delegator: Annotated[str, Meta(description="the same")] = BASE
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -103,6 +114,18 @@ class Rollout(msgspec.Struct, frozen=True):
     verdict: Verdict
     sub_queries: tuple[SubQueryRollout, ...] = ()
     """In order of dispatch."""
+
+
+class Group(msgspec.Struct, frozen=True):
+    """A question with several runs; one line of `rollouts.jsonl` of `--group`."""
+
+    question: Question
+    runs: tuple[Run, ...]
+
+    @property
+    def rewards(self) -> list[Reward]:
+        """Of the runs."""
+        return [reward_of(run, self.question.golds) for run in self.runs]
 
 
 def check_failures(trajectory: Trajectory, first: int, context: RunContext) -> None:
@@ -184,6 +207,30 @@ class RolloutWorker:
         return Verdict(matched, accepted, judged=True)
 
 
+@dataclass(frozen=True, slots=True)
+class GroupWorker:
+    """Answers any number of questions at once, each of them several times."""
+
+    runtime: Runtime
+    size: int
+    temperature: float
+
+    async def roll_out(self, question: Question) -> Group:
+        """Answer `question`, all roles sampled. Raises as `RolloutWorker` does."""
+        runs = []
+        for seed in range(self.size):
+            sampled = self.runtime.sampled(seed, self.temperature)
+            topology, context = sampled.topology("factorized"), sampled.context()
+            found = await topology.loop.run(question.text, context)
+            check_failures(found, 0, context)
+            more = settings_of(topology.roles), tuple(context.ledger.calls), 0.0, 0.0
+            runs.append(Run(f"{question.id}/{seed}", "answer", question.text, "finished", "", found, *more))
+        return Group(question, tuple(runs))
+
+
+Worker = RolloutWorker | GroupWorker
+
+
 def teacher_config(config: Config) -> RoleConfig:
     """The teacher's role. Raises `BadConfig` where the config names none, or one with a prompt of its own."""
     teacher, student = config.distillation.teacher, config.roles.execution
@@ -205,7 +252,8 @@ def rollout_worker(runtime: Runtime, capped: int = 3, teaching: Callable[[Role],
     but for the first, as they would else be the same. `teaching`: makes another role of the teacher's. Raises
     `BadConfig`.
     """
-    runtime, config = replace(runtime, token_ids=True), teacher_config(runtime.config)
+    runtime = replace(runtime, asking={"execution": {"return_token_ids": True}})
+    config = teacher_config(runtime.config)
     once = replace(executor_limits(runtime.config.search), max_searches=1)
     warm = max(config.temperature, _TEMPERATURE)
     again = [runtime, *(runtime.sampled(seed, warm) for seed in range(1, capped))]
@@ -216,7 +264,7 @@ def rollout_worker(runtime: Runtime, capped: int = 3, teaching: Callable[[Role],
 
 
 async def roll_out_all(
-    worker: RolloutWorker, questions: Sequence[Question], path: Path, concurrency: int, on_done: Callable[[], None]
+    worker: Worker, questions: Sequence[Question], path: Path, concurrency: int, on_done: Callable[[], None]
 ) -> dict[str, str]:
     """Roll out whatever is not in `path` yet, so many questions at once; a line for each, at the end in the order of
     the questions. Returns why questions failed, by their ids; these are not in the file. `on_done`: called for every
@@ -224,7 +272,8 @@ async def roll_out_all(
 
     Raises what `failures` raises, and `StoreFailed`; all that was done is then kept.
     """
-    with closing(JsonlFile(path, Rollout, ADVICE)) as file:
+    kind: type[Any] = Group if isinstance(worker, GroupWorker) else Rollout
+    with closing(JsonlFile(path, kind, ADVICE)) as file:
         done = {rollout.question.id for rollout in file}
         for _ in done:
             on_done()
@@ -294,7 +343,13 @@ def run(options: Options) -> int:
         "over_limit": len(chosen) - len(chosen[: options.limit]),
     }
     inputs = {"questions": options.questions, **{f"exclude {path}": path for path in options.exclude}}
-    step = begin_step("rollout", options, inputs, {})
+    if options.group is None:
+        step = begin_step("rollout", options, inputs, {})
+    else:
+        inputs |= adapter_files(named_adapters([options.executor]) | named_adapters([options.delegator]))
+        told = ("limit", "group", "temperature", "executor", "delegator")
+        settings = {name: getattr(options, name) for name in told} | config_settings(load_config(options.config))
+        step = Step.begin(options.out, "rollout", inputs, settings)
     return roll_out_step(step, options, chosen[: options.limit], selection)
 
 
@@ -316,25 +371,49 @@ def roll_out_step(step: Step, options: RolloutOptions, questions: Sequence[Quest
         return 0
     if not questions:
         raise BadConfig(f"{step.folder}: no question is left to roll out ({selection}).")
-    figures = asyncio.run(_rolled_out(load_config(options.config), questions, selection, options))
+    work = _group(options, questions) if isinstance(options, Options) and options.group else _teach(options, questions)
+    figures = {"selection": selection, **asyncio.run(work)}
     show(figures, as_json=options.json)
     if figures["failed"] and not options.leave_failed:
         complain("The same command tries those that failed again; --leave-failed goes on without them.")
         return 1
-    step.finish(figures, [ROLLOUTS])
+    step.finish(figures, [name for name in (ROLLOUTS, TRAJECTORIES) if (step.folder / name).exists()])
     return 0
 
 
-async def _rolled_out(
-    config: Config, questions: Sequence[Question], selection: dict[str, int], options: RolloutOptions
-) -> dict[str, Any]:
-    path = options.out / ROLLOUTS
+async def _teach(options: RolloutOptions, questions: Sequence[Question]) -> dict[str, Any]:
+    config = load_config(options.config)
     async with open_runtime(config, complain, cache=options.out / CALLS, teacher=True) as runtime:
-        with progress_bar() as bar:
-            task = bar.add_task("rolling out", total=len(questions))
-            worker = rollout_worker(runtime, options.capped)
-            failed = await roll_out_all(worker, questions, path, options.concurrency, lambda: bar.advance(task))
-        assert runtime.cache is not None
-        spent = msgspec.to_builtins(runtime.cache.spent)
+        done = await _rolled_out(rollout_worker(runtime, options.capped), runtime, questions, options)
     models = {"teacher": teacher_config(config).model, "student": config.roles.execution.model}
-    return {"selection": selection, "failed": failed, **figures_of(path, models), "spent": spent}
+    return {**done, **figures_of(options.out / ROLLOUTS, models)}
+
+
+async def _group(options: Options, questions: Sequence[Question]) -> dict[str, Any]:
+    executors, delegators = named_adapters([options.executor]), named_adapters([options.delegator])
+    opened = partial(open_runtime, load_config(options.config), complain, cache=options.out / CALLS)
+    async with opened(adapters=executors, delegators=delegators) as runtime:
+        asking = {role: {"return_token_ids": True, "logprobs": True} for role in runtime.config.roles.by_name}
+        asked = replace(runtime.with_versions(*executors, *delegators), asking=asking)
+        worker = GroupWorker(asked, options.group or 1, options.temperature)
+        done = await _rolled_out(worker, runtime, questions, options)
+    groups = [group for _, group in read_jsonl(options.out / ROLLOUTS, Group, ADVICE)]
+    lines = (line for one in groups for run in one.runs for line in agent_trajectories(run, one.question.golds))
+    write_atomically(options.out / TRAJECTORIES, msgspec.json.Encoder().encode_lines(lines))
+    rewards = [group.rewards for group in groups]
+    right = Counter(sum(reward.exact_match is True for reward in of) for of in rewards)
+    told = {name: [getattr(reward, name) for of in rewards for reward in of] for name in Reward.__struct_fields__}
+    means = {name: fmean([one for one in values if one is not None] or [0]) for name, values in told.items()}
+    return {**done, **means, "groups": {f"{count} right": right[count] for count in sorted(right)}}
+
+
+async def _rolled_out(
+    worker: Worker, runtime: Runtime, questions: Sequence[Question], options: RolloutOptions
+) -> dict[str, Any]:
+    """Roll out with a bar; why questions failed, and what was spent."""
+    with progress_bar() as bar:
+        task = bar.add_task("rolling out", total=len(questions))
+        path = options.out / ROLLOUTS
+        failed = await roll_out_all(worker, questions, path, options.concurrency, lambda: bar.advance(task))
+    assert runtime.cache is not None
+    return {"failed": failed, "spent": msgspec.to_builtins(runtime.cache.spent)}

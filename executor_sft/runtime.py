@@ -1,16 +1,18 @@
 """Engines, roles and retriever of a config, opened without a gateway: what the steps of a distillation run on."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 import aiohttp
 import msgspec
 
 from executor_sft.call_cache import CachedModel, CallCache
+from executor_sft.step import digest_of
 from router.calls import Role, Timeouts, Upstreams
 from router.errors import BadConfig
 from router.ledger import Ledger
@@ -28,10 +30,15 @@ from serving.config.config import Config, RoleConfig
 from serving.config.secrets import api_key, missing
 from serving.engines.engine import Log
 from serving.engines.loading import MOST_LOADED
+from serving.engines.versions import MANIFEST
 from serving.retrieval.opening import open_retriever
 from serving.roles import new_role
 from serving.startup import start_engines
 from serving.topologies import ROLE_OF, executor_limits, new_search, new_topology, role_configs
+
+BASE, TEACHER = "base", "teacher"
+"""Models of the config, and no adapters."""
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +56,10 @@ class Runtime:
     """Of all roles but the judge; None for the config's."""
     temperature: float | None = None
     """The same."""
-    token_ids: bool = False
-    """Whether executors' endpoints are asked for the tokens of each call."""
+    asking: Mapping[RoleName, Mapping[str, Any]] = field(default_factory=dict)
+    """Further fields of requests to endpoints, as for the tokens of each call."""
+    versions: Mapping[RoleName, str] = field(default_factory=dict)
+    """Names of adapters that work as executor or delegator instead of the config's model."""
     upstreams: Upstreams = field(default_factory=Upstreams)
     """Health of endpoints, and how many calls of a role may be under way; shared by all runs."""
 
@@ -64,13 +73,18 @@ class Runtime:
         """The same with another seed, and temperature, of all roles but the judge."""
         return replace(self, seed=seed, temperature=temperature)
 
+    def with_versions(self, executor: str, delegator: str) -> "Runtime":
+        """The same with these adapters at work, by their names; what is none is the config's model."""
+        named: dict[RoleName, str] = {"execution": executor, "delegation": delegator}
+        return replace(self, versions={role: name for role, name in named.items() if name not in (BASE, TEACHER)})
+
     def role(self, name: RoleName, config: RoleConfig, *, version: str | None = None) -> Role:
         """The role that a config describes. `version`: the name of an adapter that works instead of its model."""
         is_teacher = config == self.config.distillation.teacher  # perhaps under the student's name, elsewhere
         if version is not None:
             config = msgspec.structs.replace(config, model=version)
-        if self.token_ids and name == "execution" and (config.engine or config.base_url):
-            config = msgspec.structs.replace(config, extra_body={"return_token_ids": True, **config.extra_body})
+        if name in self.asking and (config.engine or config.base_url):
+            config = msgspec.structs.replace(config, extra_body={**self.asking[name], **config.extra_body})
         if name != "judge" and self.seed is not None:
             temperature = config.temperature if self.temperature is None else self.temperature
             config = msgspec.structs.replace(config, seed=self.seed, temperature=temperature)
@@ -88,7 +102,8 @@ class Runtime:
 
     def executor(self, role: Role | None = None, limits: ExecutorLimits | None = None) -> Executor:
         """An executor; with the config's role and limits, unless there are others."""
-        role = role or self.role("execution", self.config.roles.execution)
+        version = self.versions.get("execution")
+        role = role or self.role("execution", self.config.roles.execution, version=version)
         return Executor(role, self.retriever, limits or executor_limits(self.config.search))
 
     def search(self, executor: Executor) -> FactorizedSearch:
@@ -112,12 +127,34 @@ class Runtime:
     def _others(self) -> dict[RoleName, Role]:
         """The backbone and the answerer."""
         roles = self.config.roles
-        return {"delegation": self.role("delegation", roles.delegation), "answer": self.role("answer", roles.answer)}
+        delegation = self.role("delegation", roles.delegation, version=self.versions.get("delegation"))
+        return {"delegation": delegation, "answer": self.role("answer", roles.answer)}
 
     def context(self) -> RunContext:
         """A context for one run that begins now: it may take as long as the config allows, and is not stored."""
         ledger = Ledger(f"sft-{token_hex(8)}")  # engines tell calls apart by it
         return RunContext.lasting(self.config.server.timeout_s, lambda event: None, ledger)
+
+
+def named_adapters(given: Sequence[str], others: Sequence[str] = (BASE,)) -> dict[str, Path | None]:
+    """Folders of adapters by the names under which they are loaded; None for `others`. Raises `BadConfig`."""
+    named = dict((which, None) if which in others else (adapter_name(Path(which)), Path(which)) for which in given)
+    if len(named) < len(given):
+        raise BadConfig(f"{' '.join(given)}: names the same one twice.")
+    return named
+
+
+def adapter_name(folder: Path) -> str:
+    """The name under which an adapter is loaded: its version's, or that of its training with a part of its digest, as
+    an engine that goes on running may still hold an older one. Raises `BadConfig` where there is none.
+    """
+    path = folder.resolve()
+    return path.name if (path / MANIFEST).exists() else f"{path.parent.name}-{digest_of(path / ADAPTER_WEIGHTS)[:8]}"
+
+
+def adapter_files(named: Mapping[str, Path | None]) -> dict[str, Path]:
+    """The weights of those that are adapters."""
+    return {name: folder / ADAPTER_WEIGHTS for name, folder in named.items() if folder}
 
 
 @asynccontextmanager
@@ -126,15 +163,16 @@ async def open_runtime(
     log: Log,
     *,
     cache: Path | None = None,
-    adapters: Mapping[str, Path] = {},
+    adapters: Mapping[str, Path | None] = {},
+    delegators: Mapping[str, Path | None] = {},
     teacher: bool = False,
     extra_roles: Mapping[str, RoleConfig] = {},
 ) -> AsyncIterator[Runtime]:
     """Start what the config names, and stop it again.
 
     `log`: called with a line for each part that starts. `cache`: a file in which every completed model call is kept, so
-    that none is made twice, now or later. `adapters`: folders by name, loaded into the executor's engine meanwhile.
-    `teacher`: the teacher is needed. `extra_roles`: further roles that are, by the names that refusals give them.
+    that none is made twice, now or later. `adapters`, `delegators`: as of `named_adapters`, loaded into their role's
+    engine meanwhile. `teacher`: it is needed. `extra_roles`: further roles that are, by the names refusals give them.
     Raises `BadConfig`, `BadIndex`, `BadVersion` and `UpstreamUnavailable`.
     """
     distillation = config.distillation
@@ -142,8 +180,8 @@ async def open_runtime(
     also = {f"distillation.{name}": role for name, role in further.items() if role} | dict(extra_roles)
     for problem in missing(config, also):
         raise BadConfig(problem)
-    if len(adapters) > MOST_LOADED:
-        raise BadConfig(f"{len(adapters)} adapters at a time; an engine takes {MOST_LOADED}.")
+    if (count := max(len(adapter_files(adapters)), len(adapter_files(delegators)))) > MOST_LOADED:
+        raise BadConfig(f"{count} adapters at a time; an engine takes {MOST_LOADED}.")
     async with AsyncExitStack() as stack:
         opened_cache = stack.enter_context(CallCache.open(cache)) if cache else None
         opened = partial(open_retriever, config.retrieval, log, config.engines)
@@ -151,13 +189,12 @@ async def open_runtime(
         pool = await stack.enter_async_context(ConnectionPool())
         session = await stack.enter_async_context(upstream_session())
         stack.push_async_callback(close_clients)
-        if adapters:
-            role = config.roles.execution
-            base_url = engines[role.engine] if role.engine else role.base_url
-            if base_url is None:
-                raise BadConfig("roles.execution: adapters need a vLLM of our own; name its engine or base_url.")
-            loading = Adapters(session, base_url, api_key(role.api_key_env))
-            for name, folder in adapters.items():
-                if await loading.load(name, folder.resolve()):
+        for which, wanted in (("execution", adapters), ("delegation", delegators)):
+            role: RoleConfig = getattr(config.roles, which)
+            for name, weights in adapter_files(wanted).items():
+                if (base_url := engines[role.engine] if role.engine else role.base_url) is None:
+                    raise BadConfig(f"roles.{which}: adapters need a vLLM of our own; name its engine or base_url.")
+                loading = Adapters(session, base_url, api_key(role.api_key_env))
+                if await loading.load(name, weights.parent.resolve()):
                     stack.push_async_callback(loading.unload, name)
         yield Runtime(config, retriever, session, pool, engines, opened_cache)

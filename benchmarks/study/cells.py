@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.study.plan import Plan, StudyModel
-from executor_sft.evaluate import adapter_name
+from executor_sft.runtime import adapter_name
 from executor_sft.step import config_settings, digest_of
 from router.errors import BadConfig
 from router.trace import RoleName

@@ -73,6 +73,8 @@ class TokenIds(msgspec.Struct, frozen=True):
     """Template included."""
     completion: tuple[int, ...]
     """As they were sampled, reasoning and what follows a stop string included."""
+    logprobs: tuple[float, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Of `completion`, natural logarithms, one each; set where they were asked for as well."""
 
 
 class Completion(msgspec.Struct, frozen=True):

@@ -49,8 +49,14 @@ class _Tokens(msgspec.Struct, frozen=True):
     count: int
 
 
+class _LogProb(msgspec.Struct, frozen=True):
+    logprob: float
+
+
 class _Sampled(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...]
+    logprobs: dict[str, tuple[_LogProb, ...] | None] | None = None
+    """Under `content`, one for each token; there for `logprobs`."""
 
 
 class _TokensReply(msgspec.Struct, frozen=True):
@@ -58,6 +64,14 @@ class _TokensReply(msgspec.Struct, frozen=True):
 
     prompt_token_ids: tuple[int, ...]
     choices: tuple[_Sampled, ...]
+
+    @property
+    def tokens(self) -> TokenIds:
+        """The tokens of the only output."""
+        sampled = self.choices[0]
+        found = tuple(one.logprob for one in (sampled.logprobs or {}).get("content") or ())
+        logprobs = found if found and len(found) == len(sampled.token_ids) else msgspec.UNSET
+        return TokenIds(self.prompt_token_ids, sampled.token_ids, logprobs)
 
 
 class OpenAIHTTP:
@@ -180,17 +194,16 @@ class OpenAIHTTP:
         whole = completion(read.choice, read.counted, prompt, thinks=self._thinking is not False)
         with suppress(msgspec.ValidationError):  # others than vLLM may not know the option
             if _RETURNS in (self._extra or ()):
-                told = msgspec.json.decode(reply.body, type=_TokensReply)
-                tokens = TokenIds(told.prompt_token_ids, told.choices[0].token_ids)
-                whole = msgspec.structs.replace(whole, tokens=tokens)
+                whole = msgspec.structs.replace(whole, tokens=msgspec.json.decode(reply.body, type=_TokensReply).tokens)
         return whole
 
     def _gives_up(
         self, prompt: Prompt, options: Mapping[str, bool] | None, reply: "_Reply", failure: UpstreamError
     ) -> bool:
         """Tell whether it is the prompt's pattern or an option that is refused; it is not sent from then on."""
-        if _RETURNS in (self._extra or ()) and reply.status in (400, 422) and _RETURNS in reply.said:
-            self._extra = {name: value for name, value in (self._extra or {}).items() if name != _RETURNS}
+        refused = {name for name in (_RETURNS, "logprobs") if name in (self._extra or ()) and name in reply.said}
+        if refused and reply.status in (400, 422):
+            self._extra = {name: value for name, value in (self._extra or {}).items() if name not in refused}
             return True
         structure = isinstance(failure, UpstreamRefused) and _STRUCTURE.search(str(failure)) is not None
         if prompt.pattern is not None and structure:

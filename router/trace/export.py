@@ -1,10 +1,15 @@
-"""A run as a row of an exported table."""
+"""A run as it is exported: as a row of a table, or as what each of its agents sampled and what that was worth."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from router.trace.call import sum_known
+from router.models import Completion, Message
+from router.protocol import exact_match
+from router.protocol.prompts import said
+from router.protocol.scoring import token_f1
+from router.trace.call import RoleName, sum_known
 from router.trace.run import Feedback, Run
 from router.trace.values import Conversation, Execution, Trajectory, brief
 
@@ -95,3 +100,76 @@ def output_of(run: Run) -> str:
 def trace_json(run: Run) -> str:
     """Everything that was said, found and spent; what executors did stands in the result, and not in the events too."""
     return msgspec.json.encode(msgspec.structs.replace(run, events=brief(run.events))).decode()
+
+
+class Reward(msgspec.Struct, frozen=True):
+    """The worth of a run, in parts; null where that is not known."""
+
+    exact_match: bool | None
+    f1: float | None
+    tokens: int | None
+    """Prompt and completion tokens of all of its calls."""
+
+
+class AgentTrajectory(msgspec.Struct, frozen=True):
+    """One agent's whole conversation in one run: a line of an export for reinforcement learning."""
+
+    group: str
+    """The same for all runs of one question, word for word."""
+    run_id: str
+    agent: str
+    """Its name in the run: `delegation`, `execution-0`, …, `answer`."""
+    parent: str | None
+    """The agent that dispatched it."""
+    role: RoleName
+    sub_query: int | None
+    """The number of the one that it worked on, from 0."""
+    model: str
+    """Of an executor, its version."""
+    question: str
+    right_answers: tuple[str, ...]
+    answer: str
+    """The run's, as the reward is."""
+    reward: Reward
+    messages: tuple[Message, ...]
+    """The assistant's are the turns as they were shown again."""
+    turns: tuple[Completion, ...]
+    """As the engine returned them, with tokens where it was asked for these."""
+
+
+def reward_of(run: Run, golds: Sequence[str]) -> Reward:
+    """The reward of a run, if these are the right answers."""
+    counts = [call.usage.total_tokens if call.usage else None for call in run.calls]
+    tokens = None if None in counts else sum_known(counts) or 0
+    answer = output_of(run)
+    return Reward(exact_match(answer, golds), token_f1(answer, golds), tokens) if golds else Reward(None, None, tokens)
+
+
+def agent_trajectories(run: Run, golds: Sequence[str]) -> Iterator[AgentTrajectory]:
+    """A line for each agent that wrote anything, delegator, executors, answerer; none of a run that came to no answer,
+    or whose texts were not kept.
+    """
+    found = run.result
+    if run.status != "finished" or run.redacted or not isinstance(found, Trajectory):
+        return
+    group, reward = hashlib.sha256(run.request.encode()).hexdigest()[:16], reward_of(run, golds)
+    agents: list[tuple[RoleName, int | None, str, Conversation | None]] = [("delegation", None, "", found.delegation)]
+    agents += [("execution", number, one.executor, one.conversation) for number, one in enumerate(found.executions)]
+    for role, number, version, talk in (*agents, ("answer", None, "", found.answering)):
+        if talk is not None and talk.outputs:
+            last = [Message("assistant", said(talk.outputs[0].text))] if role == "answer" else []
+            yield AgentTrajectory(
+                group=group,
+                run_id=run.id,
+                agent=role if number is None else f"{role}-{number}",
+                parent=None if number is None else "delegation",
+                role=role,
+                sub_query=number,
+                model=version or (run.settings[role].model if role in run.settings else ""),
+                question=run.request,
+                right_answers=tuple(golds),
+                answer=found.answer,
+                reward=reward,
+                messages=(*talk.messages, *last),
+                turns=talk.outputs,
+            )

@@ -1,5 +1,6 @@
 """A run as it is stored, and what clients think of it."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -75,3 +76,10 @@ class Feedback(msgspec.Struct, frozen=True):
     def empty(self) -> bool:
         """True where it says nothing."""
         return self == Feedback(self.run_id, tenant=self.tenant)
+
+
+def right_answers(feedback: Sequence[Feedback]) -> tuple[str, ...]:
+    """The right answers that were told, each once: the operator's alone where there are any."""
+    told = [said for said in feedback if said.gold_answer.strip()]
+    trusted = [said for said in told if said.tenant is None]
+    return tuple(dict.fromkeys(said.gold_answer for said in trusted or told))

@@ -24,8 +24,8 @@ from router.errors import BadConfig, BadRequest
 from router.runs import RunFilter
 from router.store import Database, SQLArchive, opened
 from router.store.check import Checked, check
-from router.trace.export import ExportRow, export_row
-from router.trace.run import RunKind
+from router.trace.export import ExportRow, agent_trajectories, export_row
+from router.trace.run import RunKind, right_answers
 from serving.cli.options import FORMATS, add_command, add_config, chosen_file, json_of, new_parser, time_argument
 from serving.config.file import read_config
 from serving.files import replacing
@@ -127,7 +127,7 @@ def _show_checked(checked: Checked, console: Console) -> None:
     console.out(f"{looked_at}: {found}", highlight=False)
 
 
-Write = Callable[[ExportRow], None]
+Write = Callable[[Any], None]
 _GROUP_CHARS = 32_000_000
 """Of the traces of a row group, which is held in memory."""
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d([ T][\d:.]*(Z|[+-][\d:]+)?)?")
@@ -144,7 +144,7 @@ def _opened(path: Path) -> BinaryIO:
 def _json_lines(path: Path) -> Iterator[Write]:
     with _opened(path) as file:
 
-        def write(row: ExportRow) -> None:
+        def write(row: msgspec.Struct) -> None:
             texts = {name: f"{text} " for name, text in msgspec.structs.asdict(row).items() if _is_moment(text)}
             file.write(msgspec.json.encode(msgspec.structs.replace(row, **texts)) + b"\n")
 
@@ -196,6 +196,8 @@ def export(arguments: Sequence[str]) -> int:
     """Export; status 0 where the file is written."""
     parser = new_parser("runs export", "Writes runs with their traces into a file that `datasets.load_dataset` reads.")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="FILE.jsonl or FILE.parquet")
+    what = "rl: answers only, a line for each agent, with the run's reward; of no tenant whose runs must not train"
+    parser.add_argument("--for", dest="purpose", choices=("rl",), help=what)
     parser.add_argument("--force", action="store_true", help="replace a file that is there already")
     parser.add_argument("--tenant", metavar="NAME", help="one tenant's only")
     parser.add_argument("--training", action="store_true", help="leave out tenants whose runs must not train")
@@ -205,8 +207,9 @@ def export(arguments: Sequence[str]) -> int:
     add_config(parser)
     given = parser.parse_args(arguments)
     errors_only()
-    if given.out.suffix not in EXPORTS:
-        raise BadConfig(f"--out {given.out}: name a file that ends in {' or '.join(EXPORTS)}.")
+    endings = [".jsonl"] if given.purpose else list(EXPORTS)
+    if given.out.suffix not in endings:
+        raise BadConfig(f"--out {given.out}: name a file that ends in {' or '.join(endings)}.")
     if not given.out.parent.is_dir():
         raise BadConfig(f"--out {given.out}: the folder {given.out.parent} is not there; make it first.")
     if given.out.is_dir():
@@ -228,10 +231,10 @@ async def _export(given: argparse.Namespace) -> int:
     """Write the runs; the number of them."""
     wanted = RunFilter(
         tenant=given.tenant,
-        kind=given.kind,
+        kind="answer" if given.purpose else given.kind,
         start=given.since and given.since.timestamp(),
         end=given.until and given.until.timestamp(),
-        training=given.training,
+        training=given.training or given.purpose is not None,
     )
     columns = SpinnerColumn(), TextColumn("exporting: {task.completed} runs")
     runs = 0
@@ -243,8 +246,12 @@ async def _export(given: argparse.Namespace) -> int:
         ):
             task = bar.add_task("", total=None)
             async for told in SQLArchive(database).export(wanted):
-                write(export_row(told.run, told.feedback))
-                runs += 1
+                rows: list[msgspec.Struct] = [export_row(told.run, told.feedback)]
+                if given.purpose:
+                    rows[:] = agent_trajectories(told.run, right_answers(told.feedback))
+                for row in rows:
+                    write(row)
+                runs += bool(rows)
                 bar.update(task, completed=runs)
             if not runs:  # `load_dataset` cannot read a file without rows
                 raise BadRequest(f"--out {given.out}: not written, as there are no such runs.")

@@ -3,6 +3,8 @@
 from collections.abc import AsyncIterator, Sequence
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -19,16 +21,24 @@ from executor_sft.miniworld.world import World
 from router.calls import Role
 from router.models import Model, Sampling, ScriptedModel
 from router.models.connection_pool import ConnectionPool
+from router.models.model import TokenIds
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import Passage
 from router.search import Executor
 from router.search.agent import ExecutorLimits
-from router.trace import Execution
+from router.trace import Execution, Trajectory
+from router.trace.export import agent_trajectories
 from serving.config.file import load_config, preset
 from tests.router.deployment import lasting, report
+from tests.router.store.stored import run
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 MINI, MODEL = load_config(preset("mini")), "mini-executor"
+GREEDY = Sampling(MINI.roles.execution.max_tokens)
+TOLERANCE, MEAN_TOLERANCE = 0.1, 0.005
+"""Of log-probabilities, in nats, at most and on average: the engine computes in bf16 where the processor does, and from
+its cache; here the whole sequence is computed at once, in fp32.
+"""
 
 
 class Written(msgspec.Struct):
@@ -98,11 +108,12 @@ async def heard(engine_url: str, session: aiohttp.ClientSession) -> AsyncIterato
         yield str(server.make_url("/v1")), replies
 
 
-async def executed(model: Model, library: Library, sub_query: str, max_turns: int = 3) -> Execution:
+async def executed(
+    model: Model, library: Library, sub_query: str, max_turns: int = 3, sampling: Sampling = GREEDY
+) -> Execution:
     """One run, with the prompt that the demo serves with."""
-    config = MINI.roles.execution
-    system = Path(config.prompt).read_text("utf-8").strip()
-    role = Role("execution", model, system, Sampling(config.max_tokens), streams=False)
+    system = Path(MINI.roles.execution.prompt).read_text("utf-8").strip()
+    role = Role("execution", model, system, sampling, streams=False)
     return await Executor(role, Pages(library), ExecutorLimits(max_turns)).run(sub_query, 0, lasting())
 
 
@@ -131,6 +142,49 @@ async def test_rows_are_what_the_engine_read_and_wrote(
             assert len(row.completion_ids) - len(reply.choices[0].token_ids) in (0, 1)
             compared += 1
     assert compared >= 30
+
+
+def scored(model: Any, tokens: TokenIds) -> list[float]:
+    """The log-probabilities of a completion after its prompt, by transformers."""
+    import torch
+
+    ids = torch.tensor([tokens.prompt + tokens.completion])
+    with torch.no_grad():
+        logits = model(ids).logits[0, len(tokens.prompt) - 1 : -1].float()
+    picked = logits.log_softmax(-1).gather(1, torch.tensor(tokens.completion)[:, None])
+    return [float(one) for one in picked[:, 0]]
+
+
+@pytest.mark.engines
+async def test_exported_tokens_are_the_turns_and_their_logprobs_are_the_models(
+    library: Library, sub_queries: list[SubQuery], engine_url: str
+) -> None:
+    """Sampled at a temperature of 1, ids stand for the turn's text, and a second scoring of them by transformers gives
+    the same log-probabilities, within `TOLERANCE`.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = MINI.engines["executor"].path
+    tokenizer, apart = AutoTokenizer.from_pretrained(folder), list[float]()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    for seed, sub_query in enumerate(sub_queries[:6]):
+        sampling = msgspec.structs.replace(GREEDY, temperature=1.0, seed=seed)
+        async with ConnectionPool() as pool:
+            client = OpenAIHTTP(pool, engine_url, MODEL, extra_body={"return_token_ids": True, "logprobs": True})
+            work = await executed(client, library, sub_query.text, sampling=sampling)
+        (line,) = agent_trajectories(run("q/0", result=Trajectory("?", "answered", (work,), (1,))), ["?"])
+        assert line.turns == work.conversation.outputs
+        for turn in line.turns:
+            assert not isinstance(turn.tokens, msgspec.UnsetType)
+            assert not isinstance(turn.tokens.logprobs, msgspec.UnsetType)
+            written = tokenizer.decode(list(turn.tokens.completion)).removesuffix(tokenizer.eos_token)
+            assert "".join(written.split()) == "".join(turn.text.split())  # this tokenizer adds spaces
+            again = scored(model, turn.tokens)
+            apart += [abs(told - own) for told, own in zip(turn.tokens.logprobs, again, strict=True)]
+    print(f"{len(apart)} tokens, at most {max(apart):.4f} apart, {fmean(apart):.5f} on average")
+    assert len(apart) >= 120
+    assert max(apart) <= TOLERANCE
+    assert fmean(apart) <= MEAN_TOLERANCE
 
 
 async def test_prompts_of_any_trajectory_are_the_engines(

@@ -42,6 +42,21 @@ async def test_what_makes_another_call(tmp_path: Path) -> None:
     assert said == list("ABCDEF")
 
 
+async def test_calls_of_one_seed_do_not_share_their_noise(tmp_path: Path) -> None:
+    """Each has a seed of its own, the same whenever it is made; one without a seed has none."""
+    seeds: list[list[int | None]] = []
+    for start in range(2):
+        model = ScriptedModel("ABCD")
+        with CallCache.open(tmp_path / f"calls{start}") as cache:
+            cached = CachedModel(model, cache, "execution")
+            for each in (prompt(seed=1), prompt("Where?", seed=1), prompt(seed=2), prompt()):
+                await cached.complete(each)
+        seeds.append([asked.sampling.seed for asked in model.prompts])
+    assert seeds[0] == seeds[1]
+    assert len(set(seeds[0])) == 4
+    assert seeds[0][-1] is None
+
+
 async def test_two_at_the_same_time(tmp_path: Path) -> None:
     """The second one waits for what the first one gets."""
     model = ScriptedModel(["A"])

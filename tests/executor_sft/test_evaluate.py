@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from aiohttp import web
 
 from executor_sft.__main__ import run
-from executor_sft.evaluate import BASE, Answered, adapter_name, answers, evaluation_of, paired_difference
-from executor_sft.runtime import open_runtime
+from executor_sft.evaluate import Answered, answers, evaluation_of, paired_difference
+from executor_sft.runtime import BASE, adapter_name, named_adapters, open_runtime
 from router.errors import BadConfig, UpstreamRefused
 from router.protocol import Report
 from router.testing.openai_server import MODEL, OpenAIServer, fails, says, serving
@@ -20,6 +21,7 @@ from serving.config.file import load_config
 from tests.executor_sft.scripted_roles import questions
 from tests.executor_sft.test_runtime import ROLE, config
 from tests.router.deployment import STOP
+from tests.router.vllm_adapters import adapter_server
 
 
 @pytest.fixture
@@ -32,11 +34,48 @@ async def endpoint(tmp_path: Path) -> AsyncIterator[OpenAIServer]:
 
 
 async def test_every_rollout_is_one(endpoint: OpenAIServer, tmp_path: Path) -> None:
-    """With a seed of its own also at the config's temperature; what is remembered is not taken for another rollout."""
+    """With seeds of its own also at the config's temperature; what is remembered is not taken for another rollout."""
     async with open_runtime(load_config(tmp_path / "config.toml"), print, cache=tmp_path / "calls") as bench:
         answered = await answers(bench, [BASE], questions(2), rollouts=3)
     assert len(answered[BASE]) == 6
-    assert [body["seed"] for body in endpoint.bodies] == [0, 0, 1, 1, 2, 2]
+    assert len({body["seed"] for body in endpoint.bodies}) == 6
+
+
+async def test_delegators_are_compared_with_each_executor(tmp_path: Path) -> None:
+    """An adapter delegates under its name; all calls count in its tokens."""
+    asked: list[str] = []
+
+    async def stops(request: web.Request) -> web.StreamResponse:
+        asked.append((await request.json())["model"])
+        return await says(STOP)(request)
+
+    async with serving(recording=False) as server:
+        server.plays(stops)
+        config(tmp_path, role=ROLE.replace("http://127.0.0.1:9/v1", server.base_url))
+        async with open_runtime(load_config(tmp_path / "config.toml"), print) as bench:
+            executors, delegators = [BASE, "executor-000001"], [BASE, "trained-1"]
+            answered = await answers(bench, executors, questions(1), delegators=delegators, rollouts=1)
+    assert list(answered) == [BASE, f"{BASE}, trained-1", "executor-000001", "executor-000001, trained-1"]
+    assert asked == ["m", "trained-1"] * 2
+    assert [(one.executor_tokens, one.tokens) for (one,) in answered.values()] == [(0, 18)] * 4
+
+
+async def test_adapters_are_loaded_where_their_role_is_served(tmp_path: Path) -> None:
+    """A delegator's at the delegator's endpoint, an executor's at the executor's; the config's own model is none."""
+    folders = [adapter(tmp_path / name / "trained", name.encode()) for name in ("executor", "delegator")]
+    for folder in folders:
+        (folder / "adapter_config.json").write_text('{"r": 8}')
+    async with adapter_server() as execution, adapter_server() as delegation:
+        config(tmp_path)
+        file = tmp_path / "config.toml"
+        for role, server in (("delegation", delegation), ("execution", execution)):
+            head, name, rest = file.read_text().partition(f"[roles.{role}]")
+            file.write_text(head + name + rest.replace("http://127.0.0.1:9/v1", server.base_url, 1))
+        executors, delegators = (named_adapters([BASE, str(folder)]) for folder in folders)
+        async with open_runtime(load_config(file), print, adapters=executors, delegators=delegators):
+            loaded = [dict(server.adapters) for server in (execution, delegation)]
+        assert loaded == [{adapter_name(folder): str(folder)} for folder in folders]
+        assert execution.adapters == delegation.adapters == {}
 
 
 async def test_an_endpoint_that_refuses(endpoint: OpenAIServer, tmp_path: Path) -> None:
@@ -71,6 +110,7 @@ def test_an_adapter_is_loaded_under_a_name_that_no_other_one_has(tmp_path: Path)
         (["--rollouts", "0"], "--rollouts 0: Expected `int` >= 1"),
         (["--executors", "base", "base"], "names the same one twice"),
         (["--executors", "base", "trained"], "adapter_model.safetensors: is not there"),
+        (["--delegators", "base", "teacher"], "adapter_model.safetensors: is not there"),
         ([], "holds no question"),
     ],
 )
@@ -115,7 +155,7 @@ def answered(question: str, *, right: bool, tokens: int, searches: tuple[int, ..
         Execution(f"{question}?", Report("x", ()), "reported", (SearchRecord("?", ()),) * count, Conversation(()))
         for count in searches
     )
-    return Answered(question, "x" if right else "y", right, float(right), None, tokens, runs)
+    return Answered(question, "x" if right else "y", right, float(right), None, tokens, runs, 2 * tokens)
 
 
 def test_figures_are_means_over_rollouts_and_runs() -> None:
@@ -125,7 +165,7 @@ def test_figures_are_means_over_rollouts_and_runs() -> None:
         answered("a", right=False, tokens=300, searches=(3,)),
     ]
     (row,) = evaluation_of({"base": found}, SearchConfig(), 2, None).rows
-    assert (row.exact_match, row.executor_tokens, row.tokens_per_right_answer) == (0.5, 200, 400)
+    assert (row.exact_match, row.executor_tokens, row.tokens_per_right_answer, row.tokens) == (0.5, 200, 400, 400)
     assert (row.searches, row.multi_search, row.judge) == (2.0, 2 / 3, None)
 
 
@@ -150,6 +190,6 @@ def test_nobody_right_has_no_price_for_a_right_answer() -> None:
 def test_a_judge_that_is_never_read_counts_as_a_no() -> None:
     """Replies that cannot be read stay in the denominator."""
     found = [answered("a", right=True, tokens=1), answered("b", right=True, tokens=1)]
-    one = Answered("c", "x", True, 1.0, True, 1, ())
+    one = Answered("c", "x", True, 1.0, True, 1, (), 1)
     (row,) = evaluation_of({"base": [*found, one]}, SearchConfig(), 1, None).rows
     assert row.judge == 1 / 3

@@ -18,8 +18,10 @@ from executor_sft.step import read_manifest
 from router.access import Tenant
 from router.edge.grpc.server import Server
 from router.models import Message, Prompt, Sampling
+from router.models.model import TokenIds
 from router.store import Database
 from router.testing.openai_server import ChatRequest, fails, hang, says, serving
+from router.trace.export import AgentTrajectory
 from serving.retrieval.services import RetrievalServicer
 from tests.conftest import Rolegate
 from tests.executor_sft.scripted_roles import OnePage, answers, asks, questions, searches_once, searches_twice
@@ -42,6 +44,10 @@ class Endpoint:
         self.down: set[str] = set()
         self.tell_tokens: set[str] = set()
         """Models that were asked for their tokens."""
+        self.sampling: set[tuple[int | None, float | None]] = set()
+        """Seeds and temperatures that were asked for."""
+        self.lucky = False
+        """Whether the student knows, with every other seed, what the teacher does."""
         self.unwanted = ""
         """Calls with this in them are refused."""
         self.free = 10**6
@@ -65,9 +71,18 @@ class Endpoint:
             return await hang(request)
         self.free -= 1
         messages = tuple(Message(message["role"], message["content"]) for message in asked.messages)
-        self.answered[f"{asked.model} {messages}"] += 1
-        text = self.models[asked.model](Prompt(messages, Sampling()))
-        return await says(text, usage={"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12})(request)
+        sampling = msgspec.json.decode(body)
+        seed = sampling.get("seed")
+        self.sampling.add((seed, sampling["temperature"]))
+        self.answered[f"{asked.model} {seed} {messages}"] += 1
+        lucky = self.lucky and asked.model == "student" and seed % 2 == 0
+        text = self.models["teacher" if lucky else asked.model](Prompt(messages, Sampling()))
+        usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
+        if "logprobs" not in sampling:
+            return await says(text, usage=usage)(request)
+        told = {"token_ids": [3], "logprobs": {"content": [{"logprob": -0.5}]}, "finish_reason": "stop"}
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, **told}
+        return web.json_response({"choices": [choice], "usage": usage, "prompt_token_ids": [1, 2]})
 
 
 @pytest.fixture
@@ -214,6 +229,79 @@ async def test_a_teacher_that_is_down_or_is_not_named(
     assert status == 1
     assert "distillation.teacher: is not set; add a table [distillation.teacher]" in said
     assert not (tmp_path / "out").exists()
+
+
+SAMPLED = ("rollout", "--group", 5, "--executor", "base", "--concurrency", 2)
+
+
+def sampled(folder: Path) -> list[AgentTrajectory]:
+    lines = (folder / "trajectories.jsonl").read_bytes().splitlines()
+    return [msgspec.json.decode(line, type=AgentTrajectory) for line in lines]
+
+
+@pytest.fixture
+def untaught(config: Path) -> Path:
+    """The config without a teacher, which groups do without."""
+    config.write_text(config.read_text("utf-8").partition("[distillation.teacher]")[0], "utf-8")
+    return config
+
+
+async def test_groups(ran: Ran, untaught: Path, listed: Path, endpoint: Endpoint, tmp_path: Path) -> None:
+    """Each question is answered several times, each call with a seed of its own, and all roles tell their tokens; the
+    best run is kept.
+    """
+    endpoint.lucky = True
+    command = (*SAMPLED, "--config", untaught, "--questions", listed, "--limit", 2, "--out", tmp_path / "out")
+    status, said = await ran(*command)
+    assert status == 0, said
+    figures = read_manifest(tmp_path / "out").figures
+    assert (sum(figures["groups"].values()), figures["failed"]) == (2, {})
+    assert endpoint.tell_tokens == {"backbone", "student", "answerer"}
+    assert len(endpoint.sampling) == endpoint.answered.total()
+    assert {temperature for _, temperature in endpoint.sampling} == {1.0}
+
+    lines = sampled(tmp_path / "out")
+    agents = ["delegation", "execution-0", "execution-1", "answer"]
+    assert [(line.run_id, line.agent) for line in lines] == [
+        (f"q{number}/{seed}", agent) for number in range(2) for seed in range(5) for agent in agents
+    ]
+    assert [len({line.group for line in lines if line.run_id[:2] == name}) for name in ("q0", "q1")] == [1, 1]
+    right = {line.run_id for line in lines if line.reward.exact_match}
+    assert right == {line.run_id for line in lines if line.answer == f"home of MannF{line.run_id[1]}"}
+    assert figures["exact_match"] == len(right) / 10
+    assert {name[:2] for name in right} == {"q0", "q1"}
+    assert {line.model for line in lines} == {"backbone", "student", "answerer"}
+    for turn in (turn for line in lines for turn in line.turns):
+        assert turn.tokens == TokenIds((1, 2), (3,), (-0.5,))
+
+    filtering = ("filter", tmp_path / "out", "--best", "--none", "--out", tmp_path / "best")
+    status, said = await ran(*filtering)
+    assert status == 0, said
+    assert read_manifest(tmp_path / "best").figures["strata"] == {"best_delegator": 2, "best_executor": 4}
+
+
+async def test_groups_that_were_killed(
+    ran: Ran, untaught: Path, listed: Path, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    """Go on as other rollouts do, to the same lines; another temperature is another step."""
+    command = (*SAMPLED, "--config", untaught, "--questions", listed, "--out")
+    assert (await ran(*command, tmp_path / "whole"))[0] == 0
+    whole = endpoint.answered.copy()
+    endpoint.answered.clear()
+    endpoint.free = 50
+    process = await started(*command, tmp_path / "out")
+    async with asyncio.timeout(120):
+        await endpoint.both_held.wait()
+    process.kill()
+    await process.wait()
+    endpoint.free = 10**6
+    status, said = await ran(*command, tmp_path / "out")
+    assert status == 0, said
+    assert endpoint.answered == whole
+    assert sampled(tmp_path / "out") == sampled(tmp_path / "whole")
+    status, said = await ran(*command, tmp_path / "out", "--temperature", 0.8)
+    assert (status, "settings.temperature 1.0 (now 0.8)" in said) == (1, True)
+    assert (await ran(*command, tmp_path / "cold", "--temperature", 0.2))[0] == 1
 
 
 async def logged(folder: Path) -> None:

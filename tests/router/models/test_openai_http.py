@@ -117,6 +117,24 @@ async def test_tokens_that_are_asked_for(pool: ConnectionPool, openai_server: Op
     assert ["return_token_ids" in one for one in openai_server.bodies] == [True, False, True, True, False, False]
 
 
+async def test_logprobs_that_are_asked_for(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
+    """They come with the tokens, one for each; an endpoint that refuses them is asked for the tokens alone."""
+
+    def told(logprobs: str) -> Behaviour:
+        choice = f'"message":{{"content":"a"}},"token_ids":[7,8],"finish_reason":"stop","logprobs":{logprobs}'
+        return replies(f'{{"choices":[{{{choice}}}],"prompt_token_ids":[1,2]}}'.encode())
+
+    both = '{"content":[{"token":"x","logprob":-0.5,"bytes":[1],"top_logprobs":[]},{"logprob":-2}],"refusal":null}'
+    one, none = '{"content":[{"logprob":-0.5}]}', '{"content":null}'
+    refused = fails(400, "logprobs are not supported")
+    openai_server.plays(told(both), told(one), told(none), told("null"), refused, told("null"))
+    model = OpenAIHTTP(pool, openai_server.base_url, MODEL, extra_body={"return_token_ids": True, "logprobs": True})
+    found = [(await model.complete(PROMPT)).tokens for _ in range(5)]
+    assert found == [TokenIds((1, 2), (7, 8), (-0.5, -2.0)), *[TokenIds((1, 2), (7, 8))] * 4]
+    assert ["logprobs" in body for body in openai_server.bodies] == [True] * 5 + [False]
+    assert all(body["return_token_ids"] for body in openai_server.bodies)
+
+
 UNKNOWN = [
     (400, "Unknown parameter: 'stream_options.continuous_usage_stats'."),
     (422, '[{"type":"extra_forbidden","loc":["body","stream_options"],"msg":"Extra inputs are not permitted"}]'),

@@ -19,7 +19,7 @@ from router.access import Tenant
 from router.models import Completion, Message
 from router.store import Database, SQLArchive
 from router.trace import Conversation, Run
-from router.trace.export import ExportRow, export_row
+from router.trace.export import AgentTrajectory, ExportRow, Reward, export_row
 from router.trace.run import Feedback
 from serving.cli import store as export_file
 from serving.cli.main import main
@@ -285,6 +285,33 @@ def test_what_was_said_of_a_run(folder: Path) -> None:
     first, second = loaded(folder / "runs.jsonl")
     assert msgspec.json.decode(first["feedback"], type=list[Feedback]) == [said]
     assert second["feedback"] == "[]"
+
+
+def test_what_agents_sampled(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line for each agent of each answer that may train, with the reward that feedback tells; `datasets` reads it."""
+    shy = run("run-08", 8.0, [call("run-08")], tenant="shy")
+
+    async def write() -> None:
+        database = await Database.open("sqlite:///rolegate.db")
+        await put(database, *RUNS, shy, tenants=[Tenant("shy", training=False)])
+        await SQLArchive(database).add_feedback(Feedback("run-01", gold_answer="michael mann"))
+        await database.close()
+
+    asyncio.run(write())
+    assert export("runs.jsonl", "--for", "rl") == 0
+    assert capsys.readouterr().out == "runs.jsonl: 1 runs\n"
+    lines = [msgspec.json.decode(line, type=AgentTrajectory) for line in Path("runs.jsonl").read_bytes().splitlines()]
+    assert [(line.run_id, line.agent, line.parent) for line in lines] == [
+        ("run-01", "execution-0", "delegation"),
+        ("run-01", "execution-1", "delegation"),
+    ]
+    assert {line.reward for line in lines} == {Reward(exact_match=True, f1=1.0, tokens=None)}
+    assert all(turn.tokens is msgspec.UNSET for line in lines for turn in line.turns)
+    rows = datasets.load_dataset("json", data_files="runs.jsonl", split="train", cache_dir=str(folder / "cache"))
+    assert [row["messages"][0]["content"] for row in rows] == [one.sub_query for one in EXECUTIONS]
+
+    assert export("runs.parquet", "--for", "rl") == 1
+    assert "--out runs.parquet: name a file that ends in .jsonl." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
