@@ -167,7 +167,7 @@ class Assembly:
         given, cells = self._given.get(home), list[Cell]()
         for at, column in enumerate(self._schema.columns):
             claims: dict[tuple[Ask, str], Claim] = {}
-            for claim in filter(None, (each.claims[at] for each in members)):
+            for claim in sorted(filter(None, (each.claims[at] for each in members)), key=_grade):
                 claims.setdefault((claim.ask, claim.canonical), claim)
             looked = sum(each.looked and column.name in each.ask.columns for each in members)
             value = given[at] if given else ""
@@ -188,14 +188,14 @@ def assemble(
 
 
 def _cell(column: Column, given: str, claims: Sequence[Claim], exhausted: bool) -> Cell:
-    """A cell by its claims, in the order of the ranks of their asks."""
+    """A cell by its claims, the best supported first, and then by the ranks of their asks."""
     finer = _finer({claim.canonical for claim in claims}) if column.type == "date" else {}
     groups: dict[str, list[Claim]] = {}
     for claim in claims:
         form = finer.get(claim.canonical, claim.canonical)
         groups.setdefault("" if column.key else form, []).append(claim)
     for members in groups.values():
-        members.sort(key=lambda claim: (_SUPPORTS.index(claim.support), claim.canonical in finer))
+        members.sort(key=lambda claim: (_grade(claim), claim.canonical in finer))
     values = sorted(groups.values(), key=_worth)
     shown = tuple(claim for members in values for claim in members)
     if given or not shown:
@@ -206,9 +206,13 @@ def _cell(column: Column, given: str, claims: Sequence[Claim], exhausted: bool) 
     return Cell(shown[0].value, "agreed" if agreed else "single", shown)
 
 
+def _grade(claim: Claim) -> int:
+    return _SUPPORTS.index(claim.support)
+
+
 def _worth(claims: Sequence[Claim]) -> tuple[int, int, int]:
     """Smaller for the better of two values: by support, then different documents, then reports; else the first one."""
-    return _SUPPORTS.index(claims[0].support), -len(_documents(claims)), -len(claims)
+    return _grade(claims[0]), -len(_documents(claims)), -len(claims)
 
 
 def _documents(claims: Iterable[Claim]) -> set[str]:
