@@ -155,23 +155,24 @@ class Assembly:
             low, high = sorted(map(root, pair))
             if low != high:
                 same[high] = low
-        homes: dict[RowKey, RowKey] = {}
-        first: dict[tuple[str, ...], RowKey] = {}
+        several, homes, first = {*same, *same.values()}, dict[RowKey, RowKey](), dict[tuple[str, ...], RowKey]()
         for key in keys:
-            form = tuple(root(name) if (name := comparable(part)) in names else part for part in key)
+            form = tuple(root(name) if (name := comparable(part)) in several else part for part in key)
             homes[key] = key if key in self._given else first.get(form, key)
             first.setdefault(form, key)
         return homes
 
     def _row(self, home: RowKey, members: Sequence[Found]) -> Row:
-        given, cells = self._given.get(home), list[Cell]()
+        given, cells, parts = self._given.get(home), list[Cell](), iter(home)
         for at, column in enumerate(self._schema.columns):
             claims: dict[tuple[Ask, str], Claim] = {}
             for claim in sorted(filter(None, (each.claims[at] for each in members)), key=_grade):
                 claims.setdefault((claim.ask, claim.canonical), claim)
             looked = sum(each.looked and column.name in each.ask.columns for each in members)
             value = given[at] if given else ""
-            cells.append(_cell(column, value, list(claims.values()), looked >= self._asks_per_cell))
+            cell = _cell(column, value, list(claims.values()), looked >= self._asks_per_cell)
+            part = next(parts) if column.key else ""  # all there is of a row that was asked for and not yet found
+            cells.append(cell if cell.value else Cell(part, cell.state))
         asks = dict.fromkeys(each.ask for each in members if each.ask.row is None)
         aliases = dict.fromkeys(each.key for each in members if each.key != home)
         return Row(home, tuple(cells), tuple(asks), tuple(aliases), given is not None)

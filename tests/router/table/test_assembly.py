@@ -43,6 +43,15 @@ def test_a_discovery_and_its_fills() -> None:
     assert claim.citations[0].quote == "Krurou was founded by Ana Ruiz in 1321."
 
 
+def test_a_fill_before_its_discovery() -> None:
+    """Its row is there, by its key, and is last."""
+    fills = [(fill("bel", "founder"), executed("Bo")), (discovery(), executed("- Krurou"))]
+    assert cells(assemble(SCHEMA, [], fills)) == {
+        "Krurou": [("Krurou", "single"), ("", "missing"), ("", "missing")],
+        "bel": [("bel", "missing"), ("Bo", "single"), ("", "missing")],
+    }
+
+
 def test_two_values() -> None:
     """Equally well supported they conflict; one that is stated stands before one that is made up."""
     row = discovery(1), executed(HEAD + "| Krurou | Ana Ruiz | 1321 |", KRUROU)
@@ -89,6 +98,12 @@ def test_two_names_of_one_row() -> None:
     assert table.rows[0].cells[1].value == "Ana Ruiz"
     kept = assemble(SCHEMA, [["New Bel", "", ""], ["Krurou", "", ""]], [both, founder, tie])
     assert [row.key for row in kept.rows] == [("new bel",), ("krurou",), ("tal",)]
+
+
+def test_keys_that_differ_in_signs_only() -> None:
+    """They are rows of their own, as nothing says otherwise."""
+    table = assemble(SCHEMA, [], [(discovery(), executed("- C\n- C++\n- C#\n- The Hague\n- Hague\n- hague."))])
+    assert [row.key for row in table.rows] == [("c",), ("c++",), ("c#",), ("the hague",), ("hague",)]
 
 
 def test_keys_of_two_columns() -> None:
