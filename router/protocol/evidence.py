@@ -3,18 +3,24 @@
 import msgspec
 
 
-class Report(msgspec.Struct, frozen=True):
+class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     """A concise answer to one sub-query, with what supports it."""
 
     answer: str
     evidence: tuple[str, ...]
     """One to three short points from the retrieved text; empty where nothing was found."""
+    lost_lines: int = 0
+    """Lines of an answer of several lines that were cut off, be it in part."""
 
     def within(self, chars: int) -> "Report":
-        """The same, its answer and each point cut to `chars` characters."""
+        """The same, its answer and each point cut to `chars` characters; an answer of several lines, after a line."""
         if max(map(len, (self.answer, *self.evidence))) <= chars:
             return self
-        return Report(self.answer[:chars], tuple(point[:chars] for point in self.evidence))
+        answer = self.answer[:chars]
+        if "\n" in answer and answer != self.answer:
+            answer = answer[: answer.rindex("\n")]
+        lost = self.lost_lines + self.answer.count("\n") - answer.count("\n")
+        return Report(answer, tuple(point[:chars] for point in self.evidence), lost)
 
 
 NO_EVIDENCE = Report("no evidence found", ())

@@ -36,12 +36,15 @@ def unescape(text: str) -> str:
     return _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
 
 
-def one_line(text: str) -> str:
-    """Unescaped text with single spaces, which every encoding of Unicode can hold."""
+def readable(text: str) -> str:
+    """Unescaped text, which every encoding of Unicode can hold."""
     text = unescape(text)
-    if not text.isascii():
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return " ".join(text.split())
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def one_line(text: str) -> str:
+    """The same with single spaces."""
+    return " ".join(readable(text).split())
 
 
 def without_thinking(text: str) -> str:

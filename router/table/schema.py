@@ -1,0 +1,81 @@
+"""Columns and given rows, checked before anything is spent on them."""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import get_args
+
+from router.errors import BadRequest
+from router.table.cell_value import is_blank, row_key
+from router.trace.table import Column, ColumnType, RowKey, Schema
+
+MOST_COLUMNS = 64
+PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+"""The name of a key column in `Column.ask`."""
+
+
+def normal_name(name: str) -> str:
+    """The letters and digits of a column's name, case folded: how headers are compared with it."""
+    folded = unicodedata.normalize("NFKC", name).casefold()
+    return "".join(filter(str.isalnum, folded)) or "".join(folded.split())
+
+
+def checked_schema(columns: Iterable[Column]) -> Schema:
+    """The schema of these columns. Raises `BadRequest`, whose text says which column to change, and how."""
+    schema = Schema(tuple(columns))
+    if not schema.columns:
+        raise BadRequest("columns: there is none; give at least one, and mark as keys those that tell the rows apart.")
+    if len(schema.columns) > MOST_COLUMNS:
+        raise BadRequest(f"columns: {len(schema.columns)} of them, at most {MOST_COLUMNS}; ask for fewer, or twice.")
+    if not schema.keys:
+        raise BadRequest("columns: none is a key; mark as keys those that tell the rows apart, often the first one.")
+    seen: dict[str, int] = {}
+    for number, column in enumerate(schema.columns):
+        where = f"columns[{number}] {column.name!r}"
+        if not (name := normal_name(column.name)):
+            raise BadRequest(f"columns[{number}] has no name; give it one.")
+        if name in seen:
+            raise BadRequest(
+                f"{where}: columns[{seen[name]}] has this name; case, spaces and signs make no difference."
+            )
+        seen[name] = number
+        if defect := _defect(column, schema.keys):
+            raise BadRequest(f"{where}: {defect}")
+    return schema
+
+
+def _defect(column: Column, keys: Sequence[Column]) -> str:
+    """For people: the first thing that is wrong with a column by itself; empty where nothing is."""
+    if column.type not in get_args(ColumnType):
+        return f"the type {column.type!r} is unknown; use one of {', '.join(get_args(ColumnType))}."
+    if (column.type == "choice") != bool(column.choices):
+        return "choices belong to the type choice, and only to it; list them and set the type, or do neither."
+    if any(map(is_blank, column.choices)):
+        return "a choice is empty or means that there is no value; leave it out, as every cell may be empty."
+    if column.key or not column.ask:
+        return ""
+    usable, named = {normal_name(key.name): f"{{{key.name}}}" for key in keys}, PLACEHOLDER.findall(column.ask)
+    if strange := [name for name in named if normal_name(name) not in usable]:
+        return f"its ask names {{{strange[0]}}}, which is no key column; use {', '.join(usable.values())}."
+    return "" if named else f"its ask is the same for every row; name the row in it by {', '.join(usable.values())}."
+
+
+def checked_rows(schema: Schema, rows: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    """Given rows with a value for each column, empty where one is wanted. Raises `BadRequest`, whose text says which
+    row to change, and how.
+    """
+    checked: dict[RowKey, tuple[int, tuple[str, ...]]] = {}
+    for number, row in enumerate(rows):
+        if len(row) != len(schema.columns):
+            raise BadRequest(
+                f"rows[{number}] has {len(row)} values for {len(schema.columns)} columns; give one for each, in their "
+                "order, empty where it is wanted."
+            )
+        values = tuple("" if is_blank(value) else value.strip() for value in row)
+        for column, value in zip(schema.columns, values, strict=True):
+            if column.key and not value:
+                raise BadRequest(f"rows[{number}] has no {column.name!r}, which is a key; give it, or drop the row.")
+        first, _ = checked.setdefault(row_key(schema, values), (number, values))
+        if first != number:
+            raise BadRequest(f"rows[{number}] has the same key as rows[{first}]; give one of the two.")
+    return tuple(values for _, values in checked.values())

@@ -1,0 +1,56 @@
+"""The stored values of a table: its columns, and what is asked to fill it."""
+
+from typing import Literal
+
+import msgspec
+
+ColumnType = Literal["text", "integer", "number", "date", "url", "boolean", "choice"]
+AskKind = Literal["discover", "fill", "settle"]
+RowKey = tuple[str, ...]
+"""The canonical values of a row's key columns, in the order of the columns."""
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A column of a table."""
+
+    name: str
+    type: ColumnType = "text"
+    key: bool = False
+    """True where its values, together with those of the other key columns, tell the rows apart."""
+    about: str = ""
+    """The meaning of its values, for models."""
+    ask: str = ""
+    """The question for one cell, with the names of key columns in braces: "When was {city} founded?"; empty for a plain
+    one made of the names.
+    """
+    choices: tuple[str, ...] = ()
+    """All its values, where `type` is `choice`."""
+    unit: str = ""
+
+
+class Schema(msgspec.Struct, frozen=True):
+    """The columns of a table, in order; `router.table.schema` checks them."""
+
+    columns: tuple[Column, ...]
+
+    @property
+    def keys(self) -> tuple[Column, ...]:
+        """The key columns."""
+        return tuple(column for column in self.columns if column.key)
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """One piece of work for one executor; equal asks are the same ask, whenever they are made."""
+
+    kind: AskKind
+    """`discover` finds rows, `fill` looks up cells of a row, `settle` gets a second opinion on some."""
+    columns: tuple[str, ...]
+    """Names of the columns whose values are wanted."""
+    row: RowKey | None = None
+    """None for a discovery."""
+    discovery: int = 0
+    """The number of a discovery in the order in which the delegator wrote them, from 1; 0 for the other kinds."""
+    attempt: int = 1
+    """From 1; counted for each discovery, and for the cells of a row."""
+    manager: str = ""
+    """The manager that it goes to; empty where there is one way only."""

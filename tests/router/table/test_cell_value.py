@@ -1,0 +1,147 @@
+"""Values that mean the same have one canonical form, and what has none of its type is a text."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.table.cell_value import canonical, is_blank, plain, row_key, values_in
+from router.trace.table import Column, ColumnType, Schema
+from tests.router.outputs import FLOODS
+
+_CHOICES = ("Catholic", "**Other** faith", "天主教")
+# fmt: off
+_PIECES = st.sampled_from([
+    "**", "*", "`", "[", "]", "(", ")", "[1]", "](http://a.b)", "<b>", "<", ">", "www.", "http://", "/", ".",
+    ",", " ", "\n", "1", "12", "1943", "-", "−", "e5", "k", "million", "万", "%", "$", "May", "年", "月", "st", "ﬀ",
+    "İ", "ß", "\u0301", "\u0338", "=", "＊", "［", "²", "\u00a0", "…", "“", "。", "yes", "Catholic", "other faith",
+    "bc", ":", "#", "?", "_", "|", "\ud83d",
+])
+# fmt: on
+VALUES = st.lists(_PIECES | st.text(max_size=4), max_size=12).map("".join)
+COLUMNS = st.sampled_from(
+    [Column("c", kind) for kind in ("text", "integer", "number", "date", "url", "boolean")]
+    + [Column("c", "number", unit="million km²"), Column("c", "choice", choices=_CHOICES)]
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "values"),
+    [
+        (
+            "text",
+            "krurou",
+            "Krurou|**Krurou**|[Krurou](https://a.b/c_(d))|“KRUROU”,|Krurou[1]|Krurou[^2](http://a.b)|`Krurou`.",
+        ),
+        ("text", "krurou", "ＫＲＵＲＯＵ"),
+        ("text", "c++", "C++|c++."),
+        ("text", "北京", "北京|**北京**|《北京》"),
+        ("number", "1234", "1234|1,234|1 234|1'234|1,234.0|1.234,00|~1,234 people|1234%|1,234 (2020)|01234"),
+        ("number", "-5.5", "-5.5|−5.50|-5,5|-5.5 °C"),
+        ("number", "3200000", "3.2 million|3,200,000|3200k|320万|0.032亿|3.2e6"),
+        ("integer", "85", "$85|85 USD|€85.00|85 km²|85th"),
+        ("number", "10-12", "10-12|**10-12**"),
+        ("number", "753 bc", "753 BC"),
+        ("date", "1943", "1943|c. 1943|1943年|founded in 1943"),
+        ("date", "1943-05", "May 1943|1943-05|1943年5月|May, 1943|1943/5"),
+        (
+            "date",
+            "1943-05-14",
+            "1943-05-14|14 May 1943|May 14th, 1943|1943年5月14日|14.05.1943|05/14/1943|1943-05-14T10:00:00Z",
+        ),
+        ("date", "05/04/1943", "05/04/1943"),
+        ("date", "1943-1945", "1943-1945"),
+        ("date", "1990s", "1990s"),
+        ("date", "2023-02-30", "2023-02-30"),
+        (
+            "url",
+            "a.org/b",
+            "https://www.a.org/b/|a.org/b|HTTP://A.org:80/b?x=1#y|[Home](https://a.org/b)|see <http://a.org/b>.",
+        ),
+        ("boolean", "true", "Yes|TRUE|✓|是"),
+        ("boolean", "false", "No.|false|否"),
+    ],
+)
+def test_values_with_one_form(kind: ColumnType, form: str, values: str) -> None:
+    """By the column's type."""
+    assert {canonical(Column("c", kind), value) for value in values.split("|")} == {form}
+
+
+def test_a_unit_that_is_named_is_no_part_of_a_number() -> None:
+    """Nor is a power multiplied that the unit has already."""
+    column = Column("area", "number", unit="million km²")
+    assert [canonical(column, value) for value in ("3.2 million km²", "3.2", "3.2 million")] == ["3.2"] * 3
+
+
+def test_a_choice_is_spelt_as_listed() -> None:
+    """One that is named alone counts, two do not."""
+    column = Column("c", "choice", choices=_CHOICES)
+    values = ["largely catholic", "OTHER faith", "信仰天主教的人", "Catholic or other faith", "catholicism"]
+    assert [canonical(column, value) for value in values] == [
+        "Catholic",
+        "**Other** faith",
+        "天主教",
+        "catholic or other faith",
+        "catholicism",
+    ]
+
+
+@given(COLUMNS, VALUES)
+def test_a_form_is_its_own_form(column: Column, value: str) -> None:
+    """Whatever the value is."""
+    form = canonical(column, value)
+    assert canonical(column, form) == form
+
+
+@given(VALUES)
+def test_numbers_and_dates_are_found_in_any_text(text: str) -> None:
+    """Each in the form that it has as a value."""
+    for kind in ("number", "date"):
+        column = Column("c", kind)
+        for found in values_in(column, text):
+            assert len(found) > 60 or canonical(column, found) == found
+
+
+def test_dates_in_a_sentence() -> None:
+    """As far as each is stated."""
+    text = "Founded in 1943. 12 years later, on 5 May 1955, it had 1,200 people; 1999年 3 月 it had none."
+    assert values_in(Column("c", "date"), text) == ("1943", "1955-05-05", "1999-03")
+    assert values_in(Column("c", "integer"), text) == ("1943", "12", "5", "1955", "1200", "1999", "3")
+
+
+def test_what_stands_for_no_value() -> None:
+    """In the words of models, in tables and in reports."""
+    blanks = [
+        "",
+        " ",
+        "-",
+        "—",
+        "N/A",
+        "n/a.",
+        "**Unknown**",
+        "Not found",
+        "not found in your documents",
+        "无",
+        "...",
+        "?",
+    ]
+    assert all(map(is_blank, blanks))
+    assert not any(map(is_blank, ["0", "no", "Nanaimo", "none of these", "+"]))
+
+
+def test_markup_is_no_part_of_a_value() -> None:
+    """A link's text stays, a note's number goes."""
+    written = "**Ana** <b>Ruiz</b>[2], [mayor](https://a.b/c_(d)) of `Bel`, see <https://a.b>"
+    assert " ".join(plain(written).split()) == "Ana Ruiz , mayor of Bel, see https://a.b"
+
+
+def test_a_key_is_made_of_the_key_columns_by_their_types() -> None:
+    """In the order of the columns."""
+    schema = Schema((Column("city", key=True), Column("mayor"), Column("year", "date", key=True)))
+    assert row_key(schema, ["**Krurou**", "Ana", "May 1943"]) == ("krurou", "1943-05")
+
+
+@pytest.mark.parametrize("flood", FLOODS, ids=lambda flood: repr(flood[:12]))
+def test_a_flood_has_a_form(flood: str) -> None:
+    """In the time of the test's limit, which is far from that of anything quadratic."""
+    for kind in ("text", "number", "date", "url"):
+        assert isinstance(canonical(Column("c", kind), flood[:50_000]), str)

@@ -1,0 +1,55 @@
+"""Columns and given rows are refused with what is wrong, where, and what to do."""
+
+import pytest
+
+from router.errors import BadRequest
+from router.table import checked_rows, checked_schema
+from router.trace.table import Column
+
+CITY, FOUNDED = Column("City", key=True), Column("founded", "integer", ask="When was {city} founded?")
+
+
+def test_what_is_right_is_taken() -> None:
+    """Names in an ask are compared as headers are."""
+    schema = checked_schema([CITY, FOUNDED, Column("kind", "choice", choices=("port", "mine"))])
+    assert schema.keys == (CITY,)
+    assert checked_rows(schema, [["Krurou", " 1321 ", "n/a"], ["Bel", "", ""]]) == (
+        ("Krurou", "1321", ""),
+        ("Bel", "", ""),
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ([], "there is none"),
+        ([FOUNDED], "none is a key; mark"),
+        ([CITY, *(Column(f"c{number}") for number in range(64))], "65 of them, at most 64"),
+        ([CITY, FOUNDED, Column("**Founded**")], r"columns\[2\] '\*\*Founded\*\*': columns\[1\] has this name"),
+        ([CITY, Column(" ")], r"columns\[1\] has no name"),
+        ([CITY, Column("kind", "enum")], "type 'enum' is unknown; use one of text, integer"),  # type: ignore[arg-type]
+        ([CITY, Column("kind", "choice")], "list them and set the type"),
+        ([CITY, Column("kind", choices=("a", "b"))], "list them and set the type"),
+        ([CITY, Column("kind", "choice", choices=("a", "N/A"))], "leave it out"),
+        ([CITY, Column("mayor", ask="Who leads {town}?")], r"names \{town\}, which is no key column; use \{City\}"),
+        ([CITY, Column("mayor", ask="Who leads it?")], r"the same for every row; name the row in it by \{City\}"),
+    ],
+)
+def test_columns_that_cannot_be_filled(columns: list[Column], says: str) -> None:
+    """Each is refused by its place and name."""
+    with pytest.raises(BadRequest, match=says):
+        checked_schema(columns)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([["Krurou", "1321"], ["Bel"]], r"rows\[1\] has 1 values for 2 columns; give one for each"),
+        ([["Krurou", ""], ["?", "1400"]], r"rows\[1\] has no 'City', which is a key; give it, or drop the row"),
+        ([["Krurou", ""], ["Bel", ""], ["**krurou**", "1"]], r"rows\[2\] has the same key as rows\[0\]"),
+    ],
+)
+def test_rows_that_cannot_be_kept(rows: list[list[str]], says: str) -> None:
+    """Each is refused by its place."""
+    with pytest.raises(BadRequest, match=says):
+        checked_rows(checked_schema([CITY, FOUNDED]), rows)

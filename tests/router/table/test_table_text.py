@@ -1,0 +1,308 @@
+"""Tables are read as models write them, whatever they write, and back as they were written."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.protocol.turns import ReportTurn, SearchTurn
+from router.table.cell_value import plain
+from router.table.table_text import (
+    parse_table_turn,
+    read_csv,
+    read_rows,
+    read_values,
+    to_csv,
+    to_markdown,
+)
+from router.trace.table import Column, Schema
+from tests.router.outputs import FLOODS, OUTPUTS
+from tests.router.protocol.test_parse_time import grows_linearly
+
+CITY, FOUNDER, FOUNDED = Column("city", key=True), Column("founder"), Column("founded", "integer")
+CITIES = (CITY, FOUNDER, FOUNDED)
+KRUROU, BEL = ("Krurou", "Ana Ruiz", "1321"), ("Bel", "", "1400")
+
+_HEAD, _ROWS = "| city | founder | founded |\n|---|---|---|\n", "| Krurou | Ana Ruiz | 1321 |\n| Bel | | 1400 |"
+MANNERS = {
+    "plain": _HEAD + _ROWS,
+    "fenced, with prose around it": (
+        "Here is the table | as you asked:\n\n```markdown\n| City | Founder | Founded |\n|:---|:---:|---:|\n"
+        "| Krurou | Ana Ruiz | 1321 |\n| Bel | | 1400 |\n```\n\nNote: the founder of Bel is unknown."
+    ),
+    "a fence that is not closed": "```\n|city|founder|founded|\n|-|-|-|\n|Krurou|Ana Ruiz|1321|\n|Bel||1400|\n",
+    "no bars around it": "city | founder | founded\n--- | --- | ---\nKrurou | Ana Ruiz | 1321\nBel | | 1400",
+    "no line of dashes": _HEAD.replace("|---|---|---|\n", "") + _ROWS,
+    "no header": _ROWS,
+    "columns in another order, and more": (
+        "| # | Founded | **City** | Country | Founder |\n|---|---|---|---|---|\n"
+        "| 1 | 1321 | Krurou | Vor | Ana Ruiz |\n| 2 | 1400 | Bel | Vor | |"
+    ),
+    "columns under other names": "| Name of the city | Founder (person) | Year |\n|---|---|---|\n" + _ROWS,
+    "in a foreign language": _HEAD.replace("city | founder | founded", "城市 | 创始人 | 年") + _ROWS,
+    "an empty line, more": "|city|x|founder|founded|\n|Krurou|y|Ana Ruiz|1321|\n\n|Bel|||1400|",
+    "all on one line": "| city | founder | founded | |---|---|---| | Krurou | Ana Ruiz | 1321 | | Bel |  | 1400 |",
+    "two rows on one line": _HEAD + _ROWS.replace("|\n|", "||"),
+    "a header for each row": f"### Krurou\n{_HEAD}{_ROWS}".replace("\n| Bel", f"\n\n### Bel\n{_HEAD}| Bel"),
+    "the header again": _HEAD + _ROWS.replace("\n", f"\n{_HEAD}"),
+    "an empty line in it": _HEAD + _ROWS.replace("\n", "\n\n"),
+    "a table of its sources after it": f"{_HEAD}{_ROWS}\n\n| No. | Title | Link |\n|---|---|---|\n| 1 | Annals | a.b |",
+    "CSV in a fence": "The cities:\n```csv\ncity,founder,founded\nKrurou,Ana Ruiz,1321\nBel,,1400\n```",
+    "line ends of Windows": (_HEAD + _ROWS).replace("\n", "\r\n"),
+}
+
+
+@pytest.mark.parametrize("manner", MANNERS)
+def test_the_manners_of_models(manner: str) -> None:
+    """One table, written in many ways."""
+    assert read_rows(MANNERS[manner], CITIES) == ((KRUROU, BEL), 0)
+
+
+def test_cells_that_are_missing_or_too_many() -> None:
+    """A short row is filled up; a bar that was not escaped belongs to the last cell."""
+    text = "| city | founder | founded |\n|---|---|---|\n| Krurou |\n| Bel | Bo | 1400 | or 1401 |\n| Tal | - | n/a |"
+    assert read_rows(text, CITIES).rows == (("Krurou", "", ""), ("Bel", "Bo", "1400 | or 1401"), ("Tal", "-", "n/a"))
+
+
+def test_cells_that_were_merged() -> None:
+    """An empty part of a key, and a sign for the cell above, stand for that cell."""
+    columns = (Column("year", key=True), Column("event", key=True), Column("city"))
+    text = '| year | event | city |\n|---|---|---|\n| 2020 | Song | Bel |\n| | Dance | 〃 |\n| 2021 | Song | " |'
+    assert read_rows(text, columns).rows == (
+        ("2020", "Song", "Bel"),
+        ("2020", "Dance", "Bel"),
+        ("2021", "Song", "Bel"),
+    )
+
+
+def test_rows_that_are_not_there() -> None:
+    """Left out, without a key, or cut off: they are counted; one that begins with dots is there."""
+    head = _HEAD + "| Krurou | Ana Ruiz | 1321 |\n"
+    assert read_rows(head + "| ... | ... | ... |\n| | Bo | 1400 |", CITIES) == ((KRUROU,), 2)
+    assert read_rows(head + "| (… and 12 more rows) | | |", CITIES) == ((KRUROU,), 1)
+    assert read_rows(head + "| ...And Justice | | |", CITIES).rows[1:] == (("...And Justice", "", ""),)
+    assert read_rows(head + "| Bel | | 14", CITIES, cut=True) == ((KRUROU,), 1)
+    assert read_rows(head, CITIES, cut=True) == ((KRUROU,), 0)
+
+
+def test_chinese() -> None:
+    """Names, headers and signs."""
+    columns = (Column("姓名", key=True), Column("获奖年份", "integer"))
+    text = (
+        "以下是结果：\n\n```markdown\n| 姓名 | 获奖年份（年） |\n|:--|---|\n| 莫言 | 2012年 |\n| 屠呦呦 | 同上 |\n```"
+    )
+    assert read_rows(text, columns).rows == (("莫言", "2012年"), ("屠呦呦", "2012年"))
+    assert read_rows("北京、上海、广州", columns[:1]).rows == (("北京",), ("上海",), ("广州",))
+    assert read_values("获奖年份：2012年", Schema(columns), columns[1:], ("莫言",)) == ("2012年",)
+
+
+def test_a_thousand_rows() -> None:
+    """In a turn that its length cut: all but the last one."""
+    rows = [(f"City {number}", f"Founder {number}", str(1000 + number)) for number in range(1000)]
+    turn = parse_table_turn("<answer>" + to_markdown(CITIES, rows)[:-20], cut=True)
+    assert isinstance(turn, ReportTurn)
+    assert turn.report.lost_lines == 1
+    assert read_rows(turn.report.answer, CITIES) == (tuple(rows[:999]), 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "- Krurou\n- Bel\n- Tal",
+        "The cities are:\n1. **Krurou** – on the river\n2. **Bel**: a port\n3) Tal\nThese are all that they name.",
+        "Krurou\nBel\nTal",
+        "city\nKrurou\nBel\nTal",
+        "Krurou, Bel, and Tal",
+        "```\nKrurou\nBel\nTal\n```",
+    ],
+)
+def test_lists_of_keys(text: str) -> None:
+    """One a line, or several on a single one."""
+    assert read_rows(text, [CITY]).rows == (("Krurou",), ("Bel",), ("Tal",))
+    assert [plain(row[0]) for row in read_rows(text, CITIES).rows] == ["Krurou", "Bel", "Tal"]
+
+
+def test_a_list_that_says_more() -> None:
+    """The key is what comes first, where more than keys was asked for."""
+    text = "- Krurou: founded in 1321\n- **Bel** – a port"
+    assert [row[0] for row in read_rows(text, CITIES).rows] == ["Krurou", "**Bel**"]
+    assert [row[0] for row in read_rows(text, [CITY]).rows] == ["Krurou: founded in 1321", "Bel"]
+
+
+def test_a_list_that_was_cut() -> None:
+    """Its last line does not count."""
+    assert read_rows("- Krurou\n- Bel\n- Ta", [CITY], cut=True) == ((("Krurou",), ("Bel",)), 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("founder: Ana Ruiz\nfounded: 1321", ("Ana Ruiz", "1321")),
+        ("- **Founded**: 1321\n- **Founder**: Ana Ruiz (of Bel)", ("Ana Ruiz (of Bel)", "1321")),
+        ("| Column | Value |\n|---|---|\n| founder | Ana Ruiz |\n| founded | 1321 |", ("Ana Ruiz", "1321")),
+        ("| founder | founded |\n|---|---|\n| Ana Ruiz | 1321 |", ("Ana Ruiz", "1321")),
+        (
+            "| city | founder | founded |\n|---|---|---|\n| Bel | Bo | 1400 |\n| **KRUROU** | Ana Ruiz | |",
+            ("Ana Ruiz", ""),
+        ),
+        ("| city | founder | founded |\n|---|---|---|\n| Bel | Bo | 1400 |\n| Tal | Cy | 1500 |", ("", "")),
+        ("Ana Ruiz founded it.", ("", "")),
+    ],
+)
+def test_values_of_one_row(text: str, values: tuple[str, ...]) -> None:
+    """From pairs, or from the row of a table that is about it."""
+    assert read_values(text, Schema(CITIES), [FOUNDER, FOUNDED], ("krurou",)) == values
+
+
+def test_one_value_is_the_whole_text() -> None:
+    """Unless it is told with its name."""
+    for text in (
+        "1321",
+        "founded: 1321",
+        "| founded |\n|---|\n| 1321 |",
+        "| city | founded |\n|---|---|\n| Krurou | 1321 |",
+    ):
+        assert read_values(text, Schema(CITIES), [FOUNDED], ("krurou",)) == ("1321",), text
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer>| a | b |\n| c | d |</answer><evidence>- A b.</evidence>", "| a | b |\n| c | d |"),
+        ("<think>| x |</think><answer>\n```\n| a | b |\n| c | d |\n```\n</answer>", "```\n| a | b |\n| c | d |\n```"),
+        ("<answer>Krurou\nBel</answer><evidence>Krurou is a city of Vor.", "Krurou\nBel"),
+        ("| a | b |\n|---|---|\n| c | d |\nDone.", "| a | b |\n|---|---|\n| c | d |\nDone."),
+        (
+            "<answer>| a | says </answer> |\n| c | &lt;/answer&gt; |</answer>",
+            "| a | says </answer> |\n| c | </answer> |",
+        ),
+        (
+            "<answer>| a | <evidence> |\n| c | d |\n</answer>\n<evidence>x</answer></evidence>",
+            "| a | <evidence> |\n| c | d |",
+        ),
+    ],
+)
+def test_turns_with_a_table(text: str, answer: str) -> None:
+    """Lines are kept, tags within a row are text."""
+    turn = parse_table_turn(text)
+    assert isinstance(turn, ReportTurn)
+    assert turn.report.answer == answer
+    assert turn.report.lost_lines == 0
+
+
+def test_turns_without_a_table() -> None:
+    """A search is a search; words that are neither are malformed."""
+    assert parse_table_turn("<search>cities of Vor</search>") == SearchTurn("cities of Vor", 0)
+    assert not isinstance(parse_table_turn("I do not know | anything."), ReportTurn)
+    assert not isinstance(parse_table_turn("<answer> </answer>"), ReportTurn)
+
+
+def test_a_report_is_cut_between_rows() -> None:
+    """By its limit of characters; what was cut is counted."""
+    turn = parse_table_turn("<answer>| a | b |\n| c | d |\n| e | f |</answer>")
+    assert isinstance(turn, ReportTurn)
+    report = turn.report.within(22)
+    assert (report.answer, report.lost_lines) == ("| a | b |\n| c | d |", 1)
+
+
+_VALUES = st.text().map(str.strip) | st.sampled_from(
+    [
+        "-",
+        "---",
+        ":-:",
+        "…",
+        "...",
+        "... and 3 more",
+        '"',
+        "〃",
+        "同上",
+        "\\",
+        "a\\|b",
+        "<br>",
+        "a<BR/>b",
+        "\\<br>",
+        "a\nb",
+        "`",
+        "|",
+    ]
+)
+_KEYS = st.text("abc|\\<br>-\n", min_size=1).map(lambda text: f"k{text}".strip())
+
+
+@given(st.lists(st.tuples(_KEYS, _VALUES, _VALUES)))
+def test_what_is_written_is_read_back(rows: list[tuple[str, str, str]]) -> None:
+    """From Markdown but for kinds of line breaks, from CSV as it is; names are written too."""
+    columns = (Column("a|b", key=True), Column("-"), Column("x <br> y"))
+    unified = tuple(tuple(value.replace("\r\n", "\n").replace("\r", "\n") for value in row) for row in rows)
+    assert read_rows(to_markdown(columns, rows), columns) == (unified, 0)
+    assert read_csv(to_csv(columns, rows), columns) == rows
+
+
+_PARTS = st.sampled_from(
+    ["|", "| ", "---", "|---|", "\n", "city", "founder", "```", "\\", "</answer>", "<br>", '"', ",", "- ", "..."]
+)
+
+
+@given(OUTPUTS | st.lists(_PARTS).map("".join), st.booleans())
+def test_any_text_is_read(text: str, cut: bool) -> None:
+    """Into rows that have a key and are as wide as asked for."""
+    for row in read_rows(text, CITIES, cut=cut).rows:
+        assert len(row) == 3
+        assert row[0]
+    assert len(read_values(text, Schema(CITIES), [FOUNDER, FOUNDED], ("krurou",))) == 2
+    assert all(len(row) == 3 for row in read_csv(text, CITIES))
+    parse_table_turn(text, cut)
+
+
+HOSTILE = [
+    "|",
+    "| ",
+    "|\\",
+    "\\|",
+    "| | ",
+    "|---",
+    "| city |\n|---|\n",
+    "```\n|",
+    "</answer>",
+    "<answer>",
+    '"',
+    "a,",
+    "founder: ",
+    "- ",
+    "...|",
+]
+
+
+@pytest.mark.parametrize(
+    "flood", [*FLOODS, *(piece * (50_000 // len(piece)) for piece in HOSTILE)], ids=lambda flood: repr(flood[:12])
+)
+def test_a_flood_is_read(flood: str) -> None:
+    """Wherever it stands."""
+    for before in ("", "<answer>", "| city | founder | founded |\n|---|---|---|\n", "city,founder\n"):
+        flood = flood[:50_000]
+        read_rows(before + flood, CITIES)
+        read_values(before + flood, Schema(CITIES), [FOUNDER], ("krurou",))
+        parse_table_turn(before + flood, cut=True)
+
+
+def test_ten_megabytes_on_a_line() -> None:
+    """What is beyond any table is not read, and counts as cut off."""
+    assert read_rows("|" * 10_000_000, CITIES) == ((), 1)
+
+
+READERS: dict[str, Callable[[str], object]] = {
+    "rows": lambda text: read_rows(text, CITIES),
+    "values": lambda text: read_values(text, Schema(CITIES), [FOUNDER], ("krurou",)),
+    "turn": parse_table_turn,
+}
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("reader", READERS)
+def test_a_megabyte_of_anything_that_repeats(reader: str) -> None:
+    """It takes as much longer than a tenth of it as it is longer."""
+    for piece in HOSTILE:
+        text = (piece * (1_000_000 // len(piece) + 1))[:1_000_000]
+        assert grows_linearly(partial(READERS[reader], text), partial(READERS[reader], text[:100_000])), piece
