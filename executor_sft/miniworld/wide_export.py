@@ -1,0 +1,103 @@
+"""Table questions as files in WideSearch's form, and how much of their gold is found by gold searches."""
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from executor_sft.miniworld.questions import Examiner
+from executor_sft.miniworld.wide import Reach, TableTask, WideWorld
+from serving.retrieval.build import build_index
+from serving.retrieval.embedder import MiniLM
+from serving.retrieval.index import Index
+
+Search = Callable[[list[str]], list[list[str]]]
+"""Queries to the ids of the passages that each finds."""
+_TOP_K = 3
+_YEAR = {"preprocess": ["extract_number"], "metric": ["number_near"], "criterion": 0.0}
+_TEXT = {"preprocess": ["norm_str"], "metric": ["exact_match"]}
+
+
+def export_tables(wide: WideWorld, folder: Path) -> None:
+    """Write `tasks.jsonl`, `gold/<id>.csv` and, to tell errors apart, `reach.jsonl`: where each gold cell is found, and
+    the names in registers that do not belong.
+    """
+    (folder / "gold").mkdir(parents=True, exist_ok=True)
+    tasks, reaches = [], []
+    for task in wide.tasks:
+        rules = [_YEAR if name == "year" else _TEXT for name in task.columns]
+        evaluation = {"unique_columns": task.columns[:1], "required": task.columns}
+        evaluation |= {"eval_pipeline": dict(zip(task.columns, rules, strict=True))}
+        row = {"instance_id": task.id, "query": task.query, "evaluation": json.dumps(evaluation), "language": "en"}
+        tasks.append(row)
+        named = {name for one in task.sets for register in one.registers for name in one.stated[register].names}
+        stale = sorted(named - {one.mention for one in task.rows})
+        reaches.append({"instance_id": task.id, "size": task.size, "reach": wide.reach(task), "stale": stale})
+        with (folder / "gold" / f"{task.id}.csv").open("w", encoding="utf-8-sig", newline="") as file:
+            rows = ([one.mention, *(wide.gold(one, column) for column in task.relations)] for one in task.rows)
+            csv.writer(file).writerows([task.columns, *rows])
+    (folder / "tasks.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(tasks))
+    (folder / "reach.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(reaches))
+
+
+def figures(wide: WideWorld, search: Search | None = None) -> list[dict[str, Any]]:
+    """Sizes, and shares of the gold cells by where they are found, for each size class and all tasks; with `search`,
+    also the shares of the rows and of the stated cells that gold searches find.
+    """
+    groups: dict[str, Counter[str]] = {}
+    for task in wide.tasks:
+        cells = Counter[str](cell for row in wide.reach(task) for cell in row)
+        counts = cells + Counter(tables=1, rows=len(task.rows), cells=cells.total())
+        counts["stated"] = cells.total() - cells["unstated"]
+        counts += Counter(_found(wide, task, search) if search else {})
+        for group in (task.size, "all"):
+            groups[group] = groups.get(group, Counter()) + counts
+    shares = dict.fromkeys(get_args(Reach), "cells") | (
+        {"rows_found": "rows", "cells_found": "stated"} if search else {}
+    )
+    return [
+        {"size": group, **{name: counts[name] for name in ("tables", "rows", "cells", "discoveries") if counts[name]}}
+        | {name: round(counts[name] / counts[whole], 4) for name, whole in shares.items()}
+        for group, counts in groups.items()
+    ]
+
+
+def _found(wide: WideWorld, task: TableTask, search: Search) -> dict[str, int]:
+    """Count what a run without a mistake finds: the lead asks on until a turn brings nothing new, and each cell of what
+    was found is asked for in the words of answers' sub-queries.
+    """
+    found, asked = set[str](), 0
+    for turn in count():
+        questions, before = task.discoveries(turn), len(found)
+        for (one, question), pages in zip(questions, search([text for _, text in questions]), strict=True):
+            found.update(name for stated in one.named_in(question, pages) for name in stated.names)
+        asked += len(questions)
+        if len(found) == before:
+            break
+    examiner, rows = Examiner(wide.world, wide.library), [row for row in task.rows if row.mention in found]
+    fills = [examiner.sub_query(row, one, one.ask[0]) for row in rows for one in task.relations if wide.gold(row, one)]
+    queries = [query for fill in fills for query in fill.searches]
+    shown = dict(zip(queries, search(queries), strict=True)) if queries else {}
+    filled = sum(
+        all(gold in shown[query] for query, gold in zip(fill.searches, fill.gold_passages, strict=True))
+        for fill in fills
+    )
+    return {"discoveries": asked, "rows_found": len(rows), "cells_found": len(rows) + filled}
+
+
+def demo_search(corpus: Path, index: Path) -> Search:
+    """The demo's search over a corpus, whose index is built in the folder `index`."""
+    embedder = MiniLM()
+    build_index([corpus], index, embedder)
+    opened = Index.open(index, embedder)
+
+    def search(queries: list[str]) -> list[list[str]]:
+        found = opened.search(embedder.embed(queries, queries=True), queries, _TOP_K)
+        return [[passage.document.partition("#")[2] for passage in passages] for passages in found]
+
+    return search
