@@ -40,9 +40,6 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
     unstated: Annotated[float, Meta(ge=0, le=1, description="facts that no page states")] = 0.04
 
 
-KNOBS = Knobs()
-
-
 class Form(NamedTuple):
     """How sets of one kind are spoken of."""
 
@@ -152,7 +149,7 @@ def column_name(relation: Relation) -> str:
 class WideWorld:
     """A world with registers and `tasks` of each size, or as many as there are."""
 
-    def __init__(self, seed: int, side: Side, knobs: Knobs = KNOBS, *, tasks: int = 20) -> None:
+    def __init__(self, seed: int, side: Side, knobs: Knobs, *, tasks: int = 20) -> None:
         self.world, self._knobs = World(seed, side, knobs.hubs), knobs
         self.unstated: list[tuple[Entity, Relation]] = []
         self._take_out(self._rng("unstated"))
@@ -179,7 +176,6 @@ class WideWorld:
         return table
 
     def _rng(self, what: str) -> random.Random:
-        """Draws for one purpose, so that no knob changes what others draw."""
         return random.Random(f"{self.world.seed}/{self.world.side}/{what}")
 
     def _take_out(self, rng: random.Random) -> None:

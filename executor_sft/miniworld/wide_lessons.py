@@ -4,7 +4,7 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from executor_sft.miniworld.dialogues import NOT_FOUND, STOP, Dialogue, DialogueWriter, RolePrompts, Turn, report_text
 from executor_sft.miniworld.relations import Relation
@@ -36,12 +36,6 @@ def turn_text(task: TableTask, turn: int) -> str:
     wordings = [one.ask[0].format(x=f"{{{key}}}") for one in task.relations] if turn == 0 else []
     asks = (f'<ask column="{name}">{text}</ask>' for name, text in zip(names, wordings, strict=False))
     return f"<search>{asked}</search>{''.join(asks)}"
-
-
-def status_text(counts: dict[str, int], keys: Sequence[str], holes: Sequence[str]) -> str:
-    """The lead's view of its table."""
-    shown = " ".join(f'{name}="{count}"' for name, count in counts.items())
-    return f"<table {shown}/>{element('rows', chr(10).join(keys))}{element('holes', chr(10).join(holes))}"
 
 
 class TableLessons:
@@ -80,13 +74,15 @@ class TableLessons:
             yield [*turns, Turn("stop", STOP)]
 
     def _status(self, task: TableTask, seen: Counter[str], most_keys: int) -> str:
-        """The status of a table with these rows, some of whose cells are not known yet."""
+        """The lead's view of a table with these rows, some of whose cells are not known yet."""
         holes = [(key, name) for key in seen for name in task.columns[1:] if self._rng.random() < 0.1]
         once, twice = (sum(times == number for times in seen.values()) for number in (1, 2))
         counts = {"rows": len(seen), "complete": len(seen) - len(dict(holes)), "missing": len(holes)}
         counts |= {"conflicts": self._rng.choice((0, 0, 0, 1, 2)), "seen_once": once}
         counts["estimate"] = len(seen) + once * (once - 1) // (2 * (twice + 1))
-        return status_text(counts, list(seen)[:most_keys], [": ".join(hole) for hole in holes[:MOST_HOLES]])
+        shown = " ".join(f'{name}="{count}"' for name, count in counts.items())
+        rows, missing = "\n".join(list(seen)[:most_keys]), "\n".join(": ".join(hole) for hole in holes[:MOST_HOLES])
+        return f"<table {shown}/>{element('rows', rows)}{element('holes', missing)}"
 
     def executor(self, two_searches: bool = False, passages: int = 3) -> Iterator[Dialogue]:
         """Lists of what a set's registers and own pages name, and fills, also of cells that no page states, endlessly;
