@@ -82,7 +82,7 @@ def write_world(library: Library, folder: Path, vocabulary: str) -> None:
 
 
 def vocabulary_of(world: World, more: Iterable[str] = ()) -> str:
-    """The vocabulary file of a world: words of all wordings and `more`, then all names (`router.protocol.vocabulary`)."""
+    """The vocabulary file of a world: words of wordings and `more`, then all names (`router.protocol.vocabulary`)."""
     wordings = itertools.chain.from_iterable(
         (relation.noun, *relation.ask, *(text for text, _ in relation.compare)) for relation in RELATIONS
     )

@@ -86,19 +86,19 @@ class EntitySet:
     stated: dict[str, Stated] = field(default_factory=dict)
     """By passage: members' own pages, and registers."""
     registers: list[str] = field(default_factory=list)
-    """Their passages, by number from 1."""
+    """Their passages, from A on: letters are told apart by search better than numbers."""
 
     def discoveries(self, turn: int, registers: int) -> list[str]:
         """Questions of the lead's turn `turn`, from 0: about so many registers, and about own pages."""
-        form, numbers = FORMS[self.kind], range(1 + turn * registers, 1 + (turn + 1) * registers)
+        form, places = FORMS[self.kind], range(turn * registers, (turn + 1) * registers)
         year = form.years[turn % len(form.years)]
-        asked = [f"Which {self.noun} are in register {number}?" for number in numbers]
+        asked = [f"Which {self.noun} are in register {_letter(place)}?" for place in places]
         return [*asked, f"Which {self.noun} were {form.verb} about {year}?"]
 
     def register_in(self, question: str) -> list[str] | None:
         """The register that a question asks for, if there is such a one; None where it asks for none."""
-        number = question.rstrip("?").rpartition(" register ")[2]
-        return self.registers[int(number) - 1 : int(number)] if number.isdecimal() else None
+        letter = question.rstrip("?").rpartition(" in register ")[2]
+        return [one for at, one in enumerate(self.registers) if _letter(at) == letter] if len(letter) == 1 else None
 
     def named_in(self, question: str, passages: list[str]) -> list[Stated]:
         """The answer that passages give to a question about the set: six names at most, none twice."""
@@ -141,6 +141,10 @@ class TableTask:
         return [(one, question) for one in self.sets for question in one.discoveries(turn, 3)]
 
 
+def _letter(place: int) -> str:
+    return chr(ord("A") + place)
+
+
 def column_name(relation: Relation) -> str:
     """The name of a relation's column."""
     return "year" if relation.value == "year" else relation.noun.split()[1]
@@ -165,13 +169,16 @@ class WideWorld:
         fact = self.world.facts.get((row.mention, relation.name))
         return fact.value if fact else ""
 
+    def listed(self, task: TableTask) -> set[str]:
+        """All names in the registers of a task's sets."""
+        return {name for one in task.sets for register in one.registers for name in one.stated[register].names}
+
     def reach(self, task: TableTask) -> list[list[Reach]]:
         """Where each cell of each gold row is found, the key first."""
-        named = {name for one in task.sets for register in one.registers for name in one.stated[register].names}
-        table: list[list[Reach]] = []
+        table, listed = list[list[Reach]](), self.listed(task)
         for row in task.rows:
             facts = [self.world.facts.get((row.mention, one.name)) for one in task.relations]
-            table.append(["register" if row.mention in named else "own_page"])
+            table.append(["register" if row.mention in listed else "own_page"])
             table[-1] += ["unstated" if not fact else "two_searches" if fact.detour else "own_page" for fact in facts]
         return table
 
@@ -243,10 +250,10 @@ class WideWorld:
             shortest = min((register for register in registers if name not in register), key=len, default=[])
             if 0 < len(shortest) < MOST_NAMES:
                 shortest.append(name)
-        for at, register in enumerate(registers, 1):
-            sentence = f"This is register {at} of the {one.noun}."
+        for at, register in enumerate(registers):
+            sentence = f"This is register {_letter(at)} of the {one.noun}."
             text = f"It names {' and '.join(filter(None, (', '.join(register[:-1]), register[-1])))}."
-            one.registers.append(self.library.add(f"Register {at} of the {one.noun}", [sentence, text]))
+            one.registers.append(self.library.add(f"Register {_letter(at)} of the {one.noun}", [sentence, text]))
             one.stated[one.registers[-1]] = Stated(tuple(register), sentence)
 
     def _write_beside(self, rng: random.Random) -> None:

@@ -30,38 +30,36 @@ def export_tables(wide: WideWorld, folder: Path) -> None:
     (folder / "gold").mkdir(parents=True, exist_ok=True)
     tasks, reaches = [], []
     for task in wide.tasks:
-        rules = [_YEAR if name == "year" else _TEXT for name in task.columns]
-        evaluation = {"unique_columns": task.columns[:1], "required": task.columns}
-        evaluation |= {"eval_pipeline": dict(zip(task.columns, rules, strict=True))}
-        row = {"instance_id": task.id, "query": task.query, "evaluation": json.dumps(evaluation), "language": "en"}
-        tasks.append(row)
-        named = {name for one in task.sets for register in one.registers for name in one.stated[register].names}
-        stale = sorted(named - {one.mention for one in task.rows})
+        rules = {name: _YEAR if name == "year" else _TEXT for name in task.columns}
+        evaluation = json.dumps({"unique_columns": task.columns[:1], "required": task.columns, "eval_pipeline": rules})
+        written = {"query": task.query, "evaluation": evaluation, "language": "en"}
+        tasks.append({"instance_id": task.id, **written})
+        stale = sorted(wide.listed(task) - {row.mention for row in task.rows})
         reaches.append({"instance_id": task.id, "size": task.size, "reach": wide.reach(task), "stale": stale})
         with (folder / "gold" / f"{task.id}.csv").open("w", encoding="utf-8-sig", newline="") as file:
-            rows = ([one.mention, *(wide.gold(one, column) for column in task.relations)] for one in task.rows)
+            rows = ([row.mention, *(wide.gold(row, one) for one in task.relations)] for row in task.rows)
             csv.writer(file).writerows([task.columns, *rows])
-    (folder / "tasks.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(tasks))
-    (folder / "reach.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(reaches))
+    for name, lines in (("tasks", tasks), ("reach", reaches)):
+        (folder / f"{name}.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(lines))
 
 
 def figures(wide: WideWorld, search: Search | None = None) -> list[dict[str, Any]]:
     """Sizes, and shares of the gold cells by where they are found, for each size class and all tasks; with `search`,
-    also the shares of the rows and of the stated cells that gold searches find.
+    also the shares of the rows and of the cells that gold searches find.
     """
     groups: dict[str, Counter[str]] = {}
     for task in wide.tasks:
         cells = Counter[str](cell for row in wide.reach(task) for cell in row)
         counts = cells + Counter(tables=1, rows=len(task.rows), cells=cells.total())
-        counts["stated"] = cells.total() - cells["unstated"]
         counts += Counter(_found(wide, task, search) if search else {})
         for group in (task.size, "all"):
             groups[group] = groups.get(group, Counter()) + counts
+    sizes = ["tables", "rows", "cells", *(["discoveries"] if search else [])]
     shares = dict.fromkeys(get_args(Reach), "cells") | (
-        {"rows_found": "rows", "cells_found": "stated"} if search else {}
+        {"rows_found": "rows", "cells_found": "cells"} if search else {}
     )
     return [
-        {"size": group, **{name: counts[name] for name in ("tables", "rows", "cells", "discoveries") if counts[name]}}
+        {"size": group, **{name: counts[name] for name in sizes}}
         | {name: round(counts[name] / counts[whole], 4) for name, whole in shares.items()}
         for group, counts in groups.items()
     ]
@@ -69,9 +67,9 @@ def figures(wide: WideWorld, search: Search | None = None) -> list[dict[str, Any
 
 def _found(wide: WideWorld, task: TableTask, search: Search) -> dict[str, int]:
     """Count what a run without a mistake finds: the lead asks on until a turn brings nothing new, and each cell of what
-    was found is asked for in the words of answers' sub-queries.
+    was found is asked for as in answers. Where nothing is stated, nothing need be found.
     """
-    found, asked = set[str](), 0
+    found, asked, examiner = set[str](), 0, Examiner(wide.world, wide.library)
     for turn in count():
         questions, before = task.discoveries(turn), len(found)
         for (one, question), pages in zip(questions, search([text for _, text in questions]), strict=True):
@@ -79,15 +77,13 @@ def _found(wide: WideWorld, task: TableTask, search: Search) -> dict[str, int]:
         asked += len(questions)
         if len(found) == before:
             break
-    examiner, rows = Examiner(wide.world, wide.library), [row for row in task.rows if row.mention in found]
+    rows = [row for row in task.rows if row.mention in found]
     fills = [examiner.sub_query(row, one, one.ask[0]) for row in rows for one in task.relations if wide.gold(row, one)]
-    queries = [query for fill in fills for query in fill.searches]
+    steps = [list(zip(fill.searches, fill.gold_passages, strict=True)) for fill in fills]
+    queries = list({query for one in steps for query, _ in one})
     shown = dict(zip(queries, search(queries), strict=True)) if queries else {}
-    filled = sum(
-        all(gold in shown[query] for query, gold in zip(fill.searches, fill.gold_passages, strict=True))
-        for fill in fills
-    )
-    return {"discoveries": asked, "rows_found": len(rows), "cells_found": len(rows) + filled}
+    missed = sum(any(gold not in shown[query] for query, gold in one) for one in steps)
+    return {"discoveries": asked, "rows_found": len(rows), "cells_found": len(rows) * len(task.columns) - missed}
 
 
 def demo_search(corpus: Path, index: Path) -> Search:

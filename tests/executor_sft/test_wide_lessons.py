@@ -8,7 +8,7 @@ import pytest
 
 from executor_sft.minimodel.command import _TABLE_ROWS
 from executor_sft.minimodel.model import load_tokenizer
-from executor_sft.minimodel.stream import conversations, encode
+from executor_sft.minimodel.stream import Role, conversations, encode
 from executor_sft.miniworld.dialogues import Dialogue, RolePrompts
 from executor_sft.miniworld.wide_lessons import TableLessons
 from router.protocol import parse_decision, parse_turn
@@ -61,7 +61,7 @@ def test_a_plan_discovers_and_words_a_question_for_each_column(leads: list[Dialo
         assert isinstance(decision, Dispatch)
         assert len(decision.sub_queries) in (4, 8)
         for question in decision.sub_queries:
-            noun = re.sub(r"^Which | were [a-z ]+ about \d+\?$| are in register \d\?$", "", question)
+            noun = re.sub(r"^Which | were [a-z ]+ about \d+\?$| are in register [A-Z]\?$", "", question)
             assert noun in unescape(dialogue[1].text)
 
 
@@ -97,7 +97,7 @@ def test_a_list_names_what_its_passages_state(executions: list[Dialogue]) -> Non
     they belong; the evidence stands there word for word.
     """
     lists = [dialogue for dialogue in executions if dialogue[1].text.startswith("Which ") and len(dialogue) == 5]
-    lists = [one for one in lists if re.search(r"register \d\?$| about \d+\?$", one[1].text)]
+    lists = [one for one in lists if re.search(r"register [A-Z]\?$| about \d+\?$", one[1].text)]
     found = 0
     assert len(lists) > 0.6 * len(executions)
     for _, asked, search, shown, report in lists:
@@ -113,9 +113,9 @@ def test_a_list_names_what_its_passages_state(executions: list[Dialogue]) -> Non
         found += 1
         listed = names(report.text)
         assert len(set(listed)) == len(listed) <= 6
-        register = re.search(r"^Which (.*) are in (register \d)\?$", asked.text)
+        register = re.search(r"^Which (.*) are in (register [A-Z])\?$", asked.text)
         if register:
-            title = f"{register[2].capitalize()} of the {register[1]}"
+            title = f"{'R' + register[2][1:]} of the {register[1]}"
             pages = [page for page in pages if page[0] == title]
         assert all(any(name in f"{title} {text}" for title, text in pages) for name in listed)
     assert found > 0.5 * len(lists)
@@ -125,9 +125,9 @@ def test_a_register_that_is_not_there_is_not_found(executions: list[Dialogue]) -
     """And one that is there is read."""
     outcomes = set()
     for dialogue in executions:
-        asked = re.search(r"^Which (.*) are in (register \d)\?$", dialogue[1].text)
+        asked = re.search(r"^Which (.*) are in (register [A-Z])\?$", dialogue[1].text)
         if asked:
-            shown = f"<title>{asked[2].capitalize()} of the {asked[1]}</title>" in dialogue[3].text
+            shown = f"<title>{'R' + asked[2][1:]} of the {asked[1]}</title>" in dialogue[3].text
             assert (names(dialogue[-1].text) == ["not found"]) == (not shown)
             outcomes.add(shown)
     assert outcomes == {True, False}
@@ -135,7 +135,7 @@ def test_a_register_that_is_not_there_is_not_found(executions: list[Dialogue]) -
 
 def test_a_cell_that_no_page_states_is_not_found(executions: list[Dialogue]) -> None:
     """And fills of today's kinds, some with two searches, stand beside them."""
-    fills = [one for one in executions if not re.search(r"register \d\?$| about \d+\?$", one[1].text)]
+    fills = [one for one in executions if not re.search(r"register [A-Z]\?$| about \d+\?$", one[1].text)]
     blank = [one for one in fills if names(one[-1].text) == ["not found"]]
     assert 0.15 < len(blank) / len(fills) < 0.6
     assert all(len(one) == 5 for one in blank)
@@ -161,9 +161,10 @@ def test_turns_and_conversations_fit(leads: list[Dialogue], executions: list[Dia
 def test_a_third_of_the_tokens_are_of_tables(system: RolePrompts) -> None:
     """Where they are wanted; the others are those that a training without tables has."""
     tokenizer = load_tokenizer(BACKBONE)
-    for role in ("backbone", "executor", "student"):
-        mixed = list(itertools.islice(conversations(role, system, 1000, passages=3, tables=True), 400))  # type: ignore[arg-type]
-        plain = list(itertools.islice(conversations(role, system, 1000, passages=3), 400))  # type: ignore[arg-type]
+    roles: tuple[Role, ...] = ("backbone", "executor", "student")
+    for role in roles:
+        mixed = list(itertools.islice(conversations(role, system, 1000, passages=3, tables=True), 400))
+        plain = list(itertools.islice(conversations(role, system, 1000, passages=3), 400))
         others = [one for one in mixed if one in plain]
         lengths = [(len(encode(one, tokenizer)[0]), one in plain) for one in mixed]
         share = sum(length for length, other in lengths if not other) / sum(length for length, _ in lengths)
